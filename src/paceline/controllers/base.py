@@ -1,0 +1,73 @@
+"""The contract of a controller: how much to draft, decided before the tokens are drawn."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from paceline.controllers.cost import CostModel
+from paceline.errors import InvalidOption
+from paceline.sequence import Sequence
+from paceline.types import Budget, TokenTree, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerContext:
+    """What a controller may be built from.
+
+    Attributes:
+        costs: measures, or reads from the cache, what forwards cost on this machine.
+        nodes: draft size that the user asked for, or None.
+        depth: draft depth that the user asked for, or None.
+    """
+
+    costs: Callable[[], CostModel]
+    nodes: int | None = None
+    depth: int | None = None
+
+    def budget(self) -> Budget | None:
+        """The size asked for, one figure standing for both if alone; None if neither was given.
+
+        Raises:
+            InvalidOption: a size below 1.
+        """
+        for name, value in (("nodes", self.nodes), ("depth", self.depth)):
+            if value is not None and value < 1:
+                raise InvalidOption(f"{name} must be 1 or more, not {value}")
+        nodes, depth = self.nodes or self.depth, self.depth or self.nodes
+        return None if nodes is None or depth is None else Budget(nodes, depth)
+
+
+class Controller(ABC):
+    """Sets budgets before drafting and may prune deterministic drafts after it."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def create(cls, context: ControllerContext) -> Self:
+        """A controller from what the user asked for and the machine costs."""
+
+    @abstractmethod
+    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        """The largest draft worth asking for, per sequence."""
+
+    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+        """The part of each draft worth verifying. Sampled drafts pass unchanged."""
+        return list(drafts)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        draft_seconds: float,
+        forward_seconds: float,
+    ) -> None:
+        """Learn from a step: what was verified, what was accepted, what it cost."""
+
+    def close(self, sequence: Sequence) -> None:
+        """A sequence has ended."""

@@ -1,0 +1,180 @@
+"""Choose how much to verify so that committed tokens per second are highest.
+
+A draft's nodes carry estimated probabilities of acceptance. Verifying a set of nodes S beside B
+roots commits B + sum(S) tokens in expected value and costs time(B + |S|), so the best set holds
+the likeliest nodes of the whole batch, as many as raise the ratio; speculation fades out by
+itself as a batch fills the machine. Estimates are calibrated per sequence against what was
+accepted. All of it depends on committed tokens and earlier steps alone, and deterministic drafts
+may be pruned freely, so no guarantee is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import ClassVar, Self
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.controllers.base import Controller, ControllerContext
+from paceline.controllers.cost import CostModel
+from paceline.sequence import Sequence
+from paceline.types import Budget, IntArray, ProbArray, TokenTree, Verdict
+
+_PRIOR = 4.0
+"""Expected acceptances that the global calibration counts for in a sequence's own."""
+
+_MEMORY = 0.98
+"""Decay per step of calibration counts."""
+
+
+class _Ratio:
+    """Accepted over predicted, with decay."""
+
+    def __init__(self) -> None:
+        self.accepted = 0.0
+        self.predicted = 0.0
+
+    def add(self, accepted: float, predicted: float) -> None:
+        self.accepted = _MEMORY * self.accepted + accepted
+        self.predicted = _MEMORY * self.predicted + predicted
+
+    def value(self, prior: float, weight: float) -> float:
+        return (self.accepted + prior * weight) / (self.predicted + weight)
+
+
+class CostModelController(Controller):
+    """Picks the number of nodes per step from c(n), draft cost and calibrated acceptance."""
+
+    name: ClassVar[str] = "cost-model"
+
+    def __init__(
+        self,
+        costs: CostModel,
+        *,
+        nodes: int = 24,
+        depth: int = 8,
+        chain_acceptance: float = 0.6,
+        draft_level_seconds: float = 0.0,
+    ) -> None:
+        """Bind the measured costs.
+
+        Args:
+            costs: seconds by rows of a forward.
+            nodes: largest draft to ask a drafter for.
+            depth: deepest draft to ask for.
+            chain_acceptance: first guess of a drafted token's acceptance, for drafts that come
+                without estimates.
+            draft_level_seconds: first guess of what one more drafted level costs.
+        """
+        self.costs = costs
+        self._limit = Budget(nodes, depth)
+        self._global = _Ratio()
+        self._own: dict[int, _Ratio] = {}
+        # For drafts without estimates: how often a node at depth d + 1 stood, given its parent did.
+        self._stood = np.full(depth, chain_acceptance * 8)
+        self._tried = np.full(depth, 8.0)
+        self._level_seconds = draft_level_seconds
+        self._estimates = True
+
+    @classmethod
+    def create(cls, context: ControllerContext) -> Self:
+        """Measured costs, with sizes that the user gave as upper limits."""
+        budget = context.budget()
+        if budget is None:
+            return cls(context.costs())
+        return cls(context.costs(), nodes=budget.nodes, depth=budget.depth)
+
+    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        """The largest draft if nodes can be pruned later, else the best depth of a chain."""
+        if self._estimates:
+            return [self._limit] * len(sequences)
+        depth = self._best_depth(len(sequences))
+        return [Budget(depth, depth)] * len(sequences)
+
+    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+        """Keep the likeliest nodes of the batch while they raise committed tokens per second."""
+        self._estimates = all(
+            d.law is None and (not len(d) or d.scores is not None) for d in drafts
+        )
+        if not self._estimates:
+            return list(drafts)
+        values = [
+            np.zeros(0) if draft.scores is None else draft.scores * self._calibration(sequence)
+            for sequence, draft in zip(sequences, drafts, strict=True)
+        ]
+        flat = np.minimum(np.concatenate(values), 1.0)
+        if not len(flat):
+            return list(drafts)
+        order = np.argsort(-flat, kind="stable")
+        threshold = self._count(flat[order], len(sequences))
+        chosen = np.zeros(len(flat), dtype=np.bool_)
+        chosen[order[:threshold]] = True
+        out = []
+        begin = 0
+        for draft in drafts:
+            nodes = _closed(draft, chosen[begin : begin + len(draft)])
+            out.append(draft if len(nodes) == len(draft) else trees.take(draft, nodes))
+            begin += len(draft)
+        return out
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        draft_seconds: float,
+        forward_seconds: float,
+    ) -> None:
+        """Calibrate estimates and costs by what happened."""
+        rows = len(sequences) + sum(len(draft) for draft in drafts)
+        self.costs.observe(rows, forward_seconds)
+        depth = 0
+        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+            if not len(draft):
+                continue
+            if draft.scores is not None:
+                predicted = float(draft.scores.sum())
+                self._global.add(len(verdict.path), predicted)
+                self._own.setdefault(sequence.id, _Ratio()).add(len(verdict.path), predicted)
+            else:
+                depth = max(depth, len(draft))
+                self._learn_chain(len(draft), len(verdict.path))
+        if depth:
+            self._level_seconds += 0.05 * (draft_seconds / depth - self._level_seconds)
+
+    def close(self, sequence: Sequence) -> None:
+        """Drop the sequence's own calibration."""
+        self._own.pop(sequence.id, None)
+
+    def _calibration(self, sequence: Sequence) -> float:
+        shared = self._global.value(1.0, 2 * _PRIOR)
+        own = self._own.get(sequence.id)
+        return shared if own is None else own.value(shared, _PRIOR)
+
+    def _count(self, ranked: ProbArray, roots: int) -> int:
+        """How many of the ranked nodes to verify beside `roots` roots."""
+        committed = roots + np.concatenate([[0.0], np.cumsum(ranked)])
+        seconds = np.array([self.costs.time(roots + n) for n in range(len(ranked) + 1)])
+        return int(np.argmax(committed / seconds))
+
+    def _best_depth(self, roots: int) -> int:
+        reach = np.cumprod(self._stood / self._tried)
+        committed = roots * (1 + np.concatenate([[0.0], np.cumsum(reach)]))
+        depths = range(len(committed))
+        seconds = np.array([self.costs.time(roots * (1 + d)) for d in depths])
+        return int(np.argmax(committed / (seconds + np.array(depths) * self._level_seconds)))
+
+    def _learn_chain(self, drafted: int, accepted: int) -> None:
+        for depth in range(min(drafted, accepted + 1, len(self._tried))):
+            self._tried[depth] = _MEMORY * self._tried[depth] + 1
+            self._stood[depth] = _MEMORY * self._stood[depth] + (depth < accepted)
+
+
+def _closed(draft: TokenTree, chosen: np.ndarray) -> IntArray:
+    """Chosen nodes whose ancestors are all chosen (equal scores may have split a path)."""
+    keep = chosen.copy()
+    for node in np.flatnonzero(keep).tolist():
+        parent = int(draft.parents[node])
+        keep[node] = parent < 0 or keep[parent]
+    return np.flatnonzero(keep)

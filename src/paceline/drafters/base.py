@@ -1,0 +1,67 @@
+"""The contract of a drafter. Everything but `propose` has a default."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from paceline.sequence import Sequence
+from paceline.target import Output, Target
+from paceline.types import Budget, Capabilities, Needs, TokenTree, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterContext:
+    """What a drafter may be built from.
+
+    Attributes:
+        target: capabilities of the target it drafts for.
+        draft_model: loads the draft model that the user named; raises InvalidOption if none was.
+        report_law: whether the verifier needs sampled drafts with their q rows.
+    """
+
+    target: Capabilities
+    draft_model: Callable[[], Target]
+    report_law: bool = False
+
+
+class Drafter(ABC):
+    """Proposes tokens ahead of the target.
+
+    The decoder calls `open` when a sequence is admitted, then per step `propose` and `observe`
+    with the same sequences in the same order, and `close` when it ends.
+    """
+
+    name: ClassVar[str]
+    needs: ClassVar[Needs] = Needs()
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Self:
+        """A drafter for a target; the default takes no arguments."""
+        return cls()
+
+    def open(self, sequence: Sequence) -> None:
+        """A sequence is admitted; its tokens are the prompt."""
+
+    @abstractmethod
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """One draft per sequence, none larger or deeper than its budget."""
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """A step is committed: `sequences` hold the new tokens; rows of `outputs` belong to
+        `drafts`, which may be smaller than what was proposed."""
+
+    def close(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+
+    def reset(self) -> None:
+        """Forget everything learned from earlier sequences."""

@@ -1,0 +1,94 @@
+"""Drafters for tabular models, as plain functions that enumeration can replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.drafters.base import Drafter
+from paceline.exactness.tabular import LawOf
+from paceline.randomness import Draw, Purpose, Randomness
+from paceline.sequence import Sequence
+from paceline.types import Budget, DraftLaw, ProbArray, TokenTree
+
+Propose = Callable[[tuple[int, ...], Randomness, Budget], TokenTree]
+"""From a context, a source of draws and a budget to a draft."""
+
+
+def sampled_chain(law: LawOf) -> Propose:
+    """A drafter that draws a chain from `law`, token by token, and reports its rows."""
+
+    def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        tokens: list[int] = []
+        rows: dict[int, ProbArray] = {}
+        root = len(context) - 1
+        for node in range(min(budget.depth, budget.nodes)):
+            q = law((*context, *tokens))
+            draw = Draw(len(context) + node, Purpose.DRAFT, root=root)
+            rows[node - 1] = q.dense()
+            tokens.append(q.token(randomness.choice(q.probs, draw)))
+        return trees.chain(tokens, "sampled-chain", DraftLaw("iid", rows))
+
+    return propose
+
+
+def random_tree(vocabulary: int, nodes: int, seed: int) -> Propose:
+    """A drafter whose tree is an arbitrary but fixed function of the context.
+
+    Siblings differ; the shape (chains, stars and everything between) varies with the context.
+    """
+
+    @cache
+    def tree(context: tuple[int, ...]) -> TokenTree:
+        generator = np.random.default_rng([seed, len(context), *context])
+        tokens: list[int] = []
+        parents: list[int] = []
+        for _ in range(nodes):
+            edge = (int(generator.integers(-1, len(tokens))), int(generator.integers(vocabulary)))
+            if edge not in zip(parents, tokens, strict=True):
+                parents.append(edge[0])
+                tokens.append(edge[1])
+        return TokenTree(
+            np.asarray(tokens, dtype=np.int64),
+            np.asarray(parents, dtype=np.int64),
+            source="random-tree",
+        )
+
+    def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        return trees.limit(tree(context), budget.nodes, budget.depth)
+
+    return propose
+
+
+def likely_chain(law: LawOf) -> Propose:
+    """A drafter that proposes the chain of most likely tokens of `law`, without drawing."""
+
+    def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        tokens: list[int] = []
+        for _ in range(min(budget.depth, budget.nodes)):
+            tokens.append(law((*context, *tokens)).argmax())
+        return trees.chain(tokens, "likely-chain")
+
+    return propose
+
+
+class FunctionDrafter(Drafter):
+    """Any `Propose` as a drafter of the decode loop."""
+
+    name: ClassVar[str] = "function"
+
+    def __init__(self, propose: Propose) -> None:
+        """Wrap a function."""
+        self._propose = propose
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """One call per sequence, with the sequence's own randomness."""
+        return [
+            self._propose(tuple(s.tokens), s.randomness, b)
+            for s, b in zip(sequences, budgets, strict=True)
+        ]

@@ -1,0 +1,190 @@
+"""Wrong rules, kept as negative controls: a test of exactness must catch every one of them.
+
+Nothing here is registered or fit for use. Each is a mistake that has been made in public code or
+is easily made, and looks plausible until it is enumerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.exactness.drafting import Propose
+from paceline.exactness.tabular import LawOf
+from paceline.randomness import Draw, Purpose, Randomness
+from paceline.sampling import Law
+from paceline.types import Budget, DraftLaw, LawKind, ProbArray, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, walk
+from paceline.verifiers.coupled import gumbel_max
+from paceline.verifiers.rejection import residual
+
+
+class WrongChainRule:
+    """The shape of token rejection, with the acceptance and the correction left to be wrong."""
+
+    name: ClassVar[str] = "wrong-chain-rule"
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid"})
+
+    def acceptance(self, p: float, q: float) -> float:
+        """Probability that a token of target mass `p` and draft mass `q` stands."""
+        return min(1.0, p / q)
+
+    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
+        """Weights of the token that replaces `node`."""
+        return residual(p, q)
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Accept or correct along the chain."""
+        assert draft.law is not None
+        root = target.position - 1
+        for node, token in enumerate(draft.tokens.tolist()):
+            p = target.law(node - 1).dense()
+            q = draft.law.rows[node - 1]
+            position = target.position + node
+            accept = self.acceptance(float(p[token]), float(q[token]))
+            if not randomness.bernoulli(accept, Draw(position, Purpose.ACCEPT, root=root)):
+                weights = self.correction(p, q, node)
+                draw = Draw(position, Purpose.RESIDUAL, root=root)
+                return Verdict(tuple(range(node)), randomness.choice(weights, draw))
+        depth = len(draft)
+        law: Law = target.law(depth - 1)
+        bonus = randomness.choice(law.probs, Draw(target.position + depth, Purpose.TARGET))
+        return Verdict(tuple(range(depth)), law.token(bonus))
+
+
+class CorrectsFromTarget(WrongChainRule):
+    """Draws the correction from p, so rejected tokens get a second chance."""
+
+    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
+        """p itself."""
+        return p
+
+
+class AlwaysAccepts(WrongChainRule):
+    """Emits the draft model's law."""
+
+    def acceptance(self, p: float, q: float) -> float:
+        """Certainty."""
+        return 1.0
+
+
+class AcceptsByTargetMass(WrongChainRule):
+    """Accepts a sampled token with probability p instead of p/q."""
+
+    def acceptance(self, p: float, q: float) -> float:
+        """p alone."""
+        return p
+
+
+class ResidualNotNormalised(WrongChainRule):
+    """Uses (p - q)+ as if it summed to one, and fills the missing mass with p."""
+
+    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
+        """(p - q)+ + (1 - sum) p."""
+        rest = np.maximum(p - q, 0.0)
+        filled: ProbArray = rest + (1 - rest.sum()) * p
+        return filled
+
+
+class ResidualOfRawLogits(WrongChainRule):
+    """Accepts by processed laws but draws the correction from the unprocessed target."""
+
+    def __init__(self, raw: Callable[[int], ProbArray]) -> None:
+        """Take the raw law, float64 `[vocabulary]`, at the parent of a node."""
+        self._raw = raw
+
+    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
+        """The residual of temperature 1 without truncation."""
+        return residual(self._raw(node), q)
+
+
+class MatchesOrRetries:
+    """Sample-and-match that draws again when the first draw was not drafted."""
+
+    name: ClassVar[str] = "matches-or-retries"
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({None})
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Two tries per node to stay inside the tree."""
+        below = trees.children(draft)
+
+        def pick(node: int, depth: int) -> int:
+            law = target.law(node)
+            drafted = {int(draft.tokens[child]) for child in below.get(node, ())}
+            token = -1
+            for index in range(2):
+                draw = Draw(target.position + depth, Purpose.TARGET, index)
+                token = law.token(randomness.choice(law.probs, draw))
+                if token in drafted:
+                    break
+            return token
+
+        return walk(draft, pick)
+
+
+class RepeatsNoise:
+    """Coupled verification that keys its noise by the round and not by the position."""
+
+    name: ClassVar[str] = "repeats-noise"
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({None})
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Every depth sees the same noise, so tokens of a round are tied to each other."""
+        return walk(
+            draft, lambda node, depth: gumbel_max(target.law(node), target.position, randomness)
+        )
+
+
+def top_one_as_sampled(law: LawOf) -> Propose:
+    """A drafter that takes the most likely token and claims to have drawn it from `law`."""
+
+    def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        tokens: list[int] = []
+        rows: dict[int, ProbArray] = {}
+        for node in range(min(budget.depth, budget.nodes)):
+            q = law((*context, *tokens))
+            rows[node - 1] = q.dense()
+            tokens.append(q.argmax())
+        return trees.chain(tokens, "top-one", DraftLaw("iid", rows))
+
+    return propose
+
+
+def drops_unlikely(law: LawOf, threshold: float) -> Propose:
+    """A drafter that draws a token and then drops it because its own probability was small."""
+
+    def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        tokens: list[int] = []
+        rows: dict[int, ProbArray] = {}
+        root = len(context) - 1
+        for node in range(min(budget.depth, budget.nodes)):
+            q = law((*context, *tokens))
+            draw = Draw(len(context) + node, Purpose.DRAFT, root=root)
+            token = q.token(randomness.choice(q.probs, draw))
+            if q.prob(token) < threshold:
+                break
+            rows[node - 1] = q.dense()
+            tokens.append(token)
+        return trees.chain(tokens, "drops-unlikely", DraftLaw("iid", rows))
+
+    return propose
+
+
+def peeks_at_target(law: LawOf) -> Propose:
+    """A drafter that draws under the target's own names, so its draft depends on the outcome."""
+
+    def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        tokens: list[int] = []
+        for node in range(min(budget.depth, budget.nodes)):
+            q = law((*context, *tokens))
+            draw = Draw(len(context) + node, Purpose.TARGET)
+            tokens.append(q.token(randomness.choice(q.probs, draw)))
+        return trees.chain(tokens, "peeks")
+
+    return propose

@@ -1,0 +1,266 @@
+"""From names to a running engine: resolve model, runtime, drafter, verifier and controller."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline import registry
+from paceline.controllers.base import ControllerContext
+from paceline.controllers.cost import CostModel, load_or_measure
+from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.drafters.base import DrafterContext
+from paceline.engine import Engine
+from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
+from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.source import ModelSource, resolve
+from paceline.stopping import StopRules
+from paceline.target import RuntimeOptions, Target
+from paceline.text import Tokenizer
+from paceline.types import Layout
+from paceline.version import __version__
+
+_PACKAGES = {
+    "openvino": ("openvino",),
+    "torch": ("torch",),
+    "transformers": ("transformers", "torch"),
+}
+"""What the built-in runtimes import."""
+
+DEFAULT_DRAFTER = "prompt-lookup"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on a runtime, ready to be given a drafter. Costs are measured when first asked for.
+
+    Attributes:
+        source: where the model came from.
+        tokenizer: its tokenizer.
+        target: the model on the runtime.
+        options: how it was loaded.
+    """
+
+    source: ModelSource
+    tokenizer: Tokenizer
+    target: Target
+    options: RuntimeOptions
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """c(n) on this machine, from the cache if it was measured before."""
+        capabilities = self.target.capabilities
+        machine = f"{platform.machine()}-{_processor()}-{os.cpu_count()}-{self.options.threads}"
+        key = {
+            "version": __version__,
+            "model": self.source.fingerprint,
+            "runtime": capabilities.runtime,
+            "device": capabilities.device,
+            "precision": capabilities.precision,
+            "layout": capabilities.layout,
+            "machine": machine,
+        }
+        return load_or_measure(self.target, key)
+
+
+def _processor() -> str:
+    """A short name that differs between kinds of processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor()
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def installed(runtime: str) -> bool:
+    """Whether the packages that a runtime imports are installed."""
+    return all(importlib.util.find_spec(name) for name in _PACKAGES.get(runtime, ()))
+
+
+def choose_runtime(device: str | None, source: ModelSource) -> str:
+    """What `runtime="auto"` means here: OpenVINO on the CPU, torch on a GPU, transformers for
+    models outside the Llama family.
+
+    Raises:
+        RuntimeUnavailable: no runtime that fits is installed.
+    """
+    try:
+        source.config  # noqa: B018 (raises for families that the compact model does not cover)
+        wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
+    except ModelError:
+        wanted = ("transformers",)
+    for runtime in wanted:
+        if installed(runtime):
+            return runtime
+    raise RuntimeUnavailable(
+        f"no runtime for {source.name} is installed: pip install 'paceline[{wanted[0]}]'"
+    )
+
+
+def load_model(
+    model: str = DEFAULT_MODEL,
+    *,
+    runtime: str = "auto",
+    options: RuntimeOptions | None = None,
+    progress: bool = True,
+) -> Loaded:
+    """Find a model, load it on a runtime, and give both back without a drafter.
+
+    Raises:
+        ModelError: the model cannot be found or read.
+        InvalidOption: unknown runtime or option.
+        RuntimeUnavailable: the runtime's packages or device are missing.
+    """
+    options = options or RuntimeOptions()
+    if runtime != "auto":
+        registry.find("runtime", runtime)
+    source = resolve(model, progress=progress)
+    name = choose_runtime(options.device, source) if runtime == "auto" else runtime
+    if not installed(name):
+        raise RuntimeUnavailable(
+            f"runtime '{name}' is not installed: pip install 'paceline[{name}]'"
+        )
+    target = registry.find("runtime", name).load().load(source, options)
+    return Loaded(source, source.tokenizer(), target, options)
+
+
+def make_engine(
+    loaded: Loaded,
+    *,
+    drafter: str = "auto",
+    verifier: str = "auto",
+    controller: str = "auto",
+    nodes: int | None = None,
+    depth: int | None = None,
+    draft_model: str | None = None,
+    max_batch: int = 8,
+    progress: bool = True,
+) -> Engine:
+    """An engine over a loaded model; several engines may share one, each with its own drafter.
+
+    Arguments as for `load`.
+    """
+    drafter = DEFAULT_DRAFTER if drafter == "auto" else drafter
+    verifier = "coupled" if verifier == "auto" else verifier
+    if controller == "auto":
+        controller = "cost-model" if nodes is None and depth is None else "fixed"
+    if drafter == "none":
+        controller, nodes, depth = "fixed", 1, 1
+    rule = registry.find("verifier", verifier).load()()
+    make_drafter = registry.find("drafter", drafter).load().create
+    make_controller = registry.find("controller", controller).load().create
+    if None not in rule.accepts and drafter not in ("none", "draft-model"):
+        raise InvalidOption(
+            f"verifier '{verifier}' needs drafts drawn from a draft model, and drafter "
+            f"'{drafter}' draws none: use verifier 'coupled' or drafter 'draft-model'"
+        )
+
+    def load_draft_model() -> Target:
+        if draft_model is None:
+            raise InvalidOption(
+                f"drafter '{drafter}' needs a draft model: name one with --draft-model"
+            )
+        small = load_model(
+            draft_model,
+            runtime=loaded.target.capabilities.runtime,
+            options=replace(loaded.options, precision=None),
+            progress=progress,
+        )
+        if small.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+            raise InvalidOption(
+                f"draft model {draft_model} and target {loaded.source.name} have different "
+                "vocabularies: use a draft model of the target's family"
+            )
+        return small.target
+
+    context = DrafterContext(
+        loaded.target.capabilities, load_draft_model, report_law=None not in rule.accepts
+    )
+    decoder = AutoregressiveDecoder(
+        loaded.target,
+        make_drafter(context),
+        rule,
+        make_controller(ControllerContext(lambda: loaded.costs, nodes, depth)),
+        StopRules(loaded.tokenizer.eos_token_ids, loaded.target.capabilities.max_context),
+    )
+    capabilities = loaded.target.capabilities
+    config: dict[str, Any] = {
+        "model": loaded.source.name,
+        "runtime": capabilities.runtime,
+        "device": capabilities.device,
+        "precision": capabilities.precision,
+        "layout": capabilities.layout,
+        "drafter": drafter,
+        "verifier": verifier,
+        "lossless": rule.lossless,
+        "controller": controller,
+        "nodes": nodes,
+        "depth": depth,
+        "draft_model": draft_model,
+        "version": __version__,
+    }
+    return Engine(decoder, loaded.tokenizer, max_batch=max_batch, config=config)
+
+
+def load(
+    model: str = DEFAULT_MODEL,
+    *,
+    runtime: str = "auto",
+    device: str | None = None,
+    precision: str | None = None,
+    layout: Layout | None = None,
+    threads: int | None = None,
+    max_context: int | None = None,
+    drafter: str = "auto",
+    verifier: str = "auto",
+    controller: str = "auto",
+    nodes: int | None = None,
+    depth: int | None = None,
+    draft_model: str | None = None,
+    max_batch: int = 8,
+    progress: bool = True,
+) -> Engine:
+    """Load a model and return an engine for it.
+
+    Args:
+        model: "smollm2-135m" (fetched on first use), a GGUF file, a Hugging Face directory, or a
+            hub id.
+        runtime: "openvino", "torch", "transformers", or "auto".
+        device: "cpu" or "cuda"; default by runtime.
+        precision: "int8", "int4", "fp32", "bf16", as the runtime supports.
+        layout: "exact" or "masked" trees.
+        threads: CPU threads.
+        max_context: longest sequence in tokens.
+        drafter: see `paceline methods`; "none" is plain decoding.
+        verifier: see `paceline methods`; "auto" is "coupled".
+        controller: "auto" measures costs and chooses draft sizes, or keeps `nodes` and `depth`
+            fixed where they are given.
+        nodes: draft size in tokens.
+        depth: draft depth.
+        draft_model: model for drafter "draft-model"; loaded on the same runtime.
+        max_batch: most sequences decoded together.
+        progress: show downloads on standard error.
+
+    Raises:
+        PacelineError: one line that says what is wrong and what to do.
+    """
+    options = RuntimeOptions(device, precision, layout, threads, max_context)
+    loaded = load_model(model, runtime=runtime, options=options, progress=progress)
+    return make_engine(
+        loaded,
+        drafter=drafter,
+        verifier=verifier,
+        controller=controller,
+        nodes=nodes,
+        depth=depth,
+        draft_model=draft_model,
+        max_batch=max_batch,
+        progress=progress,
+    )

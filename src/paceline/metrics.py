@@ -1,0 +1,127 @@
+"""Counters of one generation: what was drafted, what was accepted, where the time went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class GenerationStats:
+    """Figures of one sequence (or, summed, of many). Times are wall-clock seconds.
+
+    A batched step's time is shared equally among its sequences, so sums over sequences are right.
+
+    Attributes:
+        target_forwards: forwards of the target, prefill excluded.
+        committed_tokens: tokens generated.
+        drafted_tokens: tokens proposed and verified.
+        accepted_tokens: drafted tokens that were committed.
+        drafted_by_depth: steps in which a node at depth d + 1 was verified.
+        accepted_by_depth: steps in which the accepted path reached depth d + 1.
+        prefill_seconds: target's prefill of the prompt.
+        draft_seconds: drafter's `open`, `propose` and `observe`.
+        forward_seconds: target's `forward` and `keep`.
+        overhead_seconds: everything else in the loop: control, verification, commit, stop rules.
+        first_token_seconds: from admission to the first committed token.
+    """
+
+    target_forwards: int = 0
+    committed_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    drafted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    first_token_seconds: float | None = None
+
+    def record(self, drafted_depth: int, drafted: int, accepted: int) -> None:
+        """Count one verification: depth and size of the draft, length of the accepted path."""
+        self.target_forwards += 1
+        self.drafted_tokens += drafted
+        self.accepted_tokens += accepted
+        while len(self.drafted_by_depth) < drafted_depth:
+            self.drafted_by_depth.append(0)
+            self.accepted_by_depth.append(0)
+        for depth in range(drafted_depth):
+            self.drafted_by_depth[depth] += 1
+        for depth in range(accepted):
+            self.accepted_by_depth[depth] += 1
+
+    def add(self, other: GenerationStats) -> None:
+        """Add another generation's figures to these."""
+        for name in (
+            "target_forwards",
+            "committed_tokens",
+            "drafted_tokens",
+            "accepted_tokens",
+            "prefill_seconds",
+            "draft_seconds",
+            "forward_seconds",
+            "overhead_seconds",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self.drafted_by_depth, other.drafted_by_depth),
+            (self.accepted_by_depth, other.accepted_by_depth),
+        ):
+            mine.extend([0] * (len(theirs) - len(mine)))
+            for depth, count in enumerate(theirs):
+                mine[depth] += count
+
+    @property
+    def block_efficiency(self) -> float:
+        """Committed tokens per target forward."""
+        return self.committed_tokens / self.target_forwards if self.target_forwards else 0.0
+
+    @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Share of drafts reaching depth d + 1 whose accepted path reached it too."""
+        pairs = zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)
+        return [accepted / drafted for accepted, drafted in pairs]
+
+    @property
+    def verify_seconds(self) -> float:
+        """Time of the target's forwards and of the loop around them, drafting excluded."""
+        return self.forward_seconds + self.overhead_seconds
+
+    @property
+    def decode_seconds(self) -> float:
+        """All time after prefill."""
+        return self.draft_seconds + self.verify_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed tokens per second of decoding, prefill excluded."""
+        return self.committed_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def draft_share(self) -> float:
+        """Share of decoding time spent in the drafter."""
+        return self.draft_seconds / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def overhead_share(self) -> float:
+        """Share of decoding time spent outside target and drafter."""
+        return self.overhead_seconds / self.decode_seconds if self.decode_seconds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures under the names that `--json` documents."""
+        return {
+            "target_forwards": self.target_forwards,
+            "committed_tokens": self.committed_tokens,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "block_efficiency": self.block_efficiency,
+            "acceptance_by_depth": self.acceptance_by_depth,
+            "draft_seconds": self.draft_seconds,
+            "verify_seconds": self.verify_seconds,
+            "prefill_seconds": self.prefill_seconds,
+            "first_token_seconds": self.first_token_seconds,
+            "overhead_share": self.overhead_share,
+            "draft_share": self.draft_share,
+            "tokens_per_second": self.tokens_per_second,
+        }

@@ -1,0 +1,160 @@
+"""The Llama family in plain PyTorch: one compact network over a flat list of token rows.
+
+The network knows nothing about caches or batches. Rows of all sequences are stacked, and a callback
+computes attention, which is the only place where rows meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.models.config import ModelConfig, inverse_frequencies
+from paceline.types import LogitArray
+
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""`(layer, queries [rows, heads, head_dim], keys, values [rows, kv_heads, head_dim])` to the
+attention's output `[rows, heads, head_dim]`."""
+
+
+class NamedTensors(Protocol):
+    """Tensors or arrays by Hugging Face name: a state dict, or `models.weights.Weights`."""
+
+    def __getitem__(self, name: str, /) -> Tensor | LogitArray: ...
+
+
+class Llama(nn.Module):
+    """Embedding, decoder layers, final norm and LM head of a Llama-family model."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.layers))
+        self.norm = Norm(config.hidden_size, config.norm_eps)
+        if not config.tied_embeddings:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._frequencies = inverse_frequencies(config)
+
+    @classmethod
+    def build(
+        cls, config: ModelConfig, tensors: NamedTensors, device: torch.device, dtype: torch.dtype
+    ) -> Llama:
+        """A network with the given weights, in evaluation mode, converted tensor by tensor."""
+        with torch.device("meta"):
+            network = cls(config)
+        state = {}
+        for name in network.state_dict():
+            published = name if name.startswith("lm_head.") else f"model.{name}"
+            tensor = torch.as_tensor(tensors[published])
+            state[name] = tensor.to(device=device, dtype=dtype)
+        network.load_state_dict(state, assign=True)
+        return network.eval().requires_grad_(False)
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Hidden states after the final norm.
+
+        Args:
+            tokens: int64 `[rows]`.
+            positions: int64 `[rows]`, place of each token in its own sequence.
+            attend: computes attention for each layer.
+
+        Returns:
+            `[rows, hidden_size]` in the weights' dtype.
+        """
+        x: Tensor = self.embed_tokens(tokens)
+        cos, sin = self._rotation(positions, x.dtype)
+        for layer in self.layers:
+            x = layer(x, cos, sin, attend)
+        return cast(Tensor, self.norm(x))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[rows, vocab_size]` from hidden states `[rows, hidden_size]`."""
+        tied = self.config.tied_embeddings
+        return functional.linear(hidden, (self.embed_tokens if tied else self.lm_head).weight)
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(dtype, torch.float32)
+        frequencies = torch.from_numpy(self._frequencies).to(positions.device, exact)
+        angles = positions.to(exact)[:, None] * frequencies
+        angles = torch.cat([angles, angles], dim=-1)[:, None]  # [rows, 1, head_dim]
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each around a residual."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(config.hidden_size, config.norm_eps)
+        self.self_attn = Attention(config, index)
+        self.post_attention_layernorm = Norm(config.hidden_size, config.norm_eps)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """`x` `[rows, hidden_size]` to the same shape."""
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
+        return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, config: ModelConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        width, head_dim, bias = config.hidden_size, config.head_dim, config.qkv_bias
+        self.shape = (-1, head_dim)
+        self.q_proj = nn.Linear(width, config.heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(width, config.kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(width, config.kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(config.heads * head_dim, width, bias=False)
+        self.q_norm = Norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = Norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """`x` `[rows, hidden_size]` to the same shape."""
+        queries = self.q_norm(self.q_proj(x).unflatten(-1, self.shape))
+        keys = self.k_norm(self.k_proj(x).unflatten(-1, self.shape))
+        values = self.v_proj(x).unflatten(-1, self.shape)
+        out = attend(self.index, _rotate(queries, cos, sin), _rotate(keys, cos, sin), values)
+        return cast(Tensor, self.o_proj(out.flatten(-2)))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.down_proj = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` `[rows, hidden_size]` to the same shape."""
+        gated = functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        return cast(Tensor, self.down_proj(gated))
+
+
+class Norm(nn.Module):
+    """RMS norm over the last axis, computed in float32 or better."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` to the same shape and dtype."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * (wide * scale).to(x.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin

@@ -1,0 +1,169 @@
+"""Where a model comes from: the embedded default, a file, a directory, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.errors import ModelError
+from paceline.models.config import ModelConfig, hf_eos_token_ids
+from paceline.models.gguf import GGUFFile, GGUFWeights
+from paceline.models.pull import DEFAULT_MODEL, pull
+from paceline.models.tokenizer import read_json, tokenizer_from_directory, tokenizer_from_gguf
+from paceline.models.weights import SafetensorsWeights, Weights
+from paceline.text import Tokenizer
+
+ALIASES = (DEFAULT_MODEL,)
+"""Short names that `resolve` knows."""
+
+_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
+
+
+class ModelSource(Protocol):
+    """A model that was found. Nothing is read until it is asked for."""
+
+    @property
+    def name(self) -> str:
+        """How the user named the model, for display."""
+        ...
+
+    @property
+    def path(self) -> Path:
+        """The GGUF file or the directory."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape; raises ModelError if it is not of a supported family."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash that names this very model, for keys of caches."""
+        ...
+
+    def weights(self) -> Weights:
+        """The weights; raises ModelError if they are missing or damaged."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises ModelError if it is missing or of an unsupported kind."""
+        ...
+
+
+def resolve(spec: str, progress: bool = True) -> ModelSource:
+    """Find a model.
+
+    Args:
+        spec: "smollm2-135m" (fetched if absent), the path of a GGUF file or of a Hugging Face
+            directory, or a hub id such as "org/name".
+        progress: show progress bars on a terminal while fetching.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be fetched or read.
+    """
+    if spec in ALIASES:
+        return GGUFSource(pull(progress=progress), name=spec)
+    path = Path(spec).expanduser()
+    if spec and path.is_file():
+        return GGUFSource(path)
+    if spec and path.is_dir():
+        return DirectorySource(path)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec) and path.suffix != ".gguf":
+        return DirectorySource(_from_hub(spec), name=spec)
+    raise _unknown(spec, "no such file or directory")
+
+
+class GGUFSource:
+    """A model in one GGUF file."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = name or path.stem
+        self._file = GGUFFile(path)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._file.config
+
+    @property
+    def fingerprint(self) -> str:
+        return self._file.fingerprint
+
+    def weights(self) -> Weights:
+        return GGUFWeights(self._file)
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_from_gguf(self._file)
+
+
+class DirectorySource:
+    """A model in a Hugging Face directory: config.json, safetensors, tokenizer.json."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.path = path
+        self.name = name or path.resolve().name
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} has no config.json: give a model directory or a .gguf file")
+        self._json = read_json(path / "config.json")
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        return ModelConfig.from_hf(self._json, self._eos_token_ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        index: dict[str, Any] = SafetensorsWeights(self.path).index()
+        digest = hashlib.sha256(json.dumps([self._json, index], sort_keys=True).encode())
+        # Fine-tuned models share all of the above, so the weights have a say as well.
+        for file in sorted(self.path.glob("*.safetensors")):
+            digest.update(_sample(file))
+        return digest.hexdigest()[:16]
+
+    def weights(self) -> Weights:
+        return SafetensorsWeights(self.path)
+
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_from_directory(self.path, self._eos_token_ids)
+
+    @cached_property
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        return hf_eos_token_ids(read_json(self.path / "generation_config.json"), self._json)
+
+
+def _sample(path: Path, pieces: int = 256, size: int = 4096) -> bytes:
+    """Evenly spread bytes of a file, all of it if it is small."""
+    total = path.stat().st_size
+    step = max(size, total // pieces)
+    with path.open("rb") as file:
+        out = [str(total).encode()]
+        for start in range(0, total, step):
+            file.seek(start)
+            out.append(file.read(size))
+    return b"".join(out)
+
+
+def _from_hub(spec: str) -> Path:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise _unknown(
+            spec, "hub models need the package huggingface_hub (pip install huggingface_hub)"
+        ) from error
+    try:
+        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=_HUB_FILES))
+    except Exception as error:  # network, proxy, disk and hub errors share no base class
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        raise _unknown(spec, f"not on this disk, and the hub says: {reason}") from error
+
+
+def _unknown(spec: str, reason: str) -> ModelError:
+    return ModelError(
+        f"unknown model {spec!r} ({reason}): give one of {', '.join(ALIASES)}, the path of a .gguf "
+        "file or of a Hugging Face directory, or a hub id"
+    )

@@ -1,0 +1,89 @@
+"""All randomness of the engine, behind one small interface.
+
+Every draw is named by a `Draw`: which position of the sequence it decides, for what purpose, and,
+for draws that belong to one round of drafting, at which root. The value is a function of the
+request's seed and that name alone, so it depends neither on batching nor on how often a drafter
+was right. The same interface takes a scripted oracle (`paceline.exactness`), and then the shipped
+verifiers are enumerated over all their branches.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from paceline.types import ProbArray
+
+
+class Purpose(IntEnum):
+    """What a draw decides. Distinct purposes never share random numbers."""
+
+    TARGET = 0  # the target's own token at a position
+    NOISE = 1  # noise shared by target and drafter at a position
+    ACCEPT = 2  # whether a drafted token stands
+    RESIDUAL = 3  # the correction token after a rejection
+    DRAFT = 4  # a drafter's token
+
+
+class Draw(NamedTuple):
+    """Name of one draw.
+
+    Attributes:
+        position: absolute position of the token that is decided (0 = first prompt token).
+        purpose: what is decided.
+        sibling: tells draws for one position apart.
+        root: position of the root for draws that belong to a round (drafting, acceptance), so
+            that a position drafted twice gets fresh numbers; 0 for draws that must repeat.
+    """
+
+    position: int
+    purpose: Purpose
+    sibling: int = 0
+    root: int = 0
+
+
+class Randomness(Protocol):
+    """Where draws come from."""
+
+    def choice(self, weights: ProbArray, draw: Draw) -> int:
+        """Index drawn with probability proportional to `weights`, float64 `[k]`."""
+        ...
+
+    def bernoulli(self, probability: float, draw: Draw) -> bool:
+        """True with the given probability."""
+        ...
+
+    def uniform(self, size: int, draw: Draw) -> ProbArray:
+        """Noise for every token of a vocabulary: float64 `[size]`, uniform in (0, 1)."""
+        ...
+
+
+class KeyedRandomness:
+    """Counter-based randomness (Philox) keyed by a seed, a stream and the draw's name."""
+
+    def __init__(self, seed: int, stream: int = 0) -> None:
+        """Key by `seed` (of the request) and `stream` (which of its samples this is)."""
+        self._key = np.array([seed % 2**64, stream], dtype=np.uint64)
+
+    def uniform(self, size: int, draw: Draw) -> ProbArray:
+        """float64 `[size]`, multiples of 2^-53; 0 is lifted to 2^-54 so that logs are finite."""
+        # The lowest counter word is left at 0: the generator itself counts there.
+        kind = int(draw.purpose) | draw.sibling << 8
+        counter = np.array([0, draw.position, kind, draw.root], dtype=np.uint64)
+        values = np.random.Generator(np.random.Philox(counter=counter, key=self._key)).random(size)
+        return np.maximum(values, 2.0**-54, out=values)
+
+    def choice(self, weights: ProbArray, draw: Draw) -> int:
+        """Index drawn by inversion of the cumulative weights."""
+        if len(weights) == 1:
+            return 0
+        cumulative = np.cumsum(weights)
+        target = self.uniform(1, draw)[0] * cumulative[-1]
+        # Zero weights repeat a cumulative value, and side="right" steps over them.
+        return int(min(np.searchsorted(cumulative, target, side="right"), len(weights) - 1))
+
+    def bernoulli(self, probability: float, draw: Draw) -> bool:
+        """True when the draw's uniform lies under `probability`."""
+        return bool(self.uniform(1, draw)[0] < probability)

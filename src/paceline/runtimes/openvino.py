@@ -1,0 +1,290 @@
+"""The CPU runtime: paged attention over ragged batches of token trees, bit-exact by construction.
+
+Two facts, both tested, make a token's logits the same numbers however its pass was composed:
+
+* Attention over one query row takes another kernel than over several. So no subsequence ever
+  enters attention with a single row: a plain step sends its row twice and keeps one result.
+* Attention groups sums by the distance between keys. So a branch must see its keys without gaps:
+  in layout "exact" every root-to-leaf path is a subsequence of its own in attention.
+
+Everything else (matrix products, norms) is computed row by row with the same result whatever the
+other rows are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import openvino as ov
+
+from paceline import tree as trees
+from paceline.errors import InvalidOption
+from paceline.models.config import ModelConfig
+from paceline.models.source import ModelSource
+from paceline.runtimes.openvino_graph import Tensors, build
+from paceline.runtimes.openvino_weights import load_prepared
+from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.quantise import check_precision
+from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
+from paceline.types import Capabilities, Layout, LogitArray, TokenTree
+
+_CHUNK = 512
+"""Prompt tokens per prefill pass."""
+
+_QUANTISATION_GROUP = 32
+"""Activations per dynamic quantisation scale; 32 and 64 are the fast settings on AVX-512."""
+
+
+class _Batch:
+    """Inputs of one forward, filled pass by pass."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.attention_rows: list[int] = []
+        self.dense_rows: list[int] = []
+        self.logit_rows: list[int] = []
+        self.past: list[int] = []
+        self.begins: list[int] = [0]
+        self.blocks: list[int] = []
+        self.block_begins: list[int] = [0]
+        self.longest = 0
+        self.bias: list[np.ndarray] = []
+        self.bias_begins: list[int] = [0]
+
+    def rows(self, ids: Sequence[int], positions: Sequence[int]) -> int:
+        """Add dense rows and return the index of the first."""
+        first = len(self.ids)
+        self.ids += ids
+        self.positions += positions
+        self.dense_rows += [-1] * len(ids)
+        return first
+
+    def subsequence(
+        self, rows: list[int], past: int, blocks: list[int], bias: np.ndarray | None = None
+    ) -> None:
+        """Attend from dense `rows`, in order of position, over `past` cached tokens."""
+        if len(rows) == 1:
+            rows = rows * 2  # never a single row, see the module docstring
+        for row in rows:
+            if self.dense_rows[row] < 0:
+                self.dense_rows[row] = len(self.attention_rows)
+            self.attention_rows.append(row)
+        self.past.append(past)
+        self.begins.append(len(self.attention_rows))
+        total = past + len(rows)
+        self.blocks += blocks[: -(-total // BLOCK)]
+        self.block_begins.append(len(self.blocks))
+        self.longest = max(self.longest, total)
+        if bias is not None:
+            self.bias.append(bias.ravel())
+        self.bias_begins.append(self.bias_begins[-1] + (0 if bias is None else bias.size))
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """The graph's inputs by name."""
+        bias = np.concatenate(self.bias) if self.bias else np.zeros(0, np.uint8)
+        lists = {
+            "input_ids": self.ids,
+            "positions": self.positions,
+            "attention_rows": self.attention_rows,
+            "dense_rows": self.dense_rows,
+            "logit_rows": self.logit_rows,
+            "past_lens": self.past,
+            "subsequence_begins": self.begins,
+            "block_indices": self.blocks,
+            "block_indices_begins": self.block_begins,
+            "max_context_len": self.longest,
+            "qq_bias_begins": self.bias_begins,
+        }
+        arrays = {name: np.array(values, dtype=np.int32) for name, values in lists.items()}
+        return {**arrays, "qq_bias": bias.astype(np.uint8)}
+
+
+class OpenVinoTarget:
+    """A Llama-family model on the CPU through OpenVINO."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Tensors,
+        precision: str,
+        *,
+        layout: Layout = "exact",
+        kv_tokens: int = 65_536,
+        threads: int | None = None,
+    ) -> None:
+        """Build and compile the graph.
+
+        Args:
+            config: shape of the model.
+            tensors: weights from `openvino_weights.prepare`.
+            precision: what `tensors` were packed as.
+            layout: "exact" (bit-exact branches) or "masked" (one packed tree under a mask:
+                cheaper attention, approximate).
+            kv_tokens: capacity of the key-value cache over all sequences; memory is used as it
+                fills, not reserved.
+            threads: default all cores this process may use.
+        """
+        if layout not in ("exact", "masked"):
+            raise InvalidOption(f"layout {layout!r} is unknown: use exact or masked")
+        self._layout = layout
+        context = config.max_context
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self.threads = threads or cores or 1
+        settings = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": "1",
+            "INFERENCE_NUM_THREADS": str(self.threads),
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(
+                0 if precision == "fp32" else _QUANTISATION_GROUP
+            ),
+        }
+        compiled = ov.Core().compile_model(build(config, tensors), "CPU", settings)
+        self._request = compiled.create_infer_request()
+        self._pool = BlockPool(config.layers, config.kv_heads, config.head_dim, kv_tokens // BLOCK)
+        for layer in range(config.layers):
+            for offset, kind in enumerate(("key", "value")):
+                blocks = ov.Tensor(self._pool.memory[2 * layer + offset], shared_memory=True)
+                self._request.set_tensor(f"{kind}_cache.{layer}", blocks)
+        self._capabilities = Capabilities(
+            runtime="openvino",
+            device="cpu",
+            precision=precision,
+            vocab_size=config.vocab_size,
+            max_context=context,
+            hidden_size=config.hidden_size,
+            hidden_states=True,
+            bit_exact=layout == "exact",
+            layout=layout,
+        )
+
+    @classmethod
+    def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> OpenVinoTarget:
+        """Load a model, keeping its prepared weights on disk for the next start.
+
+        Raises:
+            InvalidOption: unknown precision, layout or device.
+            ModelError: the model is damaged or not of the Llama family.
+        """
+        if options.device not in (None, "cpu"):
+            raise InvalidOption(
+                f"runtime 'openvino' runs on cpu, not {options.device!r}: use --runtime torch"
+            )
+        precision = check_precision(options.precision or "int8")
+        config = replace(source.config, max_context=options.limit(source.config.max_context))
+        return cls(
+            config,
+            load_prepared(source, precision),
+            precision,
+            layout=options.layout or "exact",
+            threads=options.threads,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+        return self._capabilities
+
+    def open(self) -> PagedCache:
+        """A new, empty cache."""
+        return PagedCache(self._pool)
+
+    def prefill(self, cache: PagedCache, tokens: Sequence[int]) -> None:
+        """Append `tokens` in chunks. Where chunks end does not change a bit of the cache."""
+        cache.discard()
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = list(tokens[start : start + _CHUNK])
+            batch = _Batch()
+            past = cache.length
+            cache.reserve(max(len(chunk), 2))
+            first = batch.rows(chunk, range(past, past + len(chunk)))
+            batch.subsequence(list(range(first, first + len(chunk))), past, cache.blocks)
+            batch.logit_rows.append(first)  # the LM head needs a row; its result is not used
+            self._infer(batch)
+            cache.length += len(chunk)
+
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """One ragged forward. Logits are views that the next forward overwrites."""
+        batch = _Batch()
+        spans = []
+        for each in passes:
+            begin = len(batch.logit_rows)
+            self._add(batch, each)
+            spans.append((begin, len(batch.logit_rows), each.hidden))
+        logits, hidden = self._infer(batch)
+        return [
+            Output(logits[a:b], hidden[a:b].copy() if wanted else None) for a, b, wanted in spans
+        ]
+
+    def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
+        """Commit pending tokens and path: adopt the path's blocks, or move its rows (masked)."""
+        if self._layout == "exact":
+            cache.adopt(pending, path)
+            return
+        start = cache.length + pending
+        if list(path) != list(range(len(path))):
+            cache.move([start + node for node in path], start)
+        cache.length = start + len(path)
+
+    def truncate(self, cache: PagedCache, length: int) -> None:
+        """Forget all cached tokens from position `length` on."""
+        cache.truncate(length)
+
+    def fork(self, cache: PagedCache) -> PagedCache:
+        """An independent cache with the same content; blocks are copied when written."""
+        return cache.fork()
+
+    def release(self, cache: PagedCache) -> None:
+        """Give the cache's blocks back."""
+        cache.release()
+
+    def _add(self, batch: _Batch, each: Pass) -> None:
+        """Add one pass's dense rows and subsequences to the batch."""
+        cache: PagedCache = each.cache
+        cache.discard()
+        past, count = cache.length, len(each.pending)
+        draft = each.draft or trees.EMPTY
+        root = past + count - 1
+        depths = trees.depths(draft).tolist()
+        positions = [*range(past, past + count), *(root + depth for depth in depths)]
+        first = batch.rows([*each.pending, *draft.tokens.tolist()], positions)
+        pending = list(range(first, first + count))
+        nodes = first + count
+        batch.logit_rows += range(nodes - 1, nodes + len(draft))
+        if self._layout == "masked":
+            total = count + len(draft)
+            cache.reserve(max(total, 2))
+            bias = None if trees.is_chain(draft) else _bias(draft, count)
+            batch.subsequence(list(range(first, first + total)), past, cache.blocks, bias)
+            return
+        paths = trees.leaf_paths(draft) or [()]
+        cache.reserve(max(count + len(paths[0]), 2))
+        cache.branches.append((paths[0], None))
+        batch.subsequence(pending + [nodes + n for n in paths[0]], past, cache.blocks)
+        for path in paths[1:]:
+            blocks = cache.branch(path, count + len(path))
+            batch.subsequence(pending + [nodes + n for n in path], past, blocks)
+
+    def _infer(self, batch: _Batch) -> tuple[LogitArray, LogitArray]:
+        """Run the graph; float32 logits and hidden states `[logit rows, ...]`, both views."""
+        inputs = batch.inputs()  # alive until the run ends: small tensors share their memory
+        for name, array in inputs.items():
+            tensor = ov.Tensor(array, shared_memory=True) if array.size else ov.Tensor(array)
+            self._request.set_tensor(name, tensor)
+        self._request.infer()
+        logits = self._request.get_tensor("logits").data
+        hidden = self._request.get_tensor("hidden").data
+        return logits, hidden
+
+
+def _bias(draft: TokenTree, pending: int) -> np.ndarray:
+    """uint8 `[rows, rows]` over pending tokens and nodes: 1 where a row may attend."""
+    total = pending + len(draft)
+    mask = np.tril(np.ones((total, total), dtype=np.uint8))
+    mask[pending:, pending:] = trees.ancestor_mask(draft)
+    return mask

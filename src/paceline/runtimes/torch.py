@@ -1,0 +1,293 @@
+"""The PyTorch runtime: the readable reference, on CPU and CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline import tree
+from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
+from paceline.models.config import ModelConfig
+from paceline.models.llama import Llama, NamedTensors
+from paceline.models.source import ModelSource
+from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
+from paceline.types import BoolArray, Capabilities, IntArray, Layout, LogitArray
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""Dtype of weights, activations and cache by precision name."""
+
+_CHUNK = 512  # tokens per prefill pass: bounds the mask and the activations
+_GROW = 256  # smallest capacity of a cache in tokens
+
+
+@dataclass(slots=True)
+class TorchCache:
+    """Keys and values of one sequence.
+
+    Attributes:
+        data: `[layers, 2, kv_heads, capacity, head_dim]`, keys at 0 and values at 1.
+        length: number of cached tokens. Rows behind it belong to the last forward, until `keep`.
+    """
+
+    data: Tensor
+    length: int = 0
+
+
+class TorchTarget:
+    """A Llama-family model as a `Target`.
+
+    Linear layers run over the rows of all sequences at once; attention runs per sequence, over its
+    own cache, with a boolean mask, so a batch is ragged and nothing is padded. Logits are float32,
+    or float64 at precision "fp64".
+
+    Args:
+        config: the model's shape.
+        tensors: weights by Hugging Face name, for example a state dict.
+        device: "cpu", "cuda" or "cuda:N".
+        precision: "fp32", "bf16" or "fp64".
+
+    Raises:
+        InvalidOption: unknown device or precision.
+        RuntimeUnavailable: there is no such device.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: NamedTensors,
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> None:
+        self._device = torch_device(device)
+        self._dtype = torch_dtype(precision)
+        self._network = Llama.build(config, tensors, self._device, self._dtype)
+        self.config = config
+        self._capabilities = Capabilities(
+            runtime="torch",
+            device=self._device.type,
+            precision=precision,
+            vocab_size=config.vocab_size,
+            max_context=config.max_context,
+            hidden_size=config.hidden_size,
+            hidden_states=True,
+            bit_exact=False,
+            layout="masked",
+        )
+
+    @classmethod
+    def load(
+        cls,
+        source: ModelSource,
+        options: RuntimeOptions = DEFAULT_OPTIONS,
+    ) -> TorchTarget:
+        """Read a model's weights.
+
+        Raises:
+            ModelError: the model is unreadable or of another family.
+            InvalidOption: unknown device, precision or layout.
+            RuntimeUnavailable: there is no such device.
+        """
+        require_masked(options.layout, "torch")
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        config = source.config
+        config = replace(config, max_context=options.limit(config.max_context))
+        return cls(config, source.weights(), options.device or "cpu", options.precision or "fp32")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+        return self._capabilities
+
+    def open(self) -> TorchCache:
+        """A new, empty cache."""
+        config = self.config
+        shape = (config.layers, 2, config.kv_heads, 0, config.head_dim)
+        return TorchCache(torch.empty(shape, dtype=self._dtype, device=self._device))
+
+    @torch.inference_mode()
+    def prefill(self, cache: TorchCache, tokens: Sequence[int]) -> None:
+        """Append `tokens` to the cache in chunks, computing no logits."""
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = tokens[start : start + _CHUNK]
+            self._hidden([Pass(cache, chunk)])
+            cache.length += len(chunk)
+
+    @torch.inference_mode()
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """One ragged forward over all `passes`."""
+        if not passes:
+            return []
+        hidden = self._hidden(passes)
+        sizes = [pass_rows(p) for p in passes]
+        # Pending tokens before the root need no logits.
+        wanted = [
+            rows[len(p.pending) - 1 :]
+            for p, rows in zip(passes, hidden.split_with_sizes(sizes), strict=True)
+        ]
+        counts = [len(rows) for rows in wanted]
+        logits = to_numpy(self._network.logits(torch.cat(wanted)))
+        starts = np.cumsum([0, *counts])
+        return [
+            Output(logits[start : start + count], to_numpy(rows) if p.hidden else None)
+            for p, rows, start, count in zip(passes, wanted, starts[:-1], counts, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
+        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`."""
+        start = cache.length + pending
+        if list(path) != list(range(len(path))):
+            rows = torch.tensor(path, device=self._device) + start
+            cache.data[:, :, :, start : start + len(path)] = cache.data[:, :, :, rows]
+        cache.length = start + len(path)
+
+    def truncate(self, cache: TorchCache, length: int) -> None:
+        """Forget all cached tokens from position `length` on."""
+        cache.length = min(cache.length, length)
+
+    def fork(self, cache: TorchCache) -> TorchCache:
+        """An independent cache with the same content."""
+        return TorchCache(cache.data[:, :, :, : cache.length].clone(), cache.length)
+
+    def release(self, cache: TorchCache) -> None:
+        """Give the cache's memory back; the cache must not be used again."""
+        cache.data = cache.data[:, :, :, :0].clone()
+        cache.length = 0
+
+    def _hidden(self, passes: Sequence[Pass]) -> Tensor:
+        """Final hidden states `[rows of all passes, hidden_size]`; fills the caches."""
+        sizes = [pass_rows(p) for p in passes]
+        for p, size in zip(passes, sizes, strict=True):
+            _reserve(p.cache, p.cache.length + size)
+        masks = [torch.from_numpy(pass_mask(p, p.cache.length)).to(self._device) for p in passes]
+
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
+            parts = zip(passes, masks, *split, strict=True)
+            return torch.cat([_attend(p.cache.data[layer], m, *qkv) for p, m, *qkv in parts])
+
+        tokens = np.concatenate([pass_tokens(p) for p in passes])
+        positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
+        hidden: Tensor = self._network(
+            torch.from_numpy(tokens).to(self._device),
+            torch.from_numpy(positions).to(self._device),
+            attend,
+        )
+        return hidden
+
+
+def _attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of one sequence in one layer, after writing its new rows to the cache.
+
+    Args:
+        cache: `[2, kv_heads, capacity, head_dim]`.
+        mask: bool `[rows, cached + rows]`.
+        queries: `[rows, heads, head_dim]`.
+        keys: `[rows, kv_heads, head_dim]`.
+        values: `[rows, kv_heads, head_dim]`.
+    """
+    rows, total = mask.shape
+    cache[0, :, total - rows : total] = keys.transpose(0, 1)
+    cache[1, :, total - rows : total] = values.transpose(0, 1)
+    out = functional.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        cache[0, None, :, :total],
+        cache[1, None, :, :total],
+        attn_mask=mask,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)
+
+
+def _reserve(cache: TorchCache, needed: int) -> None:
+    """Make room for `needed` tokens, doubling so that growth costs little in the long run."""
+    old = cache.data
+    if needed <= old.shape[3]:
+        return
+    capacity = max(_GROW, needed, 2 * old.shape[3])
+    try:
+        grown = old.new_empty((*old.shape[:3], capacity, old.shape[4]))
+    except RuntimeError as error:  # torch's out-of-memory errors are of this kind
+        raise OutOfMemory(
+            f"no memory for a cache of {capacity} tokens: use shorter or fewer sequences"
+        ) from error
+    grown[:, :, :, : cache.length] = old[:, :, :, : cache.length]
+    cache.data = grown
+
+
+def pass_rows(p: Pass) -> int:
+    """Number of token rows of a pass."""
+    return len(p.pending) + (0 if p.draft is None else len(p.draft))
+
+
+def pass_tokens(p: Pass) -> IntArray:
+    """int64 `[rows]`, the pending tokens, then the draft's."""
+    pending = np.asarray(p.pending, dtype=np.int64)
+    return pending if p.draft is None else np.concatenate([pending, p.draft.tokens])
+
+
+def pass_positions(p: Pass, cached: int) -> IntArray:
+    """int64 `[rows]`, the place in the sequence: nodes count from the root by depth."""
+    pending = np.arange(cached, cached + len(p.pending), dtype=np.int64)
+    if p.draft is None:
+        return pending
+    return np.concatenate([pending, tree.depths(p.draft) + pending[-1]])
+
+
+def pass_mask(p: Pass, cached: int) -> BoolArray:
+    """bool `[rows, cached + rows]`, True where a row sees a column.
+
+    A pending token sees the cached tokens and the pending ones up to itself; a node sees all of
+    those, its ancestors and itself.
+    """
+    rows, pending = pass_rows(p), len(p.pending)
+    mask = np.tri(rows, cached + rows, cached, dtype=np.bool_)
+    if p.draft is not None:
+        mask[pending:, cached + pending :] = tree.ancestor_mask(p.draft)
+    return mask
+
+
+def to_numpy(x: Tensor) -> LogitArray:
+    """A float32 array (float64 of a float64 tensor) in host memory."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    array: LogitArray = wide.cpu().numpy()
+    return array
+
+
+def torch_device(name: str) -> torch.device:
+    """The device called `name`.
+
+    Raises:
+        InvalidOption: torch knows no such kind of device.
+        RuntimeUnavailable: this machine has no such device.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidOption(f"unknown device {name!r}: use cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidOption(f"device {name!r} is not supported: use cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RuntimeUnavailable(f"torch sees no device {name!r} here: use --device cpu")
+    return device
+
+
+def torch_dtype(precision: str) -> torch.dtype:
+    """The dtype of a precision name; InvalidOption if unknown."""
+    if precision not in PRECISIONS:
+        raise InvalidOption(
+            f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, which this runtime has"
+        )
+    return PRECISIONS[precision]
+
+
+def require_masked(layout: Layout | None, runtime: str) -> None:
+    """InvalidOption unless `layout` is "masked", the only one of the torch-based runtimes."""
+    if layout not in (None, "masked"):
+        raise InvalidOption(f"the {runtime} runtime has no layout {layout!r}: use masked")

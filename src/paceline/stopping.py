@@ -1,0 +1,48 @@
+"""Stop rules: where an accepted run ends, exactly as one-token decoding would have ended it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as TokenIds
+from typing import Protocol
+
+from paceline.sequence import Sequence
+from paceline.types import FinishReason
+
+
+class TextWatch(Protocol):
+    """Watches the text of one sequence for stop strings."""
+
+    def feed(self, token: int) -> bool:
+        """Take the next token; True once the text holds a stop string."""
+        ...
+
+
+class StopRules:
+    """When to stop: end tokens, stop tokens, stop strings, length, context."""
+
+    def __init__(self, eos_token_ids: TokenIds[int], max_context: int) -> None:
+        """Bind the model's own end tokens and its longest context in tokens."""
+        self._eos = frozenset(eos_token_ids)
+        self._max_context = max_context
+
+    def cut(
+        self, sequence: Sequence, run: TokenIds[int], watch: TextWatch | None = None
+    ) -> tuple[int, FinishReason | None]:
+        """How many tokens of an accepted run stand, and why generation ends there, if it does.
+
+        The stop token itself stands; callers cut stop strings and end tokens from the text.
+        """
+        params = sequence.params
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= self._eos
+        room = min(sequence.room, self._max_context - len(sequence.tokens))
+        for index, token in enumerate(run):
+            kept = index + 1
+            if token in ends:
+                return kept, "stop"
+            if watch is not None and watch.feed(token):
+                return kept, "stop"
+            if kept >= room:
+                return kept, "length"
+        return len(run), None

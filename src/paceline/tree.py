@@ -1,0 +1,127 @@
+"""Pure functions over token trees: depths, masks, paths, pruning, merging."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.types import ROOT, BoolArray, DraftLaw, IntArray, TokenTree
+
+_NO_NODES: IntArray = np.zeros(0, dtype=np.int64)
+EMPTY = TokenTree(_NO_NODES, _NO_NODES)
+"""The draft that proposes nothing: a step with it is plain decoding."""
+
+
+def chain(tokens: Sequence[int], source: str = "", law: DraftLaw | None = None) -> TokenTree:
+    """A tree without branches: each token is the only child of the one before."""
+    n = len(tokens)
+    return TokenTree(
+        np.asarray(tokens, dtype=np.int64), np.arange(-1, n - 1, dtype=np.int64), law, source
+    )
+
+
+def validate(tree: TokenTree) -> None:
+    """Raise ValueError unless every node has a parent that precedes it."""
+    if tree.tokens.shape != tree.parents.shape or tree.tokens.ndim != 1:
+        raise ValueError("a tree needs one parent per token")
+    for node, parent in enumerate(tree.parents):
+        if not ROOT <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}: parents must precede children")
+
+
+def is_chain(tree: TokenTree) -> bool:
+    """Whether no node has a sibling."""
+    return bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))
+
+
+def depths(tree: TokenTree) -> IntArray:
+    """int64 `[n]`, depth of every node; children of the root have depth 1."""
+    out = np.zeros(len(tree), dtype=np.int64)
+    for node, parent in enumerate(tree.parents):
+        out[node] = 1 if parent == ROOT else out[parent] + 1
+    return out
+
+
+def ancestor_mask(tree: TokenTree) -> BoolArray:
+    """bool `[n, n]`, True where column is the row's ancestor or itself."""
+    mask = np.eye(len(tree), dtype=np.bool_)
+    for node, parent in enumerate(tree.parents):
+        if parent != ROOT:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def children(tree: TokenTree) -> dict[int, list[int]]:
+    """Nodes under each parent, `ROOT` included, in node order. Leaves have no entry."""
+    out: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents.tolist()):
+        out.setdefault(parent, []).append(node)
+    return out
+
+
+def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
+    """Node indices from a child of the root down to `node`; empty for `ROOT`."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = int(tree.parents[node])
+    return tuple(reversed(path))
+
+
+def leaf_paths(tree: TokenTree) -> list[tuple[int, ...]]:
+    """The path to every leaf, in order of the leaves' indices."""
+    inner = set(tree.parents.tolist())
+    return [path_to(tree, node) for node in range(len(tree)) if node not in inner]
+
+
+def take(tree: TokenTree, nodes: IntArray) -> TokenTree:
+    """The subtree of `nodes` (ascending, closed under parents) of a deterministic draft.
+
+    Raises:
+        ValueError: the draft was sampled. Dropping sampled nodes after they were drawn would bias
+            the output (predictability rule).
+    """
+    if tree.law is not None:
+        raise ValueError("a sampled draft cannot be pruned after its tokens were drawn")
+    renumber = np.full(len(tree) + 1, ROOT, dtype=np.int64)  # last slot maps ROOT to itself
+    renumber[nodes] = np.arange(len(nodes))
+    return replace(
+        tree,
+        tokens=tree.tokens[nodes],
+        parents=renumber[tree.parents[nodes]],
+        scores=None if tree.scores is None else tree.scores[nodes],
+    )
+
+
+def limit(tree: TokenTree, nodes: int, depth: int) -> TokenTree:
+    """The first nodes of a deterministic draft that fit a node count and a depth."""
+    if len(tree) <= nodes and (len(tree) <= depth or depths(tree).max() <= depth):
+        return tree
+    fitting = np.flatnonzero(depths(tree) <= depth)[:nodes]
+    return take(tree, fitting)
+
+
+def merge(first: TokenTree, second: TokenTree) -> TokenTree:
+    """The union of two deterministic drafts: nodes with equal token paths become one."""
+    if first.law is not None or second.law is not None:
+        raise ValueError("sampled drafts cannot be merged: their law would be lost")
+    tokens = first.tokens.tolist()
+    parents = first.parents.tolist()
+    known = {(p, t): i for i, (p, t) in enumerate(zip(parents, tokens, strict=True))}
+    moved: dict[int, int] = {ROOT: ROOT}
+    for node, (token, parent) in enumerate(
+        zip(second.tokens.tolist(), second.parents.tolist(), strict=True)
+    ):
+        key = (moved[parent], token)
+        if key not in known:
+            known[key] = len(tokens)
+            tokens.append(token)
+            parents.append(key[0])
+        moved[node] = known[key]
+    return TokenTree(
+        np.asarray(tokens, dtype=np.int64),
+        np.asarray(parents, dtype=np.int64),
+        source=first.source or second.source,
+    )

@@ -1,0 +1,218 @@
+"""The nouns of speculative decoding that every part of the engine shares.
+
+Words used here and everywhere: the *target* is the model whose output law is promised; a *drafter*
+proposes; a *draft* is a `TokenTree`; the *root* is the last committed token, whose keys and values
+are not cached yet; a *verdict* is the accepted path and the next token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import InvalidOption
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+LogitArray = npt.NDArray[np.float32]
+ProbArray = npt.NDArray[np.float64]
+
+LawKind = Literal["iid", "without_replacement", "factorised"]
+FinishReason = Literal["stop", "length", "cancelled"]
+Layout = Literal["exact", "masked"]
+
+ROOT = -1
+"""Parent index of the nodes that hang directly under the root."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLaw:
+    """How the tokens of a sampled draft were drawn.
+
+    `rows[parent]` is the exact distribution q, float64 `[vocabulary]`, from which the children of
+    node `parent` (`ROOT` for the root) were drawn, after the same logits processing as the target.
+    """
+
+    kind: LawKind
+    rows: Mapping[int, ProbArray]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """A draft: a forest of proposed tokens under the root, in topological order.
+
+    Attributes:
+        tokens: int64 `[n]`, the proposed token of each node.
+        parents: int64 `[n]`, index of each node's parent, `ROOT` for children of the root; a
+            parent precedes its children.
+        law: how the tokens were drawn, or None if the draft is a function of the committed tokens
+            alone (n-grams, retrieval, top-k), which lossless p/q rules must refuse.
+        source: name of the drafter, for display and statistics.
+        scores: float64 `[n]`, estimated probability that each node is accepted, if the drafter
+            has an estimate; never larger than the parent's.
+    """
+
+    tokens: IntArray
+    parents: IntArray
+    law: DraftLaw | None = None
+    source: str = ""
+    scores: ProbArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of one verification.
+
+    Attributes:
+        path: node indices of the accepted path, from a child of the root downwards.
+        next_token: the correction or bonus token that follows the path.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How large a draft may be: number of nodes, and depth of the deepest one."""
+
+    nodes: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a target can do, as its runtime declares it.
+
+    Attributes:
+        runtime: registry name of the runtime.
+        device: where it runs, "cpu" or "cuda".
+        precision: weights and activations, e.g. "int8", "fp32", "bf16".
+        vocab_size: width of a logits row.
+        max_context: longest sequence in tokens.
+        hidden_size: width of a hidden-state row.
+        hidden_states: whether `Pass.hidden` is honoured.
+        bit_exact: whether a token's logits are the same numbers however its pass was batched and
+            drafted (layout "exact"). Where False, near-ties may resolve differently.
+        layout: tree layout in use.
+        tree: whether drafts with branches are supported.
+    """
+
+    runtime: str
+    device: str
+    precision: str
+    vocab_size: int
+    max_context: int
+    hidden_size: int
+    hidden_states: bool
+    bit_exact: bool
+    layout: Layout
+    tree: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter needs from the target's passes.
+
+    Attributes:
+        hidden: final hidden states (before the LM head) of the root and of every node.
+        node_logits: logits of rejected nodes too (all runtimes give them).
+    """
+
+    hidden: bool = False
+    node_logits: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn from the target's logits, and when to stop.
+
+    Processors apply in this order: repetition, presence and frequency penalties, logit bias,
+    banned tokens, forced tokens, temperature, top-k, top-p, min-p.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: keep the k most likely tokens (and ties of the last); 0 keeps all.
+        top_p: keep the smallest set of most likely tokens whose mass reaches this, in (0, 1].
+        min_p: drop tokens less likely than this times the most likely one, in [0, 1].
+        repetition_penalty: divides positive and multiplies negative logits of tokens already in
+            the prompt or output; 1 is off.
+        presence_penalty: subtracted once from logits of tokens already in the output.
+        frequency_penalty: subtracted once per occurrence in the output.
+        logit_bias: token id to additive bias.
+        banned_tokens: ids that may never be generated.
+        forced_tokens: output index (0 = first generated token) to the id that must stand there.
+        seed: keys all randomness of the request.
+        max_new_tokens: most tokens to generate.
+        stop: strings that end the text; the string itself is cut from it.
+        stop_token_ids: ids that end generation, beside the model's own end tokens.
+        ignore_eos: go on after the model's own end tokens.
+        logprobs: how many of the most likely tokens to report beside the chosen one (log-softmax
+            of the raw logits); None reports nothing, 0 the chosen one alone.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_tokens: tuple[int, ...] = ()
+    forced_tokens: Mapping[int, int] = field(default_factory=dict)
+    seed: int = 0
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(good: bool, name: str, rule: str) -> None:
+            if not good:
+                raise InvalidOption(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+        finite = math.isfinite
+        check(
+            finite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or more"
+        )
+        check(self.top_k >= 0, "top_k", "0 (off) or a positive count")
+        check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
+        check(
+            finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "more than 0 (1 is off)",
+        )
+        check(finite(self.presence_penalty), "presence_penalty", "a finite number")
+        check(finite(self.frequency_penalty), "frequency_penalty", "a finite number")
+        check(
+            all(finite(b) for b in self.logit_bias.values()), "logit_bias", "finite for every token"
+        )
+        check(self.max_new_tokens >= 1, "max_new_tokens", "1 or more")
+        check(all(self.stop), "stop", "free of empty strings")
+        check(self.seed >= 0, "seed", "0 or more")
+        check(self.logprobs is None or self.logprobs >= 0, "logprobs", "0 or more, or None")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the next token is a function of the logits alone."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a committed token under the raw logits, and of the likeliest others."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()

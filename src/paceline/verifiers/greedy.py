@@ -1,0 +1,24 @@
+"""Greedy verification: accept while the draft holds the target's most likely token."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.randomness import Randomness
+from paceline.types import LawKind, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, check_law, walk
+
+
+class Greedy:
+    """Lossless for greedy requests; the engine refuses it at a temperature above 0."""
+
+    name: ClassVar[str] = "greedy"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
+        {None, "iid", "without_replacement", "factorised"}
+    )
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Follow the argmax of each law."""
+        check_law(self, draft)
+        return walk(draft, lambda node, depth: target.law(node).argmax())

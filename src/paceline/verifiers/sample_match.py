@@ -1,0 +1,35 @@
+"""Sample-and-match: draw the target's token at each node and follow it while it was drafted.
+
+What is emitted is always a fresh draw from the target's law, so the rule is exact for every tree
+that does not depend on those draws, and needs no draft law. Acceptance at a node is the target's
+mass on its children.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.randomness import Draw, Purpose, Randomness
+from paceline.types import LawKind, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, check_law, walk
+
+
+class SampleMatch:
+    """Lossless for every tree built independently of the target's draws, at any temperature."""
+
+    name: ClassVar[str] = "sample-match"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
+        {None, "iid", "without_replacement", "factorised"}
+    )
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Draw by inversion, keyed by position: the same seed draws the same at every position."""
+        check_law(self, draft)
+
+        def pick(node: int, depth: int) -> int:
+            law = target.law(node)
+            draw = Draw(target.position + depth, Purpose.TARGET)
+            return law.token(randomness.choice(law.probs, draw))
+
+        return walk(draft, pick)

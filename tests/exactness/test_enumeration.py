@@ -1,0 +1,174 @@
+"""T1: the output law of every lossless rule is the target's, by enumeration of shipped code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline import tree as trees
+from paceline.errors import IncompatibleDraft
+from paceline.exactness.compare import (
+    joint_after_round,
+    joint_of_loop,
+    max_error,
+    target_joint,
+)
+from paceline.exactness.drafting import Propose, likely_chain, random_tree, sampled_chain
+from paceline.exactness.oracle import ScriptedRandomness
+from paceline.exactness.tabular import LawOf, TabularLaws, TabularModel, processed
+from paceline.randomness import Randomness
+from paceline.types import ROOT, Budget, DraftLaw, LawKind, SamplingParams, TokenTree
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.coupled import Coupled
+from paceline.verifiers.greedy import Greedy
+from paceline.verifiers.rejection import Rejection
+from paceline.verifiers.sample_match import SampleMatch
+
+EXACT = 1e-12
+KINDS: tuple[LawKind | None, ...] = (None, "iid", "without_replacement", "factorised")
+
+PARAMS = {
+    "plain": SamplingParams(temperature=1),
+    "warm": SamplingParams(temperature=0.7),
+    "top-p": SamplingParams(temperature=1.3, top_p=0.75),
+    "top-k": SamplingParams(temperature=1, top_k=2),
+    "min-p": SamplingParams(temperature=1, min_p=0.3),
+    "penalties": SamplingParams(
+        temperature=0.9, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.8
+    ),
+    "bias": SamplingParams(temperature=1, logit_bias={0: 1.5, 1: -0.5}, banned_tokens=(2,)),
+    "forced": SamplingParams(temperature=1, top_p=0.9, forced_tokens={1: 0}),
+    "greedy": SamplingParams(temperature=0),
+}
+
+
+def drafters(q: LawOf, vocabulary: int) -> dict[str, Propose]:
+    """One drafter per way of drafting."""
+    return {
+        "sampled chain": sampled_chain(q),
+        "likely chain": likely_chain(q),
+        "tree": random_tree(vocabulary, 8, seed=3),
+        "bush": random_tree(vocabulary, 14, seed=5),
+    }
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("vocabulary", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("verifier", "drafting"),
+    [
+        (Rejection(), ["sampled chain"]),
+        (SampleMatch(), ["sampled chain", "likely chain", "tree", "bush"]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_one_round_is_exact(
+    verifier: Verifier, drafting: list[str], vocabulary: int, depth: int
+) -> None:
+    horizon = depth + 1 if vocabulary < 4 or depth < 3 else depth
+    for seed, sharpness in ((1, 0.5), (2, 1.5), (3, 4.0)):
+        p = TabularModel(vocabulary, 4, seed, sharpness)
+        q = TabularModel(vocabulary, 4, seed + 10, sharpness)
+        truth = target_joint(p.law, (0,), horizon)
+        for name in drafting:
+            propose = drafters(q.law, vocabulary)[name]
+            joint = joint_after_round(verifier, p.law, propose, (0,), horizon, Budget(14, depth))
+            assert max_error(joint, truth) < EXACT, name
+
+
+@pytest.mark.parametrize("params", PARAMS.values(), ids=PARAMS.keys())
+@pytest.mark.parametrize(
+    ("verifier", "drafting"),
+    [
+        (Rejection(), ["sampled chain"]),
+        (SampleMatch(), ["sampled chain", "likely chain", "tree"]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_loop_is_exact_with_processed_logits(
+    verifier: Verifier, drafting: list[str], params: SamplingParams
+) -> None:
+    """The whole decode loop, float32 logits through the sampler on both sides, several rounds."""
+    prompt = (0, 1)
+    options = {name: getattr(params, name) for name in params.__slots__}
+    params = SamplingParams(**(options | {"max_new_tokens": 3}))
+    model, other = TabularModel(3, 3, 21, 1.5), TabularModel(3, 3, 22, 1.5)
+    truth = target_joint(processed(model.logits, params, prompt), prompt, 3)
+    for name in drafting:
+        propose = drafters(processed(other.logits, params, prompt), 3)[name]
+        joint = joint_of_loop(model.logits, 3, verifier, propose, prompt, params, Budget(8, 2))
+        assert max_error(joint, truth) < EXACT, name
+
+
+@pytest.mark.parametrize("verifier", [Rejection(), SampleMatch()], ids=lambda v: v.name)
+def test_loop_is_exact_when_the_draft_misses_support(verifier: Verifier) -> None:
+    """Truncated laws on both sides: tokens that only one of them can produce."""
+    prompt = (0,)
+    cut = SamplingParams(temperature=1, top_k=2, max_new_tokens=3)
+    model, other = TabularModel(4, 3, 31, 1.0), TabularModel(4, 3, 32, 1.0)
+    truth = target_joint(processed(model.logits, cut, prompt), prompt, 3)
+    propose = sampled_chain(processed(other.logits, cut, prompt))
+    joint = joint_of_loop(model.logits, 4, verifier, propose, prompt, cut, Budget(2, 2))
+    assert max_error(joint, truth) < EXACT
+
+
+@pytest.mark.parametrize("verifier", [Greedy(), Rejection(), SampleMatch()], ids=lambda v: v.name)
+def test_one_hot_targets_give_the_greedy_text(verifier: Verifier) -> None:
+    prompt = (0,)
+    params = SamplingParams(temperature=0, max_new_tokens=4)
+    model, other = TabularModel(3, 3, 41), TabularModel(3, 3, 42)
+    law = processed(model.logits, params, prompt)
+    truth = target_joint(law, prompt, 4)
+    assert list(truth.values()) == [1.0]
+    named = drafters(other.law, 3) | {"self": sampled_chain(law)}
+    for name, propose in named.items():
+        if verifier.name == "rejection" and name not in ("sampled chain", "self"):
+            continue
+        joint = joint_of_loop(model.logits, 3, verifier, propose, prompt, params, Budget(14, 3))
+        assert joint == pytest.approx(truth, abs=EXACT), name
+
+
+@pytest.mark.parametrize(
+    ("verifier", "kind"),
+    [
+        (verifier, kind)
+        for verifier in (Greedy(), SampleMatch(), Rejection(), Coupled())
+        for kind in KINDS
+        if kind not in verifier.accepts
+    ],
+)
+def test_rules_refuse_drafts_they_are_not_exact_for(
+    verifier: Verifier, kind: LawKind | None
+) -> None:
+    rows = {ROOT: np.full(3, 1 / 3), 0: np.full(3, 1 / 3)}
+    draft = trees.chain([0, 1], law=None if kind is None else DraftLaw(kind, rows))
+    laws = TabularLaws(TabularModel(3, 2, 1).law, (0,), draft)
+    with pytest.raises(IncompatibleDraft, match=verifier.name):
+        verifier.verify(draft, laws, ScriptedRandomness())
+
+
+def test_rejection_takes_only_sampled_chains() -> None:
+    assert Rejection.accepts == {"iid"}
+    model = TabularModel(3, 2, 1)
+    row = np.full(3, 1 / 3)
+    branching = TokenTree(np.array([0, 1]), np.array([ROOT, ROOT]), DraftLaw("iid", {ROOT: row}))
+    with pytest.raises(IncompatibleDraft, match="branches"):
+        Rejection().verify(branching, TabularLaws(model.law, (0,), branching), ScriptedRandomness())
+
+
+def test_a_drafted_token_of_draft_probability_zero_is_an_error() -> None:
+    model = TabularModel(3, 2, 1)
+    draft = trees.chain([1], law=DraftLaw("iid", {ROOT: np.array([0.5, 0.0, 0.5])}))
+    with pytest.raises(IncompatibleDraft, match="no probability"):
+        Rejection().verify(draft, TabularLaws(model.law, (0,), draft), ScriptedRandomness())
+
+
+@pytest.mark.parametrize("verifier", [Rejection(), SampleMatch()], ids=lambda v: v.name)
+def test_empty_drafts_fit_every_rule(verifier: Verifier) -> None:
+    model = TabularModel(3, 2, 1)
+
+    def nothing(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        return trees.EMPTY
+
+    joint = joint_after_round(verifier, model.law, nothing, (0,), 2, Budget(0, 0))
+    assert max_error(joint, target_joint(model.law, (0,), 2)) < EXACT

@@ -1,0 +1,91 @@
+"""The oracle itself: weights, order of branches, reuse of names, continuous noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.exactness.compare import joint_after_round
+from paceline.exactness.negative import peeks_at_target
+from paceline.exactness.oracle import ReusedDraw, ScriptedRandomness, enumerate_law
+from paceline.exactness.tabular import TabularModel
+from paceline.randomness import Draw, Purpose, Randomness
+from paceline.types import Budget
+from paceline.verifiers.sample_match import SampleMatch
+
+
+def draw(position: int) -> Draw:
+    return Draw(position, Purpose.TARGET)
+
+
+def test_weights_multiply_along_a_run_and_add_over_runs() -> None:
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        first = randomness.choice(np.array([1.0, 0.0, 3.0]), draw(0))
+        if randomness.bernoulli(0.25, draw(1)):
+            return (first,)
+        return (first + randomness.choice(np.array([0.5, 0.5]), draw(2)),)
+
+    law = enumerate_law(run)
+    assert law == pytest.approx({(0,): 0.15625, (1,): 0.09375, (2,): 0.46875, (3,): 0.28125})
+    assert sum(law.values()) == pytest.approx(1, abs=1e-15)
+
+
+def test_certain_draws_are_no_branches() -> None:
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        sure = randomness.bernoulli(1.0, draw(0)), randomness.bernoulli(0.0, draw(1))
+        return (*map(int, sure), randomness.choice(np.array([0.0, 2.0]), draw(2)))
+
+    assert enumerate_law(run, max_runs=1) == {(1, 0, 1): 1.0}
+
+
+def test_every_run_is_taken_once() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        out = tuple(randomness.choice(np.ones(3), draw(i)) for i in range(3))
+        seen.append(out)
+        return out
+
+    assert len(enumerate_law(run)) == len(seen) == 27
+
+
+def test_same_name_with_same_weights_repeats() -> None:
+    weights = np.array([0.25, 0.75])
+    law = enumerate_law(lambda r: (r.choice(weights, draw(0)), r.choice(weights, draw(0))))
+    assert law == {(0, 0): 0.25, (1, 1): 0.75}
+
+
+def test_same_name_with_other_weights_is_an_error() -> None:
+    randomness = ScriptedRandomness()
+    randomness.choice(np.array([0.25, 0.75]), draw(0))
+    with pytest.raises(ReusedDraw, match="two different draws"):
+        randomness.choice(np.array([0.5, 0.5]), draw(0))
+    with pytest.raises(ReusedDraw):
+        randomness.bernoulli(0.75, draw(0))
+
+
+def test_a_drafter_that_peeks_at_the_target_is_caught() -> None:
+    p, q = TabularModel(3, 2, seed=1), TabularModel(3, 2, seed=2)
+    with pytest.raises(ReusedDraw):
+        joint_after_round(SampleMatch(), p.law, peeks_at_target(q.law), (0,), 3, Budget(2, 2))
+
+
+def test_noise_cannot_be_enumerated() -> None:
+    with pytest.raises(TypeError, match="Monte-Carlo"):
+        enumerate_law(lambda r: (int(r.uniform(3, draw(0)).argmax()),))
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 2.0], [np.nan, 1.0], [np.inf, 1.0]])
+def test_weights_must_be_a_distribution(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="no distribution"):
+        ScriptedRandomness().choice(np.array(weights), draw(0))
+
+
+def test_probability_outside_the_unit_interval_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no distribution"):
+        ScriptedRandomness().bernoulli(1.5, draw(0))
+
+
+def test_too_many_runs_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than 5"):
+        enumerate_law(lambda r: (r.choice(np.ones(6), draw(0)),), max_runs=5)

@@ -1,0 +1,97 @@
+"""Shapes from Hugging Face configs, rotary frequencies, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models.config import ModelConfig, hf_eos_token_ids, inverse_frequencies
+from tiny import FAMILIES, hf_config, tiny_config
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def read(**changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf({**hf_config(tiny_config()), **changes}, (2,))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hugging_face_config_is_read_back(family: Any) -> None:
+    config = tiny_config(family)
+    assert ModelConfig.from_hf(hf_config(config), (2,)) == config
+
+
+def test_new_style_rope_parameters_are_read() -> None:
+    old = read(rope_theta=5e5, rope_scaling=LLAMA3)
+    new = read(rope_theta=None, rope_parameters={**LLAMA3, "rope_theta": 5e5})
+    assert old == new
+
+
+@pytest.mark.parametrize("scaling", [LLAMA3, {"type": "linear", "factor": 4.0}, None])
+def test_frequencies_equal_those_of_transformers(scaling: dict[str, Any] | None) -> None:
+    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_theta": 1e4, "rope_type": "default", **(scaling or {})}
+    rope["rope_type"] = rope.pop("type", rope["rope_type"])
+    theirs = modeling.LlamaRotaryEmbedding(
+        transformers.LlamaConfig(
+            hidden_size=32, num_attention_heads=4, head_dim=8, rope_parameters=rope
+        )
+    )
+    ours = inverse_frequencies(read(rope_scaling=scaling))
+    np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=1e-6)
+
+
+def test_a_sliding_window_limits_the_context() -> None:
+    assert read(sliding_window=100).max_context == 100
+    assert read(sliding_window=1000).max_context == 256
+    unused = {"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": False}
+    assert read(**unused).max_context == 256
+
+
+def test_end_ids_come_from_the_first_config_that_has_any() -> None:
+    assert hf_eos_token_ids({}, {"eos_token_id": [3, 4]}) == (3, 4)
+    assert hf_eos_token_ids({"eos_token_id": 0}, {"eos_token_id": 1}) == (0,)
+    assert hf_eos_token_ids({}, {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "mamba"}, "mamba"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"attention_bias": True}, "bias"),
+        ({"mlp_bias": True}, "bias"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"partial_rotary_factor": 0.5}, "partial"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"num_key_value_heads": 3}, "heads"),
+    ],
+)
+def test_unsupported_features_point_to_transformers(changes: Any, named: str) -> None:
+    with pytest.raises(ModelError, match=rf"{named}.*--runtime transformers"):
+        read(**changes)
+
+
+def test_a_missing_entry_is_named() -> None:
+    broken = hf_config(tiny_config())
+    del broken["num_hidden_layers"]
+    with pytest.raises(ModelError, match="num_hidden_layers"):
+        ModelConfig.from_hf(broken)
+
+
+def test_per_frequency_divisors_are_applied() -> None:
+    plain = tiny_config()
+    divided = replace(plain, rope_divisors=(1.0, 2.0, 4.0, 8.0))
+    ratio = inverse_frequencies(plain) / inverse_frequencies(divided)
+    np.testing.assert_allclose(ratio, [1, 2, 4, 8])

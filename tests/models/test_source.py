@@ -1,0 +1,94 @@
+"""Finding models by path, alias and hub id."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import ModelError
+from paceline.models import source as module
+from paceline.models.source import resolve
+from tiny import random_tensors, save_directory, save_gguf, tiny_config
+
+CONFIG = tiny_config("qwen3")
+
+
+def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
+    source = resolve(str(save_gguf(tmp_path / "small.gguf", CONFIG)))
+    assert source.name == "small"
+    assert source.config.family == "qwen3"
+    assert source.weights()["model.norm.weight"].shape == (CONFIG.hidden_size,)
+    assert source.tokenizer().encode("the")
+
+
+def test_a_directory_is_a_model(tmp_path: Path) -> None:
+    source = resolve(str(save_directory(tmp_path / "small", CONFIG)))
+    assert source.name == "small"
+    assert source.config == CONFIG
+    expected = random_tensors(CONFIG)["model.norm.weight"]
+    np.testing.assert_array_equal(source.weights()["model.norm.weight"], expected)
+    assert source.tokenizer().chat([{"role": "user", "content": "hi"}])
+
+
+def test_generation_config_has_the_say_on_end_ids(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path, CONFIG)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
+    source = resolve(str(directory))
+    assert source.config.eos_token_ids == source.tokenizer().eos_token_ids == (2, 0)
+
+
+def test_directory_fingerprints_tell_weights_apart(tmp_path: Path) -> None:
+    marks = [
+        resolve(str(save_directory(tmp_path / name, CONFIG, seed=seed))).fingerprint
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    assert marks[0] == marks[1] != marks[2]
+
+
+@pytest.mark.parametrize("spec", ["", "nonsense", "no/such/place", "no/file.gguf", "/no/where"])
+def test_unknown_models_are_named_with_what_would_work(spec: str) -> None:
+    with pytest.raises(ModelError, match=r"unknown model.*smollm2-135m.*\.gguf"):
+        resolve(spec)
+
+
+def test_things_that_are_not_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        resolve(str(tmp_path))
+    (tmp_path / "text").write_text("hello, this is no model")
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        resolve(str(tmp_path / "text"))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        resolve(str(tmp_path))
+
+
+def test_hub_ids_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = save_directory(tmp_path / "hub", CONFIG)
+    hub = SimpleNamespace(snapshot_download=lambda *_, **__: str(directory))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    assert resolve("org/name").name == "org/name"
+
+
+def test_hub_failures_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> str:
+        raise ConnectionError("offline\nand a long story")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=fail))
+    with pytest.raises(ModelError, match="offline") as caught:
+        resolve("org/name")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match="huggingface_hub"):
+        resolve("org/name")
+
+
+def test_the_alias_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_gguf(tmp_path / "m.gguf", CONFIG)
+    monkeypatch.setattr(module, "pull", lambda **_: path)
+    assert resolve("smollm2-135m").name == "smollm2-135m"

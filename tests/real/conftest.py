@@ -1,0 +1,24 @@
+"""The default model on the CPU runtime, loaded once per precision."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("openvino")
+
+from paceline.loading import Loaded, load_model
+from paceline.target import RuntimeOptions
+
+_LOADED: dict[str, Loaded] = {}
+
+
+def load(precision: str) -> Loaded:
+    if precision not in _LOADED:
+        _LOADED.clear()  # one at a time: fp32 weights take half a gigabyte
+        _LOADED[precision] = load_model(options=RuntimeOptions(precision=precision))
+    return _LOADED[precision]
+
+
+@pytest.fixture(scope="module", params=["int8", "fp32"])
+def loaded(request: pytest.FixtureRequest) -> Loaded:
+    return load(request.param)

@@ -1,0 +1,147 @@
+"""Block tables against a naive model: a cache is a list of rows, whatever was shared or copied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import OutOfMemory
+from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
+
+
+def pool(blocks: int = 64) -> BlockPool:
+    return BlockPool(layers=2, kv_heads=1, head_dim=2, blocks=blocks)
+
+
+def write(cache: PagedCache, blocks: list[int], start: int, values: list[int]) -> None:
+    """What a forward does: write rows at positions from `start` on."""
+    for offset, value in enumerate(values):
+        position = start + offset
+        cache.pool.memory[:, blocks[position // BLOCK], :, position % BLOCK] = value
+
+
+def read(cache: PagedCache) -> list[int]:
+    rows = [
+        cache.pool.memory[:, cache.blocks[p // BLOCK], :, p % BLOCK] for p in range(cache.length)
+    ]
+    assert all(np.unique(row).size == 1 for row in rows)
+    return [int(row.flat[0]) for row in rows]
+
+
+def append(cache: PagedCache, values: list[int]) -> None:
+    cache.reserve(len(values))
+    write(cache, cache.blocks, cache.length, values)
+    cache.length += len(values)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 40)),
+        st.tuples(st.just("fork"), st.just(0)),
+        st.tuples(st.just("truncate"), st.integers(0, 60)),
+        st.tuples(st.just("branch"), st.integers(0, 2)),
+        st.tuples(st.just("release"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OPERATIONS, st.randoms(use_true_random=False))
+def test_caches_behave_like_independent_lists(operations, random):
+    memory = pool(400)
+    caches = [(PagedCache(memory), [])]
+    counter = 0
+    for name, size in operations:
+        if not caches:
+            caches.append((PagedCache(memory), []))
+        index = random.randrange(len(caches))
+        cache, rows = caches[index]
+        if name == "append":
+            values = list(range(counter, counter + size))
+            counter += size
+            append(cache, values)
+            rows += values
+        elif name == "fork":
+            caches.append((cache.fork(), list(rows)))
+        elif name == "truncate":
+            cache.truncate(min(size, cache.length))
+            del rows[size:]
+        elif name == "release":
+            cache.release()
+            del caches[index]
+        else:
+            # Three paths of one round: the root, then two tokens each; `size` says which is kept.
+            paths = [(0, 1), (0, 2), (3, 4)]
+            root = counter
+            counter += 1 + 6
+            cache.reserve(3)
+            cache.branches.append((paths[0], None))
+            write(cache, cache.blocks, cache.length, [root, root + 1, root + 2])
+            for branch, path in enumerate(paths[1:], start=1):
+                blocks = cache.branch(path, 3)
+                first = root + 1 if path[0] == 0 else root + 2 * branch + 1
+                write(cache, blocks, cache.length, [root, first, root + 2 * branch + 2])
+            cache.adopt(1, paths[size][:2])
+            first = root + 1 if size < 2 else root + 5
+            rows += [root, first, root + 2 * size + 2]
+        for other, expected in caches:
+            assert read(other) == expected
+    for cache, _ in caches:
+        cache.release()
+    assert memory.free == 400
+
+
+def test_adopting_part_of_a_path_or_nothing():
+    memory = pool()
+    cache = PagedCache(memory)
+    append(cache, [1, 2, 3])
+    cache.reserve(3)
+    cache.branches.append(((0, 1), None))
+    write(cache, cache.blocks, 3, [4, 5, 6])
+    write(cache, cache.branch((2,), 2), 3, [4, 7])
+    cache.adopt(1, ())
+    assert read(cache) == [1, 2, 3, 4]
+    assert not cache.branches
+
+
+def test_unknown_path_is_refused():
+    cache = PagedCache(pool())
+    cache.reserve(2)
+    cache.branches.append(((0,), None))
+    with pytest.raises(ValueError, match="no branch"):
+        cache.adopt(1, (5,))
+
+
+def test_discard_without_keep_changes_nothing():
+    memory = pool()
+    cache = PagedCache(memory)
+    append(cache, list(range(40)))
+    free = memory.free
+    cache.branches.append(((), None))
+    cache.branch((0,), 5)
+    cache.discard()
+    assert memory.free == free
+    assert read(cache) == list(range(40))
+
+
+def test_full_pool_is_said_and_leaves_the_cache_alone():
+    memory = pool(2)
+    cache = PagedCache(memory)
+    append(cache, list(range(60)))
+    with pytest.raises(OutOfMemory, match="64 tokens"):
+        cache.reserve(10)
+    assert read(cache) == list(range(60))
+    cache.reserve(4)
+
+
+def test_move_brings_path_rows_together():
+    cache = PagedCache(pool())
+    append(cache, list(range(30)))
+    cache.reserve(6)
+    write(cache, cache.blocks, 30, [100, 101, 102, 103, 104, 105])
+    cache.move([32, 35], 31)
+    cache.length = 33
+    assert read(cache) == [*range(30), 100, 102, 105]

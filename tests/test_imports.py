@@ -1,0 +1,154 @@
+"""Imports follow the flow of data, heavy packages stay optional, and nothing imports in circles."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SPEC = find_spec("paceline")
+assert SPEC is not None
+assert SPEC.submodule_search_locations is not None
+ROOT = Path(SPEC.submodule_search_locations[0])
+
+LAYERS = (
+    ("errors", "version"),
+    ("types",),
+    (
+        *("tree", "randomness", "sampling", "metrics", "target", "sequence", "stopping"),
+        *("text", "transcript", "models"),
+    ),
+    ("drafters", "verifiers", "controllers", "runtimes"),
+    ("decode",),
+    ("exactness", "engine", "registry"),
+    ("loading",),
+    ("",),  # the package's own __init__
+    ("bench", "cli", "serving", "__main__"),
+)
+"""Parts from the bottom up: a part imports its own layer and those before it."""
+
+RUNTIMES_MAY = {"runtimes", "types", "target", "tree", "errors", "models"}
+
+HEAVY = {
+    "openvino": {"runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_weights"},
+    "torch": {"runtimes.torch", "runtimes.transformers", "models.llama"},
+    "transformers": {"runtimes.transformers"},
+}
+"""Which modules may import a heavy package, at any level of nesting."""
+
+
+class Import(NamedTuple):
+    """One import statement: who, what, and whether it runs when the module is imported."""
+
+    module: str
+    target: str
+    eager: bool
+
+
+def module_name(path: Path) -> str:
+    """Dotted name below the package; empty for the package itself."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imports_of(module: str) -> list[Import]:
+    """All imports of a module, those for type checkers alone left out."""
+    found: list[Import] = []
+
+    def visit(node: ast.AST, eager: bool) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                visit(other, eager)
+            return
+        if isinstance(node, ast.Import):
+            found.extend(Import(module, alias.name, eager) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports relatively"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                known = full.removeprefix("paceline.") in MODULES and full.startswith("paceline.")
+                found.append(Import(module, full if known else node.module or "", eager))
+        inner = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            visit(child, eager and not inner)
+
+    visit(ast.parse(MODULES[module].read_text()), True)
+    return found
+
+
+IMPORTS = [each for module in MODULES for each in imports_of(module)]
+
+
+def inner(name: str) -> str | None:
+    """Name below the package, or None for an import from outside."""
+    if name == "paceline":
+        return ""
+    return name.removeprefix("paceline.") if name.startswith("paceline.") else None
+
+
+def layer(module: str) -> int:
+    """Index of the layer that a module belongs to."""
+    part = module.split(".")[0]
+    for index, parts in enumerate(LAYERS):
+        if part in parts:
+            return index
+    raise AssertionError(f"module {module} belongs to no layer: add it to LAYERS")
+
+
+def test_the_package_was_found() -> None:
+    assert {"types", "tree", "sampling", "decode.autoregressive"} <= set(MODULES)
+    assert len(IMPORTS) > 100
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_imports_upward(module: str) -> None:
+    for each in imports_of(module):
+        below = inner(each.target)
+        if below is not None:
+            assert layer(below) <= layer(module), f"{module} imports {each.target}"
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("runtimes.")])
+def test_runtimes_know_only_the_contract_and_models(module: str) -> None:
+    for each in imports_of(module):
+        below = inner(each.target)
+        if below is not None:
+            assert below.split(".")[0] in RUNTIMES_MAY, f"{module} imports {each.target}"
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_heavy_packages_are_imported_where_they_belong(package: str) -> None:
+    users = {each.module for each in IMPORTS if each.target.split(".")[0] == package}
+    assert users <= HEAVY[package]
+
+
+def test_no_shipped_module_uses_a_wrong_rule() -> None:
+    users = {each.module for each in IMPORTS if each.target == "paceline.exactness.negative"}
+    assert users <= {"exactness.negative"}
+
+
+def test_nothing_imports_in_circles() -> None:
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for each in IMPORTS:
+        below = inner(each.target)
+        if each.eager and below in MODULES and below != each.module:
+            graph[each.module].add(below or "")
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_everything_else_imports_without_heavy_packages() -> None:
+    """In a fresh interpreter where importing any of them fails."""
+    light = MODULES.keys() - set().union(*HEAVY.values()) - {"__main__"}
+    names = ", ".join(f"paceline.{module}".rstrip(".") for module in sorted(light))
+    code = f"import sys\nfor name in {list(HEAVY)}: sys.modules[name] = None\nimport {names}\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

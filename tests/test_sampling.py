@@ -1,0 +1,319 @@
+"""Laws against a slow, independent reference; penalties inside a draft; edges."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.randomness import Draw, KeyedRandomness, Purpose
+from paceline.sampling import Law, NodeLaws, Sampler, logprobs, one_hot, top_k_ids
+from paceline.types import ROOT, LogitArray, SamplingParams, TokenTree
+from paceline.verifiers.coupled import gumbel_max
+
+SIZE = 8
+ids = st.integers(0, SIZE - 1)
+
+
+def naive_law(
+    logits: LogitArray, params: SamplingParams, prompt: list[int], output: list[int]
+) -> dict[int, float]:
+    """The documented order of processors, one token at a time, in plain Python floats."""
+    forced = params.forced_tokens.get(len(output))
+    if forced is not None:
+        return {forced: 1.0}
+    scores = {token: float(value) for token, value in enumerate(logits)}
+    for token in scores:
+        if token in prompt or token in output:
+            rate = params.repetition_penalty
+            scores[token] *= 1 / rate if scores[token] > 0 else rate
+        count = output.count(token)
+        if count:
+            scores[token] -= params.presence_penalty + params.frequency_penalty * count
+        scores[token] += params.logit_bias.get(token, 0.0)
+    for token in params.banned_tokens:
+        del scores[token]
+    if params.temperature == 0:
+        best = max(scores.values())
+        return {min(token for token in scores if scores[token] == best): 1.0}
+    peak = max(scores.values())
+    scores = {token: (score - peak) / params.temperature for token, score in scores.items()}
+    ranked = sorted(scores, key=lambda token: (-scores[token], token))
+    if 0 < params.top_k < len(ranked):
+        last = scores[ranked[params.top_k - 1]]
+        ranked = [token for token in ranked if scores[token] >= last]
+    if params.top_p < 1:
+        total = math.fsum(math.exp(scores[token]) for token in ranked)
+        kept: list[int] = []
+        mass = 0.0
+        for token in ranked:
+            kept.append(token)
+            mass += math.exp(scores[token])
+            if mass >= params.top_p * total:
+                break
+        ranked = kept
+    if params.min_p > 0:
+        ranked = [t for t in ranked if scores[t] >= scores[ranked[0]] + math.log(params.min_p)]
+    total = math.fsum(math.exp(scores[token]) for token in ranked)
+    return {token: math.exp(scores[token]) / total for token in ranked}
+
+
+@st.composite
+def logit_rows(draw: st.DrawFn, ties: bool = False) -> LogitArray:
+    """Rows with gaps of at least 1/64, so that rounding never decides what is cut."""
+    if ties:
+        return np.array(
+            draw(st.lists(st.integers(-2, 2), min_size=SIZE, max_size=SIZE)), np.float32
+        )
+    values = draw(st.lists(st.integers(-300, 300), min_size=SIZE, max_size=SIZE, unique=True))
+    return (np.array(values) / 64).astype(np.float32)
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
+        top_k=draw(st.integers(0, SIZE + 2)),
+        top_p=draw(st.sampled_from([1e-6, 0.31, 0.737, 0.95, 1.0])),
+        min_p=draw(st.sampled_from([0.0, 0.0713, 0.5, 1.0])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.37, 0.71])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.517, -0.31])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.213, -0.11])),
+        logit_bias=draw(st.dictionaries(ids, st.sampled_from([-1.93, 0.71, 4.1]), max_size=3)),
+        banned_tokens=tuple(draw(st.sets(ids, max_size=SIZE - 1))),
+        forced_tokens=draw(st.dictionaries(st.integers(0, 4), ids, max_size=1)),
+    )
+
+
+def as_dict(law: Law) -> dict[int, float]:
+    """Positive entries of a law."""
+    return {law.token(i): p for i, p in enumerate(law.probs.tolist()) if p > 0}
+
+
+@given(
+    logits=logit_rows(),
+    params=parameters(),
+    prompt=st.lists(ids, min_size=1, max_size=4),
+    output=st.lists(ids, max_size=5),
+)
+def test_law_equals_the_reference(
+    logits: LogitArray, params: SamplingParams, prompt: list[int], output: list[int]
+) -> None:
+    sampler = Sampler(params, prompt)
+    sampler.commit(output)
+    before = logits.copy()
+    law = sampler.law(logits)
+    assert as_dict(law) == pytest.approx(naive_law(logits, params, prompt, output), abs=1e-13)
+    assert law.probs.dtype == np.float64
+    assert law.probs.sum() == pytest.approx(1, abs=1e-12)
+    assert np.array_equal(logits, before)
+
+
+@given(
+    logits=logit_rows(),
+    params=parameters(),
+    output=st.lists(ids, max_size=5),
+    path=st.lists(ids, max_size=4),
+    cut=st.integers(0, 4),
+)
+def test_a_path_counts_like_committed_tokens(
+    logits: LogitArray, params: SamplingParams, output: list[int], path: list[int], cut: int
+) -> None:
+    """Exactly: the same numbers, not merely close ones."""
+    inside, committed, partly = (Sampler(params, [3]) for _ in range(3))
+    inside.commit(output)
+    committed.commit(output + path)
+    partly.commit(output)
+    partly.commit(path[:cut])
+    laws = [inside.law(logits, path), committed.law(logits), partly.law(logits, path[cut:])]
+    for law in laws[1:]:
+        assert np.array_equal(law.probs, laws[0].probs)
+        assert np.array_equal(law.dense(), laws[0].dense())
+    assert np.array_equal(inside.law(logits).dense(), inside.law(logits, []).dense())
+
+
+def test_every_node_sees_its_own_path() -> None:
+    rng = np.random.default_rng(1)
+    draft = TokenTree(np.array([1, 2, 1, 4, 1]), np.array([ROOT, ROOT, 0, 1, 2]))
+    logits = rng.normal(size=(6, SIZE)).astype(np.float32)
+    params = SamplingParams(temperature=0.8, frequency_penalty=0.7, forced_tokens={4: 6})
+    sampler = Sampler(params, [0])
+    sampler.commit([5])
+    laws = NodeLaws(sampler, draft, logits, 2)
+    paths = {ROOT: [], 0: [1], 1: [2], 2: [1, 1], 3: [2, 4], 4: [1, 1, 1]}
+    assert laws.position == 2
+    for node, path in paths.items():
+        fresh = Sampler(params, [0])
+        fresh.commit([5, *path])
+        assert np.array_equal(laws.law(node).dense(), fresh.law(logits[node + 1]).dense())
+        assert laws.law(node) is laws.law(node)
+    assert as_dict(laws.law(4)) == {6: 1.0}
+
+
+@given(logits=logit_rows(ties=True), params=parameters())
+def test_a_law_is_consistent_with_itself(logits: LogitArray, params: SamplingParams) -> None:
+    law = Sampler(params, [0]).law(logits)
+    dense = law.dense()
+    assert law.size == SIZE == len(dense)
+    assert dense.tolist() == [law.prob(token) for token in range(SIZE)]
+    assert dense[law.argmax()] == dense.max()
+    assert law.argmax() == int(dense.argmax())
+    if law.ids is not None:
+        assert law.ids.tolist() == sorted(set(law.ids.tolist()))
+        assert [law.token(i) for i in range(len(law.ids))] == law.ids.tolist()
+    else:
+        assert len(law.probs) == SIZE
+
+
+@given(logits=logit_rows(ties=True), k=st.integers(1, SIZE))
+def test_top_k_keeps_ties_of_the_last(logits: LogitArray, k: int) -> None:
+    law = Sampler(SamplingParams(temperature=1, top_k=k), [0]).law(logits)
+    bound = sorted(logits.tolist(), reverse=True)[k - 1]
+    assert set(as_dict(law)) == {t for t in range(SIZE) if logits[t] >= bound}
+
+
+@given(logits=logit_rows(ties=True))
+def test_top_p_breaks_ties_by_the_lower_id(logits: LogitArray) -> None:
+    law = Sampler(SamplingParams(temperature=1, top_p=1e-9), [0]).law(logits)
+    assert as_dict(law) == {int(logits.argmax()): 1.0}
+
+
+@given(logits=logit_rows(ties=True))
+def test_min_p_of_one_keeps_the_most_likely_alone(logits: LogitArray) -> None:
+    law = Sampler(SamplingParams(temperature=1, min_p=1.0), [0]).law(logits)
+    best = [t for t in range(SIZE) if logits[t] == logits.max()]
+    assert as_dict(law) == pytest.approx({t: 1 / len(best) for t in best})
+
+
+def test_nucleus_over_a_whole_vocabulary() -> None:
+    """Flat enough that more than the first guess of 256 tokens is needed."""
+    logits = np.random.default_rng(2).normal(size=49_152).astype(np.float32)
+    for top_p in (0.01, 0.5, 0.999, 1 - 1e-12):
+        law = Sampler(SamplingParams(temperature=1, top_p=top_p), [0]).law(logits)
+        weights = np.exp(logits.astype(np.float64) - logits.max())
+        order = np.argsort(-weights, kind="stable")
+        mass = np.cumsum(weights[order]) / weights.sum()
+        count = int((mass < top_p).sum()) + 1
+        assert law.ids is not None
+        assert abs(len(law.ids) - min(count, len(order))) <= (top_p > 0.99999)
+        assert set(law.ids.tolist()) <= set(order[: count + 1].tolist())
+
+
+@given(
+    values=st.lists(st.integers(-3, 3), min_size=1, max_size=40),
+    k=st.integers(1, 45),
+    blocks=st.booleans(),
+)
+def test_top_k_ids_against_a_full_sort(values: list[int], k: int, blocks: bool) -> None:
+    row = np.array(values, dtype=np.float32)
+    if blocks:  # wide enough for the search by blocks
+        row = np.tile(np.repeat(row, 7), 512)[: 256 * 50]
+        row = np.pad(row, (0, -len(row) % 256), constant_values=-9)
+    expected = np.argsort(-row, kind="stable")[:k]
+    assert top_k_ids(row, k).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("width", [49_152, 49_153, 32_000, 257])
+@pytest.mark.parametrize("k", [1, 5, 48, 191, 192, 256])
+def test_top_k_ids_on_rows_as_wide_as_vocabularies(width: int, k: int) -> None:
+    rng = np.random.default_rng(width + k)
+    row = rng.normal(size=width).astype(np.float32)
+    for values in (row, np.round(row), np.full(width, -np.inf, dtype=np.float32)):
+        assert np.array_equal(top_k_ids(values, k), np.argsort(-values, kind="stable")[:k])
+
+
+def test_extreme_temperatures_stay_finite() -> None:
+    logits = np.array([1.0, 3.0, 2.0, -40.0], dtype=np.float32)
+    for temperature in (1e-310, 1e-300, 1e-5, 0.05):
+        law = Sampler(SamplingParams(temperature=temperature), [0]).law(logits)
+        assert law.probs[1] == pytest.approx(1, abs=1e-8)
+        assert np.isfinite(law.probs).all()
+    law = Sampler(SamplingParams(temperature=1e300), [0]).law(logits)
+    assert law.probs == pytest.approx(np.full(4, 0.25))
+
+
+@pytest.mark.parametrize("gap", [30, 708, 720, 744, 1000])
+def test_coupled_noise_takes_vanishing_probabilities(gap: float) -> None:
+    """Down to subnormal ones and zero."""
+    logits = np.array([0.0, -gap, -gap / 2], dtype=np.float32)
+    law = Sampler(SamplingParams(temperature=1), [0]).law(logits)
+    assert {gumbel_max(law, position, KeyedRandomness(1)) for position in range(20)} == {0}
+
+
+def test_coupled_choice_is_the_gumbel_maximum() -> None:
+    """The shortcut over bounds against the definition argmax(log p - log(-log u))."""
+    rng = np.random.default_rng(3)
+    for position in range(200):
+        probs = rng.dirichlet(np.full(500, 0.1 if position % 2 else 3.0))
+        keyed = KeyedRandomness(position)
+        noise = keyed.uniform(500, Draw(position, Purpose.NOISE))
+        with np.errstate(divide="ignore"):
+            scores = np.log(probs) - np.log(-np.log(noise))
+        assert gumbel_max(Law(probs, None, 500), position, keyed) == int(scores.argmax())
+
+
+def test_one_hot() -> None:
+    law = one_hot(3, 5)
+    assert law.dense().tolist() == [0, 0, 0, 1, 0]
+    assert (law.argmax(), law.prob(3), law.prob(2), law.prob(4)) == (3, 1.0, 0.0, 0.0)
+
+
+def test_forced_tokens_win_over_everything() -> None:
+    params = SamplingParams(banned_tokens=(2,), forced_tokens={1: 2}, top_k=1)
+    sampler = Sampler(params, [0])
+    logits = np.arange(5, dtype=np.float32)
+    assert sampler.law(logits).argmax() == 4
+    assert sampler.law(logits, [4]).argmax() == 2
+    sampler.commit([4])
+    assert sampler.law(logits).argmax() == 2
+    sampler.commit([2])
+    assert sampler.law(logits).argmax() == 4
+
+
+def test_greedy_ties_go_to_the_lower_id() -> None:
+    logits = np.array([1.0, 4.0, 4.0, 2.0], dtype=np.float32)
+    assert Sampler(SamplingParams(), [0]).law(logits).argmax() == 1
+    assert Sampler(SamplingParams(logit_bias={3: 2.0, 1: -1.0}), [0]).law(logits).argmax() == 2
+
+
+def test_repetition_counts_the_prompt_and_presence_does_not() -> None:
+    logits = np.array([2.0, -2.0, 2.0], dtype=np.float32)
+    repeated = Sampler(SamplingParams(temperature=1, repetition_penalty=2.0), [0, 1]).law(logits)
+    expected = np.exp([1.0, -4.0, 2.0])
+    assert repeated.probs == pytest.approx(expected / expected.sum())
+    present = Sampler(SamplingParams(temperature=1, presence_penalty=2.0), [0, 1]).law(logits)
+    assert present.probs == pytest.approx(np.exp(logits) / np.exp(logits).sum())
+
+
+@given(logits=logit_rows(), token=ids, top=st.integers(0, SIZE + 3))
+def test_logprobs_are_of_the_raw_row(logits: LogitArray, token: int, top: int) -> None:
+    total = math.log(math.fsum(math.exp(float(x)) for x in logits))
+    entry = logprobs(logits, token, top)
+    assert entry.token_id == token
+    assert entry.logprob == pytest.approx(float(logits[token]) - total)
+    ranked = sorted(range(SIZE), key=lambda t: -logits[t])[:top]
+    assert [t for t, _ in entry.top] == ranked
+    assert [v for _, v in entry.top] == pytest.approx([float(logits[t]) - total for t in ranked])
+
+
+def test_logprobs_of_large_logits_do_not_overflow() -> None:
+    entry = logprobs(np.array([1e4, 1e4, 0], dtype=np.float32), 1, 1)
+    assert entry.logprob == pytest.approx(-math.log(2))
+
+
+@given(st.lists(ids, max_size=20), st.lists(ids, max_size=20))
+def test_commit_in_pieces_or_at_once(first: list[int], second: list[int]) -> None:
+    params = SamplingParams(temperature=1, frequency_penalty=0.5, repetition_penalty=1.2)
+    pieces, whole = Sampler(params, [0]), Sampler(params, [0])
+    pieces.commit(first)
+    pieces.commit(second)
+    whole.commit(first + second)
+    logits = np.linspace(-1, 2, SIZE).astype(np.float32)
+    assert np.array_equal(pieces.law(logits).dense(), whole.law(logits).dense())
+    counts = Counter(first + second)
+    expected = naive_law(logits, params, [0], list(counts.elements()))
+    assert as_dict(whole.law(logits)) == pytest.approx(expected, abs=1e-13)
