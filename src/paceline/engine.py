@@ -102,6 +102,7 @@ class Engine:
         self._max_batch = max_batch
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
+        self._mail: dict[int, deque[Event]] = {}
         self._next_id = 0
 
     @overload
@@ -130,21 +131,15 @@ class Engine:
             InvalidOption: an option is unknown or out of range.
         """
         many = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-        prompts = prompt if many else [prompt]
-        ids: list[int] = []
-        done: dict[int, Completion] = {}
+        requests: list[int] = []
         try:
-            for each in prompts:
-                ids.append(self.add(each, params, **options))
-            while len(done) < len(ids):
-                for event in self.step():
-                    if event.completion is not None and event.request in ids:
-                        done[event.request] = event.completion
-        except BaseException:
-            for request in ids:
-                self.cancel(request)
-            raise
-        return [done[request] for request in ids] if many else done[ids[0]]
+            for each in prompt if many else [prompt]:
+                requests.append(self._post(each, params, options))
+            done = [self._last_event(request) for request in requests]
+        finally:
+            for request in requests:
+                self._drop(request)
+        return done if many else done[0]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
@@ -158,16 +153,15 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[Event]:
         """Like `stream`, with tokens, their sources and the completion."""
-        request = self.add(prompt, params, **options)
+        request = self._post(prompt, params, options)
         try:
             while True:
-                for event in self.step():
-                    if event.request == request:
-                        yield event
-                        if event.completion is not None:
-                            return
+                event = self._read(request)
+                yield event
+                if event.completion is not None:
+                    return
         finally:
-            self.cancel(request)
+            self._drop(request)
 
     def add(
         self,
@@ -217,10 +211,16 @@ class Engine:
         commits = self.decoder.step([request.sequence for request in self._running])
         events = list(map(self._event, tuple(self._running), commits))
         self._running = [r for r in self._running if r.sequence.finish_reason is None]
+        for event in events:
+            if event.request in self._mail:
+                self._mail[event.request].append(event)
         return events
 
     def cancel(self, request: int) -> Completion | None:
-        """End a request now; what was generated so far, or None if it is not in flight."""
+        """End a request now; what was generated so far, or None if it is not in flight.
+
+        Whoever reads the request's stream gets the completion as its last event.
+        """
         for queue in (self._waiting, self._running):
             for each in queue:
                 if each.sequence.id == request:
@@ -228,13 +228,40 @@ class Engine:
                     each.sequence.finish_reason = "cancelled"
                     if queue is self._running:
                         self.decoder.close(each.sequence)
-                    return self._complete(each)
+                    completion = self._complete(each)
+                    if request in self._mail:
+                        text = each.transcript.take()
+                        self._mail[request].append(Event(request, text, (), (), completion))
+                    return completion
         return None
 
     @property
     def pending(self) -> int:
         """Requests waiting or running."""
         return len(self._waiting) + len(self._running)
+
+    def _post(self, prompt: Any, params: SamplingParams | None, options: Mapping[str, Any]) -> int:
+        """Queue a request whose events are kept until `_read`, whoever drives `step`."""
+        request = self.add(prompt, params, **options)
+        self._mail[request] = deque()
+        return request
+
+    def _read(self, request: int) -> Event:
+        """The request's next event, stepping until there is one."""
+        mail = self._mail[request]
+        while not mail:
+            self.step()
+        return mail.popleft()
+
+    def _last_event(self, request: int) -> Completion:
+        while (completion := self._read(request).completion) is None:
+            pass
+        return completion
+
+    def _drop(self, request: int) -> None:
+        """The request's events are no longer wanted."""
+        self._mail.pop(request, None)
+        self.cancel(request)
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._max_batch:
@@ -281,6 +308,8 @@ class Engine:
                 f"option {sorted(unknown)[0]!r} is unknown: use raw, system, "
                 f"{', '.join(SamplingParams.__slots__)}"
             )
+        if isinstance(options.get("stop"), str):
+            options = {**options, "stop": (options["stop"],)}
         params = replace(params, **options)
         vocabulary = self.decoder.target.capabilities.vocab_size
         for name in ("logit_bias", "banned_tokens", "forced_tokens", "stop_token_ids"):

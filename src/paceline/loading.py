@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline import registry
 from paceline.controllers.base import ControllerContext
-from paceline.controllers.cost import CostModel, load_or_measure
+from paceline.controllers.cost import COST_FORMAT, CostModel, load_or_measure
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters.base import DrafterContext
 from paceline.engine import Engine
@@ -58,12 +58,13 @@ class Loaded:
         capabilities = self.target.capabilities
         machine = f"{platform.machine()}-{_processor()}-{os.cpu_count()}-{self.options.threads}"
         key = {
-            "version": __version__,
+            "version": f"{__version__}.{COST_FORMAT}",
             "model": self.source.fingerprint,
             "runtime": capabilities.runtime,
             "device": capabilities.device,
             "precision": capabilities.precision,
             "layout": capabilities.layout,
+            "context": capabilities.max_context,
             "machine": machine,
         }
         return load_or_measure(self.target, key)
@@ -151,6 +152,7 @@ def make_engine(
     verifier = "coupled" if verifier == "auto" else verifier
     if controller == "auto":
         controller = "cost-model" if nodes is None and depth is None else "fixed"
+    registry.find("controller", controller)
     if drafter == "none":
         controller, nodes, depth = "fixed", 1, 1
     rule = registry.find("verifier", verifier).load()()
@@ -162,11 +164,14 @@ def make_engine(
             f"'{drafter}' draws none: use verifier 'coupled' or drafter 'draft-model'"
         )
 
+    unused = [draft_model] if draft_model is not None else []
+
     def load_draft_model() -> Target:
         if draft_model is None:
             raise InvalidOption(
                 f"drafter '{drafter}' needs a draft model: name one with --draft-model"
             )
+        unused.clear()
         small = load_model(
             draft_model,
             runtime=loaded.target.capabilities.runtime,
@@ -183,9 +188,15 @@ def make_engine(
     context = DrafterContext(
         loaded.target.capabilities, load_draft_model, report_law=None not in rule.accepts
     )
+    drafting = make_drafter(context)
+    if unused:
+        raise InvalidOption(
+            f"drafter '{drafter}' uses no draft model: use drafter 'draft-model' or leave out "
+            f"{draft_model}"
+        )
     decoder = AutoregressiveDecoder(
         loaded.target,
-        make_drafter(context),
+        drafting,
         rule,
         make_controller(ControllerContext(lambda: loaded.costs, nodes, depth)),
         StopRules(loaded.tokenizer.eos_token_ids, loaded.target.capabilities.max_context),

@@ -162,7 +162,12 @@ def methods() -> tuple[Method, ...]:
     """Built-in methods and those of installed plugins, which may not reuse a name."""
     found = {(method.kind, method.name): method for method in BUILT_IN}
     for point in entry_points(group=GROUP):
-        method = point.load()
+        try:
+            method = point.load()
+        except Exception as error:
+            raise InvalidOption(
+                f"plugin {point.value} cannot be loaded ({error}): mend or uninstall it"
+            ) from error
         if not isinstance(method, Method):
             raise InvalidOption(f"plugin {point.value} is not a paceline.registry.Method")
         if (method.kind, method.name) in found:

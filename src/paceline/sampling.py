@@ -118,7 +118,8 @@ def _adjust(
 def _truncate(x: ProbArray, params: SamplingParams) -> Law:
     """Temperature, top-k, top-p, min-p and softmax over float64 `[vocabulary]` logits."""
     size = len(x)
-    x = (x - x.max()) / params.temperature  # the peak is taken out first: no overflow
+    with np.errstate(over="ignore"):  # the peak is taken out first, so only -inf can come of it
+        x = (x - x.max()) / params.temperature
     ids: IntArray | None = None
 
     def narrow(keep: IntArray) -> None:

@@ -104,6 +104,8 @@ class Capabilities:
             drafted (layout "exact"). Where False, near-ties may resolve differently.
         layout: tree layout in use.
         tree: whether drafts with branches are supported.
+        row_buckets: if not empty, forwards are padded to the next of these row counts, and
+            changing from one to another costs extra.
     """
 
     runtime: str
@@ -116,6 +118,7 @@ class Capabilities:
     bit_exact: bool
     layout: Layout
     tree: bool = True
+    row_buckets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,7 @@ class SamplingParams:
             all(finite(b) for b in self.logit_bias.values()), "logit_bias", "finite for every token"
         )
         check(self.max_new_tokens >= 1, "max_new_tokens", "1 or more")
+        check(not isinstance(self.stop, str), "stop", "a tuple of strings")
         check(all(self.stop), "stop", "free of empty strings")
         check(self.seed >= 0, "seed", "0 or more")
         check(self.logprobs is None or self.logprobs >= 0, "logprobs", "0 or more, or None")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.real.prompts import PROMPTS
 
 from paceline import Completion, SamplingParams
 from paceline.loading import Loaded, make_engine
-from tests.real.prompts import PROMPTS
 
 pytestmark = pytest.mark.real
 

@@ -37,5 +37,5 @@ def test_odd_shapes_are_refused_for_int4():
 
 
 def test_unknown_precision_is_named():
-    with pytest.raises(InvalidOption, match="'int3'.*int8, fp32, int4"):
+    with pytest.raises(InvalidOption, match=r"'int3'.*int8, fp32, int4"):
         check_precision("int3")

@@ -1,0 +1,1 @@
+"""The command `paceline`: one file per command, heavy imports inside them."""

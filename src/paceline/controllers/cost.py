@@ -16,30 +16,45 @@ from paceline.models.cache import cache_dir, write_atomically
 from paceline.target import Pass, Target
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Rows per forward at which the cost is measured."""
+"""Rows per forward at which the cost is measured, for runtimes that do not pad."""
+
+COST_FORMAT = 2
+"""Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
-_ROUNDS = 9
+_ROUNDS = 7
 _SMOOTHING = 0.02
 """Weight of one observed step in the running estimate; a timing here is noisy."""
 
 
 @dataclass
 class CostModel:
-    """Seconds of one forward by number of rows, linear between measured sizes.
+    """Seconds of one forward by number of rows.
 
     Attributes:
         sizes: rows, ascending, starting at 1.
-        seconds: median seconds at each size, never decreasing.
+        seconds: median seconds at each size in a steady run of that size, never decreasing.
+        switch: seconds that a forward costs more when its size differs from the one before.
+        padded: whether the runtime pads rows up to the next size, so that time is a staircase;
+            else it is linear between sizes.
     """
 
     sizes: Sequence[int]
     seconds: list[float]
+    switch: float = 0.0
+    padded: bool = False
     _drift: float = field(default=1.0, init=False)
 
+    def size(self, rows: int) -> int:
+        """The number of rows that a forward over `rows` is padded to."""
+        if not self.padded:
+            return rows
+        return next((size for size in self.sizes if size >= rows), rows)
+
     def time(self, rows: int) -> float:
-        """Estimated seconds of a forward over `rows` tokens."""
-        if rows <= self.sizes[-1]:
+        """Estimated seconds of a forward over `rows` tokens in a steady run of that size."""
+        rows = self.size(rows)
+        if rows <= self.sizes[-1] or len(self.sizes) == 1:
             return float(np.interp(rows, self.sizes, self.seconds))
         slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
         return self.seconds[-1] + slope * (rows - self.sizes[-1])
@@ -53,45 +68,56 @@ class CostModel:
         return {size: round(self.c(size), 3) for size in self.sizes}
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Refine the estimate near `rows` by a step's time.
+        """Refine the estimate at `rows` by the time of a step that did not switch sizes.
 
         The machine's speed of the moment is divided out first: what matters for choosing a size
         is how sizes compare, and a slow minute must not be booked on the sizes it happened to use.
         """
         ratio = seconds / self.time(rows)
-        self._drift += 0.1 * (min(max(ratio, 0.5), 2.0) - self._drift)
+        self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
         relative = min(max(ratio / self._drift, 0.8), 1.25)
-        index = int(np.argmin(np.abs(np.asarray(self.sizes) - rows)))
-        if self.sizes[index] == rows:
-            self.seconds[index] *= 1 + _SMOOTHING * (relative - 1)
+        if self.size(rows) in self.sizes:
+            self.seconds[self.sizes.index(self.size(rows))] *= 1 + _SMOOTHING * (relative - 1)
             self.seconds[:] = np.maximum.accumulate(self.seconds).tolist()
 
 
-def measure(target: Target, sizes: Sequence[int] = SIZES) -> CostModel:
-    """Time forwards over drafted chains of every size, interleaved, behind a prefix of 256 tokens.
+def measure(target: Target) -> CostModel:
+    """Time forwards over drafted chains of every size behind a prefix of 256 tokens.
 
-    Takes about a second on a small model; the result is worth caching (`load_or_measure`).
+    Takes about two seconds on a small model; the result is worth caching (`load_or_measure`).
     """
-    limit = target.capabilities.max_context - _CONTEXT
-    sizes = [size for size in sizes if size <= max(limit, 1)]
+    capabilities = target.capabilities
+    padded = bool(capabilities.row_buckets)
+    context = min(_CONTEXT, capabilities.max_context // 2)
+    known = [size for size in capabilities.row_buckets or SIZES if size <= SIZES[-1]]
+    sizes = [size for size in known if size <= capabilities.max_context - context]
     rng = np.random.default_rng(0)
     cache = target.open()
+
+    def timed(size: int) -> float:
+        draft = trees.chain(rng.integers(0, capabilities.vocab_size, size - 1).tolist())
+        begin = perf_counter()
+        target.forward([Pass(cache, [0], draft)])
+        return perf_counter() - begin
+
     try:
-        vocabulary = target.capabilities.vocab_size
-        context = min(_CONTEXT, target.capabilities.max_context // 2)
-        target.prefill(cache, rng.integers(0, vocabulary, context).tolist())
-        samples: dict[int, list[float]] = {size: [] for size in sizes}
-        for round_index in range(_ROUNDS + 1):
+        target.prefill(cache, rng.integers(0, capabilities.vocab_size, context).tolist())
+        steady: dict[int, list[float]] = {size: [] for size in sizes}
+        changed: dict[int, list[float]] = {size: [] for size in sizes}
+        # Two sweeps, so that a slow moment of the machine does not fall on one size alone. The
+        # first forward of a size in a sweep pays for the change of size.
+        for sweep in range(3):
             for size in sizes:
-                draft = trees.chain(rng.integers(0, vocabulary, size - 1).tolist())
-                begin = perf_counter()
-                target.forward([Pass(cache, [0], draft)])
-                if round_index:  # the first round compiles kernels for new shapes
-                    samples[size].append(perf_counter() - begin)
+                first = timed(size)
+                if sweep:  # the first sweep compiles kernels for new shapes
+                    changed[size].append(first)
+                    steady[size] += [timed(size) for _ in range(_ROUNDS)]
     finally:
         target.release(cache)
-    seconds = [float(np.median(samples[size])) for size in sizes]
-    return CostModel(sizes, np.maximum.accumulate(seconds).tolist())
+    seconds = [float(np.median(steady[size])) for size in sizes]
+    extra = [min(changed[size]) - min(steady[size]) for size in sizes]
+    switch = max(0.0, float(np.median(extra))) if padded else 0.0
+    return CostModel(sizes, np.maximum.accumulate(seconds).tolist(), switch, padded)
 
 
 def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
@@ -107,7 +133,13 @@ def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
     if cached is not None:
         return cached
     model = measure(target)
-    content = {"key": dict(key), "sizes": list(model.sizes), "seconds": model.seconds}
+    content = {
+        "key": dict(key),
+        "sizes": list(model.sizes),
+        "seconds": model.seconds,
+        "switch": model.switch,
+        "padded": model.padded,
+    }
     with suppress(OSError):  # an unwritable cache costs a second at the next start, nothing else
         write_atomically(path, json.dumps(content, indent=1))
     return model
@@ -119,7 +151,10 @@ def _read(path: Path) -> CostModel | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         sizes = [int(size) for size in content["sizes"]]
         seconds = [float(second) for second in content["seconds"]]
+        switch, padded = float(content["switch"]), bool(content["padded"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    good = len(sizes) == len(seconds) > 1 and sizes[0] == 1 and min(seconds) > 0
-    return CostModel(sizes, seconds) if good and sizes == sorted(set(sizes)) else None
+    rising = sizes == sorted(set(sizes)) and seconds == sorted(seconds)
+    finite = bool(np.isfinite([*seconds, switch]).all())
+    good = len(sizes) == len(seconds) > 0 and sizes[0] == 1 and seconds[0] > 0 and switch >= 0
+    return CostModel(sizes, seconds, switch, padded) if good and rising and finite else None

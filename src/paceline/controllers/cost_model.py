@@ -10,6 +10,7 @@ may be pruned freely, so no guarantee is touched.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence as List
 from typing import ClassVar, Self
 
@@ -18,14 +19,19 @@ import numpy as np
 from paceline import tree as trees
 from paceline.controllers.base import Controller, ControllerContext
 from paceline.controllers.cost import CostModel
+from paceline.controllers.sizing import Sizing
 from paceline.sequence import Sequence
-from paceline.types import Budget, IntArray, ProbArray, TokenTree, Verdict
+from paceline.types import Budget, IntArray, TokenTree, Verdict
 
 _PRIOR = 4.0
 """Expected acceptances that the global calibration counts for in a sequence's own."""
 
 _MEMORY = 0.98
 """Decay per step of calibration counts."""
+
+
+_PROBE = 32
+"""Plain steps after which a drafter that had stopped to pay is tried again with one token."""
 
 
 class _Ratio:
@@ -76,27 +82,35 @@ class CostModelController(Controller):
         self._tried = np.full(depth, 8.0)
         self._level_seconds = draft_level_seconds
         self._estimates = True
+        self._idle = 0
+        self._sizing = Sizing()
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
         """Measured costs, with sizes that the user gave as upper limits."""
+        costs = copy.deepcopy(context.costs())  # refined by this controller alone
         budget = context.budget()
         if budget is None:
-            return cls(context.costs())
-        return cls(context.costs(), nodes=budget.nodes, depth=budget.depth)
+            return cls(costs)
+        return cls(costs, nodes=budget.nodes, depth=budget.depth)
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         """The largest draft if nodes can be pruned later, else the best depth of a chain."""
         if self._estimates:
             return [self._limit] * len(sequences)
         depth = self._best_depth(len(sequences))
+        self._idle = 0 if depth else self._idle + 1
+        if self._idle == _PROBE:  # what does not pay now may pay later in the text
+            self._idle, depth = 0, 1
         return [Budget(depth, depth)] * len(sequences)
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         """Keep the likeliest nodes of the batch while they raise committed tokens per second."""
-        self._estimates = all(
-            d.law is None and (not len(d) or d.scores is not None) for d in drafts
-        )
+        if any(map(len, drafts)):
+            self._estimates = all(
+                draft.law is None and (not len(draft) or draft.scores is not None)
+                for draft in drafts
+            )
         if not self._estimates:
             return list(drafts)
         values = [
@@ -104,10 +118,8 @@ class CostModelController(Controller):
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
         flat = np.minimum(np.concatenate(values), 1.0)
-        if not len(flat):
-            return list(drafts)
         order = np.argsort(-flat, kind="stable")
-        threshold = self._count(flat[order], len(sequences))
+        threshold = self._sizing.choose(flat[order], len(sequences), self.costs)
         chosen = np.zeros(len(flat), dtype=np.bool_)
         chosen[order[:threshold]] = True
         out = []
@@ -128,7 +140,8 @@ class CostModelController(Controller):
     ) -> None:
         """Calibrate estimates and costs by what happened."""
         rows = len(sequences) + sum(len(draft) for draft in drafts)
-        self.costs.observe(rows, forward_seconds)
+        if self._sizing.ran(self.costs.size(rows)):
+            self.costs.observe(rows, forward_seconds)
         depth = 0
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if not len(draft):
@@ -151,12 +164,6 @@ class CostModelController(Controller):
         shared = self._global.value(1.0, 2 * _PRIOR)
         own = self._own.get(sequence.id)
         return shared if own is None else own.value(shared, _PRIOR)
-
-    def _count(self, ranked: ProbArray, roots: int) -> int:
-        """How many of the ranked nodes to verify beside `roots` roots."""
-        committed = roots + np.concatenate([[0.0], np.cumsum(ranked)])
-        seconds = np.array([self.costs.time(roots + n) for n in range(len(ranked) + 1)])
-        return int(np.argmax(committed / seconds))
 
     def _best_depth(self, roots: int) -> int:
         reach = np.cumprod(self._stood / self._tried)

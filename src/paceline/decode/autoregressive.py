@@ -67,12 +67,11 @@ class AutoregressiveDecoder:
         sequence.cache = self.target.open()
         try:
             self.target.prefill(sequence.cache, sequence.tokens[:-1])
+            prefilled = perf_counter()
+            self.drafter.open(sequence)
         except BaseException:
-            self.target.release(sequence.cache)
-            sequence.cache = None
+            self.close(sequence)
             raise
-        prefilled = perf_counter()
-        self.drafter.open(sequence)
         if watch is not None:
             self._watches[sequence.id] = watch
         sequence.stats.prefill_seconds += prefilled - begin

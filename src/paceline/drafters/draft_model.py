@@ -56,10 +56,12 @@ class DraftModel(Drafter):
     def open(self, sequence: Sequence) -> None:
         """Prefill the draft model's own cache."""
         cache = self._caches[sequence.id] = self._model.open()
-        self._model.prefill(cache, sequence.tokens[:-1])
+        if self._room(sequence):
+            self._model.prefill(cache, sequence.tokens[:-1])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """One chain per sequence, level by level over the whole batch."""
+        self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
         drafts: list[list[int]] = [[] for _ in sequences]
         rows: list[dict[int, ProbArray]] = [{} for _ in sequences]
         limits = [
@@ -86,18 +88,21 @@ class DraftModel(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Roll the draft model back to what was committed."""
-        for sequence in sequences:
-            # The accepted path and the next token were appended; drafts are never pruned, so what
-            # is cached before the last token agrees with what was committed.
-            cache = self._caches[sequence.id]
-            self._model.truncate(cache, min(cache.length, len(sequence.tokens) - 1))
+        """Roll the draft model's caches back to what was committed."""
+        self._roll_back(sequences)
 
     def close(self, sequence: Sequence) -> None:
         """Release the draft model's cache."""
         cache = self._caches.pop(sequence.id, None)
         if cache is not None:
             self._model.release(cache)
+
+    def _roll_back(self, sequences: List[Sequence]) -> None:
+        for sequence in sequences:
+            # The accepted path and the next token were appended and drafts are never pruned, so
+            # all that is cached before the last token agrees with what was committed.
+            cache = self._caches[sequence.id]
+            self._model.truncate(cache, min(cache.length, len(sequence.tokens) - 1))
 
     def _room(self, sequence: Sequence) -> int:
         """How deep the draft model's own context still reaches."""

@@ -108,7 +108,8 @@ class Recycling(Drafter):
             self._score(sequence.tokens[begin:], filled)
             rows = [sequence.tokens[begin - 1], *draft.tokens.tolist()]
             for token, logits in zip(rows, output.logits, strict=True):
-                self._successors[token] = top_k_ids(logits, WIDTH)
+                best = top_k_ids(logits, WIDTH)  # fewer in a toy vocabulary
+                self._successors[token, : len(best)] = best
 
     def close(self, sequence: Sequence) -> None:
         """Forget what was proposed to the sequence; the matrix stays."""

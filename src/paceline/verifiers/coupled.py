@@ -29,7 +29,7 @@ def gumbel_max(law: Law, position: int, randomness: Randomness) -> int:
     uniform = randomness.uniform(law.size, Draw(position, Purpose.NOISE))
     if law.ids is not None:
         uniform = uniform[law.ids]
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         bound = (1.0 - uniform) / law.probs
     first = int(bound.argmin())
     reached = -np.log(uniform[first]) / law.probs[first]

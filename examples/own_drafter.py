@@ -1,0 +1,58 @@
+"""A drafter of one's own: guess that a token is followed by what followed it last time."""
+
+from collections.abc import Sequence as List
+from itertools import pairwise
+
+import paceline
+from paceline import tree as trees
+from paceline.drafters.base import Drafter
+from paceline.sequence import Sequence
+from paceline.target import Output
+from paceline.types import Budget, TokenTree, Verdict
+
+
+class LastBigram(Drafter):
+    """Walks from the root along the latest successor of each token."""
+
+    name = "last-bigram"
+
+    def __init__(self) -> None:
+        self._successors: dict[int, dict[int, int]] = {}
+
+    def open(self, sequence: Sequence) -> None:
+        """Learn from the prompt."""
+        self._successors[sequence.id] = dict(pairwise(sequence.tokens))
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """One chain per sequence, as long as its budget allows."""
+        return [self._walk(s, b) for s, b in zip(sequences, budgets, strict=True)]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """Learn from the tokens that the step committed."""
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            new = sequence.tokens[-(len(verdict.path) + 2) :]
+            self._successors[sequence.id].update(pairwise(new))
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        self._successors.pop(sequence.id, None)
+
+    def _walk(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        following = self._successors[sequence.id]
+        chain, token = [], sequence.root
+        while token in following and len(chain) < min(budget.nodes, budget.depth):
+            chain.append(token := following[token])
+        return trees.chain(chain, self.name)
+
+
+if __name__ == "__main__":
+    engine = paceline.load(nodes=3)  # a draft size, and any drafter to be replaced
+    engine.decoder.drafter = LastBigram()
+    answer = engine.generate("Say the days of the week, then say them again.", max_new_tokens=60)
+    print(answer.text, f"\n{answer.stats.block_efficiency:.2f} tokens per forward")

@@ -1,0 +1,75 @@
+"""The command line as a whole: its commands, and how errors leave it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn, cast
+
+import typer
+
+from paceline.cli.bench import bench
+from paceline.cli.chat import chat
+from paceline.cli.doctor import doctor
+from paceline.cli.generate import generate
+from paceline.cli.methods import methods
+from paceline.cli.pull import pull
+from paceline.errors import PacelineError
+from paceline.version import __version__
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+# The base of all usage errors. Typer exports its subclasses under stable names, but not itself.
+_UsageProblem = cast(type[Exception], typer.BadParameter.__mro__[2])
+
+app = typer.Typer(
+    name="paceline",
+    help="Faster decoding of language models with the same output.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, chat, bench, doctor, methods, pull):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Faster decoding of language models with the same output."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code.
+
+    Errors that a user can cause end as one line on standard error and code 2; Ctrl-C as code 130.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # model output must not fail on a poor terminal
+    try:
+        code = app(args=list(arguments) or ["--help"], prog_name="paceline", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except (PacelineError, _UsageProblem) as error:
+        text = getattr(error, "format_message", error.__str__)()
+        typer.echo(f"paceline: error: {' '.join(text.split())}", err=True)
+        return 2
+    return code if isinstance(code, int) else 0
+
+
+def main() -> NoReturn:
+    """Entry point of the command."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""`paceline generate`: one prompt, its text as it becomes final, and the figures."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.errors import PromptError
+from paceline.types import SamplingParams
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    model: o.Model = "smollm2-135m",
+    runtime: o.Runtime = "auto",
+    device: o.Device = None,
+    precision: o.Precision = None,
+    layout: o.TreeLayout = None,
+    drafter: o.Drafter = "auto",
+    verifier: o.Verifier = "auto",
+    controller: o.Controller = "auto",
+    nodes: o.Nodes = None,
+    depth: o.Depth = None,
+    draft_model: o.DraftModel = None,
+    threads: o.Threads = None,
+    max_context: o.MaxContext = None,
+    max_new_tokens: o.MaxNewTokens = 256,
+    temperature: o.Temperature = 0.0,
+    top_k: o.TopK = 0,
+    top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
+    repetition_penalty: o.RepetitionPenalty = 1.0,
+    presence_penalty: o.PresencePenalty = 0.0,
+    frequency_penalty: o.FrequencyPenalty = 0.0,
+    seed: o.Seed = 0,
+    stop: o.Stop = None,
+    ignore_eos: o.IgnoreEos = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, and of so many others.")
+    ] = None,
+    system: o.System = None,
+    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    as_json: o.AsJson = False,
+    color: Annotated[
+        bool, typer.Option("--color", help="Colour tokens by who drafted them.")
+    ] = False,
+) -> None:
+    """Generate text for a prompt, streaming it as it becomes final."""
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    checked = o.runtime_options(device, precision, layout, threads, max_context)
+    o.check_names(runtime, verifier, controller, drafter)
+    text = _read(prompt, raw)
+
+    from paceline import loading
+    from paceline.cli.interrupt import interruptible
+    from paceline.cli.output import follow, print_json, remark, summary, write
+    from paceline.cli.paint import Painter
+    from paceline.engine import Event
+
+    engine = loading.load(
+        model,
+        runtime=runtime,
+        device=checked.device,
+        precision=checked.precision,
+        layout=checked.layout,
+        threads=checked.threads,
+        max_context=checked.max_context,
+        drafter=drafter,
+        verifier=verifier,
+        controller=controller,
+        nodes=nodes,
+        depth=depth,
+        draft_model=draft_model,
+        max_batch=1,
+    )
+    painter = Painter(engine.tokenizer) if color else None
+    shown = 0
+
+    def show(event: Event) -> None:
+        nonlocal shown
+        shown += len(event.text)
+        if painter is not None:
+            write(painter.paint(event.text, event.token_ids, event.sources))
+        elif event.text:
+            write(event.text)
+
+    with interruptible() as interrupt:
+        request = engine.add(text, params, raw=raw, system=system)
+        completion = follow(engine, request, interrupt, (lambda _: None) if as_json else show)
+    if as_json:
+        config = {**engine.config, **asdict(params), "system": system, "raw": raw}
+        print_json(_report(engine, completion, config))
+    else:
+        write(completion.text[shown:] + "\n")
+        if painter is not None:
+            typer.echo(painter.legend(), err=True, color=True)
+        remark(summary(engine, completion))
+    if interrupt:
+        raise typer.Exit(130)
+
+
+def _read(prompt: str, raw: bool) -> str:
+    """The prompt's text, checked before a model is loaded for it."""
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else prompt
+        text.encode("utf-8")  # arguments that were not UTF-8 arrive as lone surrogates
+    except UnicodeError as error:
+        raise PromptError("the prompt is not UTF-8 text: convert it first") from error
+    if not (text if raw else text.strip()):
+        raise PromptError("the prompt is empty: give some text")
+    return text
+
+
+def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    report = {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "prompt_tokens": completion.prompt_tokens,
+        "finish_reason": completion.finish_reason,
+        "config": config,
+        "stats": completion.stats.as_dict(),
+    }
+    if config["logprobs"] is not None:
+        report["logprobs"] = [
+            {
+                **_entry(engine, each.token_id, each.logprob),
+                "top": [_entry(engine, *other) for other in each.top],
+            }
+            for each in completion.logprobs
+        ]
+    return report
+
+
+def _entry(engine: Any, token: int, logprob: float) -> dict[str, Any]:
+    text = engine.tokenizer.decode([token], skip_special=False)
+    return {"token_id": token, "text": text, "logprob": logprob}

@@ -1,0 +1,62 @@
+"""`paceline methods`: every registered drafter, verifier, controller and runtime."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from paceline import registry
+from paceline.cli import options as o
+
+_COLUMNS = ("method", "kind", "guarantee", "needs", "paper")
+
+_INTRODUCTION = """\
+# Methods
+
+Every method that is registered, built in or by a plugin. This page is the output of
+`paceline methods --markdown`.
+
+*Lossless*: the output law is that of plain decoding of the same target on the same runtime with
+the same sampling parameters. *Seed-exact*: with the same seed, also the same tokens.
+
+"""
+
+
+def methods(
+    as_json: o.AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/methods.md.")] = False,
+) -> None:
+    """List methods: what they are, what they guarantee, what they need, where they come from."""
+    from paceline.cli.output import print_json
+
+    if as_json:
+        entries = [asdict(method) for method in registry.methods()]
+        for entry in entries:
+            entry["method"] = entry.pop("name")
+        print_json([{key: entry[key] for key in _COLUMNS} for entry in entries])
+    elif markdown:
+        typer.echo(page(), nl=False)
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False)
+        for column in _COLUMNS:
+            table.add_column(column, overflow="fold")
+        for row in _rows():
+            table.add_row(*row)
+        Console().print(table, markup=False)
+
+
+def page() -> str:
+    """The methods as a markdown page."""
+    lines = ["| " + " | ".join(_COLUMNS) + " |", "|" + "---|" * len(_COLUMNS)]
+    for name, *rest in _rows():
+        lines.append("| " + " | ".join([f"`{name}`", *rest]) + " |")
+    return _INTRODUCTION + "\n".join(lines) + "\n"
+
+
+def _rows() -> list[tuple[str, ...]]:
+    return [(m.name, m.kind, m.guarantee, m.needs, m.paper) for m in registry.methods()]

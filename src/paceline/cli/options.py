@@ -1,0 +1,81 @@
+"""Options that several commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+import typer
+
+from paceline import registry
+from paceline.errors import InvalidOption
+from paceline.target import RuntimeOptions
+from paceline.types import Layout
+
+Model = Annotated[
+    str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
+]
+Runtime = Annotated[str, typer.Option(help="openvino, torch, transformers or auto.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default by runtime.")]
+Precision = Annotated[str | None, typer.Option(help="int8, int4, fp32, ... as the runtime has.")]
+TreeLayout = Annotated[
+    str | None, typer.Option("--layout", help="Trees: exact (bit-exact) or masked (cheaper).")
+]
+Drafter = Annotated[str, typer.Option(help="See `paceline methods`; none is plain decoding.")]
+Verifier = Annotated[str, typer.Option(help="See `paceline methods`; auto is coupled.")]
+Controller = Annotated[
+    str, typer.Option(help="cost-model, fixed, or auto: fixed if --nodes or --depth is given.")
+]
+Nodes = Annotated[int | None, typer.Option(help="Draft size in tokens.")]
+Depth = Annotated[int | None, typer.Option(help="Draft depth in tokens.")]
+DraftModel = Annotated[str | None, typer.Option(help="Model for --drafter draft-model.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
+MaxContext = Annotated[int | None, typer.Option(help="Longest sequence in tokens.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens of this mass.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="For tokens in prompt or output; 1 is off.")]
+PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for tokens in the output.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")]
+Seed = Annotated[int, typer.Option(help="Keys all randomness.")]
+Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; repeatable.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")]
+System = Annotated[str | None, typer.Option(help="System message.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def runtime_options(
+    device: str | None = None,
+    precision: str | None = None,
+    layout: str | None = None,
+    threads: int | None = None,
+    max_context: int | None = None,
+) -> RuntimeOptions:
+    """Checked options for loading a model.
+
+    Raises:
+        InvalidOption: an unknown layout, or a count below 1.
+    """
+    if layout not in (None, "exact", "masked"):
+        raise InvalidOption(f"layout {layout!r} is unknown: use exact or masked")
+    for name, value in (("threads", threads), ("max-context", max_context)):
+        if value is not None and value < 1:
+            raise InvalidOption(f"--{name} must be 1 or more, not {value}")
+    return RuntimeOptions(device, precision, cast(Layout | None, layout), threads, max_context)
+
+
+def check_names(runtime: str, verifier: str, controller: str, *drafters: str) -> None:
+    """Find unknown methods before anything is downloaded or loaded.
+
+    Raises:
+        InvalidOption: a name is unknown; the message lists what there is.
+    """
+    named: list[tuple[registry.Kind, str]] = [
+        ("runtime", runtime),
+        ("verifier", verifier),
+        ("controller", controller),
+    ]
+    for kind, name in [*named, *(("drafter", drafter) for drafter in drafters)]:
+        if name != "auto":
+            registry.find(kind, name)

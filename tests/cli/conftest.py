@@ -1,0 +1,70 @@
+"""Commands over a table instead of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.cli import fakes
+
+from paceline import loading
+from paceline.cli.app import run
+from paceline.target import RuntimeOptions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv("PACELINE_CACHE", str(path))
+    return path
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[RuntimeOptions]:
+    """Replaces the loading of models; collects the options of every load."""
+    seen: list[RuntimeOptions] = []
+
+    def load_model(
+        model: str = "",
+        *,
+        runtime: str = "auto",
+        options: RuntimeOptions | None = None,
+        **_: object,
+    ) -> loading.Loaded:
+        seen.append(options or RuntimeOptions())
+        return fakes.loaded((options and options.max_context) or 600)
+
+    monkeypatch.setattr(loading, "load_model", load_model)
+    return seen
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line in this process."""
+
+    def call(*arguments: str) -> Outcome:
+        code = run(arguments)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return call
+
+
+def one_line(outcome: Outcome) -> bool:
+    """Whether an error left as the contract says: exit code 2 and one line."""
+    lines = outcome.err.splitlines()
+    return outcome.code == 2 and len(lines) == 1 and lines[0].startswith("paceline: error: ")

@@ -1,0 +1,232 @@
+"""`generate` and `chat` over a table: what is printed where."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from tests.cli import fakes
+from tests.cli.conftest import Command
+
+from paceline.cli.paint import Painter
+from paceline.engine import Engine, Event
+from paceline.target import RuntimeOptions
+
+pytestmark = pytest.mark.usefixtures("loads")
+
+ANSI = re.compile("\x1b\\[[0-9;]*m")
+
+
+def stats_keys() -> set[str]:
+    return {
+        "target_forwards",
+        "committed_tokens",
+        "block_efficiency",
+        "acceptance_by_depth",
+        "draft_seconds",
+        "verify_seconds",
+        "prefill_seconds",
+        "tokens_per_second",
+    }
+
+
+def test_text_on_stdout_and_figures_on_stderr(command: Command) -> None:
+    outcome = command("generate", "the fox", "--max-new-tokens", "40", "--nodes", "4")
+    report = json.loads(command("generate", "the fox", "--max-new-tokens", "40", "--json").out)
+    assert outcome.code == 0
+    assert outcome.out == report["text"] + "\n"
+    assert "40 tokens at" in outcome.err
+    assert "tokens per forward" in outcome.err
+
+
+def test_json_is_one_object_with_the_documented_keys(command: Command) -> None:
+    outcome = command("generate", "fox", "--max-new-tokens", "9", "--json", "--logprobs", "2")
+    report = json.loads(outcome.out)
+    assert outcome.err == ""
+    assert set(report) == {
+        "text",
+        "token_ids",
+        "prompt_tokens",
+        "finish_reason",
+        "config",
+        "stats",
+        "logprobs",
+    }
+    assert stats_keys() <= set(report["stats"])
+    assert len(report["token_ids"]) == len(report["logprobs"]) == 9
+    assert [len(entry["top"]) for entry in report["logprobs"]] == [2] * 9
+    assert report["finish_reason"] == "length"
+    assert report["config"]["drafter"] == "prompt-lookup"
+    assert report["config"]["max_new_tokens"] == 9
+
+
+def test_options_reach_the_engine(command: Command, loads: list[RuntimeOptions]) -> None:
+    arguments = "--temperature 1 --seed 3 --top-k 9 --top-p 0.9 --min-p 0.01 --ignore-eos"
+    more = "--drafter recycling --verifier sample-match --nodes 5 --depth 3 --max-context 300"
+    outcome = command("generate", "fox", "--json", *arguments.split(), *more.split())
+    config = json.loads(outcome.out)["config"]
+    assert loads[-1].max_context == 300
+    assert config["drafter"] == "recycling"
+    assert config["verifier"] == "sample-match"
+    assert (config["nodes"], config["depth"], config["controller"]) == (5, 3, "fixed")
+    assert (config["temperature"], config["seed"], config["top_k"]) == (1.0, 3, 9)
+
+
+def test_a_context_too_short_to_measure_costs_in(command: Command) -> None:
+    outcome = command("generate", "fox", "--max-context", "100", "--max-new-tokens", "5")
+    assert outcome.code == 0
+
+
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "recycling"])
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_drafters_change_nothing(command: Command, drafter: str, temperature: str) -> None:
+    options = ("--max-new-tokens", "60", "--temperature", temperature, "--json")
+    plain = json.loads(command("generate", "fox", *options, "--drafter", "none").out)
+    drafted = json.loads(command("generate", "fox", *options, "--drafter", drafter).out)
+    assert drafted["token_ids"] == plain["token_ids"]
+
+
+def test_prompt_from_stdin(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(buffer=io.BytesIO(b"the fox"))
+    monkeypatch.setattr(sys, "stdin", fake)
+    piped = command("generate", "-", "--json", "--max-new-tokens", "5")
+    assert (
+        json.loads(piped.out)["token_ids"]
+        == (
+            json.loads(command("generate", "the fox", "--json", "--max-new-tokens", "5").out)[
+                "token_ids"
+            ]
+        )
+    )
+
+
+def test_raw_leaves_the_chat_template_out(command: Command) -> None:
+    options = ("fox", "--json", "--max-new-tokens", "2")
+    counts = [
+        json.loads(command("generate", *options, *more).out)["prompt_tokens"]
+        for more in (("--raw",), (), ("--system", "Be brief."))
+    ]
+    assert counts == sorted(set(counts))
+
+
+def test_colour_changes_nothing_but_colour(command: Command) -> None:
+    options = ("generate", "fox", "--max-new-tokens", "80", "--nodes", "4")
+    plain = command(*options)
+    coloured = command(*options, "--color")
+    assert ANSI.sub("", coloured.out) == plain.out
+    assert coloured.out != plain.out
+    assert "prompt-lookup" in coloured.err
+
+
+def test_the_painter_follows_text_that_is_held_back() -> None:
+    tokenizer = fakes.loaded().tokenizer
+    tokens = tokenizer.encode("the fox")
+    painter = Painter(tokenizer)
+    sources = ["a", *([None] * (len(tokens) - 1))]
+    assert painter.paint("", tokens, sources) == ""  # all of it held back
+    text = painter.paint("the fox", [], [])
+    assert ANSI.sub("", text) == "the fox"
+    first = tokenizer.decode(tokens[:1])
+    assert text.startswith(f"\x1b[32m{first}\x1b[0m")
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Presses Ctrl-C in the course of the given step."""
+    genuine = Engine.step
+    steps = 0
+
+    def step(self: Engine) -> list[Event]:
+        nonlocal steps
+        steps += 1
+        if steps == after:
+            signal.raise_signal(signal.SIGINT)
+        return genuine(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_ctrl_c_prints_what_there_is(
+    command: Command, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    options = ("generate", "fox", "--max-new-tokens", "50", "--drafter", "none")
+    whole = json.loads(command(*options, "--json").out)
+    interrupted(monkeypatch, after=5)
+    outcome = command(*options, *(["--json"] if as_json else []))
+    assert outcome.code == 130
+    if as_json:
+        report = json.loads(outcome.out)
+        assert report["finish_reason"] == "cancelled"
+        assert report["token_ids"] == whole["token_ids"][:5]
+    else:
+        assert whole["text"].startswith(outcome.out[:-1])
+        assert "5 tokens at" in outcome.err
+
+
+def chat(command: Command, monkeypatch: pytest.MonkeyPatch, text: str, *options: str) -> list[str]:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    outcome = command("chat", "--max-new-tokens", "6", *options)
+    assert outcome.code == 0
+    return [outcome.out, outcome.err]
+
+
+def test_chat_keeps_the_conversation(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    genuine = Engine.add
+
+    def add(self: Engine, prompt: list[dict[str, str]], *rest: object) -> int:
+        seen.append([message["role"] for message in prompt])
+        return genuine(self, prompt, *rest)
+
+    monkeypatch.setattr(Engine, "add", add)
+    text = "fox\n\ndog\n/reset\nfox\n/what\n/quit\nnever\n"
+    out, err = chat(command, monkeypatch, text, "--system", "Be brief.")
+    turn = ["system", "user"]
+    assert seen == [turn, [*turn, "assistant", "user"], turn]
+    assert len(out.strip()) > 0
+    assert "anew" in err
+    assert "/what is unknown" in err
+
+
+def test_chat_says_that_the_context_is_full(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "fox\n" + "word " * 200 + "\nfox\n"
+    _, err = chat(command, monkeypatch, text, "--max-context", "400", "--nodes", "2")
+    assert "shorten the prompt (/reset starts anew)" in err
+    assert err.count("6 tokens at") == 2  # the turn that failed left the others alone
+
+
+def test_chat_says_that_an_answer_was_cut(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = len(fakes.loaded().tokenizer.chat([{"role": "user", "content": "fox"}]))
+    _, err = chat(command, monkeypatch, "fox\n", "--max-context", str(length + 3), "--nodes", "2")
+    assert "the context is full" in err
+
+
+@pytest.mark.real
+def test_the_real_model_from_the_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openvino")
+    monkeypatch.undo()  # the user's own cache
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "paceline", "generate", "Count from one to ten."),
+            *("--max-new-tokens", "24", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert 0 < len(report["token_ids"]) <= 24
+    assert stats_keys() <= set(report["stats"])
+    assert report["config"]["runtime"] == "openvino"
+    assert report["config"]["precision"] == "int8"
+    assert report["text"].strip()

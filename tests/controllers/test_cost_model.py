@@ -1,0 +1,253 @@
+"""The cost model's choices against brute force, and what they may depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import tree as trees
+from paceline.controllers.base import ControllerContext
+from paceline.controllers.cost import CostModel
+from paceline.controllers.cost_model import CostModelController
+from paceline.sequence import Sequence
+from paceline.types import ROOT, Budget, DraftLaw, SamplingParams, TokenTree, Verdict
+
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def batch(size: int) -> list[Sequence]:
+    return [Sequence.start(i, [1], SamplingParams()) for i in range(size)]
+
+
+def costs(seconds: Callable[[int], float]) -> CostModel:
+    return CostModel(SIZES, [seconds(size) for size in SIZES])
+
+
+def flat() -> CostModel:
+    return costs(lambda rows: 1.0)
+
+
+def linear() -> CostModel:
+    """Every row costs as much as the first: nothing to gain."""
+    return costs(float)
+
+
+def scored(parents: list[int], rates: list[float], tokens: list[int] | None = None) -> TokenTree:
+    """A tree whose scores are products of `rates` along the paths."""
+    scores: list[float] = []
+    for parent, rate in zip(parents, rates, strict=True):
+        scores.append(rate * (1.0 if parent == ROOT else scores[parent]))
+    return TokenTree(
+        np.array(range(len(parents)) if tokens is None else tokens, np.int64),
+        np.array(parents, np.int64),
+        scores=np.array(scores),
+    )
+
+
+@st.composite
+def drafts(draw: st.DrawFn, most: int = 5) -> TokenTree:
+    size = draw(st.integers(0, most))
+    parents = [draw(st.integers(ROOT, node - 1)) for node in range(size)]
+    return scored(parents, [draw(st.sampled_from([0.05, 0.3, 0.5, 0.8, 1.0])) for _ in parents])
+
+
+steps = st.lists(st.floats(0.01, 1.0), min_size=len(SIZES), max_size=len(SIZES))
+
+
+def subsets(draft: TokenTree) -> list[tuple[int, float]]:
+    """Size and summed score of every set of nodes that is closed under parents."""
+    assert draft.scores is not None
+    out = []
+    for chosen in product((False, True), repeat=len(draft)):
+        nodes = [node for node, taken in enumerate(chosen) if taken]
+        if all(draft.parents[n] == ROOT or chosen[draft.parents[n]] for n in nodes):
+            out.append((len(nodes), float(draft.scores[nodes].sum())))
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(drafts(), min_size=1, max_size=2), steps, st.booleans())
+def test_no_other_choice_of_nodes_commits_more_per_second(
+    proposed: list[TokenTree], seconds: list[float], padded: bool
+) -> None:
+    model = CostModel(SIZES, np.cumsum(seconds).tolist(), padded=padded)
+    controller = CostModelController(model)
+    chosen = controller.select(batch(len(proposed)), proposed)
+    roots = len(proposed)
+
+    def value(nodes: int, expected: float) -> float:
+        return (roots + expected) / model.time(roots + nodes)
+
+    best = max(
+        value(sum(size for size, _ in each), sum(score for _, score in each))
+        for each in product(*map(subsets, proposed))
+    )
+    for draft in chosen:
+        trees.validate(draft)
+    scores = [draft.scores for draft in chosen if draft.scores is not None]
+    found = value(sum(map(len, chosen)), sum(float(score.sum()) for score in scores))
+    assert found == pytest.approx(best, rel=1e-12)
+
+
+@given(drafts(most=8))
+def test_where_rows_are_free_everything_is_verified(draft: TokenTree) -> None:
+    [chosen] = CostModelController(flat()).select(batch(1), [draft])
+    assert chosen is draft
+
+
+@given(drafts(most=12))
+def test_where_every_row_costs_a_forward_nothing_is_worth_it(draft: TokenTree) -> None:
+    """A node with probability 1 breaks even; one with less loses."""
+    assert draft.scores is not None
+    [chosen] = CostModelController(linear()).select(batch(1), [draft])
+    if (draft.scores < 1).all():
+        assert len(chosen) == 0
+
+
+def test_speculation_fades_out_as_the_batch_fills_the_machine() -> None:
+    knee = costs(lambda rows: 1.0 + 0.01 * rows + max(0, rows - 8))
+    draft = scored([ROOT, 0, 1, 2, ROOT, ROOT], [0.7, 0.7, 0.7, 0.7, 0.1, 0.1])
+    verified = []
+    for size in (1, 2, 4, 7, 8, 12):
+        chosen = CostModelController(knee).select(batch(size), [draft] * size)
+        verified.append(sum(map(len, chosen)) / size)
+    assert verified == sorted(verified, reverse=True)
+    assert verified[0] >= 4
+    assert verified[-1] == 0
+
+
+def test_the_batch_shares_its_rows_by_likelihood() -> None:
+    knee = costs(lambda rows: 1.0 if rows <= 4 else 10.0 * rows)
+    weak, strong = scored([ROOT, 0], [0.4, 0.4]), scored([ROOT, 0], [0.9, 0.9])
+    first, second = CostModelController(knee).select(batch(2), [weak, strong])
+    assert (len(first), len(second)) == (0, 2)
+
+
+@pytest.mark.parametrize("model", [flat, linear])
+def test_sampled_drafts_pass_unchanged(model: Callable[[], CostModel]) -> None:
+    law = DraftLaw("iid", {ROOT: np.ones(3) / 3, 0: np.ones(3) / 3})
+    sampled, free = trees.chain([1, 2], law=law), scored([ROOT, 0], [0.5, 0.5])
+    chosen = CostModelController(model()).select(batch(2), [sampled, free])
+    assert chosen[0] is sampled
+
+
+def test_drafts_with_estimates_are_asked_for_in_full_and_pruned_later() -> None:
+    controller = CostModelController(linear(), nodes=9, depth=5)
+    sequences = batch(2)
+    controller.select(sequences, [scored([ROOT], [0.2]), scored([], [])])
+    assert controller.budgets(sequences) == [Budget(9, 5)] * 2
+
+
+def accept(controller: CostModelController, draft: TokenTree, accepted: int, times: int) -> None:
+    """Steps of one sequence in which `accepted` tokens of a chain stood."""
+    sequences = batch(1)
+    for _ in range(times):
+        controller.budgets(sequences)
+        [verified] = controller.select(sequences, [draft])
+        verdict = Verdict(tuple(range(min(accepted, len(verified)))), 0)
+        controller.observe(sequences, [verified], [verdict], 0.0, controller.costs.time(2))
+
+
+def test_chains_without_estimates_get_the_depth_that_pays() -> None:
+    chain = trees.chain(range(8))
+    middling = costs(lambda rows: 1.0 + 0.15 * rows)
+    often, seldom = (CostModelController(middling) for _ in range(2))
+    accept(often, chain, 8, 60)
+    accept(seldom, chain, 0, 60)
+    [many], [few] = often.budgets(batch(1)), seldom.budgets(batch(1))
+    assert many == Budget(8, 8)
+    assert few == Budget(0, 0)
+
+
+def test_slow_drafters_are_asked_for_less() -> None:
+    depths = []
+    for level in (0.0, 0.2, 3.0):
+        controller = CostModelController(
+            costs(lambda rows: 1.0 + 0.02 * rows), draft_level_seconds=level
+        )
+        controller.select(batch(1), [trees.chain([1, 2])])
+        depths.append(controller.budgets(batch(1))[0].depth)
+    assert depths == sorted(depths, reverse=True)
+    assert depths[0] > depths[1] > depths[2] == 0
+
+
+def test_draft_time_is_learned() -> None:
+    controller = CostModelController(flat())
+    sequences, chain = batch(1), trees.chain([1, 2, 3, 4])
+    controller.select(sequences, [chain])
+    assert controller.budgets(sequences)[0].depth > 1
+    for _ in range(200):
+        controller.observe(sequences, [chain], [Verdict((0, 1), 0)], 40.0, 1.0)
+    assert controller.budgets(sequences)[0].depth == 0
+
+
+def test_a_step_without_drafts_does_not_undo_the_choice() -> None:
+    """An empty draft says nothing of whether its drafter has estimates."""
+    controller = CostModelController(linear())
+    sequences = batch(1)
+    controller.select(sequences, [trees.chain([1, 2, 3])])
+    assert controller.budgets(sequences) == [Budget(0, 0)]
+    for _ in range(3):
+        controller.select(sequences, [trees.EMPTY])
+        controller.observe(sequences, [trees.EMPTY], [Verdict((), 0)], 0.0, 1.0)
+        assert controller.budgets(sequences) == [Budget(0, 0)]
+
+
+def count(controller: CostModelController, sequence: Sequence) -> int:
+    """How many of ten equal candidates a sequence has verified."""
+    draft = scored([ROOT] * 10, [0.1] * 10)
+    [chosen] = controller.select([sequence], [draft])
+    return len(chosen)
+
+
+def test_estimates_are_calibrated_per_sequence() -> None:
+    model = costs(lambda rows: 1.0 + 0.09 * rows)
+    controller = CostModelController(model)
+    lucky, unlucky = batch(2)
+    draft = scored([ROOT, 0], [0.5, 0.5])
+    for _ in range(60):
+        verdicts = [Verdict((0, 1), 0), Verdict((), 0)]
+        controller.observe([lucky, unlucky], [draft, draft], verdicts, 0.0, model.time(6))
+    assert count(controller, lucky) == 10
+    assert count(controller, unlucky) == 0
+    controller.close(unlucky)
+    controller.close(unlucky)
+    newcomer = Sequence.start(2, [1], SamplingParams())
+    assert count(controller, unlucky) == count(controller, newcomer)  # only the shared part left
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(drafts(), st.integers(0, 3)), max_size=12), st.permutations(range(5)))
+def test_decisions_do_not_depend_on_which_tokens_were_drafted(
+    history: list[tuple[TokenTree, int]], names: list[int]
+) -> None:
+    """Predictability: the same trees under other token ids get the same nodes and budgets."""
+    decisions = []
+    for rename in (range(5), names):
+        controller = CostModelController(costs(lambda rows: 1.0 + 0.1 * rows))
+        sequences = batch(1)
+        seen: list[object] = []
+        for draft, reached in history:
+            tokens = [rename[token] for token in draft.tokens.tolist()]
+            renamed = TokenTree(np.array(tokens, np.int64), draft.parents, scores=draft.scores)
+            seen.append(controller.budgets(sequences))
+            [chosen] = controller.select(sequences, [renamed])
+            back = {name: index for index, name in enumerate(rename)}
+            seen.append([back[token] for token in chosen.tokens.tolist()])
+            path = next(iter(trees.leaf_paths(chosen)), ())[:reached]
+            controller.observe(sequences, [chosen], [Verdict(path, 0)], 0.1, 1.0 + len(path))
+        decisions.append(seen)
+    assert decisions[0] == decisions[1]
+
+
+def test_sizes_that_the_user_gave_are_upper_limits() -> None:
+    controller = CostModelController.create(ControllerContext(flat, nodes=3, depth=2))
+    assert controller.budgets(batch(1)) == [Budget(3, 2)]
+    assert CostModelController.create(ControllerContext(flat)).budgets(batch(1))[0].nodes > 3
+    controller.select(batch(1), [trees.chain([1, 2])])
+    assert controller.budgets(batch(1)) == [Budget(2, 2)]

@@ -1,0 +1,103 @@
+"""The number of nodes to verify where a change of the forward's size costs extra."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from paceline.controllers.cost import CostModel
+from paceline.controllers.sizing import Sizing
+from paceline.types import ProbArray
+
+
+def powers(rate: float) -> ProbArray:
+    """Candidates of a chain whose tokens are each accepted at `rate`."""
+    return np.cumprod(np.full(15, rate))
+
+
+GOOD, BAD = powers(0.9), powers(0.02)
+
+
+def costs(switch: float, padded: bool = True) -> CostModel:
+    return CostModel((1, 4, 8, 16), [1.0, 1.2, 1.6, 2.4], switch, padded)
+
+
+def run(sizing: Sizing, steps: list[ProbArray], model: CostModel, roots: int = 1) -> list[int]:
+    """The padded size of every step."""
+    sizes = []
+    for ranked in steps:
+        nodes = sizing.choose(ranked, roots, model)
+        assert 0 <= nodes <= len(ranked)
+        sizes.append(model.size(roots + nodes))
+        sizing.ran(sizes[-1])
+    return sizes
+
+
+def rate(ranked: ProbArray, size: int) -> float:
+    """Tokens per second of one sequence that never leaves a size."""
+    return (1 + float(ranked[: size - 1].sum())) / costs(0).time(size)
+
+
+def steady(ranked: ProbArray) -> int:
+    """The size that commits most per second if it is never left."""
+    return max(costs(0).sizes, key=lambda size: rate(ranked, size))
+
+
+def changes(sizes: list[int]) -> int:
+    return sum(a != b for a, b in pairwise(sizes))
+
+
+@pytest.mark.parametrize("switch", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("ranked", [GOOD, BAD, powers(0.5)])
+def test_drafts_of_one_quality_settle_on_a_good_size(switch: float, ranked: ProbArray) -> None:
+    [size] = set(run(Sizing(), [ranked] * 300, costs(switch))[200:])
+    assert rate(ranked, size) > 0.9 * rate(ranked, steady(ranked))
+
+
+def test_sizes_follow_the_draft_while_changes_are_free() -> None:
+    assert steady(GOOD) > steady(BAD)
+    assert run(Sizing(), [GOOD, BAD] * 10, costs(0)) == [steady(GOOD), steady(BAD)] * 10
+
+
+def test_sizes_stay_where_changes_are_dear() -> None:
+    sizes = run(Sizing(), [GOOD, BAD] * 150, costs(5.0))
+    assert changes(sizes[200:]) <= 2
+
+
+def test_a_lasting_change_moves_the_size() -> None:
+    for before, after in ((GOOD, BAD), (BAD, GOOD)):
+        sizes = run(Sizing(), [before] * 200 + [after] * 300, costs(0.5))
+        for size, ranked in ((sizes[199], before), (sizes[-1], after)):
+            assert rate(ranked, size) > 0.9 * rate(ranked, steady(ranked))
+
+
+def test_other_batches_have_other_sizes() -> None:
+    sizing = Sizing()
+    run(sizing, [GOOD] * 30, costs(0.5))
+    both = np.sort(np.concatenate([BAD, BAD]))[::-1]
+    for roots in (2, 5, 16, 40):
+        sizes = run(sizing, [both] * 60, costs(0.5), roots)
+        assert min(sizes) >= roots
+    assert sizes[-1] == 40  # beyond every measured size nothing is drafted
+
+
+def test_no_candidates_no_nodes() -> None:
+    sizing = Sizing()
+    assert run(sizing, [np.zeros(0)] * 3, costs(0.5)) == [1, 1, 1]
+    assert sizing.choose(np.zeros(0), 1, costs(0.5, padded=False)) == 0
+
+
+@pytest.mark.parametrize("switch", [0.5, 5.0])
+def test_sizes_that_a_short_draft_cannot_fill_are_no_choice(switch: float) -> None:
+    """One unlikely node cannot keep the forward at the size of the long drafts before it."""
+    sizing = Sizing()
+    run(sizing, [GOOD] * 60, costs(switch))
+    hopeless = np.array([1e-6])
+    assert sizing.choose(hopeless, 1, costs(switch)) == 0
+
+
+def test_changes_of_size_are_reported() -> None:
+    sizing = Sizing()
+    assert [sizing.ran(size) for size in (4, 4, 8, 8, 4)] == [False, True, False, True, False]

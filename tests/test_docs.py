@@ -1,0 +1,109 @@
+"""What the documents say is so: commands, the generated page, the example that readers copy."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from paceline.cli.methods import page
+from paceline.controllers.fixed import Fixed
+from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.drafters.base import Drafter
+from paceline.drafters.none import NoDrafter
+from paceline.exactness.tabular import TabularModel, TabularTarget
+from paceline.sequence import Sequence
+from paceline.stopping import StopRules
+from paceline.types import SamplingParams
+from paceline.verifiers.coupled import Coupled
+
+ROOT = Path(__file__).parents[1]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return [body for kind, body in FENCE.findall(text) if kind == language]
+
+
+def section(title: str) -> str:
+    parts = re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    [found] = [part for part in parts if part.startswith(f"{title}\n")]
+    return found
+
+
+@pytest.mark.parametrize("title", ["Quick start", "Tests"])
+def test_sections_have_one_bash_block_that_parses(title: str) -> None:
+    [block] = blocks(section(title), "bash")
+    assert "venv" in block
+    subprocess.run(["bash", "-n"], input=block, text=True, check=True)
+
+
+def test_ci_script_parses() -> None:
+    subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
+
+
+@pytest.mark.parametrize("path", ["README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+def test_links_lead_somewhere(path: str) -> None:
+    text = (ROOT / path).read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        if "://" not in link:
+            assert ((ROOT / path).parent / link).exists(), link
+
+
+def test_the_method_page_is_current() -> None:
+    assert (ROOT / "docs" / "methods.md").read_text() == page()
+
+
+def test_the_document_shows_the_example_as_it_is() -> None:
+    example = (ROOT / "examples" / "own_drafter.py").read_text()
+    assert blocks((ROOT / "docs" / "adding-a-drafter.md").read_text(), "python")[0] == example
+    assert len(example.splitlines()) < 60
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_examples_and_readme_compile(path: Path) -> None:
+    compile(path.read_text(), str(path), "exec")
+    for block in blocks((ROOT / "README.md").read_text(), "python"):
+        compile(block, "README.md", "exec")
+
+
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("own", ROOT / "examples" / "own_drafter.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def generate(drafter: Drafter, temperature: float) -> tuple[list[list[int]], int]:
+    """Tokens of a ragged batch on a table, and how many of them were drafted."""
+    target: Any = TabularTarget(TabularModel(12, 1, seed=4, sharpness=3.0).logits, 12)
+    parts = drafter, Coupled(), Fixed(4, 4), StopRules((), 400)
+    decoder = AutoregressiveDecoder(target, *parts)
+    params = SamplingParams(temperature=temperature, max_new_tokens=60)
+    sequences = [Sequence.start(i, [i, 2, 3][: i + 1], params) for i in range(3)]
+    for sequence in sequences:
+        decoder.open(sequence)
+    running = sequences
+    while running:
+        for commit in decoder.step(running):
+            if commit.finish_reason is not None:
+                decoder.close(commit.sequence)
+        running = [sequence for sequence in running if sequence.finish_reason is None]
+    drafted = sum(sequence.stats.accepted_tokens for sequence in sequences)
+    return [sequence.generated for sequence in sequences], drafted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_example_drafter_changes_no_token(temperature: float) -> None:
+    drafter = example().LastBigram()
+    tokens, drafted = generate(drafter, temperature)
+    assert tokens == generate(NoDrafter(), temperature)[0]
+    assert drafted > 0
+    assert drafter._successors == {}
