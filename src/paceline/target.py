@@ -100,6 +100,10 @@ class Target(Protocol):
         """What this target can do."""
         ...
 
+    def warm_up(self) -> None:
+        """Do now what would otherwise be done, more slowly, at first use; before measurements."""
+        ...
+
     def open(self) -> Any:
         """A new, empty cache."""
         ...
@@ -112,8 +116,14 @@ class Target(Protocol):
         """
         ...
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        """One ragged forward over all `passes`, nothing padded or realigned."""
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+        """One ragged forward over all `passes`, in order.
+
+        Args:
+            passes: one per sequence.
+            rows: a hint for runtimes that pad (`Capabilities.row_buckets`): the size to keep to
+                if the passes have no more rows. It changes the time taken, never a result.
+        """
         ...
 
     def keep(self, cache: Any, pending: int, path: Sequence[int]) -> None:

@@ -39,8 +39,8 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
-        outputs = super().forward(passes)
+    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+        outputs = super().forward(passes, rows)
         self.rows.append(sum(len(output.logits) for output in outputs))
         assert all(
             p.cache.length + len(output.logits) <= self.capabilities.max_context
@@ -146,7 +146,7 @@ def test_time_on_a_padding_runtime_is_a_staircase() -> None:
 
 def test_a_failed_measurement_releases_its_cache() -> None:
     class Failing(Watched):
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
             raise RuntimeError("device lost")
 
     target = Failing()

@@ -28,9 +28,10 @@ def run(sizing: Sizing, steps: list[ProbArray], model: CostModel, roots: int = 1
     """The padded size of every step."""
     sizes = []
     for ranked in steps:
-        nodes = sizing.choose(ranked, roots, model)
+        nodes, size = sizing.choose(ranked, roots, model)
         assert 0 <= nodes <= len(ranked)
-        sizes.append(model.size(roots + nodes))
+        assert not size or roots + nodes <= size
+        sizes.append(size or model.size(roots + nodes))
         sizing.ran(sizes[-1])
     return sizes
 
@@ -86,16 +87,13 @@ def test_other_batches_have_other_sizes() -> None:
 def test_no_candidates_no_nodes() -> None:
     sizing = Sizing()
     assert run(sizing, [np.zeros(0)] * 3, costs(0.5)) == [1, 1, 1]
-    assert sizing.choose(np.zeros(0), 1, costs(0.5, padded=False)) == 0
+    assert sizing.choose(np.zeros(0), 1, costs(0.5, padded=False)) == (0, 0)
 
 
-@pytest.mark.parametrize("switch", [0.5, 5.0])
-def test_sizes_that_a_short_draft_cannot_fill_are_no_choice(switch: float) -> None:
-    """One unlikely node cannot keep the forward at the size of the long drafts before it."""
+def test_a_size_is_kept_through_a_step_without_a_draft() -> None:
     sizing = Sizing()
-    run(sizing, [GOOD] * 60, costs(switch))
-    hopeless = np.array([1e-6])
-    assert sizing.choose(hopeless, 1, costs(switch)) == 0
+    sizes = run(sizing, [GOOD] * 60, costs(5.0))
+    assert run(sizing, [np.zeros(0)], costs(5.0)) == sizes[-1:]
 
 
 def test_changes_of_size_are_reported() -> None:

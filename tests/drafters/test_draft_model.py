@@ -49,9 +49,9 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
         self.batches.append(list(passes))
-        return super().forward(passes)
+        return super().forward(passes, rows)
 
 
 def decoder_of(
@@ -273,11 +273,11 @@ def test_a_failed_step_can_be_repeated() -> None:
     class Failing(TabularTarget):
         failures = 0
 
-        def forward(self, passes: List[Pass]) -> list[Output]:
+        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
             self.failures += 1
             if self.failures % 2:
                 raise OutOfMemory("no room: try again")
-            return super().forward(passes)
+            return super().forward(passes, rows)
 
     for verifier in (Coupled(), Rejection()):
         small = TabularTarget(SMALL.logits, VOCABULARY)

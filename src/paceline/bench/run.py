@@ -82,6 +82,7 @@ def check_fit(engine: Engine, prompts: Sequence[BenchPrompt]) -> None:
 def warm_up(engines: Mapping[str, Engine], prompt: BenchPrompt) -> None:
     """Let kernels compile outside the measurement; drafters forget what they saw."""
     for engine in engines.values():
+        engine.decoder.target.warm_up()
         engine.generate(prompt.turns[0], max_new_tokens=_WARM_UP_TOKENS)
         engine.decoder.drafter.reset()
 

@@ -45,6 +45,8 @@ class Controller(ABC):
     """Sets budgets before drafting and may prune deterministic drafts after it."""
 
     name: ClassVar[str]
+    rows: int = 0
+    """Rows to pad the next forward to, on a runtime that pads; 0 leaves it to the runtime."""
 
     @classmethod
     @abstractmethod

@@ -8,17 +8,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from paceline import tree as trees
 from paceline.models.cache import cache_dir, write_atomically
 from paceline.target import Pass, Target
+from paceline.types import ROOT, TokenTree
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows per forward at which the cost is measured, for runtimes that do not pad."""
 
-COST_FORMAT = 2
+COST_FORMAT = 4
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
@@ -37,12 +39,14 @@ class CostModel:
         switch: seconds that a forward costs more when its size differs from the one before.
         padded: whether the runtime pads rows up to the next size, so that time is a staircase;
             else it is linear between sizes.
+        branch: seconds that one more root-to-leaf path costs per token of context.
     """
 
     sizes: Sequence[int]
     seconds: list[float]
     switch: float = 0.0
     padded: bool = False
+    branch: float = 0.0
     _drift: float = field(default=1.0, init=False)
 
     def size(self, rows: int) -> int:
@@ -92,6 +96,7 @@ def measure(target: Target) -> CostModel:
     known = [size for size in capabilities.row_buckets or SIZES if size <= SIZES[-1]]
     sizes = [size for size in known if size <= capabilities.max_context - context]
     rng = np.random.default_rng(0)
+    target.warm_up()
     cache = target.open()
 
     def timed(size: int) -> float:
@@ -106,18 +111,40 @@ def measure(target: Target) -> CostModel:
         changed: dict[int, list[float]] = {size: [] for size in sizes}
         # Two sweeps, so that a slow moment of the machine does not fall on one size alone. The
         # first forward of a size in a sweep pays for the change of size.
-        for sweep in range(3):
+        for sweep in range(4):
             for size in sizes:
                 first = timed(size)
                 if sweep:  # the first sweep compiles kernels for new shapes
                     changed[size].append(first)
                     steady[size] += [timed(size) for _ in range(_ROUNDS)]
+        branch = _branch_seconds(target, cache) if sizes[-1] >= _STAR else 0.0
     finally:
         target.release(cache)
     seconds = [float(np.median(steady[size])) for size in sizes]
     extra = [min(changed[size]) - min(steady[size]) for size in sizes]
     switch = max(0.0, float(np.median(extra))) if padded else 0.0
-    return CostModel(sizes, np.maximum.accumulate(seconds).tolist(), switch, padded)
+    return CostModel(sizes, np.maximum.accumulate(seconds).tolist(), switch, padded, branch)
+
+
+_STAR = 8
+
+
+def _branch_seconds(target: Target, cache: Any) -> float:
+    """Seconds per extra path and token of context: a star of drafts against a chain as large."""
+    if not target.capabilities.tree:
+        return 0.0
+    tokens = np.arange(_STAR - 1)
+    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, np.full(_STAR - 1, ROOT)))
+    samples: list[list[float]] = [[], []]
+    for _ in range(3):
+        for draft, times in zip(drafts, samples, strict=True):
+            for repeat in range(4):
+                begin = perf_counter()
+                target.forward([Pass(cache, [0], draft)])
+                if repeat:  # not the one that pays for the change of shape
+                    times.append(perf_counter() - begin)
+    chain, star = (float(np.median(times)) for times in samples)
+    return max(0.0, star - chain) / (_STAR - 2) / max(int(cache.length), 1)
 
 
 def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
@@ -139,6 +166,7 @@ def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
         "seconds": model.seconds,
         "switch": model.switch,
         "padded": model.padded,
+        "branch": model.branch,
     }
     with suppress(OSError):  # an unwritable cache costs a second at the next start, nothing else
         write_atomically(path, json.dumps(content, indent=1))
@@ -152,9 +180,11 @@ def _read(path: Path) -> CostModel | None:
         sizes = [int(size) for size in content["sizes"]]
         seconds = [float(second) for second in content["seconds"]]
         switch, padded = float(content["switch"]), bool(content["padded"])
+        branch = float(content["branch"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     rising = sizes == sorted(set(sizes)) and seconds == sorted(seconds)
-    finite = bool(np.isfinite([*seconds, switch]).all())
-    good = len(sizes) == len(seconds) > 0 and sizes[0] == 1 and seconds[0] > 0 and switch >= 0
-    return CostModel(sizes, seconds, switch, padded) if good and rising and finite else None
+    finite = bool(np.isfinite([*seconds, switch, branch]).all())
+    good = len(sizes) == len(seconds) > 0 and sizes[0] == 1 and seconds[0] > 0
+    good = good and switch >= 0 and branch >= 0
+    return CostModel(sizes, seconds, switch, padded, branch) if good and rising and finite else None

@@ -21,7 +21,7 @@ from paceline.controllers.base import Controller, ControllerContext
 from paceline.controllers.cost import CostModel
 from paceline.controllers.sizing import Sizing
 from paceline.sequence import Sequence
-from paceline.types import Budget, IntArray, TokenTree, Verdict
+from paceline.types import ROOT, Budget, IntArray, TokenTree, Verdict
 
 _PRIOR = 4.0
 """Expected acceptances that the global calibration counts for in a sequence's own."""
@@ -112,14 +112,16 @@ class CostModelController(Controller):
                 for draft in drafts
             )
         if not self._estimates:
+            self.rows = 0
             return list(drafts)
+        drafts = [self._thin(*each) for each in zip(sequences, drafts, strict=True)]
         values = [
             np.zeros(0) if draft.scores is None else draft.scores * self._calibration(sequence)
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
         flat = np.minimum(np.concatenate(values), 1.0)
         order = np.argsort(-flat, kind="stable")
-        threshold = self._sizing.choose(flat[order], len(sequences), self.costs)
+        threshold, self.rows = self._sizing.choose(flat[order], len(sequences), self.costs)
         chosen = np.zeros(len(flat), dtype=np.bool_)
         chosen[order[:threshold]] = True
         out = []
@@ -140,8 +142,9 @@ class CostModelController(Controller):
     ) -> None:
         """Calibrate estimates and costs by what happened."""
         rows = len(sequences) + sum(len(draft) for draft in drafts)
-        if self._sizing.ran(self.costs.size(rows)):
-            self.costs.observe(rows, forward_seconds)
+        size = self.costs.size(max(rows, self.rows))
+        if self._sizing.ran(size):
+            self.costs.observe(size, forward_seconds)
         depth = 0
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if not len(draft):
@@ -164,6 +167,30 @@ class CostModelController(Controller):
         shared = self._global.value(1.0, 2 * _PRIOR)
         own = self._own.get(sequence.id)
         return shared if own is None else own.value(shared, _PRIOR)
+
+    def _thin(self, sequence: Sequence, draft: TokenTree) -> TokenTree:
+        """Drop side branches that promise less than their extra attention costs.
+
+        In layout "exact" every root-to-leaf path attends to the whole context on its own. The
+        likeliest path is free of that; another must promise more tokens than plain decoding would
+        commit in the time it takes.
+        """
+        if draft.scores is None or trees.is_chain(draft):
+            return draft
+        price = self.costs.branch * len(sequence.tokens) / self.costs.time(1)
+        promise = draft.scores * self._calibration(sequence)
+        parents = draft.parents.tolist()
+        best: dict[int, int] = {}
+        for node in range(len(draft) - 1, -1, -1):  # children before parents
+            promise[node] += promise[best[node]] if node in best else 0.0
+            rival = best.get(parents[node])
+            if rival is None or promise[node] >= promise[rival]:
+                best[parents[node]] = node
+        keep = np.zeros(len(draft), dtype=np.bool_)
+        for node, parent in enumerate(parents):
+            wanted = best[parent] == node or promise[node] > price
+            keep[node] = wanted and (parent == ROOT or keep[parent])
+        return draft if keep.all() else trees.take(draft, np.flatnonzero(keep))
 
     def _best_depth(self, roots: int) -> int:
         reach = np.cumprod(self._stood / self._tried)

@@ -31,8 +31,11 @@ class Sizing:
         self._last = 0
         self._committed = self._spent = 0.0
 
-    def choose(self, ranked: ProbArray, roots: int, costs: CostModel) -> int:
-        """How many of the ranked nodes to verify beside `roots` roots.
+    def choose(self, ranked: ProbArray, roots: int, costs: CostModel) -> tuple[int, int]:
+        """How many of the ranked nodes to verify beside `roots` roots, and the size to pad to.
+
+        A size may be kept through a step whose draft cannot fill it. Where size changes cost
+        nothing, the size is 0: no padding.
 
         Args:
             ranked: float64 `[n]`, probabilities of acceptance, descending.
@@ -42,7 +45,7 @@ class Sizing:
         gains = roots + np.concatenate([[0.0], np.cumsum(ranked)])
         if not costs.padded or not costs.switch:
             seconds = np.array([costs.time(roots + n) for n in range(len(gains))])
-            return int(np.argmax(gains / seconds))
+            return int(np.argmax(gains / seconds)), 0
         if roots != self._roots:
             self._restart(roots, costs)
         nodes = np.clip(self._sizes - roots, 0, len(ranked))
@@ -53,7 +56,7 @@ class Sizing:
         self._committed = _MEMORY * self._committed + float(gain[best])
         self._spent = _MEMORY * self._spent + float(seconds[best] + changed[best])
         self._learn(gain, seconds, costs.switch)
-        return int(nodes[best])
+        return int(nodes[best]), int(self._sizes[best])
 
     def ran(self, size: int) -> bool:
         """Note the padded size of a forward; whether it was that of the one before."""

@@ -94,7 +94,7 @@ class AutoregressiveDecoder:
             for s, draft in zip(sequences, drafts, strict=True)
         ]
         start_forward = perf_counter()
-        outputs = self.target.forward(passes)
+        outputs = self.target.forward(passes, self.controller.rows)
         end_forward = perf_counter()
         verdicts = list(map(self._verify, sequences, drafts, outputs))
         start_keep = perf_counter()

@@ -139,6 +139,9 @@ class TabularTarget:
         """Bit-exact, trees, no hidden states."""
         return self._capabilities
 
+    def warm_up(self) -> None:
+        """Nothing is left to do after loading."""
+
     def open(self) -> TabularCache:
         """A new, empty cache."""
         return TabularCache()
@@ -148,7 +151,7 @@ class TabularTarget:
         self._check(cache)
         self._append(cache, tokens)
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """Look the rows of every pass up."""
         for output in self._given:
             output.logits.fill(np.nan)

@@ -11,7 +11,7 @@ Everything else (matrix products, norms) is computed row by row with the same re
 other rows are.
 
 And one fact about speed: a change of shape makes the plugin prepare every node again, which costs
-a third of a step. So rows are padded to a few sizes, and a steady generation keeps one shape.
+a third of a step. So rows are padded to a few sizes, each with a compiled instance of its own.
 """
 
 from __future__ import annotations
@@ -20,117 +20,26 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import openvino as ov
 
 from paceline import tree as trees
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
+from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, tree_bias
 from paceline.runtimes.openvino_graph import Tensors, build
+from paceline.runtimes.openvino_requests import Requests
 from paceline.runtimes.openvino_weights import load_prepared
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.quantise import check_precision
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.types import Capabilities, Layout, LogitArray, TokenTree
+from paceline.types import Capabilities, Layout, LogitArray
 
 _CHUNK = 512
 """Prompt tokens per prefill pass."""
 
 _QUANTISATION_GROUP = 32
 """Activations per dynamic quantisation scale; 32 and 64 are the fast settings on AVX-512."""
-
-
-ROW_BUCKETS = (1, 4, 8, 12, 16, 24, 32, 48, 64)
-"""Dense rows per forward, padded up to the next of these; larger forwards are not padded."""
-
-
-def _bucket(rows: int, smallest: int) -> int:
-    """The padded number of rows."""
-    return next((size for size in ROW_BUCKETS if size >= max(rows, smallest)), rows)
-
-
-class _Batch:
-    """Inputs of one forward, filled pass by pass."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.positions: list[int] = []
-        self.attention_rows: list[int] = []
-        self.dense_rows: list[int] = []
-        self.logit_rows: list[int] = []
-        self.past: list[int] = []
-        self.begins: list[int] = [0]
-        self.blocks: list[int] = []
-        self.block_begins: list[int] = [0]
-        self.longest = 0
-        self.bias: list[np.ndarray] = []
-        self.bias_begins: list[int] = [0]
-
-    def rows(self, ids: Sequence[int], positions: Sequence[int]) -> int:
-        """Add dense rows and return the index of the first."""
-        first = len(self.ids)
-        self.ids += ids
-        self.positions += positions
-        self.dense_rows += [-1] * len(ids)
-        return first
-
-    def subsequence(
-        self, rows: list[int], past: int, blocks: list[int], bias: np.ndarray | None = None
-    ) -> None:
-        """Attend from dense `rows`, in order of position, over `past` cached tokens."""
-        if len(rows) == 1:
-            rows = rows * 2  # never a single row, see the module docstring
-        for row in rows:
-            if self.dense_rows[row] < 0:
-                self.dense_rows[row] = len(self.attention_rows)
-            self.attention_rows.append(row)
-        self.past.append(past)
-        self.begins.append(len(self.attention_rows))
-        total = past + len(rows)
-        self.blocks += blocks[: -(-total // BLOCK)]
-        self.block_begins.append(len(self.blocks))
-        self.longest = max(self.longest, total)
-        if bias is not None:
-            self.bias.append(bias.ravel())
-        self.bias_begins.append(self.bias_begins[-1] + (0 if bias is None else bias.size))
-
-    def pad(self, scratch: int) -> None:
-        """Fill up to a bucket. Idle attention rows form a subsequence in block `scratch`."""
-        dense = _bucket(len(self.ids), 1)
-        # A step of one row has two attention rows, see the module docstring.
-        attention = _bucket(len(self.attention_rows), min(dense, 4)) if dense > 1 else 2
-        idle = dense - len(self.ids)
-        self.ids += [0] * idle
-        self.positions += [0] * idle
-        self.dense_rows += [0] * idle
-        idle = attention - len(self.attention_rows)
-        if idle:
-            self.attention_rows += [0] * idle
-            self.past.append(0)
-            self.begins.append(len(self.attention_rows))
-            self.blocks += [scratch] * -(-idle // BLOCK)
-            self.block_begins.append(len(self.blocks))
-            self.bias_begins.append(self.bias_begins[-1])
-
-    def inputs(self) -> dict[str, np.ndarray]:
-        """The graph's inputs by name."""
-        bias = np.concatenate(self.bias) if self.bias else np.zeros(0, np.uint8)
-        lists = {
-            "input_ids": self.ids,
-            "positions": self.positions,
-            "attention_rows": self.attention_rows,
-            "dense_rows": self.dense_rows,
-            "logit_rows": self.logit_rows,
-            "past_lens": self.past,
-            "subsequence_begins": self.begins,
-            "block_indices": self.blocks,
-            "block_indices_begins": self.block_begins,
-            "max_context_len": self.longest,
-            "qq_bias_begins": self.bias_begins,
-        }
-        arrays = {name: np.array(values, dtype=np.int32) for name, values in lists.items()}
-        return {**arrays, "qq_bias": bias.astype(np.uint8)}
 
 
 class OpenVinoTarget:
@@ -174,14 +83,20 @@ class OpenVinoTarget:
                 0 if precision == "fp32" else _QUANTISATION_GROUP
             ),
         }
-        compiled = ov.Core().compile_model(build(config, tensors), "CPU", settings)
-        self._request = compiled.create_infer_request()
+        core, graph = ov.Core(), build(config, tensors)
         self._pool = BlockPool(config.layers, config.kv_heads, config.head_dim, kv_tokens // BLOCK)
         [self._scratch] = self._pool.take(1)
-        for layer in range(config.layers):
-            for offset, kind in enumerate(("key", "value")):
-                blocks = ov.Tensor(self._pool.memory[2 * layer + offset], shared_memory=True)
-                self._request.set_tensor(f"{kind}_cache.{layer}", blocks)
+
+        def compile_request() -> ov.InferRequest:
+            request = core.compile_model(graph, "CPU", settings).create_infer_request()
+            for layer in range(config.layers):
+                for offset, kind in enumerate(("key", "value")):
+                    blocks = ov.Tensor(self._pool.memory[2 * layer + offset], shared_memory=True)
+                    request.set_tensor(f"{kind}_cache.{layer}", blocks)
+            return request
+
+        size = sum(array.nbytes for array in tensors.values())
+        self._requests = Requests(compile_request, size)
         self._capabilities = Capabilities(
             runtime="openvino",
             device="cpu",
@@ -222,6 +137,10 @@ class OpenVinoTarget:
         """What this target can do."""
         return self._capabilities
 
+    def warm_up(self) -> None:
+        """Wait until every small forward size has a compiled instance of its own."""
+        self._requests.complete()
+
     def open(self) -> PagedCache:
         """A new, empty cache."""
         return PagedCache(self._pool)
@@ -231,7 +150,7 @@ class OpenVinoTarget:
         cache.discard()
         for start in range(0, len(tokens), _CHUNK):
             chunk = list(tokens[start : start + _CHUNK])
-            batch = _Batch()
+            batch = Batch()
             past = cache.length
             cache.reserve(max(len(chunk), 2))
             first = batch.rows(chunk, range(past, past + len(chunk)))
@@ -240,15 +159,15 @@ class OpenVinoTarget:
             self._infer(batch)
             cache.length += len(chunk)
 
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """One ragged forward. Logits are views that the next forward overwrites."""
-        batch = _Batch()
+        batch = Batch()
         spans = []
         for each in passes:
             begin = len(batch.logit_rows)
             self._add(batch, each)
             spans.append((begin, len(batch.logit_rows), each.hidden))
-        batch.pad(self._scratch)
+        batch.pad(self._scratch, rows)
         logits, hidden = self._infer(batch)
         return [
             Output(logits[a:b], hidden[a:b].copy() if wanted else None) for a, b, wanted in spans
@@ -276,7 +195,7 @@ class OpenVinoTarget:
         """Give the cache's blocks back."""
         cache.release()
 
-    def _add(self, batch: _Batch, each: Pass) -> None:
+    def _add(self, batch: Batch, each: Pass) -> None:
         """Add one pass's dense rows and subsequences to the batch."""
         cache: PagedCache = each.cache
         cache.discard()
@@ -292,7 +211,7 @@ class OpenVinoTarget:
         if self._layout == "masked":
             total = count + len(draft)
             cache.reserve(max(total, 2))
-            bias = None if trees.is_chain(draft) else _bias(draft, count)
+            bias = None if trees.is_chain(draft) else tree_bias(draft, count)
             batch.subsequence(list(range(first, first + total)), past, cache.blocks, bias)
             return
         paths = trees.leaf_paths(draft) or [()]
@@ -303,21 +222,14 @@ class OpenVinoTarget:
             blocks = cache.branch(path, count + len(path))
             batch.subsequence(pending + [nodes + n for n in path], past, blocks)
 
-    def _infer(self, batch: _Batch) -> tuple[LogitArray, LogitArray]:
+    def _infer(self, batch: Batch) -> tuple[LogitArray, LogitArray]:
         """Run the graph; float32 logits and hidden states `[logit rows, ...]`, both views."""
+        request = self._requests.get(len(batch.ids))
         inputs = batch.inputs()  # alive until the run ends: small tensors share their memory
         for name, array in inputs.items():
             tensor = ov.Tensor(array, shared_memory=True) if array.size else ov.Tensor(array)
-            self._request.set_tensor(name, tensor)
-        self._request.infer()
-        logits = self._request.get_tensor("logits").data
-        hidden = self._request.get_tensor("hidden").data
+            request.set_tensor(name, tensor)
+        request.infer()
+        logits: LogitArray = request.get_tensor("logits").data
+        hidden: LogitArray = request.get_tensor("hidden").data
         return logits, hidden
-
-
-def _bias(draft: TokenTree, pending: int) -> np.ndarray:
-    """uint8 `[rows, rows]` over pending tokens and nodes: 1 where a row may attend."""
-    total = pending + len(draft)
-    mask = np.tril(np.ones((total, total), dtype=np.uint8))
-    mask[pending:, pending:] = trees.ancestor_mask(draft)
-    return mask

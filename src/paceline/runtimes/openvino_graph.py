@@ -85,10 +85,12 @@ class _Builder:
     def matrix(self, name: str) -> Any:
         weight = self.tensors[f"{name}.weight"]
         if weight.dtype == np.float32:
-            return op.constant(weight)
+            return op.constant(weight, shared_memory=True)
         scale = self.tensors[f"{name}.scale"]
         if weight.dtype == np.int8:
-            return op.multiply(op.convert(op.constant(weight), "f32"), op.constant(scale))
+            return op.multiply(
+                op.convert(op.constant(weight, shared_memory=True), "f32"), op.constant(scale)
+            )
         rows, groups, _ = scale.shape
         nibbles = functools.partial(ov.Tensor, type=ov.Type.u4)
         codes = op.constant(nibbles(weight, shape=ov.Shape([rows, groups, INT4_GROUP])))
@@ -99,7 +101,7 @@ class _Builder:
     def embed(self, ids: Any) -> Any:
         """float32 `[rows, 1, hidden]`: rows are gathered before they are expanded."""
         ids = op.unsqueeze(ids, _ints(1))
-        rows = _gather(op.constant(self.tensors["embed.weight"]), ids)
+        rows = _gather(op.constant(self.tensors["embed.weight"], shared_memory=True), ids)
         if self.tensors["embed.weight"].dtype == np.float32:
             return rows
         scale = _gather(op.constant(self.tensors["embed.scale"]), ids)

@@ -104,6 +104,9 @@ class TorchTarget:
         """What this target can do."""
         return self._capabilities
 
+    def warm_up(self) -> None:
+        """Nothing is left to do after loading."""
+
     def open(self) -> TorchCache:
         """A new, empty cache."""
         config = self.config
@@ -119,7 +122,7 @@ class TorchTarget:
             cache.length += len(chunk)
 
     @torch.inference_mode()
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """One ragged forward over all `passes`."""
         if not passes:
             return []

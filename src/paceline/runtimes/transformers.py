@@ -130,6 +130,9 @@ class TransformersTarget:
         """What this target can do."""
         return self._capabilities
 
+    def warm_up(self) -> None:
+        """Nothing is left to do after loading."""
+
     def open(self) -> TransformersCache:
         """A new, empty cache."""
         return TransformersCache(transformers.DynamicCache())
@@ -144,13 +147,13 @@ class TransformersTarget:
             cache.length += len(p.pending)
 
     @torch.inference_mode()
-    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """A forward for each of `passes`, one after the other."""
         outputs = []
         for p in passes:
-            rows = self._rows(p)
-            hidden = to_numpy(rows.hidden) if p.hidden else None
-            outputs.append(Output(to_numpy(rows.logits), hidden))
+            result = self._rows(p)
+            hidden = to_numpy(result.hidden) if p.hidden else None
+            outputs.append(Output(to_numpy(result.logits), hidden))
         return outputs
 
     def keep(self, cache: TransformersCache, pending: int, path: Sequence[int]) -> None:

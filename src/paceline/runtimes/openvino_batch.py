@@ -1,0 +1,116 @@
+"""Layout of one ragged forward: dense rows, attention rows, block tables, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.runtimes.paged_cache import BLOCK
+from paceline.types import TokenTree
+
+ROW_BUCKETS = (1, 4, 8, 16, 24, 32, 48, 64)
+"""Dense rows per forward, padded up to the next of these; larger forwards are not padded."""
+
+
+def _bucket(rows: int, smallest: int) -> int:
+    """The padded number of rows."""
+    return next((size for size in ROW_BUCKETS if size >= max(rows, smallest)), rows)
+
+
+class Batch:
+    """Inputs of one forward, filled pass by pass."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        self.attention_rows: list[int] = []
+        self.dense_rows: list[int] = []
+        self.logit_rows: list[int] = []
+        self.past: list[int] = []
+        self.begins: list[int] = [0]
+        self.blocks: list[int] = []
+        self.block_begins: list[int] = [0]
+        self.longest = 0
+        self.bias: list[np.ndarray] = []
+        self.bias_begins: list[int] = [0]
+
+    def rows(self, ids: Sequence[int], positions: Sequence[int]) -> int:
+        """Add dense rows and return the index of the first."""
+        first = len(self.ids)
+        self.ids += ids
+        self.positions += positions
+        self.dense_rows += [-1] * len(ids)
+        return first
+
+    def subsequence(
+        self, rows: list[int], past: int, blocks: list[int], bias: np.ndarray | None = None
+    ) -> None:
+        """Attend from dense `rows`, in order of position, over `past` cached tokens."""
+        if len(rows) == 1:
+            rows = rows * 2  # never a single row, see the module docstring
+        for row in rows:
+            if self.dense_rows[row] < 0:
+                self.dense_rows[row] = len(self.attention_rows)
+            self.attention_rows.append(row)
+        self.past.append(past)
+        self.begins.append(len(self.attention_rows))
+        total = past + len(rows)
+        self.blocks += blocks[: -(-total // BLOCK)]
+        self.block_begins.append(len(self.blocks))
+        self.longest = max(self.longest, total)
+        if bias is not None:
+            self.bias.append(bias.ravel())
+        self.bias_begins.append(self.bias_begins[-1] + (0 if bias is None else bias.size))
+
+    def pad(self, scratch: int, rows: int) -> None:
+        """Fill up to a bucket, that of `rows` at least.
+
+        Idle attention rows form a subsequence of their own in block `scratch`.
+        """
+        dense = _bucket(len(self.ids), rows)
+        # A step of one row has two attention rows, see the module docstring.
+        attention = _bucket(len(self.attention_rows), min(dense, 4)) if dense > 1 else 2
+        idle = dense - len(self.ids)
+        self.ids += [0] * idle
+        self.positions += [0] * idle
+        self.dense_rows += [0] * idle
+        idle = attention - len(self.attention_rows)
+        if idle:
+            self.attention_rows += [0] * idle
+            self.past.append(0)
+            self.begins.append(len(self.attention_rows))
+            self.blocks += [scratch] * -(-idle // BLOCK)
+            self.block_begins.append(len(self.blocks))
+            self.bias_begins.append(self.bias_begins[-1])
+
+    def inputs(self) -> dict[str, np.ndarray]:
+        """The graph's inputs by name."""
+        bias = np.concatenate(self.bias) if self.bias else np.zeros(0, np.uint8)
+        lists = {
+            "input_ids": self.ids,
+            "positions": self.positions,
+            "attention_rows": self.attention_rows,
+            "dense_rows": self.dense_rows,
+            "logit_rows": self.logit_rows,
+            "past_lens": self.past,
+            "subsequence_begins": self.begins,
+            "block_indices": self.blocks,
+            "block_indices_begins": self.block_begins,
+            "max_context_len": self.longest,
+            "qq_bias_begins": self.bias_begins,
+        }
+        arrays = {name: np.array(values, dtype=np.int32) for name, values in lists.items()}
+        return {**arrays, "qq_bias": bias.astype(np.uint8)}
+
+
+def tree_bias(draft: TokenTree, pending: int) -> np.ndarray:
+    """The mask of a packed tree: uint8 `[rows, rows]` over pending tokens and nodes.
+
+    1 where a row may attend.
+    """
+    total = pending + len(draft)
+    mask = np.tril(np.ones((total, total), dtype=np.uint8))
+    mask[pending:, pending:] = trees.ancestor_mask(draft)
+    return mask
