@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +15,22 @@ import numpy as np
 from paceline import tree as trees
 from paceline.models.cache import cache_dir, write_atomically
 from paceline.target import Pass, Target
-from paceline.types import ROOT, TokenTree
+from paceline.types import ROOT, IntArray, ProbArray, TokenTree
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Rows per forward at which the cost is measured, for runtimes that do not pad."""
 
-COST_FORMAT = 4
+_LARGEST_PADDED = 16
+"""Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
+
+COST_FORMAT = 6
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
 _ROUNDS = 7
+_NOTICEABLE = 0.05
+"""Share of a plain step under which a change of size counts as free."""
+
 _SMOOTHING = 0.02
 """Weight of one observed step in the running estimate; a timing here is noisy."""
 
@@ -55,13 +61,20 @@ class CostModel:
             return rows
         return next((size for size in self.sizes if size >= rows), rows)
 
+    def times(self, rows: IntArray) -> ProbArray:
+        """Estimated seconds of forwards over int64 `[n]` tokens, each in a steady run."""
+        sizes, seconds = np.asarray(self.sizes), np.asarray(self.seconds)
+        if self.padded:
+            rows = np.where(rows <= sizes[-1], sizes[np.searchsorted(sizes[:-1], rows)], rows)
+        out: ProbArray = np.interp(rows, sizes, seconds)
+        if len(sizes) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+            out += slope * np.maximum(rows - sizes[-1], 0)
+        return out
+
     def time(self, rows: int) -> float:
         """Estimated seconds of a forward over `rows` tokens in a steady run of that size."""
-        rows = self.size(rows)
-        if rows <= self.sizes[-1] or len(self.sizes) == 1:
-            return float(np.interp(rows, self.sizes, self.seconds))
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
-        return self.seconds[-1] + slope * (rows - self.sizes[-1])
+        return float(self.times(np.array([rows]))[0])
 
     def c(self, rows: int) -> float:
         """Cost of a forward over `rows` tokens in units of a forward over one."""
@@ -93,7 +106,7 @@ def measure(target: Target) -> CostModel:
     capabilities = target.capabilities
     padded = bool(capabilities.row_buckets)
     context = min(_CONTEXT, capabilities.max_context // 2)
-    known = [size for size in capabilities.row_buckets or SIZES if size <= SIZES[-1]]
+    known = [size for size in capabilities.row_buckets if size <= _LARGEST_PADDED] or SIZES
     sizes = [size for size in known if size <= capabilities.max_context - context]
     rng = np.random.default_rng(0)
     target.warm_up()
@@ -107,23 +120,26 @@ def measure(target: Target) -> CostModel:
 
     try:
         target.prefill(cache, rng.integers(0, capabilities.vocab_size, context).tolist())
-        steady: dict[int, list[float]] = {size: [] for size in sizes}
-        changed: dict[int, list[float]] = {size: [] for size in sizes}
-        # Two sweeps, so that a slow moment of the machine does not fall on one size alone. The
-        # first forward of a size in a sweep pays for the change of size.
-        for sweep in range(4):
-            for size in sizes:
-                first = timed(size)
-                if sweep:  # the first sweep compiles kernels for new shapes
-                    changed[size].append(first)
-                    steady[size] += [timed(size) for _ in range(_ROUNDS)]
+        sweeps = [_sweep(timed, sizes) for _ in range(4)][1:]  # the first compiles kernels
         branch = _branch_seconds(target, cache) if sizes[-1] >= _STAR else 0.0
     finally:
         target.release(cache)
-    seconds = [float(np.median(steady[size])) for size in sizes]
-    extra = [min(changed[size]) - min(steady[size]) for size in sizes]
-    switch = max(0.0, float(np.median(extra))) if padded else 0.0
-    return CostModel(sizes, np.maximum.accumulate(seconds).tolist(), switch, padded, branch)
+    # The machine may be slower in one sweep than in another: sizes are compared within sweeps.
+    relative = np.median([steady / steady[0] for steady, _ in sweeps], axis=0)
+    seconds = np.median([steady[0] for steady, _ in sweeps]) * np.maximum.accumulate(relative)
+    extra = np.median([changed - steady for steady, changed in sweeps])
+    switch = float(extra) if padded and extra > _NOTICEABLE * seconds[0] else 0.0
+    return CostModel(sizes, seconds.tolist(), switch, padded, branch)
+
+
+def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> tuple[ProbArray, ProbArray]:
+    """Seconds by size: the median of a steady run, and the forward that changed to the size."""
+    changed = []
+    steady = []
+    for size in sizes:
+        changed.append(timed(size))
+        steady.append(float(np.median([timed(size) for _ in range(_ROUNDS)])))
+    return np.array(steady), np.array(changed)
 
 
 _STAR = 8

@@ -196,7 +196,7 @@ class CostModelController(Controller):
         reach = np.cumprod(self._stood / self._tried)
         committed = roots * (1 + np.concatenate([[0.0], np.cumsum(reach)]))
         depths = range(len(committed))
-        seconds = np.array([self.costs.time(roots * (1 + d)) for d in depths])
+        seconds = self.costs.times(roots * (1 + np.arange(len(committed))))
         return int(np.argmax(committed / (seconds + np.array(depths) * self._level_seconds)))
 
     def _learn_chain(self, drafted: int, accepted: int) -> None:

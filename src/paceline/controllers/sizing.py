@@ -16,6 +16,9 @@ import numpy as np
 from paceline.controllers.cost import CostModel
 from paceline.types import ProbArray
 
+_MARGIN = 1.02
+"""How much better than plain decoding a draft must look: costs are known no better than that."""
+
 _STEPS = 64
 """Recent steps whose gains stand for those to come."""
 
@@ -44,12 +47,13 @@ class Sizing:
         """
         gains = roots + np.concatenate([[0.0], np.cumsum(ranked)])
         if not costs.padded or not costs.switch:
-            seconds = np.array([costs.time(roots + n) for n in range(len(gains))])
-            return int(np.argmax(gains / seconds)), 0
+            rates = gains / costs.times(roots + np.arange(len(gains)))
+            best = int(np.argmax(rates))
+            return best if rates[best] > _MARGIN * rates[0] else 0, 0
         if roots != self._roots:
             self._restart(roots, costs)
         nodes = np.clip(self._sizes - roots, 0, len(ranked))
-        seconds = np.array([costs.time(int(size)) for size in self._sizes])
+        seconds = costs.times(self._sizes)
         changed = costs.switch * (self._sizes != self._last)
         gain = gains[nodes]
         best = int(np.argmax(gain - self._rate * (seconds + changed) + self._worth))

@@ -71,7 +71,7 @@ class Batch:
         """
         dense = _bucket(len(self.ids), rows)
         # A step of one row has two attention rows, see the module docstring.
-        attention = _bucket(len(self.attention_rows), min(dense, 4)) if dense > 1 else 2
+        attention = _bucket(len(self.attention_rows), dense) if dense > 1 else 2
         idle = dense - len(self.ids)
         self.ids += [0] * idle
         self.positions += [0] * idle
