@@ -135,23 +135,23 @@ def test_hidden_states_give_the_logits(target, loaded):
     target.release(cache)
 
 
-def test_masked_layout_is_close_at_fp32_and_keeps_paths(loaded):
-    """T6 for the approximate layout; at int8 its size is a figure of `doctor`, not a test."""
-    if loaded.target.capabilities.precision != "fp32":
-        pytest.skip("masked trees are approximate at int8 by nature")
-    tensors = load_prepared(loaded.source, "fp32")
-    masked = OpenVinoTarget(loaded.source.config, tensors, "fp32", layout="masked")
+def test_masked_layout_is_close_and_keeps_paths(loaded):
+    """T6 for the approximate layout. At int8 a flipped rounding moves logits by a few tenths."""
+    precision = loaded.target.capabilities.precision
+    near = 1e-3 if precision == "fp32" else 3.0
+    tensors = load_prepared(loaded.source, precision)
+    masked = OpenVinoTarget(loaded.source.config, tensors, precision, layout="masked")
     assert not masked.capabilities.bit_exact
     tokens = prompt(100, 8)
     cache, reference = opened(masked, tokens), opened(loaded.target, tokens)
     a = masked.forward([Pass(cache, [9], TREE)])[0].logits
     b = loaded.target.forward([Pass(reference, [9], TREE)])[0].logits
-    assert np.abs(a - b).max() < 1e-3
+    assert np.abs(a - b).max() < near
     masked.keep(cache, 1, (1, 5))
     loaded.target.keep(reference, 1, (1, 5))
     a = masked.forward([Pass(cache, [7])])[0].logits
     b = loaded.target.forward([Pass(reference, [7])])[0].logits
-    assert np.abs(a - b).max() < 1e-3
+    assert np.abs(a - b).max() < near
     loaded.target.release(reference)
 
 
