@@ -113,6 +113,8 @@ def main() -> None:
         load_model(options=RuntimeOptions(precision=arguments.precision)), drafter="none"
     )
 
+    engine.decoder.target.warm_up()
+
     def genai(name: str, prompt: str) -> float:
         metrics = pipes[name].generate([prompt], setting).perf_metrics
         return 1000 / metrics.get_tpot().mean

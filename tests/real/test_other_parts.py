@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.real.prompts import PROMPTS
 
 from paceline.loading import Loaded, load_model, make_engine
 from paceline.target import RuntimeOptions
-from tests.real.prompts import PROMPTS
 
 pytestmark = pytest.mark.real
 

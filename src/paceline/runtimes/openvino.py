@@ -11,7 +11,8 @@ Everything else (matrix products, norms) is computed row by row with the same re
 other rows are.
 
 And one fact about speed: a change of shape makes the plugin prepare every node again, which costs
-a third of a step. So rows are padded to a few sizes, each with a compiled instance of its own.
+a third of a step. So rows are padded to a few sizes, and the small ones get a compiled instance of
+fixed shape (`openvino_requests`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from paceline import tree as trees
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
-from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, tree_bias
-from paceline.runtimes.openvino_graph import Tensors, build
+from paceline.runtimes.openvino_batch import FIXED_SIZES, ROW_BUCKETS, Batch, tree_bias
+from paceline.runtimes.openvino_graph import Tensors, build, fix_rows
 from paceline.runtimes.openvino_requests import Requests
 from paceline.runtimes.openvino_weights import load_prepared
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
@@ -83,11 +84,12 @@ class OpenVinoTarget:
                 0 if precision == "fp32" else _QUANTISATION_GROUP
             ),
         }
-        core, graph = ov.Core(), build(config, tensors)
+        core, general = ov.Core(), build(config, tensors)
         self._pool = BlockPool(config.layers, config.kv_heads, config.head_dim, kv_tokens // BLOCK)
         [self._scratch] = self._pool.take(1)
 
-        def compile_request() -> ov.InferRequest:
+        def compile_request(dense: int | None) -> ov.InferRequest:
+            graph = general if dense is None else fix_rows(general, dense, FIXED_SIZES[dense])
             request = core.compile_model(graph, "CPU", settings).create_infer_request()
             for layer in range(config.layers):
                 for offset, kind in enumerate(("key", "value")):
@@ -138,7 +140,7 @@ class OpenVinoTarget:
         return self._capabilities
 
     def warm_up(self) -> None:
-        """Wait until every small forward size has a compiled instance of its own."""
+        """Compile the instances of fixed shape that use would bring about."""
         self._requests.complete()
 
     def open(self) -> PagedCache:
@@ -224,7 +226,7 @@ class OpenVinoTarget:
 
     def _infer(self, batch: Batch) -> tuple[LogitArray, LogitArray]:
         """Run the graph; float32 logits and hidden states `[logit rows, ...]`, both views."""
-        request = self._requests.get(len(batch.ids))
+        request = self._requests.get(len(batch.ids), len(batch.attention_rows))
         inputs = batch.inputs()  # alive until the run ends: small tensors share their memory
         for name, array in inputs.items():
             tensor = ov.Tensor(array, shared_memory=True) if array.size else ov.Tensor(array)

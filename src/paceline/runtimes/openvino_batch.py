@@ -14,6 +14,11 @@ ROW_BUCKETS = (1, 4, 8, 16, 24, 32, 48, 64)
 """Dense rows per forward, padded up to the next of these; larger forwards are not padded."""
 
 
+FIXED_SIZES = {1: 2, 4: 8, 8: 16, 16: 32}
+"""Attention rows by dense rows of the sizes that a compiled instance may be fixed to. A step of one
+row has two attention rows (see `runtimes/openvino.py`); the others leave room for branches."""
+
+
 def _bucket(rows: int, smallest: int) -> int:
     """The padded number of rows."""
     return next((size for size in ROW_BUCKETS if size >= max(rows, smallest)), rows)
@@ -70,8 +75,9 @@ class Batch:
         Idle attention rows form a subsequence of their own in block `scratch`.
         """
         dense = _bucket(len(self.ids), rows)
-        # A step of one row has two attention rows, see the module docstring.
-        attention = _bucket(len(self.attention_rows), dense) if dense > 1 else 2
+        attention = FIXED_SIZES.get(dense, 0)
+        if len(self.attention_rows) > attention:
+            attention = _bucket(len(self.attention_rows), 0)
         idle = dense - len(self.ids)
         self.ids += [0] * idle
         self.positions += [0] * idle

@@ -213,3 +213,14 @@ def build(config: ModelConfig, tensors: Tensors) -> ov.Model:
     for node, name in ((logits, "logits"), (hidden, "hidden")):
         node.output(0).get_tensor().set_names({name})
     return ov.Model([op.result(logits), op.result(hidden)], net.parameters, "paceline")
+
+
+def fix_rows(graph: ov.Model, dense: int, attention: int) -> ov.Model:
+    """A copy of `graph` for exactly so many dense and attention rows."""
+    fixed = graph.clone()
+    shapes = {port.get_any_name(): port.get_partial_shape() for port in fixed.inputs}
+    for name in ("input_ids", "positions", "dense_rows"):
+        shapes[name] = ov.PartialShape([dense])
+    shapes["attention_rows"] = ov.PartialShape([attention])
+    fixed.reshape(shapes)
+    return fixed
