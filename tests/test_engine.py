@@ -64,12 +64,12 @@ class Target(TabularTarget):
             raise OutOfMemory("no room for another sequence: use shorter or fewer sequences")
         super().prefill(cache, tokens)
 
-    def forward(self, passes: List[Pass]) -> list[Output]:
+    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
         self.batches.append(len(passes))
-        return super().forward(passes)
+        return super().forward(passes, rows)
 
     def release(self, cache: TabularCache) -> None:
         super().release(cache)

@@ -36,7 +36,7 @@ LAYERS = (
 RUNTIMES_MAY = {"runtimes", "types", "target", "tree", "errors", "models"}
 
 HEAVY = {
-    "openvino": {"runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_weights"},
+    "openvino": {"runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_requests"},
     "torch": {"runtimes.torch", "runtimes.transformers", "models.llama"},
     "transformers": {"runtimes.transformers"},
 }

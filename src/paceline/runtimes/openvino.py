@@ -84,6 +84,7 @@ class OpenVinoTarget:
                 0 if precision == "fp32" else _QUANTISATION_GROUP
             ),
         }
+        self._tensors = tensors  # the graph shares their memory
         core, general = ov.Core(), build(config, tensors)
         self._pool = BlockPool(config.layers, config.kv_heads, config.head_dim, kv_tokens // BLOCK)
         [self._scratch] = self._pool.take(1)

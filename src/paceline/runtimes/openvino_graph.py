@@ -94,8 +94,8 @@ class _Builder:
         rows, groups, _ = scale.shape
         nibbles = functools.partial(ov.Tensor, type=ov.Type.u4)
         codes = op.constant(nibbles(weight, shape=ov.Shape([rows, groups, INT4_GROUP])))
-        zero = op.constant(nibbles(self.tensors[f"{name}.zero"], shape=ov.Shape([rows, groups, 1])))
-        centred = op.subtract(op.convert(codes, "f32"), op.convert(zero, "f32"))
+        zero = op.constant(self.tensors[f"{name}.zero"])
+        centred = op.subtract(op.convert(codes, "f32"), zero)
         return op.reshape(op.multiply(centred, op.constant(scale)), _ints(rows, -1), False)
 
     def embed(self, ids: Any) -> Any:

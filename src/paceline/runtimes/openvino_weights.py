@@ -16,7 +16,7 @@ from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.runtimes.quantise import Precision, pack
 
-_FORMAT = 1
+_FORMAT = 2
 """Raised whenever the content of prepared files changes, so that old ones are not read."""
 
 

@@ -16,7 +16,7 @@ INT4_GROUP = 32
 
 Packed = dict[str, np.ndarray]
 """A compressed matrix: `weight` (float32, int8 or packed uint8), and for the compressed kinds
-`scale` (float32) and, for int4, `zero` (packed uint8)."""
+`scale` (float32) and, for int4, `zero` (float32, in steps)."""
 
 
 def check_precision(precision: str) -> Precision:
@@ -50,13 +50,12 @@ def _pack_int4(matrix: LogitArray) -> Packed:
             "use --precision int8"
         )
     groups = matrix.reshape(rows, columns // INT4_GROUP, INT4_GROUP)
-    low = np.minimum(groups.min(axis=2, keepdims=True), 0)
-    high = np.maximum(groups.max(axis=2, keepdims=True), 0)
-    scale = (high - low) / np.float32(15)
+    low = groups.min(axis=2, keepdims=True)
+    scale = (groups.max(axis=2, keepdims=True) - low) / np.float32(15)
     scale[scale == 0] = 1
-    zero = np.rint(-low / scale)
-    codes = np.clip(np.rint(groups / scale) + zero, 0, 15)
-    return {"weight": _nibbles(codes), "scale": scale, "zero": _nibbles(zero)}
+    codes = np.clip(np.rint((groups - low) / scale), 0, 15)
+    # A fractional zero point: groups that were on a grid of 16 levels (Q4_1) stay as they are.
+    return {"weight": _nibbles(codes), "scale": scale, "zero": -low / scale}
 
 
 def _nibbles(codes: LogitArray) -> np.ndarray:
@@ -82,6 +81,5 @@ def unpack(packed: Packed, shape: tuple[int, int]) -> LogitArray:
 
     scale = packed["scale"]
     codes = spread(weight, shape[0] * shape[1]).reshape(*scale.shape[:2], INT4_GROUP)
-    zero = spread(packed["zero"], scale.size).reshape(scale.shape)
-    result: LogitArray = ((codes - zero) * scale).reshape(shape)
+    result: LogitArray = ((codes - packed["zero"]) * scale).reshape(shape)
     return result
