@@ -14,6 +14,7 @@ from paceline import tree as trees
 from paceline.controllers.base import ControllerContext
 from paceline.controllers.cost import CostModel
 from paceline.controllers.cost_model import CostModelController
+from paceline.controllers.sizing import MARGIN
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, DraftLaw, SamplingParams, TokenTree, Verdict
 
@@ -91,7 +92,10 @@ def test_no_other_choice_of_nodes_commits_more_per_second(
         trees.validate(draft)
     scores = [draft.scores for draft in chosen if draft.scores is not None]
     found = value(sum(map(len, chosen)), sum(float(score.sum()) for score in scores))
-    assert found == pytest.approx(best, rel=1e-12)
+    if found != pytest.approx(best, rel=1e-12):
+        # A draft must look better than plain decoding by a margin; else nothing is verified.
+        assert not any(map(len, chosen))
+        assert best <= MARGIN * value(0, 0.0) * (1 + 1e-12)
 
 
 @given(drafts(most=8))

@@ -16,7 +16,7 @@ import numpy as np
 from paceline.controllers.cost import CostModel
 from paceline.types import ProbArray
 
-_MARGIN = 1.02
+MARGIN = 1.02
 """How much better than plain decoding a draft must look: costs are known no better than that."""
 
 _STEPS = 64
@@ -49,7 +49,7 @@ class Sizing:
         if not costs.padded or not costs.switch:
             rates = gains / costs.times(roots + np.arange(len(gains)))
             best = int(np.argmax(rates))
-            return best if rates[best] > _MARGIN * rates[0] else 0, 0
+            return best if rates[best] > MARGIN * rates[0] else 0, 0
         if roots != self._roots:
             self._restart(roots, costs)
         nodes = np.clip(self._sizes - roots, 0, len(ranked))
