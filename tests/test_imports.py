@@ -21,7 +21,7 @@ LAYERS = (
     ("errors", "version"),
     ("types",),
     (
-        *("tree", "randomness", "sampling", "metrics", "target", "sequence", "stopping"),
+        *("tree", "law", "randomness", "sampling", "metrics", "target", "sequence", "stopping"),
         *("text", "transcript", "models"),
     ),
     ("drafters", "verifiers", "controllers", "runtimes"),

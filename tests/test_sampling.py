@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.errors import BadLogits
+from paceline.law import one_hot
 from paceline.randomness import Draw, KeyedRandomness, Purpose
-from paceline.sampling import Law, NodeLaws, Sampler, logprobs, one_hot, top_k_ids
-from paceline.types import ROOT, LogitArray, SamplingParams, TokenTree
+from paceline.sampling import NodeLaws, Sampler, logprobs, top_k_ids
+from paceline.target import Output
+from paceline.types import ROOT, Law, LogitArray, SamplingParams, TokenTree
 from paceline.verifiers.coupled import gumbel_max
 
 SIZE = 8
@@ -143,7 +146,7 @@ def test_every_node_sees_its_own_path() -> None:
     params = SamplingParams(temperature=0.8, frequency_penalty=0.7, forced_tokens={4: 6})
     sampler = Sampler(params, [0])
     sampler.commit([5])
-    laws = NodeLaws(sampler, draft, logits, 2)
+    laws = NodeLaws(sampler, draft, Output(logits), 2, "rule")
     paths = {ROOT: [], 0: [1], 1: [2], 2: [1, 1], 3: [2, 4], 4: [1, 1, 1]}
     assert laws.position == 2
     for node, path in paths.items():
@@ -152,6 +155,21 @@ def test_every_node_sees_its_own_path() -> None:
         assert np.array_equal(laws.law(node).dense(), fresh.law(logits[node + 1]).dense())
         assert laws.law(node) is laws.law(node)
     assert as_dict(laws.law(4)) == {6: 1.0}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_name_the_node_and_the_rule(temperature: float) -> None:
+    draft = TokenTree(np.array([1, 2]), np.array([ROOT, 0]))
+    logits = np.zeros((3, SIZE), dtype=np.float32)
+    logits[2, 4] = np.nan
+    sampler = Sampler(SamplingParams(temperature=temperature), [0])
+    laws = NodeLaws(sampler, draft, Output(logits), 2, "coupled")
+    assert laws.law(0).size == SIZE
+    with pytest.raises(BadLogits, match="'coupled' at node 1: the logits hold NaN"):
+        laws.law(1)
+    banned = SamplingParams(temperature=temperature, banned_tokens=tuple(range(SIZE)))
+    with pytest.raises(BadLogits, match="every token is banned"):
+        Sampler(banned, [0]).law(logits[0])
 
 
 @given(logits=logit_rows(ties=True), params=parameters())

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import tree as trees
+from paceline.law import from_dense
 from paceline.types import ROOT, DraftLaw, TokenTree
 
-LAW = DraftLaw("iid", {ROOT: np.full(4, 0.25)})
+LAW = DraftLaw("iid", {ROOT: from_dense(np.full(4, 0.25))})
 
 
 def build(tokens: list[int], parents: list[int], **rest: object) -> TokenTree:

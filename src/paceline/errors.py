@@ -33,3 +33,7 @@ class OutOfMemory(PacelineError):
 
 class IncompatibleDraft(PacelineError):
     """A draft reached a verifier whose rule does not hold for the way it was drawn."""
+
+
+class BadLogits(PacelineError):
+    """A model's logits at some node are not numbers, or leave no token possible."""

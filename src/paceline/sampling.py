@@ -2,58 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.types import IntArray, LogitArray, ProbArray, SamplingParams, TokenLogprob, TokenTree
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """A distribution over the vocabulary, kept on its support.
-
-    Attributes:
-        probs: float64 `[k]`, summing to one.
-        ids: int64 `[k]` ascending token ids of the support, or None when it is the whole
-            vocabulary (`k == size`).
-        size: width of the vocabulary.
-    """
-
-    probs: ProbArray
-    ids: IntArray | None
-    size: int
-
-    def token(self, index: int) -> int:
-        """Token id at `index` of the support."""
-        return index if self.ids is None else int(self.ids[index])
-
-    def prob(self, token: int) -> float:
-        """Probability of `token`."""
-        if self.ids is None:
-            return float(self.probs[token])
-        index = int(np.searchsorted(self.ids, token))
-        hit = index < len(self.ids) and self.ids[index] == token
-        return float(self.probs[index]) if hit else 0.0
-
-    def dense(self) -> ProbArray:
-        """float64 `[size]` with zeros outside the support."""
-        if self.ids is None:
-            return self.probs
-        out = np.zeros(self.size)
-        out[self.ids] = self.probs
-        return out
-
-    def argmax(self) -> int:
-        """The most likely token; the lowest id among equals."""
-        return self.token(int(self.probs.argmax()))
-
-
-def one_hot(token: int, size: int) -> Law:
-    """The law that is certain of `token`."""
-    return Law(np.ones(1), np.array([token], dtype=np.int64), size)
+from paceline.errors import BadLogits
+from paceline.law import one_hot
+from paceline.target import Output
+from paceline.tree import node_name, path_to
+from paceline.types import (
+    IntArray,
+    Law,
+    LogitArray,
+    ProbArray,
+    SamplingParams,
+    TokenLogprob,
+    TokenTree,
+)
 
 
 def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
@@ -116,10 +83,11 @@ def _adjust(
 
 
 def _truncate(x: ProbArray, params: SamplingParams) -> Law:
-    """Temperature, top-k, top-p, min-p and softmax over float64 `[vocabulary]` logits."""
+    """Temperature, top-k, top-p, min-p and softmax over float64 `[vocabulary]` logits, in place."""
     size = len(x)
+    x -= _peak(x)
     with np.errstate(over="ignore"):  # the peak is taken out first, so only -inf can come of it
-        x = (x - x.max()) / params.temperature
+        x /= params.temperature
     ids: IntArray | None = None
 
     def narrow(keep: IntArray) -> None:
@@ -134,9 +102,33 @@ def _truncate(x: ProbArray, params: SamplingParams) -> Law:
         narrow(_nucleus(x, params.top_p))
     if params.min_p > 0:
         with np.errstate(divide="ignore"):
-            narrow(np.flatnonzero(x >= x.max() + np.log(params.min_p)))
-    weights = np.exp(x - x.max())
-    return Law(weights / weights.sum(), ids, size)
+            narrow(np.flatnonzero(x >= np.log(params.min_p)))
+    np.exp(x, out=x)
+    x /= x.sum()
+    return Law(x, ids, size)
+
+
+def _peak(x: LogitArray | ProbArray) -> float:
+    """The largest entry.
+
+    Raises:
+        BadLogits: an entry is NaN, or none is finite.
+    """
+    peak = float(x.max())
+    if not math.isfinite(peak):
+        raise BadLogits(
+            "the logits hold NaN or infinity: the model or its weights are broken"
+            if math.isnan(peak) or peak > 0
+            else "every token is banned or has probability 0: relax banned tokens or biases"
+        )
+    return peak
+
+
+def _argmax(x: LogitArray | ProbArray) -> int:
+    """The most likely token; BadLogits like `_peak`. A NaN counts as the largest entry."""
+    token = int(x.argmax())
+    _peak(x[token : token + 1])
+    return token
 
 
 class Sampler:
@@ -174,7 +166,7 @@ class Sampler:
         if forced is not None:
             return one_hot(forced, size)
         if params.greedy and self._plain:
-            return one_hot(int(logits.argmax()), size)
+            return one_hot(_argmax(logits), size)
         output = self._output
         if path:
             output = output + Counter(path)
@@ -184,7 +176,7 @@ class Sampler:
             else _adjust(logits, params, self._prompt, output)
         )
         if params.greedy:
-            return one_hot(int(x.argmax()), size)
+            return one_hot(_argmax(x), size)
         return _truncate(x, params)
 
 
@@ -195,34 +187,52 @@ class NodeLaws:
     """
 
     def __init__(
-        self, sampler: Sampler, draft: TokenTree, logits: LogitArray, position: int
+        self,
+        sampler: Sampler,
+        draft: TokenTree,
+        output: Output,
+        position: int,
+        rule: str,
     ) -> None:
         """Bind the rows of a forward.
 
         Args:
             sampler: the sequence's sampler.
             draft: the verified draft.
-            logits: float32 `[1 + nodes, vocabulary]`, root first.
+            output: of the target for `draft`.
             position: absolute position of the first drafted token.
+            rule: name of the verifier that asks, for messages.
         """
         self.position = position
         self._sampler = sampler
         self._draft = draft
-        self._logits = logits
+        self._output = output
+        self._rule = rule
         self._known: dict[int, Law] = {}
 
     def law(self, node: int) -> Law:
-        """Law of the token after `node` (`ROOT` for the root)."""
+        """Law of the token after `node` (`ROOT` for the root).
+
+        Raises:
+            BadLogits: the node's logits hold NaN, or nothing finite.
+        """
         known = self._known.get(node)
         if known is None:
-            path: list[int] = []
-            above = node
-            while above >= 0:
-                path.append(int(self._draft.tokens[above]))
-                above = int(self._draft.parents[above])
-            known = self._sampler.law(self._logits[node + 1], path[::-1])
+            path = self._draft.tokens[list(path_to(self._draft, node))].tolist()
+            try:
+                known = self._sampler.law(self._output.logits[node + 1], path)
+            except BadLogits as error:
+                where = node_name(node)
+                raise BadLogits(f"verifier '{self._rule}' at {where}: {error}") from None
             self._known[node] = known
         return known
+
+    def hidden(self, node: int) -> LogitArray:
+        """float32 `[hidden_size]`, the target's final hidden state at `node`."""
+        if self._output.hidden is None:
+            raise ValueError(f"verifier '{self._rule}' reads hidden states but does not need them")
+        row: LogitArray = self._output.hidden[node + 1]
+        return row
 
 
 def logprobs(logits: LogitArray, token: int, top: int) -> TokenLogprob:

@@ -61,6 +61,11 @@ def children(tree: TokenTree) -> dict[int, list[int]]:
     return out
 
 
+def node_name(node: int) -> str:
+    """How messages name a node."""
+    return "the root" if node == ROOT else f"node {node}"
+
+
 def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
     """Node indices from a child of the root down to `node`; empty for `ROOT`."""
     path: list[int] = []

@@ -22,7 +22,7 @@ BoolArray = npt.NDArray[np.bool_]
 LogitArray = npt.NDArray[np.float32]
 ProbArray = npt.NDArray[np.float64]
 
-LawKind = Literal["iid", "without_replacement", "factorised"]
+LawKind = Literal["iid", "paths", "without_replacement", "top_and_one", "factorised"]
 FinishReason = Literal["stop", "length", "cancelled"]
 Layout = Literal["exact", "masked"]
 
@@ -31,15 +31,84 @@ ROOT = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Law:
+    """A distribution over the vocabulary, kept on its support.
+
+    Attributes:
+        probs: float64 `[k]`, summing to one.
+        ids: int64 `[k]` ascending token ids of the support, or None when it is the whole
+            vocabulary (`k == size`).
+        size: width of the vocabulary.
+    """
+
+    probs: ProbArray
+    ids: IntArray | None
+    size: int
+
+    def token(self, index: int) -> int:
+        """Token id at `index` of the support."""
+        return index if self.ids is None else int(self.ids[index])
+
+    def prob(self, token: int) -> float:
+        """Probability of `token`."""
+        if self.ids is None:
+            return float(self.probs[token])
+        index = int(np.searchsorted(self.ids, token))
+        hit = index < len(self.ids) and self.ids[index] == token
+        return float(self.probs[index]) if hit else 0.0
+
+    def at(self, ids: IntArray | None) -> ProbArray:
+        """float64, probability of each of `ids` (any int64 ids; None for the whole vocabulary)."""
+        if ids is None:
+            return self.dense()
+        if self.ids is None:
+            return self.probs[ids]
+        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[places] == ids, self.probs[places], 0.0)
+
+    def dense(self) -> ProbArray:
+        """float64 `[size]` with zeros outside the support."""
+        if self.ids is None:
+            return self.probs
+        out = np.zeros(self.size)
+        out[self.ids] = self.probs
+        return out
+
+    def argmax(self) -> int:
+        """The most likely token; the lowest id among equals."""
+        return self.token(int(self.probs.argmax()))
+
+
+@dataclass(frozen=True, slots=True)
 class DraftLaw:
     """How the tokens of a sampled draft were drawn.
 
-    `rows[parent]` is the exact distribution q, float64 `[vocabulary]`, from which the children of
-    node `parent` (`ROOT` for the root) were drawn, after the same logits processing as the target.
+    How many children a node gets, and whether it gets any, was decided before they were drawn
+    (predictability). The kinds:
+
+    * "iid": the children of a node were drawn independently of each other from its row.
+    * "paths": `paths` were drawn independently, each token from the row of its prefix, and merged
+      where they agree; so the children of a node are independent draws, one per path through it.
+    * "without_replacement": children were drawn from the row one after another, in node order,
+      each from what its elder siblings left over.
+    * "top_and_one": all children but the last are the row's most likely tokens, and the last was
+      drawn from the rest of the row.
+    * "factorised": a chain whose rows do not depend on the drafted tokens before them (parallel
+      drafters, Jacobi windows).
+
+    Attributes:
+        kind: see above.
+        rows: by parent node (`ROOT` for the root), the exact law q that its children were drawn
+            from, after the same logits processing as the target.
+        draws: kind "iid": by parent, its children in the order drawn, with repeats where a token
+            was drawn again. A parent without an entry drew each child once, in node order.
+        paths: kind "paths": the drawn paths, each as node indices from a child of the root down.
     """
 
     kind: LawKind
-    rows: Mapping[int, ProbArray]
+    rows: Mapping[int, Law]
+    draws: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    paths: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

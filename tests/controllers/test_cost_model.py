@@ -15,6 +15,7 @@ from paceline.controllers.base import ControllerContext
 from paceline.controllers.cost import CostModel
 from paceline.controllers.cost_model import CostModelController
 from paceline.controllers.sizing import MARGIN
+from paceline.law import from_dense
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, DraftLaw, SamplingParams, TokenTree, Verdict
 
@@ -134,7 +135,7 @@ def test_the_batch_shares_its_rows_by_likelihood() -> None:
 
 @pytest.mark.parametrize("model", [flat, linear])
 def test_sampled_drafts_pass_unchanged(model: Callable[[], CostModel]) -> None:
-    law = DraftLaw("iid", {ROOT: np.ones(3) / 3, 0: np.ones(3) / 3})
+    law = DraftLaw("iid", {ROOT: from_dense(np.ones(3) / 3), 0: from_dense(np.ones(3) / 3)})
     sampled, free = trees.chain([1, 2], law=law), scored([ROOT, 0], [0.5, 0.5])
     chosen = CostModelController(model()).select(batch(2), [sampled, free])
     assert chosen[0] is sampled

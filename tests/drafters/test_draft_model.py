@@ -20,11 +20,10 @@ from paceline.exactness.compare import goodness_of_fit, max_error, target_joint
 from paceline.exactness.oracle import enumerate_law
 from paceline.exactness.tabular import TabularCache, TabularModel, TabularTarget, processed
 from paceline.randomness import Randomness
-from paceline.sampling import Law
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.target import Output, Pass, Target
-from paceline.types import ROOT, Budget, SamplingParams, TokenTree
+from paceline.types import ROOT, Budget, Law, SamplingParams, TokenTree
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.coupled import Coupled
 from paceline.verifiers.greedy import Greedy
@@ -126,8 +125,8 @@ def test_reported_rows_are_the_processed_laws_along_the_chain() -> None:
     law = processed(SMALL.logits, params, [3, 1])
     for parent, row in draft.law.rows.items():
         context = (3, 1, *draft.tokens[: parent + 1].tolist())
-        np.testing.assert_array_equal(row, law(context).dense())
-        assert row[draft.tokens[parent + 1]] > 0
+        np.testing.assert_array_equal(row.dense(), law(context).dense())
+        assert row.prob(int(draft.tokens[parent + 1])) > 0
 
 
 def test_every_sequence_of_a_batch_reports_its_own_rows() -> None:
@@ -142,14 +141,14 @@ def test_every_sequence_of_a_batch_reports_its_own_rows() -> None:
         assert set(draft.law.rows) == set(range(-1, len(draft) - 1))
         for parent, row in draft.law.rows.items():
             context = (*prompt, *draft.tokens[: parent + 1].tolist())
-            np.testing.assert_allclose(row, SMALL.law(context).dense(), rtol=1e-12)
+            np.testing.assert_allclose(row.dense(), SMALL.law(context).dense(), rtol=1e-12)
 
 
 def test_greedy_rows_are_one_hot() -> None:
     draft = draft_of(SamplingParams(), report_law=True)
     assert draft.law is not None
     for parent, row in draft.law.rows.items():
-        assert row.tolist() == np.eye(VOCABULARY)[draft.tokens[parent + 1]].tolist()
+        assert row.dense().tolist() == np.eye(VOCABULARY)[draft.tokens[parent + 1]].tolist()
 
 
 def test_a_chain_with_shared_noise_claims_no_law() -> None:

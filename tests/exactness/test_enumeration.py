@@ -16,6 +16,7 @@ from paceline.exactness.compare import (
 from paceline.exactness.drafting import Propose, likely_chain, random_tree, sampled_chain
 from paceline.exactness.oracle import ScriptedRandomness
 from paceline.exactness.tabular import LawOf, TabularLaws, TabularModel, processed
+from paceline.law import from_dense
 from paceline.randomness import Randomness
 from paceline.types import ROOT, Budget, DraftLaw, LawKind, SamplingParams, TokenTree
 from paceline.verifiers.base import Verifier
@@ -25,7 +26,14 @@ from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.sample_match import SampleMatch
 
 EXACT = 1e-12
-KINDS: tuple[LawKind | None, ...] = (None, "iid", "without_replacement", "factorised")
+KINDS: tuple[LawKind | None, ...] = (
+    None,
+    "iid",
+    "paths",
+    "without_replacement",
+    "top_and_one",
+    "factorised",
+)
 
 PARAMS = {
     "plain": SamplingParams(temperature=1),
@@ -140,7 +148,7 @@ def test_one_hot_targets_give_the_greedy_text(verifier: Verifier) -> None:
 def test_rules_refuse_drafts_they_are_not_exact_for(
     verifier: Verifier, kind: LawKind | None
 ) -> None:
-    rows = {ROOT: np.full(3, 1 / 3), 0: np.full(3, 1 / 3)}
+    rows = {ROOT: from_dense(np.full(3, 1 / 3)), 0: from_dense(np.full(3, 1 / 3))}
     draft = trees.chain([0, 1], law=None if kind is None else DraftLaw(kind, rows))
     laws = TabularLaws(TabularModel(3, 2, 1).law, (0,), draft)
     with pytest.raises(IncompatibleDraft, match=verifier.name):
@@ -148,9 +156,9 @@ def test_rules_refuse_drafts_they_are_not_exact_for(
 
 
 def test_rejection_takes_only_sampled_chains() -> None:
-    assert Rejection.accepts == {"iid"}
+    assert Rejection.accepts == {"iid", "factorised"}
     model = TabularModel(3, 2, 1)
-    row = np.full(3, 1 / 3)
+    row = from_dense(np.full(3, 1 / 3))
     branching = TokenTree(np.array([0, 1]), np.array([ROOT, ROOT]), DraftLaw("iid", {ROOT: row}))
     with pytest.raises(IncompatibleDraft, match="branches"):
         Rejection().verify(branching, TabularLaws(model.law, (0,), branching), ScriptedRandomness())
@@ -158,7 +166,7 @@ def test_rejection_takes_only_sampled_chains() -> None:
 
 def test_a_drafted_token_of_draft_probability_zero_is_an_error() -> None:
     model = TabularModel(3, 2, 1)
-    draft = trees.chain([1], law=DraftLaw("iid", {ROOT: np.array([0.5, 0.0, 0.5])}))
+    draft = trees.chain([1], law=DraftLaw("iid", {ROOT: from_dense(np.array([0.5, 0.0, 0.5]))}))
     with pytest.raises(IncompatibleDraft, match="no probability"):
         Rejection().verify(draft, TabularLaws(model.law, (0,), draft), ScriptedRandomness())
 

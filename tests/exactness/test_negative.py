@@ -68,7 +68,7 @@ def test_a_residual_of_raw_logits_is_caught() -> None:
     law = processed(P.logits, params, prompt)
     truth = target_joint(law, prompt, 2)
     propose = sampled_chain(processed(Q.logits, params, prompt))
-    raw = ResidualOfRawLogits(lambda node: P.law(prompt).probs)
+    raw = ResidualOfRawLogits(lambda node: P.law(prompt))
     wrong = joint_after_round(raw, law, propose, prompt, 2, Budget(1, 1))
     right = joint_after_round(Rejection(), law, propose, prompt, 2, Budget(1, 1))
     assert max_error(wrong, truth) > VISIBLE

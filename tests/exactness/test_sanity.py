@@ -13,10 +13,9 @@ from paceline.exactness.drafting import FunctionDrafter, random_tree, sampled_ch
 from paceline.exactness.oracle import enumerate_law
 from paceline.exactness.tabular import LawOf, TabularLaws, TabularModel, TabularTarget, processed
 from paceline.randomness import Randomness
-from paceline.sampling import Law
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
-from paceline.types import Budget, LogitArray, SamplingParams, TokenTree
+from paceline.types import Budget, Law, LogitArray, SamplingParams, TokenTree
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.sample_match import SampleMatch

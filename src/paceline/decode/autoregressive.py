@@ -88,15 +88,16 @@ class AutoregressiveDecoder:
         proposed = self.drafter.propose(sequences, budgets)
         end_draft = perf_counter()
         drafts = self.controller.select(sequences, proposed)
-        hidden = self.drafter.needs.hidden
+        hidden = self.drafter.needs.hidden or self.verifier.needs.hidden
+        shown = list(map(self.verifier.extend, drafts))
         passes = [
             Pass(s.cache, s.tokens[-1:], draft, hidden)
-            for s, draft in zip(sequences, drafts, strict=True)
+            for s, draft in zip(sequences, shown, strict=True)
         ]
         start_forward = perf_counter()
         outputs = self.target.forward(passes, self.controller.rows)
         end_forward = perf_counter()
-        verdicts = list(map(self._verify, sequences, drafts, outputs))
+        verdicts = list(map(self._verify, sequences, shown, outputs))
         start_keep = perf_counter()
         for sequence, verdict in zip(sequences, verdicts, strict=True):
             self.target.keep(sequence.cache, 1, verdict.path)
@@ -132,7 +133,8 @@ class AutoregressiveDecoder:
         return Budget(budget.nodes if depth else 0, depth)
 
     def _verify(self, sequence: Sequence, draft: TokenTree, output: Output) -> Verdict:
-        laws = NodeLaws(sequence.sampler, draft, output.logits, len(sequence.tokens))
+        rule = self.verifier.name
+        laws = NodeLaws(sequence.sampler, draft, output, len(sequence.tokens), rule)
         return self.verifier.verify(draft, laws, sequence.randomness)
 
     def _commit(

@@ -58,7 +58,8 @@ class Drafter(ABC):
         outputs: List[Output],
     ) -> None:
         """A step is committed: `sequences` hold the new tokens; rows of `outputs` belong to
-        `drafts`, which may be smaller than what was proposed."""
+        `drafts`, which may be smaller than what was proposed; further rows, if any, belong to
+        what the verifier added."""
 
     def close(self, sequence: Sequence) -> None:
         """A sequence has ended."""

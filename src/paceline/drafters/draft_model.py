@@ -14,10 +14,9 @@ from paceline import tree as trees
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import InvalidOption
 from paceline.randomness import Draw, Purpose
-from paceline.sampling import Law
 from paceline.sequence import Sequence
 from paceline.target import Output, Pass, Target
-from paceline.types import ROOT, Budget, DraftLaw, ProbArray, TokenTree, Verdict
+from paceline.types import ROOT, Budget, DraftLaw, Law, TokenTree, Verdict
 from paceline.verifiers.coupled import gumbel_max
 
 
@@ -63,7 +62,7 @@ class DraftModel(Drafter):
         """One chain per sequence, level by level over the whole batch."""
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
         drafts: list[list[int]] = [[] for _ in sequences]
-        rows: list[dict[int, ProbArray]] = [{} for _ in sequences]
+        rows: list[dict[int, Law]] = [{} for _ in sequences]
         limits = [
             min(b.nodes, b.depth, self._room(s)) for s, b in zip(sequences, budgets, strict=True)
         ]
@@ -72,7 +71,7 @@ class DraftModel(Drafter):
             laws = self._advance([sequences[i] for i in live], [drafts[i] for i in live])
             for i, law in zip(live, laws, strict=True):
                 if self._report_law:
-                    rows[i][depth - 1 if depth else ROOT] = law.dense()
+                    rows[i][depth - 1 if depth else ROOT] = law
                 drafts[i].append(self._draw(sequences[i], law, depth))
         return [
             trees.chain(draft, self.name, DraftLaw("iid", q) if self._report_law else None)

@@ -107,7 +107,7 @@ class Recycling(Drafter):
             begin, filled = self._proposed.pop(sequence.id)
             self._score(sequence.tokens[begin:], filled)
             rows = [sequence.tokens[begin - 1], *draft.tokens.tolist()]
-            for token, logits in zip(rows, output.logits, strict=True):
+            for token, logits in zip(rows, output.logits, strict=False):
                 best = top_k_ids(logits, WIDTH)  # fewer in a toy vocabulary
                 self._successors[token, : len(best)] = best
 

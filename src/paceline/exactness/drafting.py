@@ -14,7 +14,7 @@ from paceline.drafters.base import Drafter
 from paceline.exactness.tabular import LawOf
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.sequence import Sequence
-from paceline.types import Budget, DraftLaw, ProbArray, TokenTree
+from paceline.types import Budget, DraftLaw, Law, TokenTree
 
 Propose = Callable[[tuple[int, ...], Randomness, Budget], TokenTree]
 """From a context, a source of draws and a budget to a draft."""
@@ -25,12 +25,12 @@ def sampled_chain(law: LawOf) -> Propose:
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []
-        rows: dict[int, ProbArray] = {}
+        rows: dict[int, Law] = {}
         root = len(context) - 1
         for node in range(min(budget.depth, budget.nodes)):
             q = law((*context, *tokens))
             draw = Draw(len(context) + node, Purpose.DRAFT, root=root)
-            rows[node - 1] = q.dense()
+            rows[node - 1] = q
             tokens.append(q.token(randomness.choice(q.probs, draw)))
         return trees.chain(tokens, "sampled-chain", DraftLaw("iid", rows))
 

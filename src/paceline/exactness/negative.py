@@ -14,15 +14,14 @@ import numpy as np
 from paceline import tree as trees
 from paceline.exactness.drafting import Propose
 from paceline.exactness.tabular import LawOf
+from paceline.law import residual
 from paceline.randomness import Draw, Purpose, Randomness
-from paceline.sampling import Law
-from paceline.types import Budget, DraftLaw, LawKind, ProbArray, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, walk
+from paceline.types import Budget, DraftLaw, Law, LawKind, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, Verifier, walk
 from paceline.verifiers.coupled import gumbel_max
-from paceline.verifiers.rejection import residual
 
 
-class WrongChainRule:
+class WrongChainRule(Verifier):
     """The shape of token rejection, with the acceptance and the correction left to be wrong."""
 
     name: ClassVar[str] = "wrong-chain-rule"
@@ -33,8 +32,8 @@ class WrongChainRule:
         """Probability that a token of target mass `p` and draft mass `q` stands."""
         return min(1.0, p / q)
 
-    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
-        """Weights of the token that replaces `node`."""
+    def correction(self, p: Law, q: Law, node: int) -> Law:
+        """Law of the token that replaces `node`."""
         return residual(p, q)
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
@@ -42,14 +41,14 @@ class WrongChainRule:
         assert draft.law is not None
         root = target.position - 1
         for node, token in enumerate(draft.tokens.tolist()):
-            p = target.law(node - 1).dense()
+            p = target.law(node - 1)
             q = draft.law.rows[node - 1]
             position = target.position + node
-            accept = self.acceptance(float(p[token]), float(q[token]))
+            accept = self.acceptance(p.prob(token), q.prob(token))
             if not randomness.bernoulli(accept, Draw(position, Purpose.ACCEPT, root=root)):
-                weights = self.correction(p, q, node)
+                rest = self.correction(p, q, node)
                 draw = Draw(position, Purpose.RESIDUAL, root=root)
-                return Verdict(tuple(range(node)), randomness.choice(weights, draw))
+                return Verdict(tuple(range(node)), rest.token(randomness.choice(rest.probs, draw)))
         depth = len(draft)
         law: Law = target.law(depth - 1)
         bonus = randomness.choice(law.probs, Draw(target.position + depth, Purpose.TARGET))
@@ -59,7 +58,7 @@ class WrongChainRule:
 class CorrectsFromTarget(WrongChainRule):
     """Draws the correction from p, so rejected tokens get a second chance."""
 
-    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
+    def correction(self, p: Law, q: Law, node: int) -> Law:
         """p itself."""
         return p
 
@@ -83,26 +82,25 @@ class AcceptsByTargetMass(WrongChainRule):
 class ResidualNotNormalised(WrongChainRule):
     """Uses (p - q)+ as if it summed to one, and fills the missing mass with p."""
 
-    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
+    def correction(self, p: Law, q: Law, node: int) -> Law:
         """(p - q)+ + (1 - sum) p."""
-        rest = np.maximum(p - q, 0.0)
-        filled: ProbArray = rest + (1 - rest.sum()) * p
-        return filled
+        rest = np.maximum(p.probs - q.at(p.ids), 0.0)
+        return Law(rest + (1 - rest.sum()) * p.probs, p.ids, p.size)
 
 
 class ResidualOfRawLogits(WrongChainRule):
     """Accepts by processed laws but draws the correction from the unprocessed target."""
 
-    def __init__(self, raw: Callable[[int], ProbArray]) -> None:
-        """Take the raw law, float64 `[vocabulary]`, at the parent of a node."""
+    def __init__(self, raw: Callable[[int], Law]) -> None:
+        """Take the raw law at the parent of a node."""
         self._raw = raw
 
-    def correction(self, p: ProbArray, q: ProbArray, node: int) -> ProbArray:
+    def correction(self, p: Law, q: Law, node: int) -> Law:
         """The residual of temperature 1 without truncation."""
         return residual(self._raw(node), q)
 
 
-class MatchesOrRetries:
+class MatchesOrRetries(Verifier):
     """Sample-and-match that draws again when the first draw was not drafted."""
 
     name: ClassVar[str] = "matches-or-retries"
@@ -127,7 +125,7 @@ class MatchesOrRetries:
         return walk(draft, pick)
 
 
-class RepeatsNoise:
+class RepeatsNoise(Verifier):
     """Coupled verification that keys its noise by the round and not by the position."""
 
     name: ClassVar[str] = "repeats-noise"
@@ -146,10 +144,10 @@ def top_one_as_sampled(law: LawOf) -> Propose:
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []
-        rows: dict[int, ProbArray] = {}
+        rows: dict[int, Law] = {}
         for node in range(min(budget.depth, budget.nodes)):
             q = law((*context, *tokens))
-            rows[node - 1] = q.dense()
+            rows[node - 1] = q
             tokens.append(q.argmax())
         return trees.chain(tokens, "top-one", DraftLaw("iid", rows))
 
@@ -161,7 +159,7 @@ def drops_unlikely(law: LawOf, threshold: float) -> Propose:
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []
-        rows: dict[int, ProbArray] = {}
+        rows: dict[int, Law] = {}
         root = len(context) - 1
         for node in range(min(budget.depth, budget.nodes)):
             q = law((*context, *tokens))
@@ -169,7 +167,7 @@ def drops_unlikely(law: LawOf, threshold: float) -> Propose:
             token = q.token(randomness.choice(q.probs, draw))
             if q.prob(token) < threshold:
                 break
-            rows[node - 1] = q.dense()
+            rows[node - 1] = q
             tokens.append(token)
         return trees.chain(tokens, "drops-unlikely", DraftLaw("iid", rows))
 

@@ -9,10 +9,10 @@ from functools import cache
 import numpy as np
 
 from paceline.errors import OutOfMemory
-from paceline.sampling import Law, Sampler
+from paceline.sampling import Sampler
 from paceline.target import Output, Pass
 from paceline.tree import path_to
-from paceline.types import ROOT, Capabilities, LogitArray, SamplingParams, TokenTree
+from paceline.types import ROOT, Capabilities, Law, LogitArray, SamplingParams, TokenTree
 
 LawOf = Callable[[tuple[int, ...]], Law]
 """From a context (prompt and output) to the law of the next token."""
@@ -88,6 +88,10 @@ class TabularLaws:
         """Law of the token after `node` (`ROOT` for the root)."""
         path = self._draft.tokens[list(path_to(self._draft, node))]
         return self._law((*self._context, *path.tolist()))
+
+    def hidden(self, node: int) -> LogitArray:
+        """Raise ValueError: a table has no hidden states."""
+        raise ValueError("a table has no hidden states")
 
 
 @dataclass(eq=False)

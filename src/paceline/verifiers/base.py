@@ -1,15 +1,18 @@
-"""The contract of a verifier, and the walk that several rules share."""
+"""The contract of a verifier, and what several rules share: checks of drafts, and the walk."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 from paceline import tree as trees
 from paceline.errors import IncompatibleDraft
 from paceline.randomness import Randomness
-from paceline.sampling import Law
-from paceline.types import ROOT, LawKind, TokenTree, Verdict
+from paceline.types import ROOT, Law, LawKind, LogitArray, Needs, TokenTree, Verdict
+
+_SUMS_TO_ONE = 1e-6
+"""How far the mass of a draft's row may be from one; rounding of float32 rows stays below it."""
 
 
 class TargetLaws(Protocol):
@@ -24,22 +27,32 @@ class TargetLaws(Protocol):
         """Law of the token after `node` (`ROOT` for the root)."""
         ...
 
+    def hidden(self, node: int) -> LogitArray:
+        """float32 `[hidden_size]`, final hidden state at `node`, for rules whose `needs` say so."""
+        ...
 
-class Verifier(Protocol):
+
+class Verifier(ABC):
     """A pure rule: draft, target laws and randomness in; accepted path and next token out."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
     accepts: ClassVar[frozenset[LawKind | None]]
-    """Draft laws the rule is exact for; None stands for deterministic drafts."""
+    """Draft laws the rule is defined for; None stands for deterministic drafts."""
+    needs: ClassVar[Needs] = Needs()
 
+    @abstractmethod
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
         """Decide the accepted path of `draft` and the token after it.
 
         Raises:
             IncompatibleDraft: the rule does not hold for the way the draft was drawn.
         """
-        ...
+
+    def extend(self, draft: TokenTree) -> TokenTree:
+        """What the target must see to verify `draft`: nodes may be added behind the draft's own,
+        which no verdict's path may hold. The default adds nothing."""
+        return draft
 
 
 def check_law(verifier: Verifier, draft: TokenTree) -> None:
@@ -53,6 +66,52 @@ def check_law(verifier: Verifier, draft: TokenTree) -> None:
         raise IncompatibleDraft(
             f"verifier '{verifier.name}' takes {known} drafts, but this draft is "
             f"{kind or 'deterministic'}; use verifier 'coupled' or 'sample-match'"
+        )
+
+
+def row(verifier: Verifier, draft: TokenTree, parent: int) -> Law:
+    """The law that the children of `parent` were drawn from, checked to be one.
+
+    Raises:
+        IncompatibleDraft: there is none, or it does not sum to one.
+    """
+    law = None if draft.law is None else draft.law.rows.get(parent)
+    if law is None:
+        raise IncompatibleDraft(
+            f"verifier '{verifier.name}': the draft reports no law for the children of "
+            f"{trees.node_name(parent)}; the drafter must report the row it drew from"
+        )
+    mass = float(law.probs.sum())
+    if not abs(mass - 1) < _SUMS_TO_ONE or law.probs.min() < 0:
+        raise IncompatibleDraft(
+            f"verifier '{verifier.name}': the draft law at {trees.node_name(parent)} sums to "
+            f"{mass:.6g} or holds negative entries; it must be a distribution"
+        )
+    return law
+
+
+def drawn_mass(verifier: Verifier, q: Law, draft: TokenTree, node: int) -> float:
+    """q of the token at `node`, which was drawn from q and so has some.
+
+    Raises:
+        IncompatibleDraft: q gives the token no probability.
+    """
+    token = int(draft.tokens[node])
+    mass = q.prob(token)
+    if not mass > 0:
+        raise IncompatibleDraft(
+            f"verifier '{verifier.name}': node {node} holds token {token}, which its draft law "
+            "gives no probability; the drafter must report the row it drew from"
+        )
+    return mass
+
+
+def check_chain(verifier: Verifier, draft: TokenTree) -> None:
+    """Raise IncompatibleDraft if `draft` has branches."""
+    if not trees.is_chain(draft):
+        raise IncompatibleDraft(
+            f"verifier '{verifier.name}' takes chains, but this draft has branches; "
+            "use verifier 'sample-match'"
         )
 
 

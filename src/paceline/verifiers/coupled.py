@@ -12,9 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.randomness import Draw, Purpose, Randomness
-from paceline.sampling import Law
-from paceline.types import LawKind, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, check_law, walk
+from paceline.types import Law, LawKind, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
 
 
 def gumbel_max(law: Law, position: int, randomness: Randomness) -> int:
@@ -38,13 +37,13 @@ def gumbel_max(law: Law, position: int, randomness: Randomness) -> int:
     return law.token(int(candidates[scores.argmin()]))
 
 
-class Coupled:
+class Coupled(Verifier):
     """Lossless and seed-exact for every tree that depends on the noise alone or not at all."""
 
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
-        {None, "iid", "without_replacement", "factorised"}
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
     )
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:

@@ -6,16 +6,16 @@ from typing import ClassVar
 
 from paceline.randomness import Randomness
 from paceline.types import LawKind, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, check_law, walk
+from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
 
 
-class Greedy:
+class Greedy(Verifier):
     """Lossless for greedy requests; the engine refuses it at a temperature above 0."""
 
     name: ClassVar[str] = "greedy"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
-        {None, "iid", "without_replacement", "factorised"}
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
     )
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:

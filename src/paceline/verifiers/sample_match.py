@@ -11,16 +11,16 @@ from typing import ClassVar
 
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.types import LawKind, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, check_law, walk
+from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
 
 
-class SampleMatch:
+class SampleMatch(Verifier):
     """Lossless for every tree built independently of the target's draws, at any temperature."""
 
     name: ClassVar[str] = "sample-match"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
-        {None, "iid", "without_replacement", "factorised"}
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
     )
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:

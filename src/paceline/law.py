@@ -1,0 +1,39 @@
+"""Arithmetic on laws: what token rules add, subtract and renormalise. All of it in float64.
+
+Results live on the support of the first law, so truncated laws (top-p, top-k) stay sparse.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.types import Law, ProbArray
+
+AGREE = 1e-12
+"""Residual mass under which two laws agree up to rounding; the residual is then the first law."""
+
+
+def one_hot(token: int, size: int) -> Law:
+    """The law that is certain of `token`."""
+    return Law(np.ones(1), np.array([token], dtype=np.int64), size)
+
+
+def from_dense(probs: ProbArray) -> Law:
+    """The law with the given mass for every token, float64 `[vocabulary]`."""
+    return Law(probs, None, len(probs))
+
+
+def residual(p: Law, q: Law, weight: float = 1.0) -> Law:
+    """The normalised (weight p - q)+, or p where nothing is left of it."""
+    rest = np.maximum(weight * p.probs - q.at(p.ids), 0.0)
+    mass = rest.sum()
+    return Law(rest / mass, p.ids, p.size) if mass > AGREE else p
+
+
+def without(law: Law, token: int) -> Law | None:
+    """`law` given that it is not `token`; None where nothing is left."""
+    index = token if law.ids is None else int(np.searchsorted(law.ids, token))
+    probs = law.probs.copy()
+    probs[index] = 0.0
+    mass = probs.sum()
+    return Law(probs / mass, law.ids, law.size) if mass > AGREE else None
