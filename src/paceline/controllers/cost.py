@@ -23,12 +23,12 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGEST_PADDED = 16
 """Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
 
-COST_FORMAT = 7
+COST_FORMAT = 9
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
 _ROUNDS = 7
-_NOTICEABLE = 0.05
+_NOTICEABLE = 0.03
 """Share of a plain step under which a change of size counts as free."""
 
 _SMOOTHING = 0.02
@@ -120,26 +120,43 @@ def measure(target: Target) -> CostModel:
 
     try:
         target.prefill(cache, rng.integers(0, capabilities.vocab_size, context).tolist())
-        sweeps = [_sweep(timed, sizes) for _ in range(4)][1:]  # the first compiles kernels
+        sweeps = np.array([_sweep(timed, sizes) for _ in range(4)][1:])  # the first compiles
+        switch = _switch_seconds(timed, sizes[:3]) if padded and len(sizes) > 1 else 0.0
         branch = _branch_seconds(target, cache) if sizes[-1] >= _STAR else 0.0
     finally:
         target.release(cache)
     # The machine may be slower in one sweep than in another: sizes are compared within sweeps.
-    relative = np.median([steady / steady[0] for steady, _ in sweeps], axis=0)
-    seconds = np.median([steady[0] for steady, _ in sweeps]) * np.maximum.accumulate(relative)
-    extra = np.median([changed - steady for steady, changed in sweeps])
-    switch = float(extra) if padded and extra > _NOTICEABLE * seconds[0] else 0.0
+    relative = np.median(sweeps / sweeps[:, :1], axis=0)
+    seconds = np.median(sweeps[:, 0]) * np.maximum.accumulate(relative)
+    if switch < _NOTICEABLE * seconds[0]:
+        switch = 0.0
     return CostModel(sizes, seconds.tolist(), switch, padded, branch)
 
 
-def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> tuple[ProbArray, ProbArray]:
-    """Seconds by size: the median of a steady run, and the forward that changed to the size."""
-    changed = []
+def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
+    """Seconds by size, each the median of a steady run after a forward that changed to it."""
     steady = []
     for size in sizes:
-        changed.append(timed(size))
+        timed(size)
         steady.append(float(np.median([timed(size) for _ in range(_ROUNDS)])))
-    return np.array(steady), np.array(changed)
+    return np.array(steady)
+
+
+def _switch_seconds(timed: Callable[[int], float], sizes: Sequence[int]) -> float:
+    """What a forward costs more when its size is not that of the one before.
+
+    A size that is used steadily finds part of its own weights in the last-level cache. The figure
+    is the median over turns, each the mean over `sizes`, of taking sizes by turns against runs.
+    """
+    extra = []
+    for _ in range(_ROUNDS):
+        steady = []
+        for size in sizes:
+            timed(size)
+            steady.append(np.mean([timed(size) for _ in range(2)]))
+        alternate = np.mean([[timed(size) for size in sizes] for _ in range(2)], axis=0)
+        extra.append(float(np.mean(alternate - np.array(steady))))
+    return float(np.median(extra))
 
 
 _STAR = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,18 +11,29 @@ from paceline import tree as trees
 from paceline.runtimes.paged_cache import BLOCK
 from paceline.types import TokenTree
 
-ROW_BUCKETS = (1, 4, 8, 16, 24, 32, 48, 64)
+
+class Shape(NamedTuple):
+    """Rows of one forward, padding included."""
+
+    dense: int
+    attention: int
+
+
+ROW_BUCKETS = (1, 4, 8, 12, 16, 24, 32, 48, 64)
 """Dense rows per forward, padded up to the next of these; larger forwards are not padded."""
 
+FIXED_SHAPES = (
+    Shape(1, 2),  # a plain step: attention never sees a single row, see `openvino.py`
+    *(Shape(4, 4), Shape(8, 8), Shape(12, 12), Shape(16, 16)),  # chains: attention needs no gather
+    *(Shape(4, 8), Shape(8, 16), Shape(12, 24), Shape(16, 32)),  # trees, and batches of plain steps
+)
+"""Shapes that a compiled instance may be fixed to. Where both numbers are equal, attention rows are
+the dense rows; the others leave room for what branches repeat."""
 
-FIXED_SIZES = {1: 2, 4: 8, 8: 16, 16: 32}
-"""Attention rows by dense rows of the sizes that a compiled instance may be fixed to. A step of one
-row has two attention rows (see `runtimes/openvino.py`); the others leave room for branches."""
 
-
-def _bucket(rows: int, smallest: int) -> int:
+def _bucket(rows: int) -> int:
     """The padded number of rows."""
-    return next((size for size in ROW_BUCKETS if size >= max(rows, smallest)), rows)
+    return next((size for size in ROW_BUCKETS if size >= rows), rows)
 
 
 class Batch:
@@ -74,22 +86,30 @@ class Batch:
 
         Idle attention rows form a subsequence of their own in block `scratch`.
         """
-        dense = _bucket(len(self.ids), rows)
-        attention = FIXED_SIZES.get(dense, 0)
-        if len(self.attention_rows) > attention:
-            attention = _bucket(len(self.attention_rows), 0)
-        idle = dense - len(self.ids)
+        dense, attention = self._padded(max(len(self.ids), rows))
+        first, idle = len(self.ids), dense - len(self.ids)
         self.ids += [0] * idle
         self.positions += [0] * idle
-        self.dense_rows += [0] * idle
+        direct = dense == attention
+        self.dense_rows += range(first, dense) if direct else [0] * idle
         idle = attention - len(self.attention_rows)
         if idle:
-            self.attention_rows += [0] * idle
+            self.attention_rows += range(first, dense) if direct else [0] * idle
             self.past.append(0)
             self.begins.append(len(self.attention_rows))
             self.blocks += [scratch] * -(-idle // BLOCK)
             self.block_begins.append(len(self.blocks))
             self.bias_begins.append(self.bias_begins[-1])
+
+    def _padded(self, dense: int) -> Shape:
+        """The shape that at least so many dense rows and all attention rows are padded to."""
+        if self.attention_rows == list(range(len(self.ids))):
+            return Shape(_bucket(dense), _bucket(dense))
+        attention = len(self.attention_rows)
+        for shape in FIXED_SHAPES:
+            if shape.dense < shape.attention >= attention and shape.dense >= dense:
+                return shape
+        return Shape(_bucket(dense), _bucket(attention))
 
     def inputs(self) -> dict[str, np.ndarray]:
         """The graph's inputs by name."""

@@ -19,6 +19,7 @@ from openvino import opset15 as op
 from openvino.op import _PagedAttentionExtension as PagedAttention
 
 from paceline.models.config import ModelConfig, inverse_frequencies
+from paceline.runtimes.openvino_batch import Shape
 from paceline.runtimes.paged_cache import BLOCK
 from paceline.runtimes.quantise import INT4_GROUP
 from paceline.types import LogitArray
@@ -42,7 +43,8 @@ def _gather(data: Any, rows: Any) -> Any:
 class _Builder:
     """Collects the graph's inputs while the network is written down."""
 
-    def __init__(self, config: ModelConfig, tensors: Tensors) -> None:
+    def __init__(self, config: ModelConfig, tensors: Tensors, direct: bool) -> None:
+        self.direct = direct
         self.config = config
         self.tensors = tensors
         self.parameters: list[Any] = []
@@ -59,7 +61,7 @@ class _Builder:
         ]
         self.attention_rows = self.input("attention_rows", np.int32, [-1])
         self.dense_rows = self.input("dense_rows", np.int32, [-1])
-        positions = _gather(self.input("positions", np.int32, [-1]), self.attention_rows)
+        positions = self.spread(self.input("positions", np.int32, [-1]))
         angles = np.arange(config.max_context)[:, None] * inverse_frequencies(config)[None]
         angles = np.concatenate([angles, angles], axis=1)
         self.cos = self._rotary_table(np.cos(angles), positions)
@@ -75,6 +77,14 @@ class _Builder:
         parameter.output(0).get_tensor().set_names({name})
         self.parameters.append(parameter)
         return parameter
+
+    def spread(self, rows: Any) -> Any:
+        """Attention rows of dense rows."""
+        return rows if self.direct else _gather(rows, self.attention_rows)
+
+    def collect(self, rows: Any) -> Any:
+        """Dense rows of attention rows."""
+        return rows if self.direct else _gather(rows, self.dense_rows)
 
     def linear(self, x: Any, name: str) -> Any:
         """`x` times the transposed matrix `name`, plus its bias if it has one."""
@@ -130,7 +140,7 @@ class _Builder:
     def attention(self, x: Any, layer: int) -> Any:
         c = self.config
         name = f"layers.{layer}"
-        qkv = _gather(self.linear(x, f"{name}.qkv"), self.attention_rows)
+        qkv = self.spread(self.linear(x, f"{name}.qkv"))
         widths = (c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)
         parts = op.variadic_split(qkv, _scalar(-1, np.int64), _ints(*widths))
         query = self.heads(parts.output(0), c.heads, self.tensors.get(f"{name}.q_norm"))
@@ -141,7 +151,7 @@ class _Builder:
             self.input(f"{kind}_cache.{layer}", np.float32, shape) for kind in ("key", "value")
         ]
         attended = self.paged_attention([query, key, value, *caches])
-        collected = _gather(attended, self.dense_rows)
+        collected = self.collect(attended)
         return self.linear(op.reshape(collected, _ints(-1, 1, widths[0]), False), f"{name}.o")
 
     def paged_attention(self, tensors: list[Any]) -> Any:
@@ -184,8 +194,8 @@ class _Builder:
         return self.linear(op.multiply(op.swish(gate), up), f"layers.{layer}.down")
 
 
-def build(config: ModelConfig, tensors: Tensors) -> ov.Model:
-    """The graph of a model.
+def build(config: ModelConfig, tensors: Tensors, direct: bool = False) -> ov.Model:
+    """The graph of a model; if `direct`, attention rows are the dense rows: nothing is gathered.
 
     Inputs beside the KV caches (int32 unless noted): `input_ids [dense]`, `positions [dense]`,
     `attention_rows [attention]` (the dense row that each attention row repeats), `dense_rows
@@ -196,7 +206,7 @@ def build(config: ModelConfig, tensors: Tensors) -> ov.Model:
 
     Outputs: `logits` float32 `[n, vocabulary]`, `hidden` float32 `[n, hidden_size]`.
     """
-    net = _Builder(config, tensors)
+    net = _Builder(config, tensors, direct)
     x = net.embed(net.input("input_ids", np.int32, [-1]))
 
     def norm(x: Any, name: str) -> Any:
@@ -215,12 +225,12 @@ def build(config: ModelConfig, tensors: Tensors) -> ov.Model:
     return ov.Model([op.result(logits), op.result(hidden)], net.parameters, "paceline")
 
 
-def fix_rows(graph: ov.Model, dense: int, attention: int) -> ov.Model:
+def fix_rows(graph: ov.Model, shape: Shape) -> ov.Model:
     """A copy of `graph` for exactly so many dense and attention rows."""
     fixed = graph.clone()
     shapes = {port.get_any_name(): port.get_partial_shape() for port in fixed.inputs}
     for name in ("input_ids", "positions", "dense_rows"):
-        shapes[name] = ov.PartialShape([dense])
-    shapes["attention_rows"] = ov.PartialShape([attention])
+        shapes[name] = ov.PartialShape([shape.dense])
+    shapes["attention_rows"] = ov.PartialShape([shape.attention])
     fixed.reshape(shapes)
     return fixed

@@ -1,10 +1,10 @@
-"""Compiled instances of one graph: a general one, and one of fixed shape per small forward size.
+"""Compiled instances of one graph: a general one, and one for each of some small shapes.
 
 A fixed shape saves the plugin the work of inferring and preparing every node's shape: 15% of a
 plain step, and a third of one that follows a step of another size. But an instance takes a second
 or two to compile and holds its own copy of the packed weights. So it is made in the background
-once its size has been used often enough to pay, and only while all instances' memory stays a small
-part of the machine's. Until then, and for all other sizes, the general instance serves.
+once its shape has been used often enough to pay, and only while all instances' memory stays a small
+part of the machine's. Until then, and for all other shapes, the general instance serves.
 """
 
 from __future__ import annotations
@@ -16,47 +16,45 @@ from collections.abc import Callable
 
 import openvino as ov
 
-from paceline.runtimes.openvino_batch import FIXED_SIZES
+from paceline.runtimes.openvino_batch import FIXED_SHAPES, Shape
 
 _AFTER = 64
-"""Forwards of a size after which an instance of its own is worth compiling."""
+"""Forwards of a shape after which an instance of its own is worth compiling."""
 
 _MEMORY_SHARE = 8
 """All instances together may take this fraction of physical memory."""
 
 
 class Requests:
-    """Hands out the inference request for a size of forward."""
+    """Hands out the inference request for a shape of forward."""
 
     def __init__(
-        self, compile_request: Callable[[int | None], ov.InferRequest], weight_bytes: int
+        self, compile_request: Callable[[Shape | None], ov.InferRequest], weight_bytes: int
     ) -> None:
         """Compile the general instance.
 
         Args:
-            compile_request: compiles the graph once more, for a fixed number of dense rows or for
-                any, and binds the key-value caches.
+            compile_request: compiles the graph once more, for a fixed shape or for any, and
+                binds the key-value caches.
             weight_bytes: what one instance's weights take.
         """
         self._compile = compile_request
         self._general = compile_request(None)
-        self._fixed: dict[int, ov.InferRequest] = {}
+        self._fixed: dict[Shape, ov.InferRequest] = {}
         affordable = _physical_memory() // _MEMORY_SHARE // max(weight_bytes, 1) - 1
-        self._missing = list(FIXED_SIZES)[: max(0, affordable)]
-        self._used: Counter[int] = Counter()
+        self._missing = list(FIXED_SHAPES)[: max(0, affordable)]
+        self._used: Counter[Shape] = Counter()
         self._worker: threading.Thread | None = None
 
-    def get(self, dense: int, attention: int) -> ov.InferRequest:
-        """The request to run a forward of so many padded rows on."""
-        if FIXED_SIZES.get(dense) != attention:
-            return self._general
-        if dense in self._missing:
-            self._used[dense] += 1
-            if self._used[dense] >= _AFTER and self._worker is None:
+    def get(self, shape: Shape) -> ov.InferRequest:
+        """The request to run a forward of that shape on."""
+        if shape in self._missing:
+            self._used[shape] += 1
+            if self._used[shape] >= _AFTER and self._worker is None:
                 # Not a daemon: the interpreter must not end in the middle of a compilation.
-                self._worker = threading.Thread(target=self._work, args=([dense],))
+                self._worker = threading.Thread(target=self._work, args=([shape],))
                 self._worker.start()
-        return self._fixed.get(dense, self._general)
+        return self._fixed.get(shape, self._general)
 
     def complete(self) -> None:
         """Make all instances now."""
@@ -64,11 +62,11 @@ class Requests:
             self._worker.join()
         self._work(list(self._missing))
 
-    def _work(self, sizes: list[int]) -> None:
-        for size in sizes:
+    def _work(self, shapes: list[Shape]) -> None:
+        for shape in shapes:
             try:
-                self._fixed[size] = self._compile(size)
-                self._missing.remove(size)
+                self._fixed[shape] = self._compile(shape)
+                self._missing.remove(shape)
             except RuntimeError:  # out of memory, say: the general instance can do without
                 self._missing.clear()
                 break
