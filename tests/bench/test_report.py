@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,12 +14,13 @@ from paceline.bench.prompts import BenchPrompt, spread
 from paceline.bench.run import Record, Run, groups, run
 from paceline.bench.strict_json import dumps
 from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.decode.autoregressive import AutoregressiveDecoder, Commit
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.recycling import Recycling
 from paceline.engine import Engine
 from paceline.exactness.tabular import TabularModel, TabularTarget
 from paceline.metrics import GenerationStats
+from paceline.sequence import Sequence as Generation
 from paceline.stopping import StopRules
 from paceline.text import Tokenizer
 from paceline.types import SamplingParams
@@ -141,9 +143,26 @@ def test_runs_are_interleaved_and_rotate() -> None:
             assert each.runs["none"].stats.committed_tokens == 10
     log.clear()
     list(run(engines, prompts[:2], params, cold=True))
-    first = ["reset none", "none", "reset recycling", "recycling"]
-    assert log == [*first, *first[2:], *first[:2]]
+    resets = ["reset none", "reset recycling"]
+    assert log == [*resets, "none", "recycling", *resets, "recycling", "none"]
     assert groups(prompts, 2) == [[0, 1], [2, 3], [4]]
+
+
+def test_engines_take_turns_within_a_group() -> None:
+    steps: list[str] = []
+
+    class Counted(AutoregressiveDecoder):
+        def step(self, sequences: Sequence[Generation]) -> list[Commit]:
+            steps.append(self.drafter.name)
+            return super().step(sequences)
+
+    engines = {}
+    for drafter in (NoDrafter(), Recycling(320)):
+        engines[drafter.name] = engine(drafter, [], 1, 1)
+        engines[drafter.name].decoder.__class__ = Counted
+    params = SamplingParams(max_new_tokens=40, temperature=1.0)
+    list(run(engines, [BenchPrompt("0", "qa", ("text",))], params))
+    assert steps[:24] == ["none"] * 8 + ["recycling"] * 8 + ["none"] * 8
 
 
 def test_a_stopped_run_leaves_nothing_in_flight() -> None:

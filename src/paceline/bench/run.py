@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -13,6 +13,10 @@ from paceline.metrics import GenerationStats
 from paceline.types import SamplingParams
 
 _WARM_UP_TOKENS = 12
+
+_SLICE = 8
+"""Steps that one engine takes before the next one's turn: a shared machine's speed changes within
+a second, and every engine shall see the same share of slow moments."""
 
 
 @dataclass(slots=True)
@@ -99,10 +103,10 @@ def run(
     stop: Callable[[], object] = lambda: False,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[list[Record]]:
-    """Decode every prompt with every engine, interleaved, and yield records group by group.
+    """Decode every prompt with every engine, by turns, and yield records group by group.
 
-    The order of the drafters rotates from group to group, so that a machine that becomes slower
-    or faster in the course of the bench does so for all of them.
+    All engines work on a group at once, a few steps each in rotation, so that a machine that
+    becomes slower or faster does so for all of them.
 
     Args:
         engines: by drafter; they share a target.
@@ -113,24 +117,36 @@ def run(
             answers in between, instead of the first turn alone.
         cold: make drafters forget before every prompt.
         done: indices of prompts that were decoded in an earlier run.
-        stop: asked after every step; once true, the current group is dropped and the run ends.
-        tick: called after each drafter of each group.
+        stop: asked between turns; once true, the current group is dropped and the run ends.
+        tick: called when an engine has finished a group.
     """
     names = list(engines)
     for number, group in enumerate(groups(prompts, batch)):
         if done.issuperset(group):
             continue
+        if cold:
+            for engine in engines.values():
+                engine.decoder.drafter.reset()
         shift = number % len(names)
+        chosen = [prompts[i] for i in group]
+        playing = {
+            name: _play(engines[name], chosen, params, all_turns)
+            for name in names[shift:] + names[:shift]
+        }
         runs: dict[str, list[Run]] = {}
-        for name in names[shift:] + names[:shift]:
-            if cold:
-                engines[name].decoder.drafter.reset()
-            chosen = [prompts[i] for i in group]
-            played = _play(engines[name], chosen, params, all_turns, stop)
-            if played is None:
-                return
-            runs[name] = played
-            tick()
+        try:
+            while playing:
+                for name in list(playing):
+                    played = _advance(playing[name])
+                    if played is not None:
+                        runs[name] = played
+                        del playing[name]
+                        tick()
+                    if stop():
+                        return
+        finally:
+            for left in playing.values():
+                left.close()
         yield [
             Record(
                 index,
@@ -142,14 +158,21 @@ def run(
         ]
 
 
+def _advance(playing: Generator[None, None, list[Run]]) -> list[Run] | None:
+    """A few steps; the runs if that was the end."""
+    try:
+        for _ in range(_SLICE):
+            next(playing)
+    except StopIteration as end:
+        runs: list[Run] = end.value
+        return runs
+    return None
+
+
 def _play(
-    engine: Engine,
-    prompts: Sequence[BenchPrompt],
-    params: SamplingParams,
-    all_turns: bool,
-    stop: Callable[[], object],
-) -> list[Run] | None:
-    """One engine on a group of prompts, turn by turn; None if it was stopped."""
+    engine: Engine, prompts: Sequence[BenchPrompt], params: SamplingParams, all_turns: bool
+) -> Generator[None, None, list[Run]]:
+    """One engine on a group of prompts, turn by turn; pauses after every step."""
     runs = [Run() for _ in prompts]
     dialogues: list[list[dict[str, str]]] = [[] for _ in prompts]
     longest = max(len(prompt.turns) for prompt in prompts) if all_turns else 1
@@ -164,10 +187,7 @@ def _play(
                     requests[engine.add(asked, params)] = place
                 except PromptError:  # the context is full: the dialogue ends here
                     continue
-        completions = _finish(engine, requests, stop)
-        if completions is None:
-            return None
-        for place, completion in completions.items():
+        for place, completion in (yield from _finish(engine, requests)).items():
             runs[place].token_ids.append(list(completion.token_ids))
             runs[place].stats.add(completion.stats)
             dialogues[place] += [
@@ -178,17 +198,16 @@ def _play(
 
 
 def _finish(
-    engine: Engine, requests: Mapping[int, int], stop: Callable[[], object]
-) -> dict[int, Completion] | None:
-    """Completions by place in the group; None, with nothing left in flight, if stopped."""
+    engine: Engine, requests: Mapping[int, int]
+) -> Generator[None, None, dict[int, Completion]]:
+    """Completions by place in the group; whatever ends it, nothing is left in flight."""
     done: dict[int, Completion] = {}
     try:
         while len(done) < len(requests):
             for event in engine.step():
                 if event.completion is not None:
                     done[requests[event.request]] = event.completion
-            if stop():
-                return None
+            yield
     finally:
         for request in requests:
             engine.cancel(request)

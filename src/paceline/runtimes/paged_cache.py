@@ -68,9 +68,9 @@ class BlockPool:
         """Whether more than one holder reads this block."""
         return bool(self._references[block] > 1)
 
-    def copy(self, source: int, destination: int) -> None:
-        """Copy a block's keys and values in all layers."""
-        self.memory[:, destination] = self.memory[:, source]
+    def copy(self, source: int, destination: int, tokens: int = BLOCK) -> None:
+        """Copy the keys and values of a block's first `tokens` tokens in all layers."""
+        self.memory[:, destination, :, :tokens] = self.memory[:, source, :, :tokens]
 
 
 @dataclass(eq=False)
@@ -116,7 +116,7 @@ class PagedCache:
         first = self.length // BLOCK
         private = self.pool.take(-(-(self.length + tokens) // BLOCK) - first)
         if self.length % BLOCK:
-            self.pool.copy(self.blocks[first], private[0])
+            self.pool.copy(self.blocks[first], private[0], self.length % BLOCK)
         self.branches.append((nodes, private))
         return self.blocks[:first] + private
 
