@@ -50,16 +50,19 @@ def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
 
 
 def _nucleus(logits: ProbArray, top_p: float) -> IntArray:
-    """Positions of the smallest set of most likely entries whose mass reaches `top_p`."""
+    """Positions of the smallest set of most likely entries whose mass reaches `top_p`.
+
+    Only entries that may belong to it are sorted: first the likely ones, all if those do not do.
+    """
     weights = np.exp(logits - logits.max())
     goal = top_p * weights.sum()
-    k = min(256, len(weights))
-    while True:
-        order = top_k_ids(weights, k)
+    for floor in (1e-2, 1e-4, 0.0):
+        inside = np.flatnonzero(weights >= floor)
+        order = inside[np.argsort(-weights[inside], kind="stable")]  # ties to the lower id
         mass = np.cumsum(weights[order])
-        if mass[-1] >= goal or k == len(weights):
-            return order[: int(np.searchsorted(mass, goal)) + 1]
-        k = min(k * 8, len(weights))
+        if mass[-1] >= goal:
+            break
+    return order[: int(np.searchsorted(mass, goal)) + 1]
 
 
 def _adjust(
