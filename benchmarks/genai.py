@@ -12,14 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import statistics
-import tempfile
-from pathlib import Path
 
-import gguf
-import numpy as np
-import openvino as ov
+from peers.model_files import genai_model
 
 from paceline.loading import load_model, make_engine
 from paceline.models.cache import cache_dir
@@ -33,58 +28,6 @@ PROMPTS = (
 )
 
 
-def genai_model(precision: str) -> Path:
-    """A GenAI model directory with the default model's weights, made if absent."""
-    folder = cache_dir() / "peers" / f"genai-{precision}"
-    if (folder / "done").exists():
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    import openvino_genai
-
-    with tempfile.TemporaryDirectory() as scratch:
-        half = Path(scratch) / "model.gguf"
-        _write_half(resolve("smollm2-135m").path, half)
-        openvino_genai.LLMPipeline(str(half), "CPU", enable_save_ov_model=True)
-        half.unlink()
-        for file in Path(scratch).iterdir():
-            shutil.move(file, folder / file.name)
-    if precision == "int8":
-        import nncf
-
-        model = ov.Core().read_model(folder / "openvino_model.xml")
-        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-        ov.save_model(model, folder / "int8.xml")
-        del model
-        for end in ("xml", "bin"):
-            (folder / f"int8.{end}").replace(folder / f"openvino_model.{end}")
-    (folder / "done").touch()
-    return folder
-
-
-def _write_half(source: Path, target: Path) -> None:
-    """Copy a GGUF file with its matrices as float16."""
-    reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
-    for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name == "general.architecture":
-            continue
-        if field.types[0] == gguf.GGUFValueType.ARRAY:
-            writer.add_array(field.name, field.contents())
-        elif field.name == "general.file_type":
-            writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-        else:
-            writer.add_key_value(field.name, field.contents(), field.types[0])
-    for tensor in reader.tensors:
-        data = gguf.dequantize(tensor.data, tensor.tensor_type)
-        matrix = len(tensor.shape) > 1
-        writer.add_tensor(tensor.name, data.astype(np.float16 if matrix else np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def main() -> None:
     """Run the comparison and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -95,7 +38,9 @@ def main() -> None:
     arguments = parser.parse_args()
     import openvino_genai
 
-    folder = genai_model(arguments.precision)
+    precision = arguments.precision
+    source = resolve("smollm2-135m").path
+    folder = genai_model(source, cache_dir() / "peers" / f"genai-{precision}", precision)
     # GenAI's own default quantises the KV cache; paceline keeps it in fp32. Both are measured.
     pipes = {
         f"genai-kv-{kv}": openvino_genai.LLMPipeline(

@@ -28,6 +28,7 @@ from paceline.exactness.tabular import (
     TabularTarget,
     processed,
 )
+from paceline.growth.shared_noise import SharedNoise
 from paceline.stopping import StopRules
 from paceline.target import Output, Pass
 from paceline.text import Tokenizer
@@ -98,7 +99,7 @@ def drafters() -> dict[str, Drafter]:
         "prompt-lookup": PromptLookup(),
         "recycling": Recycling(VOCABULARY),
         "draft-model": DraftModel(
-            TabularTarget(small.logits, VOCABULARY), VOCABULARY, report_law=False
+            TabularTarget(small.logits, VOCABULARY), VOCABULARY, SharedNoise([1])
         ),
     }
 

@@ -14,7 +14,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine import Engine
 from paceline.errors import InvalidOption, ModelError, PacelineError, RuntimeUnavailable
 from paceline.exactness.tabular import TabularModel, TabularTarget
-from paceline.loading import Loaded, choose_runtime, load, load_model, make_engine
+from paceline.loading import Loaded, choose_runtime, load, load_draft, load_model, make_engine
 from paceline.models.source import DirectorySource, GGUFSource, ModelSource
 from paceline.registry import Method
 from paceline.target import RuntimeOptions
@@ -92,6 +92,28 @@ def test_plain_decoding_measures_nothing(loaded: Loaded, monkeypatch: pytest.Mon
     assert len(engine.generate("dog", max_new_tokens=4, ignore_eos=True).token_ids) == 4
     with pytest.raises(AssertionError):
         make_engine(loaded)
+
+
+def test_the_first_layers_load_as_a_model_of_their_own(model: str) -> None:
+    early = load_model(model, runtime="tabular", layers=1, progress=False)
+    [(source, _)] = FakeTarget.loads
+    assert source is early.source
+    assert source.config.layers == 1
+
+
+def test_a_runtime_that_reads_files_itself_refuses_an_early_exit(model: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(InvalidOption, match="whole models"):
+        load_model(model, runtime="transformers", layers=1, progress=False)
+
+
+def test_draft_models_take_over_the_options_of_the_target(model: str) -> None:
+    options = RuntimeOptions(threads=3, precision="fp32", max_context=200)
+    loaded = load_model(model, runtime="tabular", options=options, progress=False)
+    for precision in (None, "int4"):
+        draft = load_draft(loaded, model, precision=precision, layers=1, progress=False)
+        assert draft.options == RuntimeOptions(threads=3, precision=precision, max_context=200)
+        assert draft.source.config.layers == 1
 
 
 def test_costs_are_measured_once_per_model(loaded: Loaded, tmp_path: Path) -> None:

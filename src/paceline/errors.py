@@ -37,3 +37,7 @@ class IncompatibleDraft(PacelineError):
 
 class BadLogits(PacelineError):
     """A model's logits at some node are not numbers, or leave no token possible."""
+
+
+class EngineFailed(PacelineError):
+    """Another engine cannot be reached, died, or gave an answer that is none."""

@@ -25,9 +25,15 @@ def from_dense(probs: ProbArray) -> Law:
 
 def residual(p: Law, q: Law, weight: float = 1.0) -> Law:
     """The normalised (weight p - q)+, or p where nothing is left of it."""
-    rest = np.maximum(weight * p.probs - q.at(p.ids), 0.0)
+    # In place: fresh arrays of a whole vocabulary cost more than the arithmetic.
+    rest = weight * p.probs
+    rest -= q.at(p.ids)
+    np.maximum(rest, 0.0, out=rest)
     mass = rest.sum()
-    return Law(rest / mass, p.ids, p.size) if mass > AGREE else p
+    if not mass > AGREE:
+        return p
+    rest /= mass
+    return Law(rest, p.ids, p.size)
 
 
 def without(law: Law, token: int) -> Law | None:
@@ -36,4 +42,7 @@ def without(law: Law, token: int) -> Law | None:
     probs = law.probs.copy()
     probs[index] = 0.0
     mass = probs.sum()
-    return Law(probs / mass, law.ids, law.size) if mass > AGREE else None
+    if not mass > AGREE:
+        return None
+    probs /= mass
+    return Law(probs, law.ids, law.size)

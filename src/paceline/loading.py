@@ -19,11 +19,12 @@ from paceline.drafters.base import DrafterContext
 from paceline.engine import Engine
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.pull import DEFAULT_MODEL
-from paceline.models.source import ModelSource, resolve
+from paceline.models.source import FirstLayers, ModelSource, resolve
 from paceline.stopping import StopRules
 from paceline.target import RuntimeOptions, Target
 from paceline.text import Tokenizer
 from paceline.types import Layout
+from paceline.verifiers.options import VerifierContext, split_options
 from paceline.version import __version__
 
 _PACKAGES = {
@@ -110,9 +111,17 @@ def load_model(
     *,
     runtime: str = "auto",
     options: RuntimeOptions | None = None,
+    layers: int | None = None,
     progress: bool = True,
 ) -> Loaded:
     """Find a model, load it on a runtime, and give both back without a drafter.
+
+    Args:
+        model: as for `load`.
+        runtime: as for `load`.
+        options: how the runtime loads it.
+        layers: load its first layers alone, as an early exit; None loads all.
+        progress: show downloads on standard error.
 
     Raises:
         ModelError: the model cannot be found or read.
@@ -123,13 +132,52 @@ def load_model(
     if runtime != "auto":
         registry.find("runtime", runtime)
     source = resolve(model, progress=progress)
+    if layers is not None:
+        source = FirstLayers(source, layers)
     name = choose_runtime(options.device, source) if runtime == "auto" else runtime
     if not installed(name):
         raise RuntimeUnavailable(
             f"runtime '{name}' is not installed: pip install 'paceline[{name}]'"
         )
+    if layers is not None and name == "transformers":  # it reads the model's own files
+        raise InvalidOption("runtime 'transformers' loads whole models: use another for an exit")
     target = registry.find("runtime", name).load().load(source, options)
     return Loaded(source, source.tokenizer(), target, options)
+
+
+def load_draft(
+    loaded: Loaded,
+    model: str,
+    *,
+    precision: str | None = None,
+    layers: int | None = None,
+    progress: bool = True,
+) -> Loaded:
+    """A draft model for `loaded`, on the same runtime and with the same options.
+
+    Args:
+        loaded: the target.
+        model: as for `load`.
+        precision: None leaves it to the runtime.
+        layers: as for `load_model`.
+        progress: show downloads on standard error.
+
+    Raises:
+        InvalidOption: the vocabularies differ.
+    """
+    small = load_model(
+        model,
+        runtime=loaded.target.capabilities.runtime,
+        options=replace(loaded.options, precision=precision),
+        layers=layers,
+        progress=progress,
+    )
+    if small.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+        raise InvalidOption(
+            f"draft model {model} and target {loaded.source.name} have different "
+            "vocabularies: use a draft model of the target's family"
+        )
+    return small
 
 
 def make_engine(
@@ -155,15 +203,21 @@ def make_engine(
     registry.find("controller", controller)
     if drafter == "none":
         controller, nodes, depth = "fixed", 1, 1
-    rule = registry.find("verifier", verifier).load()()
+    named, settings = split_options(verifier)
+    rule = (
+        registry.find("verifier", named)
+        .load()
+        .create(
+            VerifierContext(
+                loaded.target.capabilities,
+                loaded.source.fingerprint,
+                loaded.tokenizer.encode,
+                settings,
+            )
+        )
+    )
     make_drafter = registry.find("drafter", drafter).load().create
     make_controller = registry.find("controller", controller).load().create
-    if None not in rule.accepts and drafter not in ("none", "draft-model"):
-        raise InvalidOption(
-            f"verifier '{verifier}' needs drafts drawn from a draft model, and drafter "
-            f"'{drafter}' draws none: use verifier 'coupled' or drafter 'draft-model'"
-        )
-
     unused = [draft_model] if draft_model is not None else []
 
     def load_draft_model() -> Target:
@@ -172,23 +226,18 @@ def make_engine(
                 f"drafter '{drafter}' needs a draft model: name one with --draft-model"
             )
         unused.clear()
-        small = load_model(
-            draft_model,
-            runtime=loaded.target.capabilities.runtime,
-            options=replace(loaded.options, precision=None),
-            progress=progress,
-        )
-        if small.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
-            raise InvalidOption(
-                f"draft model {draft_model} and target {loaded.source.name} have different "
-                "vocabularies: use a draft model of the target's family"
-            )
-        return small.target
+        return load_draft(loaded, draft_model, progress=progress).target
 
-    context = DrafterContext(
-        loaded.target.capabilities, load_draft_model, report_law=None not in rule.accepts
+    drafting = make_drafter(
+        DrafterContext(loaded.target.capabilities, load_draft_model, rule.accepts, rule.shape)
     )
-    drafting = make_drafter(context)
+    if drafter != "none" and drafting.kind not in rule.accepts:
+        takes = ", ".join(sorted(kind or "deterministic" for kind in rule.accepts))
+        raise InvalidOption(
+            f"verifier '{verifier}' takes {takes} drafts, and drafter '{drafter}' makes "
+            f"{drafting.kind or 'deterministic'} ones: use verifier 'coupled' or drafter "
+            "'draft-model'"
+        )
     if unused:
         raise InvalidOption(
             f"drafter '{drafter}' uses no draft model: use drafter 'draft-model' or leave out "
@@ -250,7 +299,8 @@ def load(
         threads: CPU threads.
         max_context: longest sequence in tokens.
         drafter: see `paceline methods`; "none" is plain decoding.
-        verifier: see `paceline methods`; "auto" is "coupled".
+        verifier: see `paceline methods`; "auto" is "coupled". Options follow after a colon, as in
+            "relaxed:ratio=1.5".
         controller: "auto" measures costs and chooses draft sizes, or keeps `nodes` and `depth`
             fixed where they are given.
         nodes: draft size in tokens.

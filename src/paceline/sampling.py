@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -140,6 +141,7 @@ class Sampler:
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
         """Bind `params` to a prompt; `commit` tells of every token that follows."""
         self.params = params
+        self._soft = replace(params, temperature=1.0) if params.greedy else params
         self._prompt = np.unique(np.asarray(prompt, dtype=np.int64))
         self._output: Counter[int] = Counter()
         self._generated = 0
@@ -156,14 +158,15 @@ class Sampler:
         self._output.update(tokens)
         self._generated += len(tokens)
 
-    def law(self, logits: LogitArray, path: Sequence[int] = ()) -> Law:
+    def law(self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False) -> Law:
         """The law of the token after the committed ones and `path`.
 
         Args:
             logits: float32 `[vocabulary]` of the target at the end of the path.
             path: drafted tokens between the root and that position.
+            soft: take a greedy request's law at temperature 1.
         """
-        params = self.params
+        params = self._soft if soft else self.params
         size = len(logits)
         forced = params.forced_tokens.get(self._generated + len(path))
         if forced is not None:
@@ -211,7 +214,7 @@ class NodeLaws:
         self._draft = draft
         self._output = output
         self._rule = rule
-        self._known: dict[int, Law] = {}
+        self._known: dict[tuple[int, bool], Law] = {}
 
     def law(self, node: int) -> Law:
         """Law of the token after `node` (`ROOT` for the root).
@@ -219,15 +222,22 @@ class NodeLaws:
         Raises:
             BadLogits: the node's logits hold NaN, or nothing finite.
         """
-        known = self._known.get(node)
+        return self._law(node, soft=False)
+
+    def soft(self, node: int) -> Law:
+        """As `law`, but at temperature 1 where the request is greedy."""
+        return self._law(node, soft=True)
+
+    def _law(self, node: int, soft: bool) -> Law:
+        known = self._known.get((node, soft))
         if known is None:
             path = self._draft.tokens[list(path_to(self._draft, node))].tolist()
             try:
-                known = self._sampler.law(self._output.logits[node + 1], path)
+                known = self._sampler.law(self._output.logits[node + 1], path, soft=soft)
             except BadLogits as error:
                 where = node_name(node)
                 raise BadLogits(f"verifier '{self._rule}' at {where}: {error}") from None
-            self._known[node] = known
+            self._known[node, soft] = known
         return known
 
     def hidden(self, node: int) -> LogitArray:

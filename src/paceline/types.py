@@ -83,8 +83,8 @@ class Law:
 class DraftLaw:
     """How the tokens of a sampled draft were drawn.
 
-    How many children a node gets, and whether it gets any, was decided before they were drawn
-    (predictability). The kinds:
+    Whether a node gets one more child was decided before that child was drawn (predictability);
+    its elder siblings may have a say, so rules try siblings in order. The kinds:
 
     * "iid": the children of a node were drawn independently of each other from its row.
     * "paths": `paths` were drawn independently, each token from the row of its prefix, and merged

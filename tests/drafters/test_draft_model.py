@@ -1,4 +1,4 @@
-"""A draft model beside its target: acceptance, reported laws, rollback, context, batches."""
+"""A draft model beside its target: chains and trees, reported laws, rollback, context, batches."""
 
 from __future__ import annotations
 
@@ -19,46 +19,76 @@ from paceline.errors import InvalidOption, OutOfMemory
 from paceline.exactness.compare import goodness_of_fit, max_error, target_joint
 from paceline.exactness.oracle import enumerate_law
 from paceline.exactness.tabular import TabularCache, TabularModel, TabularTarget, processed
+from paceline.growth.base import Growth
+from paceline.growth.branching import Branching
+from paceline.growth.dynamic import Dynamic
+from paceline.growth.iid import Iid
+from paceline.growth.paths import Paths
+from paceline.growth.shared_noise import SharedNoise
+from paceline.growth.stochastic_beam import StochasticBeam
+from paceline.growth.top_and_one import TopAndOne
 from paceline.randomness import Randomness
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.target import Output, Pass, Target
-from paceline.types import ROOT, Budget, Law, SamplingParams, TokenTree
+from paceline.tree import path_to
+from paceline.types import ROOT, Budget, SamplingParams, TokenTree
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.coupled import Coupled
+from paceline.verifiers.coupled import Coupled, gumbel_max
 from paceline.verifiers.greedy import Greedy
+from paceline.verifiers.k_seq import KSeq
+from paceline.verifiers.recursive import Recursive
+from paceline.verifiers.recursive_distinct import RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.sample_match import SampleMatch
+from paceline.verifiers.top_and_one import TopAndOne as OptimalTopAndOne
 
 VOCABULARY = 6
 BIG = TabularModel(VOCABULARY, 2, seed=1, sharpness=1.5)
 SMALL = TabularModel(VOCABULARY, 1, seed=2, sharpness=1.5)
 SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=30, seed=4)
+CHAINS: list[tuple[Verifier, Growth]] = [(Coupled(), SharedNoise([1])), (Rejection(), Iid([1]))]
+TREES: list[tuple[Verifier, Growth]] = [
+    (Coupled(), SharedNoise([1, 2])),
+    (Recursive(), Iid([2])),
+    (KSeq(), Paths(3)),
+    (RecursiveDistinct(), Branching([2, 1, 2])),
+    (RecursiveDistinct(), Branching([2], noise=True)),
+    (RecursiveDistinct(), StochasticBeam(2)),
+    (RecursiveDistinct(), Dynamic()),
+    (OptimalTopAndOne(), TopAndOne([2])),
+]
 
 
 class Watched(TabularTarget):
-    """Remembers its caches and the passes it was given."""
+    """Remembers its caches, and the passes it was given with what was cached then."""
 
     def __init__(self, model: TabularModel, max_context: int = 4096) -> None:
         super().__init__(model.logits, model.vocabulary, max_context)
         self.caches: list[TabularCache] = []
-        self.batches: list[list[Pass]] = []
+        self.fed: list[tuple[Pass, list[int]]] = []
+        self.batches: list[int] = []
 
     def open(self) -> TabularCache:
         self.caches.append(super().open())
         return self.caches[-1]
 
     def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
-        self.batches.append(list(passes))
+        self.batches.append(len(passes))
+        self.fed += [(each, list(each.cache.tokens)) for each in passes]
         return super().forward(passes, rows)
 
 
 def decoder_of(
-    drafter: Drafter, verifier: Verifier, depth: int = 4, target: Target | None = None
+    drafter: Drafter,
+    verifier: Verifier,
+    depth: int = 4,
+    target: Target | None = None,
+    nodes: int | None = None,
 ) -> AutoregressiveDecoder:
     target = target or TabularTarget(BIG.logits, VOCABULARY)
     stops = StopRules((), target.capabilities.max_context)
-    return AutoregressiveDecoder(target, drafter, verifier, Fixed(depth, depth), stops)
+    return AutoregressiveDecoder(target, drafter, verifier, Fixed(nodes or depth, depth), stops)
 
 
 def run(
@@ -84,7 +114,7 @@ def plain(prompts: list[list[int]], params: SamplingParams, verifier: Verifier) 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
 def test_the_target_itself_is_always_accepted(temperature: float) -> None:
     """Coupled drafting uses the target's own noise, penalties included."""
-    drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, report_law=False)
+    drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, SharedNoise([1]))
     params = SamplingParams(
         temperature, top_p=0.9, repetition_penalty=1.2, max_new_tokens=50, seed=3
     )
@@ -97,28 +127,28 @@ def test_the_target_itself_is_always_accepted(temperature: float) -> None:
 
 @pytest.mark.parametrize("verifier", [Greedy(), Coupled(), SampleMatch()], ids=lambda v: v.name)
 def test_a_greedy_request_accepts_the_target_itself_under_every_rule(verifier: Verifier) -> None:
-    drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, report_law=False)
+    drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, SharedNoise([1]))
     [sequence] = run(decoder_of(drafter, verifier), [[0]], SamplingParams(max_new_tokens=20))
     assert sequence.stats.accepted_tokens == sequence.stats.drafted_tokens == 16
 
 
 def test_rejection_accepts_the_target_itself() -> None:
-    drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, report_law=True)
+    drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, Iid([1]))
     [sequence] = run(decoder_of(drafter, Rejection()), [[0]], SAMPLED)
     assert sequence.stats.accepted_tokens == sequence.stats.drafted_tokens > 0
 
 
-def draft_of(params: SamplingParams, report_law: bool, depth: int = 3) -> TokenTree:
-    drafter = DraftModel(TabularTarget(SMALL.logits, VOCABULARY), VOCABULARY, report_law=report_law)
+def draft_of(params: SamplingParams, growth: Growth, nodes: int = 3, depth: int = 3) -> TokenTree:
+    drafter = DraftModel(TabularTarget(SMALL.logits, VOCABULARY), VOCABULARY, growth)
     sequence = Sequence.start(0, [3, 1], params)
     drafter.open(sequence)
-    [draft] = drafter.propose([sequence], [Budget(depth, depth)])
+    [draft] = drafter.propose([sequence], [Budget(nodes, depth)])
     return draft
 
 
 def test_reported_rows_are_the_processed_laws_along_the_chain() -> None:
     params = SamplingParams(temperature=0.8, top_k=3, repetition_penalty=1.3, seed=6)
-    draft = draft_of(params, report_law=True)
+    draft = draft_of(params, Iid([1]))
     assert draft.law is not None
     assert draft.law.kind == "iid"
     assert set(draft.law.rows) == {ROOT, 0, 1}
@@ -130,7 +160,7 @@ def test_reported_rows_are_the_processed_laws_along_the_chain() -> None:
 
 
 def test_every_sequence_of_a_batch_reports_its_own_rows() -> None:
-    drafter = DraftModel(TabularTarget(SMALL.logits, VOCABULARY), VOCABULARY, report_law=True)
+    drafter = DraftModel(TabularTarget(SMALL.logits, VOCABULARY), VOCABULARY, Iid([1]))
     prompts = [[3, 1], [2], [1, 1, 5]]
     sequences = [Sequence.start(i, prompt, SAMPLED) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
@@ -145,14 +175,14 @@ def test_every_sequence_of_a_batch_reports_its_own_rows() -> None:
 
 
 def test_greedy_rows_are_one_hot() -> None:
-    draft = draft_of(SamplingParams(), report_law=True)
+    draft = draft_of(SamplingParams(), Iid([1]))
     assert draft.law is not None
     for parent, row in draft.law.rows.items():
         assert row.dense().tolist() == np.eye(VOCABULARY)[draft.tokens[parent + 1]].tolist()
 
 
 def test_a_chain_with_shared_noise_claims_no_law() -> None:
-    draft = draft_of(SAMPLED, report_law=False)
+    draft = draft_of(SAMPLED, SharedNoise([1]))
     assert draft.law is None
     assert draft.source == "draft-model"
 
@@ -160,11 +190,17 @@ def test_a_chain_with_shared_noise_claims_no_law() -> None:
 TINY = TabularModel(3, 1, seed=11), TabularModel(3, 1, seed=12)
 
 
-def generate_tiny(verifier: Verifier, params: SamplingParams, randomness: Randomness) -> list[int]:
+def generate_tiny(
+    verifier: Verifier,
+    growth: Growth,
+    params: SamplingParams,
+    randomness: Randomness,
+    nodes: int = 2,
+    depth: int = 2,
+) -> list[int]:
     """The shipped loop and drafter on tables of three tokens."""
     big, small = (TabularTarget(model.logits, 3) for model in TINY)
-    drafter = DraftModel(small, 3, report_law=None not in verifier.accepts)
-    decoder = decoder_of(drafter, verifier, depth=2, target=big)
+    decoder = decoder_of(DraftModel(small, 3, growth), verifier, depth, big, nodes)
     sequence = Sequence.start(0, [1], params)
     sequence.randomness = randomness
     decoder.open(sequence)
@@ -178,92 +214,203 @@ def generate_tiny(verifier: Verifier, params: SamplingParams, randomness: Random
 def test_with_rejection_the_output_law_is_the_target_s(temperature: float) -> None:
     """By enumeration of all draws over several rounds."""
     params = SamplingParams(temperature=temperature, max_new_tokens=3, presence_penalty=0.5)
-    found = enumerate_law(lambda r: tuple(generate_tiny(Rejection(), params, r)))
+    found = enumerate_law(lambda r: tuple(generate_tiny(Rejection(), Iid([1]), params, r)))
     wanted = target_joint(processed(TINY[0].logits, params, [1]), (1,), 3)
     assert max_error(found, wanted) < 1e-12
 
 
-@pytest.mark.parametrize("verifier", [Coupled(), SampleMatch()], ids=lambda v: v.name)
-def test_with_noise_the_output_law_is_the_target_s(verifier: Verifier) -> None:
+@pytest.mark.parametrize(
+    ("verifier", "growth", "nodes"),
+    [
+        (Recursive(), Iid([2]), 2),
+        (KSeq(), Paths(2), 2),
+        (RecursiveDistinct(), Branching([2]), 3),
+        (RecursiveDistinct(), Dynamic(), 3),
+        (OptimalTopAndOne(), TopAndOne([2]), 3),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_with_trees_the_output_law_is_the_target_s(
+    verifier: Verifier, growth: Growth, nodes: int
+) -> None:
+    """Through caches, forwards with a draft, processed laws, and two rounds of the loop."""
+    params = SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=3, presence_penalty=0.5)
+    found = enumerate_law(lambda r: tuple(generate_tiny(verifier, growth, params, r, nodes)))
+    wanted = target_joint(processed(TINY[0].logits, params, [1]), (1,), 3)
+    assert max_error(found, wanted) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("verifier", "width"), [(Coupled(), 1), (Coupled(), 2), (SampleMatch(), 2)], ids=str
+)
+def test_with_noise_the_output_law_is_the_target_s(verifier: Verifier, width: int) -> None:
     counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(600):
+    growth = SharedNoise([width])
+    for seed in range(400):
         params = SamplingParams(temperature=1.0, max_new_tokens=2, seed=seed)
         randomness = Sequence.start(0, [1], params).randomness
-        counts[tuple(generate_tiny(verifier, params, randomness))] += 1
+        counts[tuple(generate_tiny(verifier, growth, params, randomness, 2 * width))] += 1
     law = processed(TINY[0].logits, SamplingParams(temperature=1.0), [1])
     assert goodness_of_fit(counts, target_joint(law, (1,), 2)) > 1e-4
 
 
-@settings(max_examples=30, deadline=None)
+class Checked(DraftModel):
+    """Compares what it fed, and the rows it reports, with the committed tokens."""
+
+    def __init__(self, model: Watched, growth: Growth) -> None:
+        super().__init__(model, VOCABULARY, growth)
+        self.watched = model
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        self.watched.fed.clear()
+        drafts = super().propose(sequences, budgets)
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            self.check_passes(sequence, draft)
+            self.check_rows(sequence, draft)
+        return drafts
+
+    def check_passes(self, sequence: Sequence, draft: TokenTree) -> None:
+        """Committed tokens come first, and then nodes of the draft in paths of the draft."""
+        cache = self.watched.caches[sequence.id]
+        paths = {tuple(draft.tokens[list(path_to(draft, n))].tolist()) for n in range(len(draft))}
+        for each, before in self.watched.fed:
+            if each.cache is cache:
+                known = [*before, *each.pending]
+                assert known[: len(sequence.tokens)] == sequence.tokens
+                trunk = tuple(known[len(sequence.tokens) :])
+                assert not trunk or trunk in paths
+                fed = each.draft
+                for node in range(len(fed) if fed is not None else 0):
+                    below = fed.tokens[list(path_to(fed, node))].tolist()
+                    assert (*trunk, *below) in paths
+
+    def check_rows(self, sequence: Sequence, draft: TokenTree) -> None:
+        """Rows are the small model's laws; shared noise picks what its law and the noise say."""
+        law = processed(SMALL.logits, sequence.params, sequence.tokens[: sequence.prompt_length])
+        for parent in set(draft.parents.tolist()):
+            path = path_to(draft, parent)
+            wanted = law((*sequence.tokens, *draft.tokens[list(path)].tolist()))
+            if draft.law is not None:
+                row = draft.law.rows[parent]
+                np.testing.assert_array_equal(row.dense(), wanted.dense())
+            else:
+                first = int(draft.tokens[np.flatnonzero(draft.parents == parent)[0]])
+                position = len(sequence.tokens) + len(path)
+                assert first == gumbel_max(wanted, position, sequence.randomness)
+
+
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(
         st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=9), min_size=1, max_size=4
     ),
     st.integers(1, 6),
-    st.sampled_from([Coupled(), Rejection()]),
+    st.integers(1, 9),
+    st.sampled_from(CHAINS + TREES),
     st.integers(0, 99),
 )
-def test_the_cache_always_holds_what_was_committed_and_drafted(
-    prompts: list[list[int]], depth: int, verifier: Verifier, seed: int
+def test_the_draft_model_sees_what_was_committed_and_drafted(
+    prompts: list[list[int]],
+    depth: int,
+    nodes: int,
+    rule: tuple[Verifier, Growth],
+    seed: int,
 ) -> None:
-    """Rollback after zero, partial and full acceptance, in ragged batches."""
+    """Rollback after zero, partial and full acceptance, in ragged batches, chains and trees."""
+    verifier, growth = rule
     small = Watched(SMALL)
-
-    class Checked(DraftModel):
-        def _advance(self, sequences: List[Sequence], drafts: List[list[int]]) -> list[Law]:
-            laws = super()._advance(sequences, drafts)
-            for sequence, draft in zip(sequences, drafts, strict=True):
-                assert small.caches[sequence.id].tokens == [*sequence.tokens, *draft]
-            return laws
-
-    drafter = Checked(small, VOCABULARY, report_law=verifier.name == "rejection")
-    params = SamplingParams(temperature=1.0, max_new_tokens=20, seed=seed)
-    sequences = run(decoder_of(drafter, verifier, depth), prompts, params)
+    drafter = Checked(small, growth)
+    params = SamplingParams(
+        temperature=1.0, top_k=4, presence_penalty=0.3, max_new_tokens=15, seed=seed
+    )
+    sequences = run(decoder_of(drafter, verifier, depth, nodes=nodes), prompts, params)
     assert all(cache.released for cache in small.caches)
     if verifier.name == "coupled":
         assert [s.generated for s in sequences] == plain(prompts, params, verifier)
-    lags = {len(p.pending) for batch in small.batches for p in batch}
-    assert lags <= {1, 2}  # two after a full acceptance: the bonus and the last drafted token
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 6), st.sampled_from(CHAINS), st.integers(0, 99))
+def test_a_chain_costs_one_row_per_token(
+    depth: int, rule: tuple[Verifier, Growth], seed: int
+) -> None:
+    """Drafted tokens stay in the cache, and two rows are fed after a full acceptance: the bonus
+    and the last drafted token."""
+    small = Watched(SMALL)
+    params = SamplingParams(temperature=1.0, max_new_tokens=20, seed=seed)
+    drafter = DraftModel(small, VOCABULARY, rule[1])
+    run(decoder_of(drafter, rule[0], depth), [[1, 2], [3]], params)
+    assert all(each.draft is None for each, _ in small.fed)
+    assert {len(each.pending) for each, _ in small.fed} <= {1, 2}
+
+
+def test_the_trunk_of_a_tree_is_fed_once() -> None:
+    """Two levels without a choice, then branches: these alone are fed again, as a draft."""
+    small = Watched(SMALL)
+    drafter = DraftModel(small, VOCABULARY, Branching([1, 1, 2, 2]))
+    sequence = Sequence.start(0, [1, 2, 3], SAMPLED)
+    drafter.open(sequence)
+    [draft] = drafter.propose([sequence], [Budget(20, 5)])
+    assert draft.parents.tolist()[:6] == [ROOT, 0, 1, 1, 2, 2]
+    assert [len(each.pending) for each, _ in small.fed] == [1, 1, 1, 1, 1]
+    assert [0 if p.draft is None else len(p.draft) for p, _ in small.fed] == [0, 0, 0, 2, 6]
+    assert small.caches[0].tokens == [1, 2, 3, int(draft.tokens[0])]  # the trunk's end is a root
+
+
+def test_a_trunk_that_gets_a_branch_later_is_given_up() -> None:
+    """Dynamic growth may come back to the root; what was cached below must not survive it."""
+    small = Watched(SMALL)
+    drafter = DraftModel(small, VOCABULARY, Dynamic())
+    came_back = 0
+    for seed in range(40):
+        prompt = [1, 2, seed % VOCABULARY]
+        sequence = Sequence.start(seed, prompt, SamplingParams(temperature=1.0, seed=seed))
+        drafter.open(sequence)
+        [draft] = drafter.propose([sequence], [Budget(4, 3)])
+        cache = small.caches[seed]
+        if draft.parents.tolist()[:2] == [ROOT, 0] and ROOT in draft.parents[2:].tolist():
+            came_back += 1
+            assert cache.tokens == prompt[: cache.length]
+    assert came_back > 3
 
 
 def test_the_draft_model_lags_after_full_acceptance() -> None:
     small = Watched(BIG)
-    drafter = DraftModel(small, VOCABULARY, report_law=False)
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
     run(decoder_of(drafter, Greedy(), depth=2), [[0]], SamplingParams(max_new_tokens=9))
-    first = [len(batch[0].pending) for batch in small.batches]
-    assert first == [1, 1, 2, 1, 2, 1]
+    assert [len(each.pending) for each, _ in small.fed] == [1, 1, 2, 1, 2, 1]
 
 
 def test_one_forward_per_level_for_the_whole_batch() -> None:
     small = Watched(SMALL)
-    drafter = DraftModel(small, VOCABULARY, report_law=False)
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
     sequences = [Sequence.start(i, [i, 1], SAMPLED) for i in range(3)]
     for sequence in sequences:
         drafter.open(sequence)
     drafts = drafter.propose(sequences, [Budget(3, 3), Budget(0, 0), Budget(5, 1)])
     assert [len(draft) for draft in drafts] == [3, 0, 1]
-    assert [len(batch) for batch in small.batches] == [2, 1, 1]
+    assert small.batches == [2, 1, 1]
 
 
 def test_a_different_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidOption, match="6 tokens and the target 7"):
-        DraftModel(TabularTarget(SMALL.logits, VOCABULARY), 7, report_law=False)
+        DraftModel(TabularTarget(SMALL.logits, VOCABULARY), 7, SharedNoise([1]))
     target = TabularTarget(BIG.logits, VOCABULARY)
     small = TabularTarget(TINY[0].logits, 3)
     with pytest.raises(InvalidOption, match="3 tokens and the target 6"):
         DraftModel.create(DrafterContext(target.capabilities, lambda: small))
 
 
+@pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize("context", [4, 10, 25])
 @pytest.mark.parametrize("prompt", [[0], [0, 1, 2], [0, 1, 2, 3], [1] * 5, [2] * 12])
-def test_a_shorter_context_limits_the_depth(context: int, prompt: list[int]) -> None:
+def test_a_shorter_context_limits_the_depth(context: int, prompt: list[int], width: int) -> None:
     """Also where the prompt alone is longer than the draft model's context."""
     small = Watched(SMALL, max_context=context)
-    drafter = DraftModel(small, VOCABULARY, report_law=False)
-    [sequence] = run(decoder_of(drafter, Coupled()), [prompt], SAMPLED)
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([width]))
+    [sequence] = run(decoder_of(drafter, Coupled(), nodes=4 * width), [prompt], SAMPLED)
     assert [sequence.generated] == plain([prompt], SAMPLED, Coupled())
-    reach = [p.cache.length for batch in small.batches for p in batch]
-    assert all(length <= context for length in reach)
+    assert all(len(before) + len(each.pending) <= context for each, before in small.fed)
 
 
 def test_a_failed_step_can_be_repeated() -> None:
@@ -278,9 +425,9 @@ def test_a_failed_step_can_be_repeated() -> None:
                 raise OutOfMemory("no room: try again")
             return super().forward(passes, rows)
 
-    for verifier in (Coupled(), Rejection()):
+    for verifier, growth in CHAINS + TREES:
         small = TabularTarget(SMALL.logits, VOCABULARY)
-        drafter = DraftModel(small, VOCABULARY, report_law=verifier.name == "rejection")
+        drafter = DraftModel(small, VOCABULARY, growth)
         target = Failing(BIG.logits, VOCABULARY)
         decoder = decoder_of(drafter, verifier, target=target)
         sequence = Sequence.start(0, [1, 2], SAMPLED)
@@ -299,7 +446,7 @@ def test_a_draft_model_without_memory_leaves_no_cache_behind() -> None:
             raise OutOfMemory("no room: use shorter prompts")
 
     big, small = Watched(BIG), Full(SMALL)
-    decoder = decoder_of(DraftModel(small, VOCABULARY, report_law=False), Coupled(), target=big)
+    decoder = decoder_of(DraftModel(small, VOCABULARY, SharedNoise([1])), Coupled(), target=big)
     sequence = Sequence.start(0, [1, 2, 3], SAMPLED)
     with pytest.raises(OutOfMemory):
         decoder.open(sequence)
@@ -309,7 +456,7 @@ def test_a_draft_model_without_memory_leaves_no_cache_behind() -> None:
 
 def test_close_releases_once_and_may_be_repeated() -> None:
     small = Watched(SMALL)
-    drafter = DraftModel(small, VOCABULARY, report_law=False)
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
     sequence = Sequence.start(0, [1, 2], SAMPLED)
     drafter.open(sequence)
     drafter.close(sequence)

@@ -26,6 +26,7 @@ from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.sample_match import SampleMatch
 
 EXACT = 1e-12
+UNIFORM = from_dense(np.full(3, 1 / 3))
 KINDS: tuple[LawKind | None, ...] = (
     None,
     "iid",
@@ -162,6 +163,21 @@ def test_rejection_takes_only_sampled_chains() -> None:
     branching = TokenTree(np.array([0, 1]), np.array([ROOT, ROOT]), DraftLaw("iid", {ROOT: row}))
     with pytest.raises(IncompatibleDraft, match="branches"):
         Rejection().verify(branching, TabularLaws(model.law, (0,), branching), ScriptedRandomness())
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        (DraftLaw("iid", {ROOT: UNIFORM}, draws={ROOT: (0, 0)}), "drew 2 times at the root"),
+        (DraftLaw("iid", {ROOT: UNIFORM, 0: UNIFORM}), "children of node 0, which has none"),
+    ],
+    ids=["repeated draw", "lost token"],
+)
+def test_rejection_refuses_what_is_no_whole_chain(broken: DraftLaw, says: str) -> None:
+    draft = trees.chain([1], law=broken)
+    laws = TabularLaws(TabularModel(3, 2, 1).law, (0,), draft)
+    with pytest.raises(IncompatibleDraft, match=f"'rejection'.*{says}"):
+        Rejection().verify(draft, laws, ScriptedRandomness())
 
 
 def test_a_drafted_token_of_draft_probability_zero_is_an_error() -> None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.exactness.compare import joint_after_round
+from paceline.exactness.compare import joint_after_round, one_round, round_outcomes
+from paceline.exactness.drafting import sampled_chain
 from paceline.exactness.negative import peeks_at_target
-from paceline.exactness.oracle import ReusedDraw, ScriptedRandomness, enumerate_law
+from paceline.exactness.oracle import (
+    ReusedDraw,
+    ScriptedRandomness,
+    add_up,
+    enumerate_law,
+    estimate_runs,
+    outcomes,
+)
 from paceline.exactness.tabular import TabularModel
 from paceline.randomness import Draw, Purpose, Randomness
-from paceline.types import Budget
+from paceline.tree import chain
+from paceline.types import ROOT, Budget, DraftLaw, TokenTree
+from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.sample_match import SampleMatch
 
 
@@ -89,3 +99,47 @@ def test_probability_outside_the_unit_interval_is_an_error() -> None:
 def test_too_many_runs_are_refused() -> None:
     with pytest.raises(ValueError, match="more than 5"):
         enumerate_law(lambda r: (r.choice(np.ones(6), draw(0)),), max_runs=5)
+
+
+def test_the_estimate_of_runs_is_exact_on_even_trees_and_unbiased_on_others() -> None:
+    def even(randomness: Randomness) -> tuple[int, ...]:
+        return tuple(randomness.choice(np.ones(n), draw(at)) for at, n in enumerate((3, 2, 4)))
+
+    def uneven(randomness: Randomness) -> tuple[int, ...]:
+        first = randomness.choice(np.ones(3), draw(0))
+        return (first, *(randomness.choice(np.ones(2), draw(at)) for at in range(1, 5 - 2 * first)))
+
+    assert estimate_runs(even) == len(enumerate_law(even)) == 24
+    assert len(enumerate_law(uneven)) == 16 + 4 + 1
+    assert estimate_runs(uneven, probes=4000) == pytest.approx(21, rel=0.1)
+
+
+def test_draws_made_before_are_given_and_their_names_are_taken() -> None:
+    weights = np.array([0.25, 0.75])
+    for first, chance, drawn in outcomes(lambda r: r.choice(weights, draw(0))):
+        [(again, sure, _)] = outcomes(lambda r: r.choice(weights, draw(0)), after=drawn)
+        assert (again, sure, chance) == (first, 1.0, weights[first])
+        with pytest.raises(ReusedDraw):
+            list(outcomes(lambda r: r.bernoulli(0.5, draw(0)), after=drawn))
+
+
+def test_drafts_and_verdicts_apart_give_the_law_of_whole_rounds() -> None:
+    p, q = TabularModel(3, 3, seed=1), TabularModel(3, 3, seed=2)
+    parts = (Rejection(), p.law, sampled_chain(q.law), (0,))
+    apart = add_up(round_outcomes(*parts, Budget(2, 2)))
+    whole = enumerate_law(lambda r: one_round(*parts, r, Budget(2, 2)))
+    assert apart == pytest.approx(whole, abs=1e-15)
+
+
+def test_a_drafter_that_ties_drafts_to_acceptance_is_caught() -> None:
+    """Also where drafts and verdicts are enumerated apart."""
+    p, q = TabularModel(3, 2, seed=1), TabularModel(3, 2, seed=2)
+
+    def tied(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
+        name = Draw(len(context), Purpose.ACCEPT, root=len(context) - 1)
+        law = q.law(context)
+        token = law.token(randomness.choice(law.probs, name))
+        return chain([token], law=DraftLaw("iid", {ROOT: law}))
+
+    with pytest.raises(ReusedDraw):
+        joint_after_round(Rejection(), p.law, tied, (0,), 2, Budget(1, 1))

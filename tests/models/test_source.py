@@ -13,7 +13,7 @@ import pytest
 
 from paceline.errors import ModelError
 from paceline.models import source as module
-from paceline.models.source import resolve
+from paceline.models.source import FirstLayers, resolve
 from tiny import random_tensors, save_directory, save_gguf, tiny_config
 
 CONFIG = tiny_config("qwen3")
@@ -49,6 +49,24 @@ def test_directory_fingerprints_tell_weights_apart(tmp_path: Path) -> None:
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     ]
     assert marks[0] == marks[1] != marks[2]
+
+
+def test_the_first_layers_are_a_model_of_their_own(tmp_path: Path) -> None:
+    whole = resolve(str(save_directory(tmp_path / "small", tiny_config(layers=3))))
+    exits = [FirstLayers(whole, layers) for layers in (1, 2)]
+    assert [each.config.layers for each in exits] == [1, 2]
+    assert len({whole.fingerprint, *(each.fingerprint for each in exits)}) == 3
+    assert exits[1].name == "small, first 2 layers"
+    expected = whole.weights()["model.layers.1.mlp.up_proj.weight"]
+    np.testing.assert_array_equal(exits[1].weights()["model.layers.1.mlp.up_proj.weight"], expected)
+    assert exits[1].tokenizer().fingerprint == whole.tokenizer().fingerprint
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 3, 4])
+def test_an_exit_lies_inside_the_model(layers: int, tmp_path: Path) -> None:
+    whole = resolve(str(save_directory(tmp_path / "small", tiny_config(layers=3))))
+    with pytest.raises(ModelError, match="give 1 to 2"):
+        FirstLayers(whole, layers)
 
 
 @pytest.mark.parametrize("spec", ["", "nonsense", "no/such/place", "no/file.gguf", "/no/where"])

@@ -23,6 +23,7 @@ from paceline.drafters.none import NoDrafter  # noqa: E402
 from paceline.drafters.prompt_lookup import PromptLookup  # noqa: E402
 from paceline.drafters.recycling import Recycling  # noqa: E402
 from paceline.engine import Completion  # noqa: E402
+from paceline.growth.shared_noise import SharedNoise  # noqa: E402
 from paceline.loading import load_model, make_engine  # noqa: E402
 from paceline.models.source import DirectorySource  # noqa: E402
 from paceline.runtimes import torch as runtime  # noqa: E402
@@ -72,7 +73,7 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def drafter(name: str) -> Drafter:
     if name == "draft-model":
-        return DraftModel(draft_target(), CONFIG.vocab_size, report_law=False)
+        return DraftModel(draft_target(), CONFIG.vocab_size, SharedNoise([1]))
     if name == "recycling":
         return Recycling(CONFIG.vocab_size)
     return PromptLookup() if name == "prompt-lookup" else NoDrafter()

@@ -71,7 +71,11 @@ def markdown(table: Sequence[Row]) -> str:
 
 def plain(table: Sequence[Row]) -> str:
     """The rows as aligned text."""
-    lines = [[title for _, title in _COLUMNS], *map(_cells, table)]
+    return aligned([[title for _, title in _COLUMNS], *map(_cells, table)])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells as text in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

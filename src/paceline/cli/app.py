@@ -9,12 +9,16 @@ from typing import Annotated, NoReturn, cast
 
 import typer
 
+from paceline.cli.audit import audit
 from paceline.cli.bench import bench
+from paceline.cli.bounds import bounds
 from paceline.cli.chat import chat
 from paceline.cli.doctor import doctor
 from paceline.cli.generate import generate
+from paceline.cli.index import index
 from paceline.cli.methods import methods
 from paceline.cli.pull import pull
+from paceline.cli.train import train
 from paceline.errors import PacelineError
 from paceline.version import __version__
 
@@ -32,8 +36,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, bench, doctor, methods, pull):
+for command in (generate, chat, bench, bounds, doctor, index, methods, pull):
     app.command()(command)
+app.add_typer(audit)
+app.add_typer(train)
 
 
 def _version(wanted: bool) -> None:

@@ -44,7 +44,7 @@ def methods(
 
         table = Table(box=None, pad_edge=False)
         for column in _COLUMNS:
-            table.add_column(column, overflow="fold")
+            table.add_column(column, overflow="fold", no_wrap=column == "method")
         for row in _rows():
             table.add_row(*row)
         Console().print(table, markup=False)

@@ -10,6 +10,7 @@ from paceline import registry
 from paceline.errors import InvalidOption
 from paceline.target import RuntimeOptions
 from paceline.types import Layout
+from paceline.verifiers.options import split_options
 
 Model = Annotated[
     str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
@@ -21,7 +22,10 @@ TreeLayout = Annotated[
     str | None, typer.Option("--layout", help="Trees: exact (bit-exact) or masked (cheaper).")
 ]
 Drafter = Annotated[str, typer.Option(help="See `paceline methods`; none is plain decoding.")]
-Verifier = Annotated[str, typer.Option(help="See `paceline methods`; auto is coupled.")]
+Verifier = Annotated[
+    str,
+    typer.Option(help="See `paceline methods`; auto is coupled. Options: NAME:key=value,..."),
+]
 Controller = Annotated[
     str, typer.Option(help="cost-model, fixed, or auto: fixed if --nodes or --depth is given.")
 ]
@@ -73,7 +77,7 @@ def check_names(runtime: str, verifier: str, controller: str, *drafters: str) ->
     """
     named: list[tuple[registry.Kind, str]] = [
         ("runtime", runtime),
-        ("verifier", verifier),
+        ("verifier", split_options(verifier)[0]),
         ("controller", controller),
     ]
     for kind, name in [*named, *(("drafter", drafter) for drafter in drafters)]:

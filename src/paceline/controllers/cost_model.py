@@ -77,7 +77,8 @@ class CostModelController(Controller):
         self._limit = Budget(nodes, depth)
         self._global = _Ratio()
         self._own: dict[int, _Ratio] = {}
-        # For drafts without estimates: how often a node at depth d + 1 stood, given its parent did.
+        # For drafts without estimates, taken as chains: how often a node at depth d + 1 stood,
+        # given its parent did.
         self._stood = np.full(depth, chain_acceptance * 8)
         self._tried = np.full(depth, 8.0)
         self._level_seconds = draft_level_seconds
@@ -154,8 +155,9 @@ class CostModelController(Controller):
                 self._global.add(len(verdict.path), predicted)
                 self._own.setdefault(sequence.id, _Ratio()).add(len(verdict.path), predicted)
             else:
-                depth = max(depth, len(draft))
-                self._learn_chain(len(draft), len(verdict.path))
+                deepest = int(trees.depths(draft).max())
+                depth = max(depth, deepest)
+                self._learn_chain(deepest, len(verdict.path))
         if depth:
             self._level_seconds += 0.05 * (draft_seconds / depth - self._level_seconds)
 

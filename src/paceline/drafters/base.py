@@ -10,7 +10,8 @@ from typing import ClassVar, Self
 
 from paceline.sequence import Sequence
 from paceline.target import Output, Target
-from paceline.types import Budget, Capabilities, Needs, TokenTree, Verdict
+from paceline.types import Budget, Capabilities, LawKind, Needs, TokenTree, Verdict
+from paceline.verifiers.base import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,19 @@ class DrafterContext:
     Attributes:
         target: capabilities of the target it drafts for.
         draft_model: loads the draft model that the user named; raises InvalidOption if none was.
-        report_law: whether the verifier needs sampled drafts with their q rows.
+        accepts: draft laws that the verifier takes; None stands for deterministic drafts.
+        shape: whether it takes drafts with branches.
     """
 
     target: Capabilities
     draft_model: Callable[[], Target]
-    report_law: bool = False
+    accepts: frozenset[LawKind | None] = frozenset({None})
+    shape: Shape = "tree"
+
+    @property
+    def report_law(self) -> bool:
+        """Whether the verifier needs sampled drafts with their q rows."""
+        return None not in self.accepts
 
 
 class Drafter(ABC):
@@ -37,6 +45,8 @@ class Drafter(ABC):
 
     name: ClassVar[str]
     needs: ClassVar[Needs] = Needs()
+    kind: LawKind | None = None
+    """How its drafts are drawn, as their law says; None if they have none."""
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:

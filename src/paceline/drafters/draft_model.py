@@ -1,23 +1,28 @@
 """A second, smaller target as drafter (Leviathan et al. 2023; Chen et al. 2023).
 
-The draft model keeps its own cache per sequence and decodes a chain ahead of the target. Under
-coupled verification it uses the noise that the target will use, so both agree as often as their
-laws allow; under p/q rules it draws from its law and reports the rows it drew from.
+The draft model keeps its own cache per sequence and decodes ahead of the target: chains, or trees
+of any growth, level by level over the whole batch. Under coupled verification it uses the noise
+that the target will use, so both agree as often as their laws allow; under p/q rules it draws from
+its law and reports the rows it drew from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
 from typing import Any, ClassVar, Self
+
+import numpy as np
 
 from paceline import tree as trees
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import InvalidOption
-from paceline.randomness import Draw, Purpose
+from paceline.growth.base import Ask, Growth, drive
+from paceline.growth.choice import growth_for
 from paceline.sequence import Sequence
 from paceline.target import Output, Pass, Target
-from paceline.types import ROOT, Budget, DraftLaw, Law, TokenTree, Verdict
-from paceline.verifiers.coupled import gumbel_max
+from paceline.types import Budget, Law, TokenTree, Verdict
 
 
 class DraftModel(Drafter):
@@ -25,14 +30,13 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft-model"
 
-    def __init__(self, model: Target, vocab_size: int, *, report_law: bool) -> None:
+    def __init__(self, model: Target, vocab_size: int, growth: Growth) -> None:
         """Bind the draft model.
 
         Args:
             model: the draft model.
             vocab_size: vocabulary of the target.
-            report_law: draw independently and report q rows (for p/q rules) instead of sharing
-                the target's noise.
+            growth: how drafts grow; the verifier must accept their kind.
 
         Raises:
             InvalidOption: the vocabularies differ.
@@ -44,13 +48,18 @@ class DraftModel(Drafter):
                 "use a draft model of the target's family, with the same tokenizer"
             )
         self._model = model
-        self._report_law = report_law
+        self._growth = growth
+        self.kind = growth.kind
         self._caches: dict[int, Any] = {}
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Load the draft model that the user named."""
-        return cls(context.draft_model(), context.target.vocab_size, report_law=context.report_law)
+        """Load the draft model that the user named, and draft with it what the verifier takes.
+
+        Drafts share the target's noise, in chains, unless the verifier needs their law.
+        """
+        growth = growth_for(context.accepts, context.shape)
+        return cls(context.draft_model(), context.target.vocab_size, growth)
 
     def open(self, sequence: Sequence) -> None:
         """Prefill the draft model's own cache."""
@@ -59,26 +68,26 @@ class DraftModel(Drafter):
             self._model.prefill(cache, sequence.tokens[:-1])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One chain per sequence, level by level over the whole batch."""
+        """One draft per sequence, grown in step over the whole batch."""
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
-        drafts: list[list[int]] = [[] for _ in sequences]
-        rows: list[dict[int, Law]] = [{} for _ in sequences]
-        limits = [
-            min(b.nodes, b.depth, self._room(s)) for s, b in zip(sequences, budgets, strict=True)
+        growing = [
+            self._growth.grow(
+                replace(budget, depth=min(budget.depth, self._room(sequence))),
+                sequence.randomness,
+                len(sequence.tokens),
+            )
+            for sequence, budget in zip(sequences, budgets, strict=True)
         ]
-        for depth in range(max(limits, default=0)):
-            live = [i for i, limit in enumerate(limits) if depth < limit]
-            laws = self._advance([sequences[i] for i in live], [drafts[i] for i in live])
-            for i, law in zip(live, laws, strict=True):
-                if self._report_law:
-                    rows[i][depth - 1 if depth else ROOT] = law
-                drafts[i].append(self._draw(sequences[i], law, depth))
-        return [
-            trees.chain(draft, self.name, DraftLaw("iid", q) if self._report_law else None)
-            if draft
-            else trees.EMPTY
-            for draft, q in zip(drafts, rows, strict=True)
-        ]
+
+        def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
+            laws = self._laws([sequences[index] for index in asks], list(asks.values()))
+            return dict(zip(asks, laws, strict=True))
+
+        drafts = drive(growing, answer)
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            # Every path starts with the trunk, so what is cached of it will agree with the commit.
+            self._shorten(sequence, len(sequence.tokens) + _trunk(draft))
+        return [replace(draft, source=self.name) for draft in drafts]
 
     def observe(
         self,
@@ -100,30 +109,59 @@ class DraftModel(Drafter):
         for sequence in sequences:
             # The accepted path and the next token were appended and drafts are never pruned, so
             # all that is cached before the last token agrees with what was committed.
-            cache = self._caches[sequence.id]
-            self._model.truncate(cache, min(cache.length, len(sequence.tokens) - 1))
+            self._shorten(sequence, len(sequence.tokens) - 1)
+
+    def _shorten(self, sequence: Sequence, length: int) -> None:
+        """Forget what the sequence's cache holds beyond `length` tokens."""
+        cache = self._caches[sequence.id]
+        if cache.length > length:
+            self._model.truncate(cache, length)
 
     def _room(self, sequence: Sequence) -> int:
         """How deep the draft model's own context still reaches."""
         return max(0, self._model.capabilities.max_context - len(sequence.tokens))
 
-    def _advance(self, sequences: List[Sequence], drafts: List[list[int]]) -> list[Law]:
-        """Feed each draft model what it has not cached yet; its law of the next token."""
-        passes = []
-        for sequence, draft in zip(sequences, drafts, strict=True):
+    def _laws(self, sequences: List[Sequence], asks: List[Ask]) -> list[list[Law]]:
+        """The laws that each growth asks for, by one forward of the draft model.
+
+        The trunk of a tree is fed like committed tokens and stays in the cache, so a chain costs
+        one row per token. Branches are fed again with every level, as a draft.
+        """
+        passes: list[Pass] = []
+        rows: list[list[int]] = []
+        for sequence, (tree, nodes) in zip(sequences, asks, strict=True):
+            trunk = _trunk(tree)
+            known = [*sequence.tokens, *tree.tokens[:trunk].tolist()]
+            self._shorten(sequence, len(known) - 1)
+            above = {node for asked in nodes for node in trees.path_to(tree, asked)}
+            fed = np.array(sorted(node for node in above if node >= trunk), dtype=np.int64)
             cache = self._caches[sequence.id]
-            passes.append(Pass(cache, [*sequence.tokens, *draft][cache.length :]))
+            draft = trees.take(tree, fed) if len(fed) else None
+            passes.append(Pass(cache, known[cache.length :], draft))
+            rows.append([0 if n < trunk else 1 + int(np.searchsorted(fed, n)) for n in nodes])
         outputs = self._model.forward(passes)
         for each in passes:
-            self._model.keep(each.cache, len(each.pending), ())
+            if each.draft is None:
+                self._model.keep(each.cache, len(each.pending), ())
         return [
-            sequence.sampler.law(output.logits[0], draft)
-            for sequence, draft, output in zip(sequences, drafts, outputs, strict=True)
+            [
+                sequence.sampler.law(
+                    output.logits[row], tree.tokens[list(trees.path_to(tree, node))].tolist()
+                )
+                for node, row in zip(nodes, picked, strict=True)
+            ]
+            for sequence, (tree, nodes), output, picked in zip(
+                sequences, asks, outputs, rows, strict=True
+            )
         ]
 
-    def _draw(self, sequence: Sequence, law: Law, depth: int) -> int:
-        position = len(sequence.tokens) + depth
-        if not self._report_law:
-            return gumbel_max(law, position, sequence.randomness)
-        draw = Draw(position, Purpose.DRAFT, root=len(sequence.tokens) - 1)
-        return law.token(sequence.randomness.choice(law.probs, draw))
+
+def _trunk(tree: TokenTree) -> int:
+    """How many nodes, from the root down, every path of the tree starts with.
+
+    They are the nodes 0, 1, ..., since parents come before children.
+    """
+    trunk = 0
+    while trunk < len(tree) and (tree.parents[trunk + 1 :] >= trunk).all():
+        trunk += 1
+    return trunk

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.drafters.base import Drafter
 from paceline.exactness.drafting import FunctionDrafter, Propose
-from paceline.exactness.oracle import Joint, enumerate_law
-from paceline.exactness.tabular import LawOf, LogitsOf, TabularLaws, TabularTarget
+from paceline.exactness.oracle import Joint, add_up, enumerate_law, outcomes
+from paceline.exactness.tabular import LawOf, LogitsOf, TabularLaws, TabularTarget, processed
 from paceline.randomness import Randomness
 from paceline.sequence import Sequence as Generation
 from paceline.stopping import StopRules
@@ -53,9 +55,29 @@ def one_round(
     budget: Budget,
 ) -> tuple[int, ...]:
     """The tokens that one draft and its verification add to `context`."""
-    draft = propose(context, randomness, budget)
+    draft = verifier.extend(propose(context, randomness, budget))
     verdict = verifier.verify(draft, TabularLaws(law, context, draft), randomness)
     return (*draft.tokens[list(verdict.path)].tolist(), verdict.next_token)
+
+
+def round_outcomes(
+    verifier: Verifier,
+    law: LawOf,
+    propose: Propose,
+    context: tuple[int, ...],
+    budget: Budget,
+) -> Iterator[tuple[tuple[int, ...], float]]:
+    """What `one_round` may add, with its probability, once per combination of outcomes.
+
+    Every draft is drawn once and then verified in all ways, which is faster than whole rounds.
+    """
+    drafts = outcomes(lambda r: verifier.extend(propose(context, r, budget)))
+    for draft, chance, drawn in drafts:
+        laws = TabularLaws(law, context, draft)
+        verdicts = outcomes(partial(verifier.verify, draft, laws), after=drawn)
+        for verdict, share, _ in verdicts:
+            tokens = draft.tokens[list(verdict.path)].tolist()
+            yield (*tokens, verdict.next_token), chance * share
 
 
 def joint_after_round(
@@ -76,8 +98,65 @@ def joint_after_round(
         horizon: number of tokens; more than the draft's depth shows the whole round.
         budget: limits of the draft.
     """
-    joint = enumerate_law(lambda r: one_round(verifier, law, propose, context, r, budget))
+    joint = add_up(round_outcomes(verifier, law, propose, context, budget))
     return extend(joint, law, context, horizon)
+
+
+def whole_loop(
+    logits: LogitsOf,
+    vocabulary: int,
+    verifier: Verifier,
+    propose: Propose,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    budget: Budget,
+) -> Callable[[Randomness], tuple[int, ...]]:
+    """`drafter_loop` with a drafter that keeps no state."""
+    return drafter_loop(
+        logits, vocabulary, verifier, lambda: FunctionDrafter(propose), prompt, params, budget
+    )
+
+
+def drafter_loop(
+    logits: LogitsOf,
+    vocabulary: int,
+    verifier: Verifier,
+    make_drafter: Callable[[], Drafter],
+    prompt: Sequence[int],
+    params: SamplingParams,
+    budget: Budget,
+    steps: int | None = None,
+) -> Callable[[Randomness], tuple[int, ...]]:
+    """The decode loop as a function of its randomness; `params.max_new_tokens` tokens come out.
+
+    The loop, sampler, stop rules, verifier and drafter are the shipped ones; only models and
+    randomness are stand-ins.
+
+    Args:
+        logits: the target's table.
+        vocabulary: number of tokens.
+        verifier: the rule.
+        make_drafter: a fresh drafter for every run, which may keep state between steps.
+        prompt: prompt tokens.
+        params: sampling parameters.
+        budget: limits of every draft.
+        steps: end after so many steps, with fewer tokens; None goes on to the end.
+    """
+
+    def run(randomness: Randomness) -> tuple[int, ...]:
+        target = TabularTarget(logits, vocabulary)
+        controller = Fixed(budget.nodes, budget.depth)
+        stops = StopRules((), target.capabilities.max_context)
+        decoder = AutoregressiveDecoder(target, make_drafter(), verifier, controller, stops)
+        sequence = Generation.start(0, prompt, params)
+        sequence.randomness = randomness
+        decoder.open(sequence)
+        while sequence.finish_reason is None and sequence.stats.target_forwards != steps:
+            decoder.step([sequence])
+        decoder.close(sequence)
+        return tuple(sequence.generated)
+
+    return run
 
 
 def joint_of_loop(
@@ -89,25 +168,26 @@ def joint_of_loop(
     params: SamplingParams,
     budget: Budget,
 ) -> Joint:
-    """Exact law of the whole output of the decode loop, `params.max_new_tokens` tokens long.
+    """Exact law of the output of `whole_loop`. Draws are checked for reuse across all rounds."""
+    return enumerate_law(whole_loop(logits, vocabulary, verifier, propose, prompt, params, budget))
 
-    The loop, sampler, stop rules and verifier are the shipped ones; only target, drafter and
-    randomness are stand-ins. Draws are checked for reuse across all rounds.
-    """
-    target = TabularTarget(logits, vocabulary)
-    parts = FunctionDrafter(propose), verifier, Fixed(budget.nodes, budget.depth)
-    decoder = AutoregressiveDecoder(target, *parts, StopRules((), target.capabilities.max_context))
 
-    def run(randomness: Randomness) -> tuple[int, ...]:
-        sequence = Generation.start(0, prompt, params)
-        sequence.randomness = randomness
-        decoder.open(sequence)
-        while sequence.finish_reason is None:
-            decoder.step([sequence])
-        decoder.close(sequence)
-        return tuple(sequence.generated)
-
-    return enumerate_law(run)
+def joint_of_steps(
+    logits: LogitsOf,
+    vocabulary: int,
+    verifier: Verifier,
+    make_drafter: Callable[[], Drafter],
+    prompt: Sequence[int],
+    params: SamplingParams,
+    budget: Budget,
+    steps: int | None = None,
+) -> Joint:
+    """Exact law of what `drafter_loop` gives; after `steps`, plain decoding goes on."""
+    joint = enumerate_law(
+        drafter_loop(logits, vocabulary, verifier, make_drafter, prompt, params, budget, steps)
+    )
+    law = processed(logits, params, prompt)
+    return extend(joint, law, tuple(prompt), params.max_new_tokens)
 
 
 def max_error(first: Joint, second: Joint) -> float:

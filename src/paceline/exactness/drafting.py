@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
@@ -12,29 +13,35 @@ import numpy as np
 from paceline import tree as trees
 from paceline.drafters.base import Drafter
 from paceline.exactness.tabular import LawOf
-from paceline.randomness import Draw, Purpose, Randomness
+from paceline.growth.base import Ask, Growth, drive
+from paceline.growth.iid import Iid
+from paceline.randomness import Randomness
 from paceline.sequence import Sequence
-from paceline.types import Budget, DraftLaw, Law, TokenTree
+from paceline.types import Budget, Law, TokenTree
 
 Propose = Callable[[tuple[int, ...], Randomness, Budget], TokenTree]
 """From a context, a source of draws and a budget to a draft."""
 
 
-def sampled_chain(law: LawOf) -> Propose:
-    """A drafter that draws a chain from `law`, token by token, and reports its rows."""
+def grown(growth: Growth, law: LawOf) -> Propose:
+    """A drafter that grows its drafts from `law`."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
-        tokens: list[int] = []
-        rows: dict[int, Law] = {}
-        root = len(context) - 1
-        for node in range(min(budget.depth, budget.nodes)):
-            q = law((*context, *tokens))
-            draw = Draw(len(context) + node, Purpose.DRAFT, root=root)
-            rows[node - 1] = q
-            tokens.append(q.token(randomness.choice(q.probs, draw)))
-        return trees.chain(tokens, "sampled-chain", DraftLaw("iid", rows))
+        def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
+            return {index: [after(ask.tree, n) for n in ask.nodes] for index, ask in asks.items()}
+
+        def after(tree: TokenTree, node: int) -> Law:
+            return law((*context, *tree.tokens[list(trees.path_to(tree, node))].tolist()))
+
+        [tree] = drive([growth.grow(budget, randomness, len(context))], answer)
+        return replace(tree, source=growth.name)
 
     return propose
+
+
+def sampled_chain(law: LawOf) -> Propose:
+    """A drafter that draws a chain from `law`, token by token, and reports its rows."""
+    return grown(Iid([1]), law)
 
 
 def random_tree(vocabulary: int, nodes: int, seed: int) -> Propose:

@@ -73,9 +73,12 @@ def processed(logits: LogitsOf, params: SamplingParams, prompt: Sequence[int]) -
 class TabularLaws:
     """The laws of a table at the root and the nodes of a draft, as verifiers take them."""
 
-    def __init__(self, law: LawOf, context: tuple[int, ...], draft: TokenTree) -> None:
-        """Bind a draft that continues `context`."""
+    def __init__(
+        self, law: LawOf, context: tuple[int, ...], draft: TokenTree, soft: LawOf | None = None
+    ) -> None:
+        """Bind a draft that continues `context`; `soft` is the law at temperature 1, if another."""
         self._law = law
+        self._soft = soft or law
         self._context = context
         self._draft = draft
 
@@ -86,12 +89,19 @@ class TabularLaws:
 
     def law(self, node: int) -> Law:
         """Law of the token after `node` (`ROOT` for the root)."""
-        path = self._draft.tokens[list(path_to(self._draft, node))]
-        return self._law((*self._context, *path.tolist()))
+        return self._law(self._at(node))
+
+    def soft(self, node: int) -> Law:
+        """As `law`, at temperature 1."""
+        return self._soft(self._at(node))
 
     def hidden(self, node: int) -> LogitArray:
         """Raise ValueError: a table has no hidden states."""
         raise ValueError("a table has no hidden states")
+
+    def _at(self, node: int) -> tuple[int, ...]:
+        path = self._draft.tokens[list(path_to(self._draft, node))]
+        return (*self._context, *path.tolist())
 
 
 @dataclass(eq=False)

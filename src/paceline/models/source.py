@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -133,6 +134,37 @@ class DirectorySource:
     @cached_property
     def _eos_token_ids(self) -> tuple[int, ...]:
         return hf_eos_token_ids(read_json(self.path / "generation_config.json"), self._json)
+
+
+class FirstLayers:
+    """The first layers of a model under its own final norm and LM head: an early exit.
+
+    Without training this is a poor model, and a drafter that needs no weights of its own.
+    """
+
+    def __init__(self, whole: ModelSource, layers: int) -> None:
+        """Cut `whole` after `layers` layers.
+
+        Raises:
+            ModelError: the model does not have more layers than that.
+        """
+        has = whole.config.layers
+        if not 1 <= layers < has:
+            raise ModelError(
+                f"{whole.name} has {has} layers, so {layers} of them are no early exit: "
+                f"give 1 to {has - 1}"
+            )
+        self._whole = whole
+        self.path = whole.path
+        self.name = f"{whole.name}, first {layers} layers"
+        self.config = replace(whole.config, layers=layers)
+        self.fingerprint = f"{whole.fingerprint}-{layers}"
+
+    def weights(self) -> Weights:
+        return self._whole.weights()
+
+    def tokenizer(self) -> Tokenizer:
+        return self._whole.tokenizer()
 
 
 def _sample(path: Path, pieces: int = 256, size: int = 4096) -> bytes:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 from paceline import tree as trees
 from paceline.errors import IncompatibleDraft
 from paceline.randomness import Randomness
 from paceline.types import ROOT, Law, LawKind, LogitArray, Needs, TokenTree, Verdict
+from paceline.verifiers.options import VerifierContext, arguments
+
+Shape = Literal["chain", "tree"]
+"""What drafts look like: chains alone, or trees of which chains are the simplest."""
 
 _SUMS_TO_ONE = 1e-6
 """How far the mass of a draft's row may be from one; rounding of float32 rows stays below it."""
@@ -27,6 +31,10 @@ class TargetLaws(Protocol):
         """Law of the token after `node` (`ROOT` for the root)."""
         ...
 
+    def soft(self, node: int) -> Law:
+        """As `law`, but at temperature 1 where the request is greedy: how near others came."""
+        ...
+
     def hidden(self, node: int) -> LogitArray:
         """float32 `[hidden_size]`, final hidden state at `node`, for rules whose `needs` say so."""
         ...
@@ -39,7 +47,20 @@ class Verifier(ABC):
     lossless: ClassVar[bool]
     accepts: ClassVar[frozenset[LawKind | None]]
     """Draft laws the rule is defined for; None stands for deterministic drafts."""
+    shape: ClassVar[Shape] = "tree"
+    """Draft shapes the rule is defined for."""
+    greedy_only: ClassVar[bool] = False
+    """Whether the rule's promise holds at temperature 0 alone."""
     needs: ClassVar[Needs] = Needs()
+
+    @classmethod
+    def create(cls, context: VerifierContext) -> Self:
+        """A rule with the options that the user set.
+
+        Raises:
+            InvalidOption: an option is unknown or out of range.
+        """
+        return cls(**arguments(cls, context.options))
 
     @abstractmethod
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
@@ -107,11 +128,26 @@ def drawn_mass(verifier: Verifier, q: Law, draft: TokenTree, node: int) -> float
 
 
 def check_chain(verifier: Verifier, draft: TokenTree) -> None:
-    """Raise IncompatibleDraft if `draft` has branches."""
+    """Raise IncompatibleDraft if `draft` has branches, repeated draws, or lost a drawn token."""
     if not trees.is_chain(draft):
         raise IncompatibleDraft(
             f"verifier '{verifier.name}' takes chains, but this draft has branches; "
             "use verifier 'sample-match'"
+        )
+    if draft.law is None:
+        return
+    for parent, drawn in draft.law.draws.items():
+        if len(drawn) > 1:
+            raise IncompatibleDraft(
+                f"verifier '{verifier.name}' takes chains, but this draft drew {len(drawn)} times "
+                f"at {trees.node_name(parent)}; use verifier 'sample-match'"
+            )
+    # A row was reported where a child was drawn, so a row without a child tells of a lost one.
+    last = max(draft.law.rows, default=ROOT)
+    if len(draft) and last >= len(draft) - 1:
+        raise IncompatibleDraft(
+            f"verifier '{verifier.name}': the draft reports a law for the children of "
+            f"{trees.node_name(last)}, which has none; a sampled draft must be verified as drawn"
         )
 
 

@@ -17,6 +17,7 @@ class Greedy(Verifier):
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
         {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
     )
+    greedy_only: ClassVar[bool] = True
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
         """Follow the argmax of each law."""

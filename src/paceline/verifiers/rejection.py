@@ -12,7 +12,15 @@ from typing import ClassVar
 from paceline.law import residual
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.types import LawKind, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, Verifier, check_chain, check_law, drawn_mass, row
+from paceline.verifiers.base import (
+    Shape,
+    TargetLaws,
+    Verifier,
+    check_chain,
+    check_law,
+    drawn_mass,
+    row,
+)
 
 
 class Rejection(Verifier):
@@ -21,6 +29,7 @@ class Rejection(Verifier):
     name: ClassVar[str] = "rejection"
     lossless: ClassVar[bool] = True
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid", "factorised"})
+    shape: ClassVar[Shape] = "chain"
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
         """Accept or correct token by token along the chain."""

@@ -1,0 +1,85 @@
+"""OpenVINO GenAI under audit: prompt lookup, or a draft model.
+
+Runs in the environment that `make.py genai` makes; `paceline audit outside genai` starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from answering import claim_output, serve
+from model_files import coarse_gguf, genai_model
+
+
+def main() -> None:
+    """Load the model with and without speculation and answer."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
+    parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
+    parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
+    parser.add_argument("--cache", choices=("u8", "f32"), default="u8", help="key-value cache")
+    arguments = parser.parse_args()
+    lines = claim_output()
+
+    import numpy as np
+    import openvino as ov
+    import openvino_genai
+
+    precision = arguments.precision
+    folder = genai_model(arguments.model, arguments.files / f"genai-{precision}", precision)
+    properties: dict[str, Any] = {"ATTENTION_BACKEND": "PA"}
+    if precision == "fp32":
+        properties["INFERENCE_PRECISION_HINT"] = "f32"
+    if arguments.cache == "f32":
+        properties["KV_CACHE_PRECISION"] = "f32"
+
+    def load(**extra: Any) -> Any:
+        return openvino_genai.LLMPipeline(str(folder), "CPU", **properties, **extra)
+
+    assistance: dict[str, Any] = {"num_assistant_tokens": arguments.tokens}
+    if arguments.draft == "model":
+        coarse = genai_model(
+            coarse_gguf(arguments.model, arguments.files), arguments.files / "genai-coarse", "int8"
+        )
+        draft = openvino_genai.draft_model(str(coarse), "CPU")
+        pipes = {True: load(draft_model=draft), False: load()}
+        drafting = f"coarse draft model, {arguments.tokens} tokens"
+    else:
+        pipes = {True: load(prompt_lookup=True), False: load()}
+        assistance["max_ngram_size"] = 3
+        drafting = f"prompt lookup, {arguments.tokens} tokens, n-grams up to 3"
+
+    def continuations(
+        prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
+    ) -> list[list[int]]:
+        ids = ov.Tensor(np.array([prompt], dtype=np.int64))
+        out = []
+        for seed in seeds:
+            setting = openvino_genai.GenerationConfig(
+                max_new_tokens=tokens,
+                ignore_eos=True,
+                do_sample=temperature > 0,
+                rng_seed=seed,
+                **({"temperature": temperature} if temperature else {}),
+                **(assistance if speculation else {}),
+            )
+            out.append([int(t) for t in pipes[speculation].generate(ids, setting).tokens[0]])
+        return out
+
+    about = {
+        "engine": "OpenVINO GenAI",
+        "version": version("openvino-genai"),
+        "weights": "int8, symmetric per row" if precision == "int8" else "float16, run in float32",
+        "key-value cache": arguments.cache,
+        "drafting": drafting,
+    }
+    serve(lines, about, continuations, lambda prompt, temperature: None)
+
+
+if __name__ == "__main__":
+    main()

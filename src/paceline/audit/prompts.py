@@ -1,0 +1,15 @@
+"""Prompts for the tests of laws: short, so that samples are cheap, and repetitive but open-ended.
+
+The repetition makes n-gram drafters propose, and the open end leaves the target in doubt, so that
+drafts are accepted sometimes. Both are needed for a wrong rule to show.
+"""
+
+from __future__ import annotations
+
+LAW_PROMPTS: tuple[str, ...] = (
+    "The dog likes the cat. The cat likes the bird. The bird likes the dog. The dog likes the",
+    "one two one two three one two one two three one two",
+    "Anna said that she liked the book. Ben said that he liked the film. Carla said that",
+    "She saw a fox, a dog and a hen. He saw a dog, a fox and a cow. They saw a",
+)
+"""Raw texts; the first of them are taken."""

@@ -1,0 +1,163 @@
+"""What an audit found: records, their JSON, and a text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from paceline.audit.engine import Token
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Greedy continuations of one prompt.
+
+    Attributes:
+        prompt: its beginning.
+        tokens: length of the continuation without speculation.
+        difference: index of the first token that differs with speculation; None if none does.
+        on: the token there with speculation, None if the continuation had ended.
+        off: the token there without.
+        gap: logit of `off` minus logit of `on` at that place, None if nobody could tell.
+        gap_by: whose logits those are: "engine" or "referee".
+        repeatable: whether two runs without speculation agreed.
+    """
+
+    prompt: str
+    tokens: int
+    difference: int | None
+    on: Token | None
+    off: Token | None
+    gap: float | None
+    gap_by: str | None
+    repeatable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LawTest:
+    """One test that two laws are equal.
+
+    Attributes:
+        prompt: its beginning.
+        test: "first token" against the engine's own probabilities, or "sequences", with
+            speculation against without.
+        samples: number of continuations of each sample.
+        tokens: length of each.
+        p_value: of this test alone.
+        adjusted: corrected for all tests of the report (Holm).
+        where: the cells that differ most, such as "token 2" or "prefix 3".
+        distance: total variation between the samples (or sample and law) on those cells. Chance
+            alone makes it positive.
+        detectable: by wanted probability of detection, "80%" and "90%", the least bias in total
+            variation that would have been found with it; None if none would.
+    """
+
+    prompt: str
+    test: Literal["first token", "sequences"]
+    samples: int
+    tokens: int
+    p_value: float
+    adjusted: float
+    where: str
+    distance: float
+    detectable: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings on one engine.
+
+    Attributes:
+        about: engine, versions, settings.
+        settings: of the audit.
+        greedy: one entry per greedy prompt.
+        laws: one entry per test.
+        level: probability of rejecting any law although all are equal, at most.
+        near_tie: gap in logits up to which a greedy difference counts as a near-tie.
+    """
+
+    about: Mapping[str, str]
+    settings: Mapping[str, Any]
+    greedy: tuple[Greedy, ...]
+    laws: tuple[LawTest, ...]
+    level: float
+    near_tie: float
+
+    @property
+    def identical(self) -> int:
+        """Greedy prompts whose tokens are the same with and without speculation."""
+        return sum(each.difference is None for each in self.greedy)
+
+    @property
+    def near_ties(self) -> int:
+        """Greedy differences that rounding could explain."""
+        return sum(each.gap is not None and abs(each.gap) <= self.near_tie for each in self.greedy)
+
+    @property
+    def rejected(self) -> tuple[LawTest, ...]:
+        """Tests in which the laws differ."""
+        return tuple(each for each in self.laws if each.adjusted <= self.level)
+
+    @property
+    def passed(self) -> bool:
+        """No law differs, and every greedy difference is a near-tie."""
+        explained = self.identical + self.near_ties
+        return not self.rejected and explained == len(self.greedy)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            **asdict(self),
+            "identical": self.identical,
+            "near_ties": self.near_ties,
+            "rejected": len(self.rejected),
+            "passed": self.passed,
+        }
+
+
+def plain(report: Report) -> str:
+    """The report as lines of text."""
+    lines = [f"{key}: {value}" for key, value in report.about.items()]
+    if report.greedy:
+        lines += ["", *_greedy(report)]
+    if report.laws:
+        lines += ["", *_laws(report)]
+    return "\n".join(lines)
+
+
+def _greedy(report: Report) -> list[str]:
+    other = len(report.greedy) - report.identical
+    lines = [
+        f"greedy: {report.identical} of {len(report.greedy)} identical, {report.near_ties} of "
+        f"{other} differences within {report.near_tie:g} of a tie"
+    ]
+    for each in report.greedy:
+        if each.difference is not None:
+            gap = "unknown" if each.gap is None else f"{each.gap:.3f} ({each.gap_by})"
+            lines.append(
+                f"  token {each.difference + 1} of {each.tokens}: {each.on!r} instead of "
+                f"{each.off!r}, gap {gap}: {each.prompt!r}"
+            )
+    unstable = sum(not each.repeatable for each in report.greedy)
+    if unstable:
+        lines.append(f"  {unstable} prompts differ between two runs without speculation")
+    return lines
+
+
+def _laws(report: Report) -> list[str]:
+    lines = [
+        f"laws: {len(report.rejected)} of {len(report.laws)} tests reject equality at "
+        f"{report.level:g} for all together"
+    ]
+    for each in report.laws:
+        seen = ", ".join(
+            f"{power} {'none' if bias is None else f'{bias:.3f}'}"
+            for power, bias in each.detectable.items()
+        )
+        lines.append(
+            f"  {each.test}, {each.samples} x {each.tokens}: p {each.p_value:.4f}, adjusted "
+            f"{each.adjusted:.4f}, distance {each.distance:.3f} at {each.where}; would have "
+            f"seen: {seen}: {each.prompt!r}"
+        )
+    return lines

@@ -1,0 +1,246 @@
+"""`paceline audit`: is what is emitted the target's law? From inside, and for any engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.audit.plan import Plan
+from paceline.cli import options as o
+from paceline.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.exactness.inside import Report, Row
+
+_PLAN = Plan()
+
+FAILED = 1
+"""Exit code of an audit that found something wrong."""
+
+audit = typer.Typer(
+    name="audit",
+    help="Prove or test that speculation leaves the output law alone.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@audit.command()
+def inside(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer and smaller cases.")] = False,
+    verifier: Annotated[
+        list[str] | None, typer.Option(help="Audit this one alone; repeatable.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Processes; default: one per core.")] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Enumerate the shipped rules on every way of drafting; exit code 1 if anything is wrong.
+
+    All verifiers of `paceline methods` are audited, plugins included. A full audit takes a few
+    minutes, --quick less than one.
+    """
+    if jobs is not None and jobs < 1:
+        raise InvalidOption(f"--jobs must be 1 or more, not {jobs}")
+
+    from paceline.cli.output import print_json
+    from paceline.exactness.cases import FULL, QUICK
+    from paceline.exactness.inside import audit as audit_inside
+
+    with _bar(shown=not as_json) as bar:
+        report = audit_inside(verifier or (), QUICK if quick else FULL, jobs, bar)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        _print(report)
+    if not report.passed:
+        raise typer.Exit(FAILED)
+
+
+@audit.command()
+def outside(
+    engine: Annotated[
+        str,
+        typer.Argument(
+            help="paceline, the name of a peer, a URL, python:MODULE:FUNCTION, or command:PROGRAM."
+        ),
+    ],
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE for the engine; repeatable.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Spec-Bench JSONL. Default: built-in mix.")
+    ] = None,
+    greedy_prompts: Annotated[
+        int, typer.Option(help="Prompts decoded greedily; 0 is none.")
+    ] = _PLAN.greedy_prompts,
+    greedy_tokens: Annotated[
+        int, typer.Option(help="Length of each, in tokens.")
+    ] = _PLAN.greedy_tokens,
+    samples: Annotated[
+        int, typer.Option(help="Samples per prompt and side; 0 is none.")
+    ] = _PLAN.samples,
+    tokens: Annotated[int, typer.Option(help="Length of each sample, in tokens.")] = _PLAN.tokens,
+    temperature: Annotated[float, typer.Option(help="Of the samples.")] = _PLAN.temperature,
+    level: Annotated[
+        float, typer.Option(help="Probability of a false alarm, over all.")
+    ] = _PLAN.level,
+    near_tie: Annotated[
+        float, typer.Option(help="Logits that count as a near-tie.")
+    ] = _PLAN.near_tie,
+    seed: o.Seed = _PLAN.seed,
+    as_json: o.AsJson = False,
+) -> None:
+    """Compare an engine with itself, speculation on and off; exit code 1 if the laws differ."""
+    from paceline.audit.outside import run
+    from paceline.audit.report import plain
+    from paceline.cli.output import print_json
+
+    plan = Plan(
+        prompts=prompts,
+        greedy_prompts=greedy_prompts,
+        greedy_tokens=greedy_tokens,
+        samples=samples,
+        tokens=tokens,
+        temperature=temperature,
+        level=level,
+        near_tie=near_tie,
+        seed=seed,
+    )
+    settings = _settings(option or [])
+    with _bar(shown=not as_json) as bar:
+        report = run(engine, plan, settings, lambda line: bar(0, 0, line))
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        typer.echo(plain(report))
+    if not report.passed:
+        raise typer.Exit(FAILED)
+
+
+def _settings(pairs: list[str]) -> Mapping[str, str]:
+    """`KEY=VALUE` arguments as a table."""
+    out: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise InvalidOption(f"--option {pair!r} is no KEY=VALUE")
+        out[key.replace("-", "_")] = value
+    return out
+
+
+@contextmanager
+def _bar(shown: bool) -> Iterator[Callable[..., None]]:
+    """Shows what is being done, and how much of it is done, while standard error is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(
+        console=console, transient=True, disable=not (shown and console.is_terminal)
+    ) as p:
+        task = p.add_task("cases", total=None)
+
+        def show(done: int, total: int, what: str = "cases") -> None:
+            p.update(task, completed=done, total=total or None, description=what)
+
+        yield show
+
+
+def _print(report: Report) -> None:
+    """A table by rule, and a line or a few on everything else."""
+    from rich.console import Console
+
+    Console().print(_table(report), markup=False)
+    missing = Counter[str]()
+    for left in report.left_out:
+        missing[left.why] += left.cases
+    lines = [
+        "",
+        f"cases: {len(report.rows)} run, "
+        + (", ".join(f"{n} left out ({why})" for why, n in missing.items()) or "none left out"),
+        _count("incompatible pairs refused", [each.refused for each in report.refused]),
+        _count("bad inputs named", [each.raised for each in report.bad_input]),
+        _count("wrong rules caught", [each.caught for each in report.negative_controls]),
+        *(f"  {each.name}: {each.how}" for each in report.negative_controls if each.caught),
+    ]
+    for rule in report.lossy:
+        if rule.limit is None:
+            limit = "no lossless limit checked"
+        else:
+            limit = f"at its limit ({rule.limit}) {'exact' if rule.exact else 'NOT EXACT'}"
+        lines.append(f"lossy, not counted as exact: {rule.verifier}, {limit}")
+    lines += _failures(report)
+    verdict = "passed" if report.passed else "FAILED"
+    lines.append(f"{verdict} in {report.seconds:.0f} s")
+    typer.echo("\n".join(lines))
+
+
+def _table(report: Report) -> Table:
+    """One line per pair."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("verifier", "draft law", "cases", "runs", "max abs error", "least p", ""):
+        right = column in ("cases", "runs", "max abs error", "least p")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    pairs: dict[tuple[str, str], list[Row]] = {}
+    for row in report.rows:
+        pairs.setdefault((row.verifier, row.draft_law), []).append(row)
+    above = ""
+    for (verifier, law), rows in pairs.items():
+        findings = [row.finding for row in rows]
+        errors = [f.max_abs_error for f in findings if f.max_abs_error is not None]
+        fits = [f.p_value for f in findings if f.p_value is not None]
+        if above and verifier != above:
+            table.add_section()
+        table.add_row(
+            verifier if verifier != above else "",
+            law,
+            str(len(rows)),
+            str(sum(f.runs for f in findings)),
+            f"{max(errors):.1e}" if errors else "",
+            f"{min(fits):.2g}" if fits else "",
+            "exact" if all(f.exact for f in findings) else "NOT EXACT",
+        )
+        above = verifier
+    return table
+
+
+def _count(what: str, good: list[bool]) -> str:
+    return f"{what}: {sum(good)} of {len(good)}"
+
+
+def _failures(report: Report) -> list[str]:
+    """A line for everything that is wrong."""
+    rows = [row for row in report.rows if not row.finding.exact]
+    return [
+        *(f"FAILED: {problem}" for problem in report.problems),
+        *(f"FAILED: {r.verifier} on {r.draft_law}, {r.case}: {r.finding}" for r in rows),
+        *(
+            f"FAILED: {each.verifier} did not refuse {each.draft_law}: {each.message}"
+            for each in report.refused
+            if not each.refused
+        ),
+        *(
+            f"FAILED: {each.verifier} on {each.draft_law}, {each.fault}: {each.message}"
+            for each in report.bad_input
+            if not each.raised
+        ),
+        *(
+            f"FAILED: {each.verifier} at its limit ({each.limit}): {each.problem}"
+            for each in report.lossy
+            if each.exact is False
+        ),
+        *(
+            f"FAILED: not caught: {each.name}: {each.how}"
+            for each in report.negative_controls
+            if not each.caught
+        ),
+    ]

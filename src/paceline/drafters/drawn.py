@@ -1,0 +1,164 @@
+"""Drawing a draft without replacement from offers with chances, and learning what becomes of it.
+
+Every node of the tree offers tokens, whose chances, normalised, are the law that its children are
+drawn from, one after another. Where the next child is drawn is decided by learned acceptance: how
+often a first, second or third child of a node stood, by how much its offers promise together. The
+decision looks at what was drawn above and before, never at the token it is about, so the children
+of a node are draws without replacement (predictability rule).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as List
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.drafters.best_first import Guess, Offer, Place
+from paceline.drafters.statistics import HitRates
+from paceline.growth.base import Names, Sapling
+from paceline.law import without
+from paceline.randomness import Draw, Purpose, Randomness
+from paceline.types import ROOT, Budget, Law, ProbArray, TokenTree, Verdict
+
+Lots = Literal["noise", "one-by-one"]
+
+_SPAN = 16
+"""Most tokens that the children of one node are drawn from."""
+
+_PROMISES = (0.3, 0.6, 0.85)
+"""Kinds of nodes, by the sum of their offers' chances."""
+
+# Start values of acceptance by rank of the child and kind of its parent.
+_PRIOR = np.array([[0.2, 0.4, 0.65, 0.85], [0.1, 0.15, 0.15, 0.1], [0.05, 0.08, 0.08, 0.05]])
+
+
+def acceptance_rates() -> HitRates:
+    """Fresh rates of acceptance by rank of a child and kind of its parent."""
+    return HitRates(_PRIOR, weight=16.0)
+
+
+class Drawn(Guess):
+    """A guess whose tokens were drawn."""
+
+    def __init__(self) -> None:
+        """A guess that proposes nothing."""
+        super().__init__()
+        self._kinds: dict[int, int] = {}
+        self._tree = trees.EMPTY
+
+    @classmethod
+    def draw(
+        cls,
+        place: Place,
+        budget: Budget,
+        offers: Callable[[Place, float], List[Offer]],
+        follow: Callable[[Place, int], Place],
+        size: int,
+        position: int,
+        randomness: Randomness,
+        accepted: HitRates,
+        lots: Lots,
+    ) -> Drawn:
+        """Draw where a child is likeliest to be accepted, until the budget is spent.
+
+        Args:
+            place, budget, offers, follow: as for `Guess.grow`.
+            size: of the vocabulary.
+            position: absolute position of the first drafted token.
+            randomness: all draws.
+            accepted: see `acceptance_rates`.
+            lots: "noise" draws the children of a node by Gumbel-top-k, with noise for the whole
+                draft drawn at once; "one-by-one" has the same law, in draws that can be
+                enumerated.
+        """
+        guess = cls()
+        sapling = Sapling(budget, position)
+        rates = accepted.rates.tolist()
+        heap: list[tuple[float, int, int, int, Place, float, Iterator[int]]] = []
+        serial = 0
+        noise = np.zeros((0, 0))
+
+        def wait(node: int, rank: int, place: Place, reach: float, tokens: Iterator[int]) -> None:
+            nonlocal serial
+            serial += 1
+            rate = rates[min(rank, len(rates) - 1)][guess._kinds[node]]
+            heapq.heappush(heap, (-reach * rate, serial, node, rank, place, reach, tokens))
+
+        def begin(node: int, place: Place, reach: float) -> None:
+            found = guess._offers[node] = offers(place, reach)[:_SPAN]
+            if not found:
+                return
+            guess._kinds[node] = bisect_right(_PROMISES, sum(chance for _, chance, _ in found))
+            q = sapling.rows[node] = _law(found, size)
+            if lots == "noise":
+                tokens = _race(q, noise[node + 1])
+            else:
+                tokens = _one_by_one(q, sapling.names(node), randomness)
+            wait(node, 0, place, reach, tokens)
+
+        if budget.nodes > 0 and budget.depth > 0:
+            if lots == "noise":
+                draw = Draw(position, Purpose.DRAFT, root=position - 1)
+                uniform = randomness.uniform((budget.nodes + 1) * _SPAN, draw)
+                noise = uniform.reshape(-1, _SPAN)
+            begin(ROOT, place, 1.0)
+        while heap and sapling.room:
+            value, _, parent, rank, above, reach, tokens = heapq.heappop(heap)
+            token = next(tokens, None)
+            if token is None:
+                continue
+            node = sapling.add(parent, token)
+            guess._children[parent, token] = node
+            if sapling.depth(node) < budget.depth and sapling.room:
+                begin(node, follow(above, token), -value)
+            wait(parent, rank + 1, above, reach + value, tokens)
+        guess._tree = sapling.finish("without_replacement")
+        return guess
+
+    def tree(self, source: str) -> TokenTree:
+        """The draft, with its law."""
+        return replace(self._tree, source=source)
+
+    def settle(self, verdict: Verdict, accepted: HitRates) -> None:
+        """Count the children that were tried along the accepted path as hits and misses."""
+        below = trees.children(self._tree)
+        above = ROOT
+        for stood in (*verdict.path, None):
+            for rank, child in enumerate(below.get(above, ())):
+                cell = (min(rank, len(_PRIOR) - 1), self._kinds[above])
+                accepted.add(cell, child == stood)
+                if child == stood:
+                    break
+            above = ROOT if stood is None else stood
+
+
+def _law(offers: List[Offer], size: int) -> Law:
+    """The chances of offers, normalised."""
+    pairs = sorted((token, chance) for token, chance, _ in offers)
+    chances = np.array([chance for _, chance in pairs])
+    ids = np.array([token for token, _ in pairs], dtype=np.int64)
+    return Law(chances / chances.sum(), ids, size)
+
+
+def _one_by_one(q: Law, names: Names, randomness: Randomness) -> Iterator[int]:
+    """Tokens of `q`, each drawn from what its elders left."""
+    rest: Law | None = q
+    while rest is not None:
+        token = rest.token(randomness.choice(rest.probs, names()))
+        yield token
+        rest = without(rest, token)
+
+
+def _race(q: Law, uniform: ProbArray) -> Iterator[int]:
+    """Tokens of `q` in the order of an exponential race: all draws of `_one_by_one` at once."""
+    assert q.ids is not None
+    racers = zip(uniform.tolist(), q.probs.tolist(), q.ids.tolist(), strict=False)
+    finish = sorted((-math.log(u) / p, token) for u, p, token in racers)
+    return iter([token for _, token in finish])

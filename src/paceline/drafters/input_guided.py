@@ -1,0 +1,146 @@
+"""Input-guided aggressive decoding (Sun et al. 2021, arXiv:2106.04970; Ge et al. 2022,
+arXiv:2205.10350): for tasks whose output is their input with edits.
+
+The draft is the rest of the source behind the place that the output has come to. Where the output
+leaves the source, the last tokens, as few as possible and up to three, are looked for in the rest
+of the source, and drafting resumes behind them as soon as they occur there exactly once.
+
+The papers have the source alone as input of an encoder, and decode without drafts until then. Here
+the source is the whole prompt, of which the output may take any part in any order. So two things
+are added: where no n-gram is unique, the longest that occurs at all is taken, at its next place or
+else its last one before; and such guesses have hit rates of their own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence as List
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.drafters.base import Drafter
+from paceline.drafters.best_first import Guess
+from paceline.drafters.evidence import TRUST, alone, length_kind
+from paceline.drafters.statistics import HitRates
+from paceline.sequence import Sequence
+from paceline.target import Output
+from paceline.types import Budget, TokenTree, Verdict
+
+_LONGEST = 3
+"""Longest n-gram that the output is aligned by."""
+
+
+class Alignment:
+    """Where in a source its edited copy has come to.
+
+    Attributes:
+        at: index in the source of the token that the copy should go on with; None while that is
+            not known.
+        run: how many tokens up to there agree, those included that it was aligned by.
+        sure: whether these were unique in the rest of the source.
+    """
+
+    def __init__(self, source: List[int]) -> None:
+        """Index a source; its copy has not begun."""
+        self.source = list(source)
+        self.at: int | None = None
+        self.run = 0
+        self.sure = False
+        self._copy: list[int] = []
+        self._rest = 0  # where the rest of the source begins
+        self._anchor = 0  # length of the n-gram that the copy was aligned by
+        self._behind: dict[tuple[int, ...], list[int]] = {}
+        for end in range(1, len(source)):  # nothing follows the last token
+            for n in range(1, min(_LONGEST, end) + 1):
+                self._behind.setdefault(tuple(source[end - n : end]), []).append(end)
+
+    def go_on(self, token: int) -> None:
+        """The copy has one more token."""
+        self._copy = [*self._copy[1 - _LONGEST :], token]
+        if self.at is not None and self.source[self.at] == token:
+            self.at += 1
+            self.run += 1
+            if self.at < len(self.source):
+                return
+        if self.at is not None and self.run > self._anchor:
+            self._rest = self.at  # something agreed behind the anchor: the place was right
+        self.at = None
+        self._align()
+
+    def _align(self) -> None:
+        """Find a place in the source for the end of the copy."""
+        grams = [tuple(self._copy[-n:]) for n in range(1, len(self._copy) + 1)]
+        for gram in grams:
+            places, ahead = self._places(gram)
+            if len(places) - ahead == 1:
+                return self._settle(gram, places[ahead], True)
+        for gram in reversed(grams):
+            places, ahead = self._places(gram)
+            if places:
+                return self._settle(gram, places[min(ahead, len(places) - 1)], False)
+
+    def _places(self, gram: tuple[int, ...]) -> tuple[list[int], int]:
+        """Places behind an n-gram, and how many of them lie before the rest of the source."""
+        places = self._behind.get(gram, [])
+        return places, bisect_left(places, self._rest + len(gram))
+
+    def _settle(self, gram: tuple[int, ...], at: int, sure: bool) -> None:
+        self.at, self.sure = at, sure
+        self.run = self._anchor = len(gram)
+
+
+class InputGuided(Drafter):
+    """Chains of what is left of the prompt, for edits and corrections."""
+
+    name: ClassVar[str] = "input-guided"
+
+    def __init__(self) -> None:
+        """Expect edits as good as other copies, until some were seen."""
+        self._alignments: dict[int, Alignment] = {}
+        self._guesses: dict[int, tuple[int, Guess]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the hit rates."""
+        self._rates = HitRates(np.array([alone(TRUST), alone()]), weight=16.0)
+
+    def open(self, sequence: Sequence) -> None:
+        """Take the prompt as the source."""
+        self._alignments[sequence.id] = Alignment(sequence.tokens)
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """One chain per sequence, empty where its place in the source is not known."""
+        rates = self._rates.rates.tolist()
+        return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """Score the whole guess, verified or not, and follow the new tokens through the source."""
+        for sequence in sequences:
+            begin, guess = self._guesses.pop(sequence.id)
+            new = sequence.tokens[begin:]
+            guess.learn(new, self._rates)
+            for token in new:
+                self._alignments[sequence.id].go_on(token)
+
+    def close(self, sequence: Sequence) -> None:
+        """Drop the sequence's alignment."""
+        self._alignments.pop(sequence.id, None)
+        self._guesses.pop(sequence.id, None)
+
+    def _propose(self, sequence: Sequence, budget: Budget, rates: list[list[float]]) -> TokenTree:
+        place = self._alignments[sequence.id]
+        rest = []
+        if place.at is not None:
+            rest = place.source[place.at : place.at + min(budget.nodes, budget.depth)]
+        cells = [(int(place.sure), length_kind(place.run + depth)) for depth in range(len(rest))]
+        steps = [(t, rates[c[0]][c[1]], c) for t, c in zip(rest, cells, strict=True)]
+        guess = Guess.chain(steps)
+        self._guesses[sequence.id] = (len(sequence.tokens), guess)
+        return guess.tree(self.name)

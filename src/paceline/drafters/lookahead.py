@@ -1,0 +1,241 @@
+"""Lookahead decoding (Fu et al. 2024, arXiv:2402.02057): guesses improved in the same forward.
+
+Jacobi iteration solves for several future tokens at once: put guesses at the next positions, let
+the target say what it would put behind each, and take that for new guesses. Single guesses rarely
+hold, but the runs of tokens that appear on the way are good n-grams. So each sequence has a window
+of guesses, W positions wide, with the last N - 1 iterations of each; every step makes one more
+iteration, collects one n-gram of N tokens per position, and verifies n-grams collected before.
+
+The attention that the window needs is that of a tree, exactly. The oldest iteration is a chain
+under the root, the spine; a token of a later iteration sees the spine up to where its own diagonal
+leaves it, and on that diagonal all older iterations. So from the root and from each node of the
+spine hangs one tooth, a chain of N - 2 tokens, and the forward's row at the end of a tooth says
+the next token of its diagonal. The comb shares its nodes with the verified n-grams, and counts as
+drafted: where it happens to be right, it is accepted.
+
+The window spends rows on what later steps will draft, and a score cannot say so, since it is a
+probability of acceptance in this step. A controller that prunes by score therefore cuts the window
+away wherever rows are dear, and what is left drafts from n-grams of the text; fixed sizes keep it.
+Additions to the paper: the pool outlives sequences, also reads prompt and output, and is asked
+again where an n-gram ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.drafters.best_first import Guess
+from paceline.drafters.follower_model import FollowerModel
+from paceline.drafters.guesser import Guesser
+from paceline.drafters.statistics import HitRates
+from paceline.errors import InvalidOption
+from paceline.sequence import Sequence
+from paceline.target import Output
+from paceline.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
+
+LENGTH = 3
+"""Tokens of an n-gram, N."""
+
+COLUMNS = 8
+"""Most columns of a window, W; the budget may allow fewer."""
+
+CAPACITY = 1 << 16
+"""First tokens of n-grams kept in the pool."""
+
+WIDTH = 8
+"""N-grams kept per first token."""
+
+
+class Window:
+    """The guesses of one sequence.
+
+    Attributes:
+        root: absolute position of the root.
+        levels: `[N - 1][W]` tokens, the oldest iteration first. Column c of level l is a guess for
+            the position c + l behind the root; column 0 of the oldest level stands for the root.
+    """
+
+    def __init__(self, length: int, columns: int, prompt: List[int]) -> None:
+        """Fill the window for n-grams of `length` tokens from the prompt, whose last is the root.
+
+        Where there is no better guess for a position, the prompt is taken to repeat itself.
+        """
+        self._prompt = prompt
+        self.root = len(prompt) - 1
+        self.levels = [
+            [self._filler(column + level) for column in range(columns)]
+            for level in range(length - 1)
+        ]
+
+    def path(self, column: int) -> List[int]:
+        """What stands between the root and the end of a column's diagonal, that included."""
+        spine = self.levels[0][1 : column + 1]
+        return [*spine, *(level[column] for level in self.levels[1:])]
+
+    def advance(self, newest: List[int | None], committed: int) -> None:
+        """Make an iteration.
+
+        Args:
+            newest: per column, what the target put at the end of its diagonal; None where it was
+                not asked.
+            committed: how many tokens the root has moved on.
+        """
+        self.root += committed
+        levels: list[list[int]] = []
+        for level, guesses in enumerate((*self.levels[1:], newest)):
+            # What was guessed for a position is still about that position.
+            moved = [*guesses[committed - 1 :], *([None] * (committed - 1))][: len(guesses)]
+            levels.append(
+                [
+                    self._filler(column + level) if token is None else token
+                    for column, token in enumerate(moved)
+                ]
+            )
+        self.levels = levels
+
+    def _filler(self, ahead: int) -> int:
+        """A token for a position behind the root."""
+        return self._prompt[(self.root + ahead) % len(self._prompt)]
+
+
+class _Comb(Guess):
+    """A guess with columns of a window hung under it."""
+
+    def __init__(self) -> None:
+        """A guess that proposes nothing."""
+        super().__init__()
+        self._hung: list[tuple[int, int, int]] = []
+
+    def hang(self, window: Window, columns: int, rates: List[float]) -> None:
+        """Add what the first columns need of the window, where it is not there yet.
+
+        Args:
+            window: the window.
+            columns: how many.
+            rates: hit rates by depth.
+        """
+        for column in range(columns):
+            node = ROOT
+            for depth, token in enumerate(window.path(column)):
+                known = self._children.get((node, token))
+                if known is None:
+                    above = 1.0 if node == ROOT else self.scores[node]
+                    self._hung.append((node, token, depth))
+                    known = self._children[node, token] = len(self.tokens)
+                    self.tokens.append(token)
+                    self.parents.append(node)
+                    self.scores.append(above * rates[depth])
+                node = known
+
+    def settle(self, committed: List[int], rates: HitRates) -> None:
+        """Count the hung nodes whose parents were reached as hits and misses, by depth."""
+        reached: dict[int | None, int] = {}
+        node: int | None = ROOT
+        for token in committed:
+            reached[node] = token
+            node = self._children.get((node, token)) if node is not None else None
+        for parent, token, depth in self._hung:
+            if parent in reached:
+                rates.add((depth,), token == reached[parent])
+
+
+class Lookahead(Guesser[FollowerModel]):
+    """A window of Jacobi iterations per sequence, and one pool of the n-grams that came of them."""
+
+    name: ClassVar[str] = "lookahead"
+    needs: ClassVar[Needs] = Needs(node_logits=True)
+
+    def __init__(self, length: int = LENGTH, columns: int = COLUMNS) -> None:
+        """Make an empty pool.
+
+        Args:
+            length: tokens of an n-gram, N.
+            columns: most columns of a window, W.
+
+        Raises:
+            InvalidOption: the length is below 2, or there is no column.
+        """
+        if length < 2:
+            raise InvalidOption(f"lookahead needs n-grams of 2 tokens or more, not {length}")
+        if columns < 1:
+            raise InvalidOption(f"lookahead needs 1 column or more, not {columns}")
+        self._length = length
+        self._columns = columns
+        self._windows: dict[int, tuple[Window, int]] = {}
+        super().__init__()
+
+    def reset(self) -> None:
+        """Forget all n-grams and hit rates."""
+        first = 0.24 * 0.62 ** np.arange(WIDTH)[:, None]
+        prior = 1 - (1 - first) * 0.57 ** np.arange(self._length - 1)
+        self._model = FollowerModel(1, self._length - 1, CAPACITY, WIDTH, prior[None])
+        self._hits = HitRates(np.full(self._columns + self._length, 0.05))
+
+    def open(self, sequence: Sequence) -> None:
+        """Read the prompt, and fill a window from it."""
+        self._model.read(sequence.tokens, 0)
+        window = Window(self._length, self._columns, list(sequence.tokens))
+        self._windows[sequence.id] = (window, 0)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """Collect an n-gram per column, make an iteration, read what was committed."""
+        for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
+            begin, guess = self._settle(sequence)
+            assert isinstance(guess, _Comb)
+            guess.settle(sequence.tokens[begin:], self._hits)
+            window, shown = self._windows[sequence.id]
+            newest = _rows(window, shown, draft, output.logits)
+            for column, token in enumerate(newest):
+                if token is not None:
+                    oldest = window.levels[0][column] if column else sequence.tokens[begin - 1]
+                    later = [level[column] for level in window.levels[1:]]
+                    self._model.add((oldest,), (*later, token))
+            window.advance(newest, len(sequence.tokens) - begin)
+            self._model.read(sequence.tokens, begin)
+
+    def close(self, sequence: Sequence) -> None:
+        """Drop the sequence's window; the pool stays."""
+        super().close(sequence)
+        self._windows.pop(sequence.id, None)
+
+    def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
+        """Half of the nodes for the window, the other half for n-grams of the pool."""
+        teeth = self._length - 2
+        columns = (budget.nodes // 2 + 1) // (teeth + 1)
+        columns = max(0, min(columns, self._columns, budget.depth - teeth + 1))
+        hung = max(0, columns * (teeth + 1) - 1)
+        model = self._model
+        rest = Budget(budget.nodes - hung, budget.depth)
+        guess = _Comb.grow(model.place(sequence.tokens), rest, model.offers, model.follow)
+        assert isinstance(guess, _Comb)
+        window, _ = self._windows[sequence.id]
+        self._windows[sequence.id] = (window, columns)
+        guess.hang(window, columns, self._hits.rates.tolist())
+        return guess
+
+
+def _rows(window: Window, columns: int, draft: TokenTree, logits: LogitArray) -> list[int | None]:
+    """Per column, the target's choice at the end of its diagonal; None if that was not verified."""
+    below = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(
+            zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
+        )
+    }
+    newest: list[int | None] = [None] * len(window.levels[0])
+    for column in range(columns):
+        node: int | None = ROOT
+        for token in window.path(column):
+            node = None if node is None else below.get((node, token))
+        if node is not None:
+            newest[column] = int(logits[node + 1].argmax())
+    return newest

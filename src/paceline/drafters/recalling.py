@@ -1,0 +1,128 @@
+"""What drafters share that search a sequence's own text, and what ended sequences said."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from operator import attrgetter
+from typing import ClassVar
+
+from paceline.drafters.automaton import Automaton
+from paceline.drafters.base import Drafter
+from paceline.drafters.best_first import Guess
+from paceline.drafters.history import CAPACITY, Corpus, History, Reader
+from paceline.drafters.statistics import HitRates
+from paceline.sequence import Sequence
+from paceline.target import Output
+from paceline.types import Budget, TokenTree, Verdict
+
+_LEAD = 8
+"""Tokens of the prompt that precede an output in the history, so that its beginning is found."""
+
+_PACE = 8
+"""Tokens of ended sequences that the history takes in per running sequence and step."""
+
+
+class Own:
+    """What is kept for one sequence.
+
+    Attributes:
+        text: automaton of its tokens.
+        readers: its place in the history and in the other texts, if any.
+        guesses: what was proposed, to be scored.
+    """
+
+    def __init__(self, tokens: List[int], others: Iterable[History | Corpus]) -> None:
+        """Read a prompt."""
+        self.text = Automaton()
+        self.text.extend(tokens)
+        self.readers = [Reader(other, tokens) for other in others]
+        self.guesses: list[Guess] = []
+
+    def read(self, tokens: List[int]) -> List[int]:
+        """Catch up with a sequence, and with what the others learned; the tokens that are new."""
+        new = tokens[len(self.text.log) - 1 :]  # the log begins with a break
+        self.text.extend(new)
+        for reader in self.readers:
+            reader.read(tokens, len(new))
+        return new
+
+
+class RecallingDrafter(Drafter):
+    """Drafts from automata of the running texts, a history, and fixed texts if there are any.
+
+    Memory: about 180 bytes per token of a running sequence, and up to 230 per token of the
+    history's capacity.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, capacity: int = CAPACITY, corpus: Iterable[List[int]] = ()) -> None:
+        """Start with an empty history.
+
+        Args:
+            capacity: tokens of ended sequences to keep.
+            corpus: fixed texts to draft from as well.
+
+        Raises:
+            InvalidOption: the capacity is too small.
+        """
+        self.history = History(capacity)
+        texts = list(corpus)
+        self._others: list[History | Corpus] = [self.history]
+        if texts:
+            self._others.append(Corpus(texts))
+        self._own: dict[int, Own] = {}
+        self.reset()
+
+    @abstractmethod
+    def _start_rates(self, sources: int) -> HitRates:
+        """Hit rates before anything was observed; the first index is the source, 0 for the
+        sequence's own text."""
+
+    @abstractmethod
+    def _guesses(self, own: Own, budget: Budget) -> list[Guess]:
+        """Drafts to choose from; all of them will be scored."""
+
+    def reset(self) -> None:
+        """Forget the history and the hit rates."""
+        self.history.clear()
+        self._rates = self._start_rates(1 + len(self._others))
+
+    def open(self, sequence: Sequence) -> None:
+        """Read the prompt, and what is left to read of ended sequences."""
+        self.history.absorb()
+        self._own[sequence.id] = Own(sequence.tokens, self._others)
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """The draft per sequence from which most accepted tokens are expected."""
+        self._table = self._rates.rates.tolist()
+        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """Score whole guesses, verified or not, and read the new tokens."""
+        self.history.absorb(_PACE * len(sequences))
+        for sequence in sequences:
+            own = self._own[sequence.id]
+            new = own.read(sequence.tokens)
+            for guess in own.guesses:
+                guess.learn(new, self._rates)
+
+    def close(self, sequence: Sequence) -> None:
+        """Drop the sequence's own text; its output goes to the history."""
+        if self._own.pop(sequence.id, None) is not None:
+            self.history.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
+
+    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        own = self._own[sequence.id]
+        own.read(sequence.tokens)  # no tokens are new, but the history may be another
+        own.guesses = self._guesses(own, budget)
+        best = max(own.guesses, key=attrgetter("score"), default=Guess())
+        return best.tree(self.name)

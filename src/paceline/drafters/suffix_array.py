@@ -1,0 +1,252 @@
+"""A text index on disk: all suffixes of a token text in order, searched where they lie.
+
+A directory holds the tokens, the suffix array and, per token, where the suffixes begin that begin
+with it. All three are mapped into memory, not read, so an index may be larger than memory and
+several processes share one copy.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import InvalidOption
+from paceline.types import IntArray
+
+LONGEST = 16
+"""Longest context that is searched for."""
+
+_SORTED = 2 * LONGEST
+"""Tokens that suffixes are compared by; a power of two. Equal ones stay in text order."""
+
+_FORMAT = 1
+_MANIFEST = "index.json"
+_ARRAYS = ("tokens.npy", "suffixes.npy", "starts.npy")
+_MOST = 2**31 - 1
+
+Tokens = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an index says about itself.
+
+    Attributes:
+        format: version of the layout.
+        tokens: length of the text.
+        vocab_size: width of the vocabulary of its tokens.
+        vocabulary: fingerprint of the tokenizer (`Tokenizer.fingerprint`).
+    """
+
+    format: int
+    tokens: int
+    vocab_size: int
+    vocabulary: str
+
+
+def sort_suffixes(tokens: Tokens, done: Callable[[], None] = lambda: None) -> IntArray:
+    """int64 `[n]`, the begins of all suffixes in the order of their first 32 tokens.
+
+    Prefix doubling (Manber and Myers 1993): ranks by k tokens give ranks by 2k. The end of the
+    text sorts before every token. Takes about 40 bytes of memory per token.
+
+    Args:
+        tokens: int32 `[n]`.
+        done: called after each round, at most `ROUNDS` times.
+    """
+    rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
+    known = 1
+    while True:
+        behind = np.zeros_like(rank)
+        behind[:-known] = rank[known:] + 1
+        key = rank * (len(rank) + 1) + behind
+        order = np.argsort(key, kind="stable")
+        known *= 2
+        done()
+        ordered = key[order]
+        differ = ordered[1:] != ordered[:-1]
+        if known == _SORTED or differ.all():
+            return order
+        rank[order] = np.concatenate([[0], np.cumsum(differ)])
+
+
+ROUNDS = _SORTED.bit_length() - 1
+"""Rounds of sorting at most."""
+
+
+def build(
+    tokens: Tokens,
+    directory: Path,
+    vocab_size: int,
+    vocabulary: str,
+    done: Callable[[], None] = lambda: None,
+) -> None:
+    """Index a text. The directory appears whole or not at all, in place of an earlier index.
+
+    Args:
+        tokens: int32 `[n]`, each in `[0, vocab_size)`.
+        directory: of the index, see `check_place`.
+        vocab_size: width of the vocabulary.
+        vocabulary: fingerprint of the tokenizer.
+        done: called after each round of sorting, at most `ROUNDS` times.
+
+    Raises:
+        InvalidOption: the text is empty, too long or has foreign tokens, or the directory is
+            something else or cannot be written.
+    """
+    check_place(directory)
+    if not 0 < len(tokens) <= _MOST:
+        raise InvalidOption(f"{len(tokens)} tokens cannot be indexed: give 1 to {_MOST}")
+    if not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        raise InvalidOption(
+            f"there are tokens outside of 0 to {vocab_size - 1}: name the model they were made for"
+        )
+    order = sort_suffixes(tokens, done)
+    starts: IntArray = np.searchsorted(tokens[order], np.arange(vocab_size + 1))
+    contents: tuple[npt.NDArray[np.integer], ...] = (tokens, order, starts)
+    manifest = Manifest(_FORMAT, len(tokens), vocab_size, vocabulary)
+    part = None
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f"{directory.name}.part-"))
+        for name, array in zip(_ARRAYS, contents, strict=True):
+            np.save(part / name, array.astype(np.int32))
+        (part / _MANIFEST).write_text(json.dumps(asdict(manifest)), encoding="utf-8")
+        part.chmod(0o755)  # temporary directories are private
+        if directory.exists():
+            directory.rename(part / "earlier")
+        part.rename(directory)
+        shutil.rmtree(directory / "earlier", ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidOption(
+            f"cannot write to {directory} ({reason}): give another --out"
+        ) from error
+    finally:
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def check_place(directory: Path) -> None:
+    """Raise InvalidOption unless an index may be written to a directory: it is absent, empty, or
+    an index."""
+    if directory.is_dir():
+        if (directory / _MANIFEST).exists() or not any(directory.iterdir()):
+            return
+    elif not directory.exists():
+        return
+    raise InvalidOption(f"{directory} exists and is no index: give another --out or remove it")
+
+
+class SuffixArray:
+    """An index that was built, mapped into memory.
+
+    Attributes:
+        manifest: what it says about itself.
+        tokens: view of the text, int32 `[n]`, which gives plain integers.
+    """
+
+    def __init__(self, directory: Path, vocabulary: str | None = None) -> None:
+        """Open an index.
+
+        Args:
+            directory: what `build` wrote.
+            vocabulary: fingerprint of the tokenizer in use; None skips the comparison.
+
+        Raises:
+            InvalidOption: there is no index, it is damaged, or it is for another tokenizer.
+        """
+        self.manifest = _manifest(directory)
+        if vocabulary not in (None, self.manifest.vocabulary):
+            raise InvalidOption(
+                f"index {directory} is for another tokenizer: build one for this model with "
+                "`paceline index --model`"
+            )
+        n, width = self.manifest.tokens, self.manifest.vocab_size
+        try:
+            arrays = [np.load(directory / name, mmap_mode="r") for name in _ARRAYS]
+        except (OSError, ValueError, EOFError) as error:
+            raise _damaged(directory) from error
+        if [(a.shape, a.dtype) for a in arrays] != [((k,), np.int32) for k in (n, n, width + 1)]:
+            raise _damaged(directory)
+        # Reading single integers through views is several times faster than through arrays.
+        views = [memoryview(array) for array in arrays]
+        self.tokens: memoryview[int] = views[0]
+        self._suffixes: memoryview[int] = views[1]
+        self._starts: memoryview[int] = views[2]
+
+    def find(self, context: List[int], most: int = LONGEST) -> tuple[int, int, int]:
+        """The longest end of `context`, up to `most` tokens, that occurs in the text.
+
+        Returns:
+            Its length, and where its occurrences begin and end in the suffix array; zeros if not
+            even the last token occurs.
+        """
+        # What occurs, occurs without its first tokens: the length can be searched by halving.
+        found = 0, 0, 0
+        low, high = 0, min(most, LONGEST, len(context))
+        while low < high:
+            length = (low + high + 1) // 2
+            begin, end = self.range(context[len(context) - length :])
+            if begin < end:
+                low, found = length, (length, begin, end)
+            else:
+                high = length - 1
+        return found
+
+    def range(self, pattern: List[int]) -> tuple[int, int]:
+        """Where suffixes that begin with `pattern`, 1 to `LONGEST` tokens, begin and end in the
+        suffix array; equal if there are none."""
+        first, size = pattern[0], len(pattern)
+        if not 0 <= first < self.manifest.vocab_size:
+            return 0, 0
+        begin, end = self._starts[first], self._starts[first + 1]
+        if size == 1 or begin == end:
+            return begin, end
+        tokens = self.tokens
+        pattern = list(pattern)
+
+        def head(suffix: int) -> list[int]:
+            return tokens[suffix : suffix + size].tolist()
+
+        begin = bisect_left(self._suffixes, pattern, begin, end, key=head)
+        return begin, bisect_right(self._suffixes, pattern, begin, end, key=head)
+
+    def sample(self, begin: int, end: int, most: int) -> list[int]:
+        """Positions in the text of up to `most` suffixes of a range, evenly spread.
+
+        The range is in the order of what follows, so the sample has each continuation in
+        proportion.
+        """
+        count = min(most, end - begin)
+        return [self._suffixes[begin + i * (end - begin) // count] for i in range(count)]
+
+
+def _manifest(directory: Path) -> Manifest:
+    path = directory / _MANIFEST
+    if not path.is_file():
+        raise InvalidOption(
+            f"{directory} is no index: build one with `paceline index FILE --out DIR`"
+        )
+    try:
+        manifest = Manifest(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(directory) from error
+    if manifest.format != _FORMAT:
+        raise _damaged(directory)
+    return manifest
+
+
+def _damaged(directory: Path) -> InvalidOption:
+    return InvalidOption(
+        f"index {directory} is damaged or of another version: build it again with `paceline index`"
+    )

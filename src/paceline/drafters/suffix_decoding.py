@@ -1,0 +1,144 @@
+"""SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975): trees from the counts of what followed.
+
+Two sources are searched for the end of the sequence: its own text, and the outputs of sequences
+that ended (`History`). Both are suffix automata with counts, which hold the counts of the paper's
+suffix trees.
+
+Modes "path" and "tree" draft as published from one context in one source: of all lengths of
+context in both, the one whose draft has the highest score, which is the expected number of
+accepted tokens. A path follows the most frequent continuation, a tree has several. Mode "blend",
+the default, is an addition: it lets contexts of several lengths from both sources offer tokens for
+the same tree, the longer ones first, each for the cases in which those before it fail (as
+prediction by partial matching does). The paper estimates acceptance by raw shares of counts and
+curbs short contexts by a factor; here hit rates learned per kind of evidence stand for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from paceline.drafters.automaton import ROOT_STATE, Automaton
+from paceline.drafters.best_first import Guess, Offer
+from paceline.drafters.evidence import TRUST, Evidence, evidence_rates, weigh
+from paceline.drafters.history import CAPACITY
+from paceline.drafters.recalling import Own, RecallingDrafter
+from paceline.drafters.statistics import HitRates
+from paceline.errors import InvalidOption
+from paceline.types import Budget
+
+Mode = Literal["path", "tree", "blend"]
+
+_OWN, _HISTORY = 0, 1
+
+_LEVELS = 2
+"""Lengths of context per source that offer tokens for one node of a blend."""
+
+_CONTEXTS = 8
+"""Longest contexts per source that are tried in modes "path" and "tree"."""
+
+_Place = tuple[int, int, int, int]
+"""State and length of a context in the sequence's own text, and in the history."""
+
+
+class SuffixDecoding(RecallingDrafter):
+    """Trees from the counts of what followed in the sequence and in earlier outputs."""
+
+    name: ClassVar[str] = "suffix-decoding"
+
+    def __init__(self, mode: Mode = "blend", capacity: int = CAPACITY) -> None:
+        """Start with an empty history.
+
+        Args:
+            mode: see the module.
+            capacity: tokens of ended sequences to keep.
+
+        Raises:
+            InvalidOption: an unknown mode, or too small a capacity.
+        """
+        if mode not in ("path", "tree", "blend"):
+            raise InvalidOption(f"mode {mode!r} is unknown: use path, tree or blend")
+        super().__init__(capacity)
+        self._mode = mode
+
+    def _start_rates(self, sources: int) -> HitRates:
+        return evidence_rates(1.0, *[TRUST] * (sources - 1))
+
+    def _guesses(self, own: Own, budget: Budget) -> list[Guess]:
+        [reader] = own.readers
+        here = (*own.text.match[:2], reader.state, reader.length)
+        draft = self._blend if self._mode == "blend" else self._best_context
+        return [draft(own.text, here, budget)]
+
+    def _blend(self, text: Automaton, here: _Place, budget: Budget) -> Guess:
+        history = self.history.texts
+
+        def offers(place: _Place, reach: float) -> list[Offer]:
+            found = _evidence(text, *place[:2], _OWN)
+            if place[2]:
+                found = _longer_first(found, _evidence(history, *place[2:], _HISTORY))
+            return weigh(found, self._table, reach)
+
+        def follow(place: _Place, token: int) -> _Place:
+            behind = history.follow(*place[2:], token) if place[2] else (ROOT_STATE, 0)
+            return (*text.follow(*place[:2], token), *behind)
+
+        return Guess.grow(here, budget, offers, follow)
+
+    def _best_context(self, text: Automaton, here: _Place, budget: Budget) -> Guess:
+        best = Guess()
+        sources = ((_OWN, text, *here[:2]), (_HISTORY, self.history.texts, *here[2:]))
+        for source, automaton, state, length in sources:
+            for _ in range(_CONTEXTS):
+                if not state:
+                    break
+                guess = self._from_context(source, automaton, (state, length), budget)
+                if guess.score > best.score:  # equal scores: the own text, and the longer match
+                    best = guess
+                state, length = automaton.back_off(state)
+        return best
+
+    def _from_context(
+        self, source: int, automaton: Automaton, context: tuple[int, int], budget: Budget
+    ) -> Guess:
+        width = 1 if self._mode == "path" else None
+
+        def offers(place: tuple[int, int], reach: float) -> list[Offer]:
+            state, length = place
+            followers = automaton.followers(state)[:width]
+            found = (source, length, automaton.followed(state), followers)
+            return weigh([found], self._table, reach)
+
+        def follow(place: tuple[int, int], token: int) -> tuple[int, int]:
+            return automaton.follow(*place, token)
+
+        return Guess.grow(context, budget, offers, follow)
+
+
+def _evidence(text: Automaton, state: int, length: int, source: int) -> Iterator[Evidence]:
+    """What followed a context and the next shorter one that anything else followed."""
+    levels = _LEVELS
+    while state and levels:
+        followers = text.followers(state)
+        if followers:
+            levels -= 1
+            yield source, length, text.followed(state), followers
+        state, length = text.back_off(state)
+
+
+def _longer_first(first: Iterator[Evidence], second: Iterator[Evidence]) -> Iterator[Evidence]:
+    """Two sources, each by falling length of context, in one such order; found as needed."""
+    one, other = next(first, None), next(second, None)
+    while one is not None and other is not None:
+        if one[1] >= other[1]:
+            yield one
+            one = next(first, None)
+        else:
+            yield other
+            other = next(second, None)
+    if one is not None:
+        yield one
+    elif other is not None:
+        yield other
+    yield from first
+    yield from second

@@ -1,0 +1,46 @@
+"""The likeliest tokens of several logits rows at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.types import IntArray, LogitArray
+
+_STRIDE = 32
+"""Entries that share a maximum. They lie far apart, so that maxima are taken of whole vectors."""
+
+
+def top_rows(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray]:
+    """Ids and values of the `k` largest entries of each row, largest first.
+
+    For many rows this takes less than half the time of `top_k_ids` on each. Which of several equal
+    entries are taken is left open.
+
+    Args:
+        logits: float `[n, vocabulary]`.
+        k: how many; fewer come back where the vocabulary is smaller.
+
+    Returns:
+        int64 `[n, k]` ids and float `[n, k]` values.
+    """
+    count, width = logits.shape
+    k = min(k, width)
+    columns = width // _STRIDE
+    if columns <= 2 * k:
+        ids = np.broadcast_to(np.arange(width), logits.shape)
+        values = logits
+    else:
+        # The k largest lie in the k columns with the largest maxima, or in the ragged end.
+        blocks = logits[:, : columns * _STRIDE].reshape(count, _STRIDE, columns)
+        best = np.argpartition(blocks.max(axis=1), columns - k, axis=1)[:, columns - k :]
+        values = np.take_along_axis(blocks, best[:, None], 2).reshape(count, -1)
+        ids = (best[:, None] + columns * np.arange(_STRIDE)[:, None]).reshape(count, -1)
+        if columns * _STRIDE < width:
+            rest = np.arange(columns * _STRIDE, width)
+            values = np.concatenate([values, logits[:, rest]], axis=1)
+            ids = np.concatenate([ids, np.broadcast_to(rest, (count, len(rest)))], axis=1)
+    if values.shape[1] > k:
+        chosen = np.argpartition(values, values.shape[1] - k, axis=1)[:, values.shape[1] - k :]
+        values, ids = np.take_along_axis(values, chosen, 1), np.take_along_axis(ids, chosen, 1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)

@@ -1,0 +1,171 @@
+"""Negative controls of the audit: wrong rules and wrong drafters that it must catch.
+
+An audit that finds nothing says little unless the same code, on the same kind of case, finds what
+is wrong on purpose. This is the only module that uses wrong rules.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.exactness import negative, negative_chains, negative_trees
+from paceline.exactness.cases import PROMPT, Case, Grid
+from paceline.exactness.draft_laws import Draftable, draft_law
+from paceline.exactness.drafting import Propose, grown
+from paceline.exactness.pairs import Finding, examine
+from paceline.exactness.tabular import LawOf, processed
+from paceline.growth.branching import Branching
+from paceline.types import LawKind, SamplingParams
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.recursive_distinct import RecursiveDistinct
+from paceline.verifiers.rejection import Rejection
+from paceline.verifiers.sample_match import SampleMatch
+
+VISIBLE = 1e-3
+"""Error from which a wrong rule counts as caught: far above rounding."""
+
+SURE = 1e-6
+"""p-value under which a chi-square test counts as having caught a wrong rule."""
+
+GRID = Grid(
+    vocabularies=(3, 4),
+    depths=(1, 2),
+    widths=(2, 3),
+    samplings=((1.0, 1.0), (0.7, 0.8)),
+    loops=(0, 0, 0),
+    max_runs=2000,
+    noise_sizes=((3, 2, 2),),
+    noise_samplings=((1.0, 1.0),),
+    seeds=1000,
+)
+"""Controls run on these cases, one after the other, until one of them catches them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """Something wrong on purpose.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        rule: the verifier for a case, wrong or right.
+        drafts: how drafts are made, wrong or right.
+    """
+
+    name: str
+    rule: Callable[[Case], Verifier]
+    drafts: Draftable
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    """What became of a control.
+
+    Attributes:
+        name: of the control.
+        caught: whether the audit saw that it is wrong.
+        how: what was seen, and on which case.
+    """
+
+    name: str
+    caught: bool
+    how: str
+
+
+def _wrong_rule(name: str, rule: Callable[[], Verifier], law: str) -> Control:
+    return Control(name, lambda case: rule(), draft_law(law))
+
+
+def _wrong_drafter(
+    name: str,
+    rule: Callable[[], Verifier],
+    kind: LawKind | None,
+    build: Callable[[LawOf, int], Propose],
+) -> Control:
+    """`build` takes the draft law and the width."""
+    drafts = Draftable(
+        name, kind, "tree", operator.mul, lambda q, vocabulary, width: build(q, width)
+    )
+    return Control(name, lambda case: rule(), drafts)
+
+
+def _residual_of_raw_logits(case: Case) -> Verifier:
+    raw = processed(case.models()[0], SamplingParams(temperature=1), PROMPT)
+    return negative.ResidualOfRawLogits(lambda node: raw(PROMPT))
+
+
+CONTROLS: tuple[Control, ...] = (
+    _wrong_rule("correction from p", negative.CorrectsFromTarget, "iid chain"),
+    _wrong_rule("every draft accepted", negative.AlwaysAccepts, "iid chain"),
+    _wrong_rule("accepted by p instead of p/q", negative.AcceptsByTargetMass, "iid chain"),
+    _wrong_rule("chain residual not normalised", negative.ResidualNotNormalised, "iid chain"),
+    Control("residual of raw logits", _residual_of_raw_logits, draft_law("iid chain")),
+    _wrong_rule("a second try at matching", negative.MatchesOrRetries, "any tree"),
+    _wrong_rule("noise keyed by round", negative.RepeatsNoise, "any tree"),
+    _wrong_rule("block with early exit", negative_chains.BlockWithEarlyExit, "iid chain"),
+    _wrong_rule("path selected, law kept", negative_chains.MultipathByPlainLaw, "paths"),
+    _wrong_rule("sibling residual not normalised", negative_trees.ForgetsToNormalise, "iid tree"),
+    _wrong_rule("rejected sibling kept in q", negative_trees.KeepsRejected, "branching"),
+    _wrong_rule("siblings sorted by q", negative_trees.SortsSiblings, "branching"),
+    _wrong_rule("repeated draws merged", negative_trees.MergesRepeats, "iid tree"),
+    _wrong_rule("k-seq residual unscaled", negative_trees.CorrectsUnscaled, "paths"),
+    _wrong_rule("likeliest kept in q", negative_trees.ForgetsTheLikeliest, "top and one"),
+    _wrong_drafter(
+        "likeliest token called drawn",
+        Rejection,
+        "iid",
+        lambda q, width: negative.top_one_as_sampled(q),
+    ),
+    _wrong_drafter(
+        "drawn token dropped for its own q",
+        Rejection,
+        "iid",
+        lambda q, width: negative.drops_unlikely(q, 0.3),
+    ),
+    _wrong_drafter(
+        "likeliest siblings called drawn",
+        RecursiveDistinct,
+        "without_replacement",
+        lambda q, width: grown(negative_trees.ClaimsTheLikeliest([width]), q),
+    ),
+    _wrong_drafter(
+        "drawn tree pruned by its own q",
+        RecursiveDistinct,
+        "without_replacement",
+        lambda q, width: negative_trees.prunes_unlikely(grown(Branching([width, 1]), q), 0.3),
+    ),
+    _wrong_drafter(
+        "draft drawn with the target's draws",
+        SampleMatch,
+        None,
+        lambda q, width: negative.peeks_at_target(q),
+    ),
+)
+"""All of them."""
+
+
+def check(control: Control) -> Caught:
+    """Run one control as the audit runs rules."""
+    last = "no case was run"
+    for case in GRID.cases(control.rule(_ANY), control.drafts):
+        found = examine(control.rule(case), control.drafts, case, GRID)
+        if not isinstance(found, Finding):
+            continue
+        last = f"{found} ({case})"
+        if _wrong(found):
+            return Caught(control.name, True, last)
+    return Caught(control.name, False, last)
+
+
+_ANY = Case(3, 1, 1, 1.0, 1.0)
+
+
+def _wrong(found: Finding) -> bool:
+    """Whether a finding speaks against its rule; failing to run at all does not, but for draws
+    that are tied to each other."""
+    if found.problem is not None:
+        return found.problem.startswith("ReusedDraw")
+    if found.p_value is not None:
+        return found.p_value < SURE
+    return found.max_abs_error is not None and found.max_abs_error > VISIBLE

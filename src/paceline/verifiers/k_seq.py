@@ -1,0 +1,76 @@
+"""k-SEQ at sequence level (SpecTr: Sun et al. 2023, arXiv:2310.15141).
+
+k independent draws from q are tried in turn, each accepted with probability min(1, p / (rho q)).
+The factor rho, between 1 and k, makes acceptance and correction add up to p; it depends on k, so it
+is solved for anew at every node, where k counts the draws (or paths) that reached it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.law import residual
+from paceline.types import Law, LawKind, TokenTree
+from paceline.verifiers.base import drawn_mass
+from paceline.verifiers.multi_draft import Coin, MultiDraft
+
+_TOLERANCE = 1e-14
+"""Relative error of the equation for rho, which is that of the output law."""
+
+_SECANTS = 24
+"""Secant steps before halving alone; all but laws that are nearly equal take less than ten."""
+
+_STEPS = _SECANTS + 60
+"""Enough to halve the bracket down to neighbouring numbers."""
+
+
+class KSeq(MultiDraft):
+    """Lossless for independent paths, and for trees whose siblings were drawn independently."""
+
+    name: ClassVar[str] = "k-seq"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid", "paths"})
+
+    def _decide(
+        self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
+    ) -> int | Law:
+        rho = scale(p, q, len(children))
+        for sibling, child in enumerate(children):
+            mass = drawn_mass(self, q, draft, child)
+            if coin(min(1.0, p.prob(int(draft.tokens[child])) / (rho * mass)), sibling):
+                return child
+        # A token had min(q, p / rho) in every try, rho times in all; (p - rho q)+ is left of p.
+        return residual(p, q, weight=1 / rho)
+
+
+def scale(p: Law, q: Law, k: int) -> float:
+    """The factor rho for `k` draws.
+
+    With b(rho) = sum min(q, p / rho), the chance that one draw is accepted, it solves
+    1 - (1 - b)^k = rho b. Divided by b that is 1 + (1 - b) + ... + (1 - b)^(k - 1) = rho, which
+    loses no digits where b is small. Secant steps inside a bracket that starts as [1, k], which
+    is halved when a step would leave it, and always if secants have not got there soon.
+    """
+    mine, theirs = q.probs, p.at(q.ids)
+    least = np.empty_like(mine)
+    low, rho, high = 1.0, 1.0, float(k)
+    slope, before, gap_before = -1.0, math.nan, math.nan
+    for step in range(_STEPS):
+        np.multiply(mine, rho, out=least)
+        chance = float(np.minimum(theirs, least, out=least).sum()) / rho
+        gap = math.fsum((1 - chance) ** tries for tries in range(k)) - rho
+        if abs(gap) <= _TOLERANCE * rho:
+            break
+        low, high = (rho, high) if gap > 0 else (low, rho)
+        if step and rho != before:
+            slope = (gap - gap_before) / (rho - before)
+        before, gap_before = rho, gap
+        if slope < 0 and step < _SECANTS:
+            rho -= gap / slope
+        if not low < rho < high or step >= _SECANTS:
+            rho = (low + high) / 2
+    return rho

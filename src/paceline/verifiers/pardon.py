@@ -1,0 +1,111 @@
+"""What lossy rules share that pardon single mismatches: the walk along the target's own tokens.
+
+At each node the target's own token is the one that plain decoding with the same seed emits there
+(coupled verification; the most likely token of a greedy request). While it was drafted it is
+followed. Where it was not, a rule may pardon a drafted token and let the walk go on there. A rule
+that pardons nothing is therefore plain decoding, token by token, at any temperature.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.randomness import Randomness
+from paceline.types import Law, LawKind, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
+from paceline.verifiers.coupled import gumbel_max
+
+_FLOOR = 1e-5
+"""Added to probabilities inside the logarithm of an entropy, as Medusa's code does."""
+
+
+def entropy(law: Law) -> float:
+    """-sum p log p in nats, never more than the logarithm of the vocabulary's size."""
+    return -float(law.probs @ np.log(law.probs + _FLOOR))
+
+
+class Round:
+    """One draft under verification, and the target's own token at each of its nodes.
+
+    Attributes:
+        draft: the draft.
+        target: the target's laws.
+        randomness: of the sequence.
+    """
+
+    def __init__(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> None:
+        self.draft = draft
+        self.target = target
+        self.randomness = randomness
+        self._own: dict[int, int] = {}
+        self._entropies: dict[int, float] = {}
+
+    @cached_property
+    def _below(self) -> dict[int, list[int]]:
+        return trees.children(self.draft)
+
+    def children(self, node: int) -> Sequence[int]:
+        """Nodes under `node`, in node order."""
+        return self._below.get(node, ())
+
+    def own(self, node: int, depth: int) -> int:
+        """The token that plain decoding emits after `node`, which lies at `depth` (root: 0)."""
+        if node not in self._own:
+            position = self.target.position + depth
+            self._own[node] = gumbel_max(self.target.law(node), position, self.randomness)
+        return self._own[node]
+
+    def entropy(self, node: int) -> float:
+        """Of the target's soft law after `node`, in nats."""
+        if node not in self._entropies:
+            self._entropies[node] = entropy(self.target.soft(node))
+        return self._entropies[node]
+
+    def match(self, node: int, depth: int) -> int | None:
+        """The child of `node` that holds the target's own token, if one does."""
+        own = self.own(node, depth)
+        same = (child for child in self.children(node) if self.draft.tokens[child] == own)
+        return next(same, None)
+
+
+class Pardoning(Verifier):
+    """Accepts the target's own tokens, and mismatches that `pardons` lets pass."""
+
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
+    )
+
+    @abstractmethod
+    def pardons(self, step: Round, node: int, child: int, depth: int) -> bool:
+        """Whether `child` may stand for the target's own token, which is not drafted there.
+
+        Args:
+            step: the draft, the laws and the target's own tokens.
+            node: parent of `child`, at `depth`.
+            child: a node that does not hold the target's own token.
+            depth: how many drafted tokens lead to `node`.
+        """
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Follow the target's own tokens, and where one was not drafted the likeliest pardoned."""
+        check_law(self, draft)
+        step = Round(draft, target, randomness)
+
+        def pick(node: int, depth: int) -> int:
+            own = step.own(node, depth)
+            if step.match(node, depth) is not None:
+                return own
+            pardoned = [c for c in step.children(node) if self.pardons(step, node, c, depth)]
+            if not pardoned:
+                return own
+            law = target.soft(node)
+            return max((int(draft.tokens[child]) for child in pardoned), key=law.prob)
+
+        return walk(draft, pick)

@@ -1,0 +1,101 @@
+"""How many paths to draw for multi-path block verification, from measured acceptance.
+
+With w(u) = min(w(parent) p, Q~(u)) the mass accepted through a prefix u, where Q~ is the law of
+the selected path, E[accepted] is the sum of w(u) over all prefixes: the mean of w(u) / Q(u) over
+chains drawn from Q. So chains that were drawn once, with the laws on both sides, tell without bias
+what any number of paths would have been worth, and no path need be drawn for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import fmean
+from typing import NamedTuple
+
+from paceline.errors import InvalidOption
+from paceline.types import Law
+from paceline.verifiers.multipath_block import Competition
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredChain:
+    """A chain as it was drawn, and what both models said of it.
+
+    Attributes:
+        tokens: the drawn tokens.
+        draft: per token, the law it was drawn from.
+        target: per token, the target's law at its parent.
+    """
+
+    tokens: Sequence[int]
+    draft: Sequence[Law]
+    target: Sequence[Law]
+
+
+class _State(NamedTuple):
+    """One way that the paths may have come as far as a prefix.
+
+    `paths` pass through it, a share `weight` of the mass of the selected path is accepted, and
+    that mass is `lift` times Q.
+    """
+
+    paths: int
+    weight: float
+    lift: float
+
+
+def accepted(chain: MeasuredChain, count: int) -> float:
+    """What `chain` says of the tokens accepted per round with `count` paths.
+
+    The mean over chains drawn from the drafter is the expectation. With one path it is that of
+    block verification.
+    """
+    states, total = [_State(count, 1.0, 1.0)], 0.0
+    for token, q, p in zip(chain.tokens, chain.draft, chain.target, strict=True):
+        mass, wanted = q.prob(token), p.prob(token)
+        competition = Competition(p, q) if states[0].paths > 1 else None
+        before = competition.below(token) if competition else 0.0
+        following: list[_State] = []
+        for paths, weight, lift in states:
+            competing, selected = 1, mass
+            if competition and paths > 1:
+                competing, law = competition.law(paths, weight)
+                selected = law.prob(token)
+            weight = min(1.0, weight * wanted / selected)
+            total += lift * selected / mass * weight
+            for agreeing in range(1, competing + 1):
+                share = (
+                    comb(competing, agreeing) * mass**agreeing * before ** (competing - agreeing)
+                )
+                others = paths - competing
+                for more in range(others + 1):
+                    chance = comb(others, more) * mass**more * (1 - mass) ** (others - more)
+                    following.append(_State(agreeing + more, weight, lift * share / mass * chance))
+        states = sorted(following, reverse=True)
+    return total
+
+
+def choose_count(
+    chains: Sequence[MeasuredChain],
+    most: int,
+    cost: Callable[[int], float] = lambda count: 1.0,
+) -> int:
+    """The number of paths, 1 to `most`, that commits most tokens per unit of cost.
+
+    Args:
+        chains: what was measured, at least one chain.
+        most: most paths to consider.
+        cost: of a round with so many paths, in any unit; by default the same for all.
+
+    Raises:
+        InvalidOption: there is no chain, or `most` is below 1.
+    """
+    if not chains or most < 1:
+        raise InvalidOption("choosing a number of paths needs measured chains and 1 or more paths")
+
+    def rate(count: int) -> float:
+        return (1 + fmean(accepted(chain, count) for chain in chains)) / cost(count)
+
+    return max(range(1, most + 1), key=rate)

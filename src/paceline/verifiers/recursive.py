@@ -1,0 +1,42 @@
+"""Recursive rejection with replacement (SpecInfer: Miao et al. 2023, arXiv:2305.09781).
+
+The children of a node are independent draws from q. They are tried in turn, each as in token
+rejection, against what earlier rejections left of p; what is left after the last is the law of the
+correction. The accepted child's own children are tried next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from paceline.law import residual
+from paceline.types import Law, LawKind, TokenTree
+from paceline.verifiers.base import drawn_mass
+from paceline.verifiers.multi_draft import Coin, MultiDraft
+
+
+class Recursive(MultiDraft):
+    """Lossless for trees whose siblings were drawn independently."""
+
+    name: ClassVar[str] = "recursive"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid", "paths"})
+
+    def _decide(
+        self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
+    ) -> int | Law:
+        left: Law | None = q
+        for sibling, child in enumerate(children):
+            if left is None:
+                break
+            token = int(draft.tokens[child])
+            mass = drawn_mass(self, left, draft, child)
+            if coin(min(1.0, p.prob(token) / mass), sibling):
+                return child
+            p, left = residual(p, left), self._remaining(left, token)
+        return p
+
+    def _remaining(self, q: Law, token: int) -> Law | None:
+        """The law of the next sibling after `token`; None if there cannot be one."""
+        return q

@@ -1,0 +1,71 @@
+"""Relaxed token rejection: lenience (Leviathan et al. 2023, arXiv:2211.17192, appendix). Lossy.
+
+A drawn token stands with probability min(1, r p/q) for a ratio r (the inverse of the lenience),
+and a rejected one is corrected from the normalised (r p - q)+. No token is then emitted with more
+than r times its probability under the target. A token that was not drawn has q = 1; siblings of a
+deterministic tree are tried in node order, each against what the rejections before it left of p.
+
+Lossless limit: r = 1 is token rejection. A greedy request has certain laws, and then the rule is
+greedy verification whatever the ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from paceline import tree as trees
+from paceline.law import one_hot, residual
+from paceline.randomness import Draw, Purpose, Randomness
+from paceline.types import ROOT, LawKind, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, Verifier, check_chain, check_law, drawn_mass, row
+from paceline.verifiers.options import require
+
+
+class Relaxed(Verifier):
+    """Takes chains drawn from the rows of their law, and deterministic chains and trees."""
+
+    name: ClassVar[str] = "relaxed"
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({None, "iid", "factorised"})
+
+    def __init__(self, ratio: float = 2.0) -> None:
+        """Set by how much acceptance may exceed p/q.
+
+        Args:
+            ratio: 1 (lossless) or more.
+
+        Raises:
+            InvalidOption: the ratio is below 1 or not finite.
+        """
+        require(math.isfinite(ratio) and ratio >= 1, "ratio", ratio, "1 (lossless) or more")
+        self.ratio = ratio
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Accept or correct node by node."""
+        check_law(self, draft)
+        if draft.law is not None:
+            check_chain(self, draft)
+        below = trees.children(draft)
+        root = target.position - 1
+        path: list[int] = []
+        node = ROOT
+        while children := below.get(node):
+            position = target.position + len(path)
+            p = target.law(node)
+            for sibling, child in enumerate(children):
+                token = int(draft.tokens[child])
+                q = one_hot(token, p.size) if draft.law is None else row(self, draft, node)
+                accept = self.ratio * p.prob(token) / drawn_mass(self, q, draft, child)
+                draw = Draw(position, Purpose.ACCEPT, sibling, root)
+                if randomness.bernoulli(min(1.0, accept), draw):
+                    path.append(child)
+                    node = child
+                    break
+                p = residual(p, q, self.ratio)
+            else:
+                draw = Draw(position, Purpose.RESIDUAL, root=root)
+                return Verdict(tuple(path), p.token(randomness.choice(p.probs, draw)))
+        law = target.law(node)
+        draw = Draw(target.position + len(path), Purpose.TARGET)
+        return Verdict(tuple(path), law.token(randomness.choice(law.probs, draw)))

@@ -1,0 +1,46 @@
+"""Optimal verification of greedy draft sampling (Hu et al. 2025, "Towards Optimal Multi-draft
+Speculative Decoding", arXiv:2502.18779).
+
+All children but the last are the likeliest tokens of q, the last was drawn from the rest of q. The
+last is tried by token rejection against the whole of p; if it is rejected, a correction that is one
+of the likeliest tokens is that child. No rule accepts more of such drafts: acceptance is the mass
+of p on the likeliest tokens, plus min(p, q') over all others, where q' is the renormalised rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from paceline.errors import IncompatibleDraft
+from paceline.law import residual, without
+from paceline.types import Law, LawKind, TokenTree
+from paceline.verifiers.base import drawn_mass
+from paceline.verifiers.multi_draft import Coin, MultiDraft
+
+
+class TopAndOne(MultiDraft):
+    """Lossless for trees of likeliest tokens with one drawn child per node, the last."""
+
+    name: ClassVar[str] = "top-and-one"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"top_and_one"})
+
+    def _decide(
+        self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
+    ) -> int | Law:
+        *likeliest, drawn = children
+        rest = q
+        for child in likeliest:
+            drawn_mass(self, rest, draft, child)
+            left = without(rest, int(draft.tokens[child]))
+            if left is None:
+                raise IncompatibleDraft(
+                    f"verifier '{self.name}': the siblings of node {drawn} leave nothing of their "
+                    "draft law to draw it from; the drafter must report the row it drew from"
+                )
+            rest = left
+        mass = drawn_mass(self, rest, draft, drawn)
+        if coin(min(1.0, p.prob(int(draft.tokens[drawn])) / mass), 0):
+            return drawn
+        return residual(p, rest)

@@ -1,0 +1,82 @@
+"""Typical acceptance (Medusa: Cai et al. 2024, arXiv:2401.10774, section 3.3.1). Lossy.
+
+A drafted token stands if the target finds it likely, or not much less likely than a draw from so
+uncertain a law would be: p(x) > min(epsilon, delta exp(-H(p))), with p the processed (tempered)
+law and H its entropy in nats. The deepest path of such tokens wins, ties by its likelihood.
+
+Lossless limit: with epsilon >= 1 and delta at least the size of the vocabulary nothing is accepted,
+and the text is plain greedy decoding (`greedy_next`) or plain sampling with the same seed. A
+greedy request has certain laws, and then the rule is greedy verification whatever its thresholds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+from paceline import tree as trees
+from paceline.randomness import Randomness
+from paceline.types import ROOT, Law, LawKind, TokenTree, Verdict
+from paceline.verifiers.base import TargetLaws, Verifier, check_law
+from paceline.verifiers.coupled import gumbel_max
+from paceline.verifiers.options import require
+from paceline.verifiers.pardon import entropy
+
+
+class Typical(Verifier):
+    """Takes drafts of every kind, chains and trees; how they were drawn plays no part."""
+
+    name: ClassVar[str] = "typical"
+    lossless: ClassVar[bool] = False
+    accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
+    )
+
+    def __init__(self, epsilon: float = 0.09, delta: float = 0.3, greedy_next: bool = True) -> None:
+        """Set the thresholds; the defaults are those of the authors' `medusa_generate`.
+
+        Args:
+            epsilon: a token more likely than this always stands, 0 or more.
+            delta: scale of the bound that falls with entropy, 0 or more.
+            greedy_next: end every step with the most likely token, as in the paper, instead of
+                the one that plain sampling draws there.
+
+        Raises:
+            InvalidOption: a threshold is negative or not finite.
+        """
+        for key, value in (("epsilon", epsilon), ("delta", delta)):
+            require(math.isfinite(value) and value >= 0, key, value, "0 or more")
+        self.epsilon = epsilon
+        self.delta = delta
+        self.greedy_next = greedy_next
+
+    def threshold(self, law: Law) -> float:
+        """The probability that a token of `law` must exceed."""
+        return min(self.epsilon, self.delta * math.exp(-entropy(law)))
+
+    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+        """Accept the deepest typical path."""
+        check_law(self, draft)
+        path = _longest(draft, target.law, lambda law, p: p > self.threshold(law))
+        law = target.law(path[-1] if path else ROOT)
+        if self.greedy_next:
+            return Verdict(path, law.argmax())
+        return Verdict(path, gumbel_max(law, target.position + len(path), randomness))
+
+
+def _longest(
+    draft: TokenTree, law: Callable[[int], Law], stands: Callable[[Law, float], bool]
+) -> tuple[int, ...]:
+    """The longest path of tokens that stand, ties by likelihood, then by node order."""
+    reached: dict[int, tuple[int, float]] = {ROOT: (0, 0.0)}
+    for node, (parent, token) in enumerate(
+        zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
+    ):
+        if parent in reached:
+            above = law(parent)
+            p = above.prob(token)
+            if stands(above, p):
+                depth, likelihood = reached[parent]
+                reached[node] = (depth + 1, likelihood + math.log(p))
+    return trees.path_to(draft, max(reached, key=reached.__getitem__))

@@ -1,0 +1,213 @@
+"""What every growth keeps: budgets, rows, names of draws, and independence of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import tree as trees
+from paceline.errors import InvalidOption
+from paceline.exactness.drafting import grown
+from paceline.exactness.tabular import TabularModel, processed
+from paceline.growth.base import Ask, Growth, drive
+from paceline.growth.branching import Branching
+from paceline.growth.dynamic import Dynamic
+from paceline.growth.iid import Iid
+from paceline.growth.paths import Paths
+from paceline.growth.shared_noise import SharedNoise
+from paceline.growth.stochastic_beam import StochasticBeam
+from paceline.growth.threshold import Threshold
+from paceline.growth.top_and_one import TopAndOne
+from paceline.randomness import Draw, KeyedRandomness, Purpose
+from paceline.types import ROOT, Budget, Law, ProbArray, SamplingParams, TokenTree
+
+MODEL = TabularModel(5, 3, seed=7, sharpness=1.5)
+LAWS = {
+    "dense": MODEL.law,
+    "top-p": processed(MODEL.logits, SamplingParams(temperature=1, top_p=0.7), (0,)),
+    "greedy": processed(MODEL.logits, SamplingParams(), (0,)),
+}
+GROWTHS: tuple[Growth, ...] = (
+    Iid([1]),
+    Iid([3, 2]),
+    Paths(1),
+    Paths(4),
+    Branching([2]),
+    Branching([3, 1, 2]),
+    Branching([2, 2], noise=True),
+    TopAndOne([1]),
+    TopAndOne([3, 2]),
+    StochasticBeam(1),
+    StochasticBeam(3),
+    Dynamic(),
+    Threshold(0.05),
+    SharedNoise([1]),
+    SharedNoise([2, 3]),
+)
+any_growth = pytest.mark.parametrize("growth", GROWTHS, ids=lambda g: g.name)
+budgets = st.builds(Budget, st.integers(0, 12), st.integers(0, 4))
+
+
+class Recorded(KeyedRandomness):
+    """Notes the names of all draws."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.names: list[Draw] = []
+
+    def choice(self, weights: ProbArray, draw: Draw) -> int:
+        self.names.append(draw)
+        return super().choice(weights, draw)
+
+    def uniform(self, size: int, draw: Draw) -> ProbArray:
+        if draw not in self.names:  # `choice` asks for the number that it was given the name of
+            self.names.append(draw)
+        return super().uniform(size, draw)
+
+
+@any_growth
+@settings(max_examples=25, deadline=None)
+@given(budgets, st.sampled_from(sorted(LAWS)), st.integers(0, 999))
+def test_a_draft_is_a_tree_within_its_budget(
+    growth: Growth, budget: Budget, law: str, seed: int
+) -> None:
+    draft = grown(growth, LAWS[law])((0, 1), KeyedRandomness(seed), budget)
+    trees.validate(draft)
+    assert len(draft) <= budget.nodes
+    assert trees.depths(draft).max(initial=0) <= budget.depth
+    assert draft.tokens.dtype == draft.parents.dtype == np.dtype(np.int64)
+    assert (len(draft) > 0) == (budget.nodes > 0 and budget.depth > 0)
+    for nodes in trees.children(draft).values():
+        assert len(set(draft.tokens[nodes].tolist())) == len(nodes)
+
+
+@any_growth
+@settings(max_examples=25, deadline=None)
+@given(budgets, st.sampled_from(sorted(LAWS)), st.integers(0, 999))
+def test_the_law_reports_the_row_of_every_parent(
+    growth: Growth, budget: Budget, law: str, seed: int
+) -> None:
+    draft = grown(growth, LAWS[law])((0, 1), KeyedRandomness(seed), budget)
+    if growth.kind is None or not len(draft):
+        assert draft.law is None
+        return
+    assert draft.law is not None
+    assert draft.law.kind == growth.kind
+    assert set(draft.law.rows) == set(draft.parents.tolist())
+    for parent, nodes in trees.children(draft).items():
+        path = draft.tokens[list(trees.path_to(draft, parent))].tolist()
+        wanted = LAWS[law]((0, 1, *path))
+        np.testing.assert_array_equal(draft.law.rows[parent].dense(), wanted.dense())
+        assert all(wanted.prob(int(draft.tokens[node])) > 0 for node in nodes)
+
+
+@any_growth
+@settings(max_examples=25, deadline=None)
+@given(budgets, st.sampled_from(sorted(LAWS)), st.integers(0, 999))
+def test_no_two_draws_share_a_name(growth: Growth, budget: Budget, law: str, seed: int) -> None:
+    randomness = Recorded(seed)
+    draft = grown(growth, LAWS[law])((0, 1, 4), randomness, budget)
+    names = randomness.names
+    assert len(set(names)) == len(names)
+    deepest = 3 + trees.depths(draft).max(initial=0) - 1
+    for name in names:
+        assert 3 <= name.position <= max(deepest, 3)
+        if growth.kind is None:
+            assert (name.purpose, name.root) == (Purpose.NOISE, 0)
+        else:
+            assert (name.purpose, name.root) == (Purpose.DRAFT, 2)
+
+
+@any_growth
+def test_the_same_seed_grows_the_same_draft_alone_or_in_step_with_others(growth: Growth) -> None:
+    contexts: list[tuple[int, ...]] = [(0,), (0, 3), (0, 2, 2)]
+    sizes = [Budget(7, 3), Budget(2, 1), Budget(9, 4)]
+
+    def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
+        return {
+            index: [
+                MODEL.law((*contexts[index], *tree.tokens[list(trees.path_to(tree, n))].tolist()))
+                for n in nodes
+            ]
+            for index, (tree, nodes) in asks.items()
+        }
+
+    together = drive(
+        [
+            growth.grow(size, KeyedRandomness(4), len(context))
+            for size, context in zip(sizes, contexts, strict=True)
+        ],
+        answer,
+    )
+    for size, context, found in zip(sizes, contexts, together, strict=True):
+        alone = grown(growth, MODEL.law)(context, KeyedRandomness(4), size)
+        assert found.tokens.tolist() == alone.tokens.tolist()
+        assert found.parents.tolist() == alone.parents.tolist()
+
+
+@any_growth
+def test_questions_are_leaves_of_a_growing_tree_and_never_repeat(growth: Growth) -> None:
+    asked: set[int] = set()
+    before: list[int] = []
+
+    def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
+        (tree, nodes) = asks[0]
+        tokens = tree.tokens.tolist()
+        assert tree.law is None
+        assert tokens[: len(before)] == before
+        before[:] = tokens
+        inner = set(tree.parents.tolist())
+        for node in nodes:
+            assert node not in asked
+            assert node not in inner
+            asked.add(node)
+        return {0: [MODEL.law((0, *tree.tokens[list(trees.path_to(tree, n))])) for n in nodes]}
+
+    [draft] = drive([growth.grow(Budget(12, 4), KeyedRandomness(1), 1)], answer)
+    assert set(draft.parents.tolist()) <= asked
+    assert ROOT in asked
+
+
+@any_growth
+def test_a_one_hot_law_grows_the_greedy_chain(growth: Growth) -> None:
+    """At temperature 0 there is nothing to choose, and no node is spent on what cannot be."""
+    law = LAWS["greedy"]
+    draft = grown(growth, law)((0,), KeyedRandomness(0), Budget(20, 4))
+    tokens: list[int] = []
+    for _ in range(4):
+        tokens.append(law((0, *tokens)).argmax())
+    assert draft.tokens.tolist() == tokens
+    assert trees.is_chain(draft)
+
+
+@pytest.mark.parametrize("growth", [Iid([1]), TopAndOne([1]), Branching([1])], ids=lambda g: g.name)
+@pytest.mark.parametrize("seed", range(5))
+def test_one_child_per_node_is_the_same_chain_however_it_is_called(
+    growth: Growth, seed: int
+) -> None:
+    def chain(growth: Growth) -> TokenTree:
+        return grown(growth, MODEL.law)((0,), KeyedRandomness(seed), Budget(4, 4))
+
+    assert chain(growth).tokens.tolist() == chain(Paths(1)).tokens.tolist()
+    assert trees.is_chain(chain(growth))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Iid([]), "growth 'iid' needs branching factors of 1 or more, not \\[\\]"),
+        (lambda: Branching([2, 0]), "growth 'branching' .* not \\[2, 0\\]"),
+        (lambda: Paths(0), "growth 'paths' needs 1 or more paths, not 0"),
+        (lambda: StochasticBeam(0), "growth 'stochastic-beam' needs a width of 1 or more, not 0"),
+        (lambda: Threshold(0.0), "growth 'threshold' needs a threshold in \\(0, 1\\], not 0.0"),
+        (lambda: Threshold(1.5), "not 1.5"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(make: object, says: str) -> None:
+    assert callable(make)
+    with pytest.raises(InvalidOption, match=says):
+        make()

@@ -1,0 +1,24 @@
+"""paceline under its own audit from outside, on the real model."""
+
+from __future__ import annotations
+
+import pytest
+from tests.real.conftest import load
+
+from paceline.audit.outside import run
+from paceline.audit.own import OwnEngine
+from paceline.audit.plan import Plan
+
+pytestmark = pytest.mark.real
+
+PLAN = Plan(greedy_prompts=2, greedy_tokens=24, samples=20, tokens=2)
+
+
+def test_paceline_passes_from_outside() -> None:
+    engine = OwnEngine(load("int8"), drafter="prompt-lookup", nodes=4, depth=4)
+    plan = Plan(**{**PLAN.as_dict(), "law_prompts": PLAN.law_prompts[:1]})
+    report = run(engine, plan)
+    assert report.passed
+    assert report.identical == len(report.greedy) == 2
+    assert [each.test for each in report.laws] == ["first token", "sequences"]
+    assert all(each.repeatable for each in report.greedy)

@@ -1,0 +1,260 @@
+"""Multi-path block verification: exact by enumeration, its laws equal to brute force."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import tree as trees
+from paceline.errors import IncompatibleDraft
+from paceline.exactness.compare import (
+    joint_after_round,
+    joint_of_loop,
+    max_error,
+    one_round,
+    target_joint,
+)
+from paceline.exactness.drafting import grown
+from paceline.exactness.oracle import ScriptedRandomness, enumerate_law
+from paceline.exactness.tabular import LawOf, TabularLaws, TabularModel, processed
+from paceline.growth.paths import Paths
+from paceline.law import from_dense
+from paceline.randomness import KeyedRandomness, Randomness
+from paceline.types import ROOT, Budget, DraftLaw, Law, SamplingParams, TokenTree
+from paceline.verifiers.block import Block
+from paceline.verifiers.multipath_block import Competition, MultipathBlock
+
+EXACT = 1e-12
+RULE = MultipathBlock()
+
+
+def mean_accepted(
+    rule: Block | MultipathBlock, p: LawOf, q: LawOf, count: int, depth: int
+) -> float:
+    """Exact mean of the drafted tokens that one round accepts."""
+    propose, budget = grown(Paths(count), q), Budget(count * depth, depth)
+    lengths = enumerate_law(lambda r: (len(one_round(rule, p, propose, (0,), r, budget)),))
+    return sum((length - 1) * mass for (length,), mass in lengths.items())
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 1.5, 4.0])
+@pytest.mark.parametrize(
+    ("vocabulary", "depth", "count", "nodes"),
+    [
+        (2, 1, 2, 2),
+        (2, 2, 2, 4),
+        (2, 3, 2, 6),
+        (2, 2, 3, 6),
+        (3, 1, 3, 3),
+        (3, 2, 2, 4),
+        (4, 1, 2, 2),
+        (2, 3, 1, 3),
+        # Too few nodes: how long each path is then depends on where paths agreed.
+        (2, 2, 2, 3),
+        (2, 3, 2, 4),
+        (3, 2, 2, 3),
+    ],
+)
+def test_one_round_is_exact(
+    vocabulary: int, depth: int, count: int, nodes: int, sharpness: float
+) -> None:
+    p, q = (TabularModel(vocabulary, 4, seed, sharpness) for seed in (1, 11))
+    propose = grown(Paths(count), q.law)
+    joint = joint_after_round(RULE, p.law, propose, (0,), depth + 1, Budget(nodes, depth))
+    assert max_error(joint, target_joint(p.law, (0,), depth + 1)) < EXACT
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1.3, top_p=0.75),
+        SamplingParams(temperature=1, top_k=2, presence_penalty=0.5),
+        SamplingParams(temperature=0),
+    ],
+    ids=["warm", "top-p", "top-k", "greedy"],
+)
+def test_the_loop_is_exact_with_processed_logits(params: SamplingParams) -> None:
+    prompt, params = (0, 1), replace(params, max_new_tokens=3)
+    model, other = TabularModel(3, 3, 21, 1.5), TabularModel(3, 3, 22, 1.5)
+    truth = target_joint(processed(model.logits, params, prompt), prompt, 3)
+    propose = grown(Paths(2), processed(other.logits, params, prompt))
+    joint = joint_of_loop(model.logits, 3, RULE, propose, prompt, params, Budget(3, 2))
+    assert max_error(joint, truth) < EXACT
+
+
+def laws(seed: int, size: int, sparse: bool) -> tuple[Law, Law]:
+    """Random p and q; the sparse ones on supports that differ."""
+    rng = np.random.default_rng(seed)
+    p, q = rng.dirichlet(np.full(size, 0.7), size=2)
+    if not sparse:
+        return from_dense(p), from_dense(q)
+    mine, theirs = np.arange(size - 1), np.arange(1, size)
+    return (
+        Law(p[mine] / p[mine].sum(), mine, size),
+        Law(q[theirs] / q[theirs].sum(), theirs, size),
+    )
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_the_law_of_the_last_of_several_is_that_of_brute_force(most: int, sparse: bool) -> None:
+    for seed in range(20):
+        p, q = laws(seed, 5, sparse)
+        competition = Competition(p, q)
+        count, law = competition.law(most, weight=0.8)
+        assert 1 <= count <= most
+        assert law.probs.sum() == pytest.approx(1, abs=EXACT)
+        expected: dict[int, float] = defaultdict(float)
+        support = [q.token(index) for index in range(len(q.probs))]
+        for draws in itertools.product(support, repeat=count):
+            chance = np.prod([q.prob(token) for token in draws])
+            expected[draws[competition.last(draws)]] += float(chance)
+        for token in support:
+            assert law.prob(token) == pytest.approx(expected[token], abs=EXACT)
+
+
+def test_as_many_compete_as_accept_most() -> None:
+    counts = Counter()
+    for seed in range(60):
+        p, q = laws(seed, 5, sparse=False)
+        if seed % 2:
+            q = from_dense(0.8 * p.dense() + 0.2 * q.dense())
+        competition = Competition(p, q)
+        count, law = competition.law(4, weight=1.0)
+        counts[count] += 1
+        accepted = np.minimum(p.dense(), law.dense()).sum()
+        for fewer in range(1, 5):
+            other = competition.law(fewer, weight=1.0)[1]
+            assert accepted >= np.minimum(p.dense(), other.dense()).sum() - EXACT
+    assert len(counts) > 2  # neither always one nor always all
+
+
+def test_one_draw_competes_where_the_drafter_is_right() -> None:
+    p, _ = laws(3, 6, sparse=False)
+    count, law = Competition(p, p).law(4, weight=1.0)
+    assert count == 1
+    assert law is p
+
+
+@given(st.integers(0, 10**6), st.integers(2, 40))
+@settings(max_examples=50, deadline=None)
+def test_the_order_ascends_in_the_ratio_and_mass_below_follows_it(seed: int, size: int) -> None:
+    p, q = laws(seed, size, sparse=False)
+    competition = Competition(p, q)
+    ratios = p.probs / q.probs
+    pairs = [(a, b) for a, b in itertools.combinations(range(size), 2)]
+    for a, b in pairs[:200]:
+        lower, upper = (a, b) if ratios[a] < ratios[b] else (b, a)
+        if ratios[upper] > 1.01 * ratios[lower]:  # else equal to 8 digits
+            assert competition.last([upper, lower]) == 0
+            assert competition.below(lower) < competition.below(upper)
+    order = sorted(range(size), key=competition.below)
+    masses = np.cumsum([0.0, *q.probs[order]])[:-1]
+    np.testing.assert_allclose([competition.below(token) for token in order], masses, atol=EXACT)
+
+
+@pytest.mark.parametrize(("vocabulary", "count"), [(2, 2), (2, 3), (3, 2)])
+def test_the_law_of_the_selected_path_is_that_of_brute_force(vocabulary: int, count: int) -> None:
+    """Over all tuples of paths: what is selected next, given what the rows may depend on."""
+    p, q = (TabularModel(vocabulary, 4, seed, 1.0) for seed in (5, 6))
+    found: dict[tuple[int, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    said: dict[tuple[int, ...], Law] = {}
+
+    def draw(randomness: Randomness) -> tuple[int, ...]:
+        draft = grown(Paths(count), q.law)((0,), randomness, Budget(2 * count, 2))
+        path, rows = RULE.select(draft, TabularLaws(p.law, (0,), draft))
+        first, second = draft.tokens[path].tolist()
+        assert draft.law is not None
+        through = sum(each[0] == path[0] for each in draft.law.paths)
+        said[()], said[first, through] = rows
+        return first, through, second
+
+    for (first, through, second), mass in enumerate_law(draw).items():
+        found[()][first] += mass
+        found[first, through][second] += mass
+    assert len(said) > vocabulary  # not always the same number of paths goes through a token
+    for history, masses in found.items():
+        for token, mass in masses.items():
+            share = mass / sum(masses.values())
+            assert said[history].prob(token) == pytest.approx(share, abs=EXACT), history
+
+
+def test_one_path_is_block_verification() -> None:
+    p, q = (TabularModel(5, 4, seed, 1.5) for seed in (7, 8))
+    propose = grown(Paths(1), q.law)
+    for seed in range(200):
+        draft = propose((0,), KeyedRandomness(seed), Budget(4, 4))
+        target = TabularLaws(p.law, (0,), draft)
+        single = Block().verify(draft, target, KeyedRandomness(seed))
+        assert RULE.verify(draft, target, KeyedRandomness(seed)) == single
+
+
+@pytest.mark.parametrize(("vocabulary", "depth"), [(3, 1), (4, 1), (2, 2), (3, 2)])
+def test_two_paths_accept_no_less_than_one_and_often_more(vocabulary: int, depth: int) -> None:
+    """At depth 1 by the choice of how many compete; deeper, seen on these tables."""
+    gains = []
+    for sharpness in (0.5, 1.5, 4.0):
+        p, q = (TabularModel(vocabulary, 4, seed, sharpness) for seed in (1, 11))
+        one = mean_accepted(Block(), p.law, q.law, 1, depth)
+        gains.append(mean_accepted(RULE, p.law, q.law, 2, depth) - one)
+    assert min(gains) > -EXACT
+    assert max(gains) > 0.05
+
+
+def test_paths_of_a_perfect_drafter_are_always_right() -> None:
+    model = TabularModel(3, 4, 9)
+    assert mean_accepted(RULE, model.law, model.law, 2, 2) == pytest.approx(2, abs=EXACT)
+
+
+def test_greedy_targets_accept_whatever_path_is_right() -> None:
+    """One-hot p: some path holds the greedy text, or none does."""
+    params = SamplingParams(temperature=0)
+    model, other = TabularModel(3, 3, 41), TabularModel(3, 3, 42)
+    p = processed(model.logits, params, (0,))
+    first = p((0,)).argmax()
+    second = p((0, first)).argmax()
+    for seed in range(100):
+        draft = grown(Paths(3), other.law)((0,), KeyedRandomness(seed), Budget(6, 2))
+        verdict = RULE.verify(draft, TabularLaws(p, (0,), draft), KeyedRandomness(seed))
+        assert draft.law is not None
+        tokens = {tuple(draft.tokens[list(path)].tolist()) for path in draft.law.paths}
+        best = max((2 if t == (first, second) else int(t[0] == first)) for t in tokens)
+        assert len(verdict.path) == best
+
+
+def refused(draft: TokenTree) -> str:
+    target = TabularLaws(TabularModel(3, 2, 1).law, (0,), draft)
+    with pytest.raises(IncompatibleDraft, match="verifier 'multipath-block'") as caught:
+        RULE.verify(draft, target, ScriptedRandomness())
+    return str(caught.value)
+
+
+def test_other_drafts_and_wrong_paths_are_refused() -> None:
+    row = from_dense(np.full(3, 1 / 3))
+    assert "this draft is iid" in refused(trees.chain([1], law=DraftLaw("iid", {ROOT: row})))
+    fork = TokenTree(
+        np.array([0, 1]),
+        np.array([ROOT, ROOT]),
+        DraftLaw("paths", {ROOT: row}, paths=((0,),)),
+    )
+    assert "children of the root are not those that were drawn" in refused(fork)
+    impossible = replace(
+        fork,
+        law=DraftLaw("paths", {ROOT: from_dense(np.array([0.5, 0.0, 0.5]))}, paths=((0,), (1,))),
+    )
+    assert "node 1 holds token 1" in refused(impossible)
+
+
+def test_an_empty_draft_is_plain_decoding() -> None:
+    model = TabularModel(3, 2, 1)
+    joint = joint_after_round(
+        RULE, model.law, lambda context, randomness, budget: trees.EMPTY, (0,), 2, Budget(0, 0)
+    )
+    assert max_error(joint, target_joint(model.law, (0,), 2)) < EXACT

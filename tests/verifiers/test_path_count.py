@@ -1,0 +1,80 @@
+"""How many paths: what measured chains say equals what the shipped rule accepts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from paceline.errors import InvalidOption
+from paceline.exactness.compare import one_round
+from paceline.exactness.drafting import grown
+from paceline.exactness.oracle import enumerate_law
+from paceline.exactness.tabular import TabularModel
+from paceline.growth.paths import Paths
+from paceline.law import from_dense
+from paceline.types import Budget, Law
+from paceline.verifiers.multipath_block import MultipathBlock
+from paceline.verifiers.path_count import MeasuredChain, accepted, choose_count
+
+
+def all_chains(
+    p: TabularModel, q: TabularModel, depth: int
+) -> Iterator[tuple[MeasuredChain, float]]:
+    """Every chain that can be drawn, with its probability."""
+    for tokens in itertools.product(range(q.vocabulary), repeat=depth):
+        contexts = [(0, *tokens[:i]) for i in range(depth)]
+        draft = [q.law(context) for context in contexts]
+        mass = float(np.prod([law.prob(t) for law, t in zip(draft, tokens, strict=True)]))
+        yield MeasuredChain(tokens, draft, [p.law(context) for context in contexts]), mass
+
+
+@pytest.mark.parametrize("sharpness", [0.5, 1.5])
+@pytest.mark.parametrize(
+    ("vocabulary", "depth", "count"),
+    [(2, 2, 1), (3, 3, 1), (2, 2, 2), (2, 3, 2), (2, 2, 3), (3, 2, 2), (3, 1, 3)],
+)
+def test_the_mean_over_single_chains_is_what_several_paths_accept(
+    vocabulary: int, depth: int, count: int, sharpness: float
+) -> None:
+    p, q = (TabularModel(vocabulary, 4, seed, sharpness) for seed in (1, 11))
+    propose, budget = grown(Paths(count), q.law), Budget(count * depth, depth)
+    lengths = enumerate_law(
+        lambda r: (len(one_round(MultipathBlock(), p.law, propose, (0,), r, budget)),)
+    )
+    truth = sum((length - 1) * mass for (length,), mass in lengths.items())
+    found = sum(mass * accepted(chain, count) for chain, mass in all_chains(p, q, depth))
+    assert found == pytest.approx(truth, abs=1e-12)
+
+
+def measured(draft: Law, target: Law, chains: int, depth: int = 3) -> list[MeasuredChain]:
+    rng = np.random.default_rng(5)
+    drawn = rng.choice(draft.size, size=(chains, depth), p=draft.probs)
+    return [MeasuredChain(tokens, [draft] * depth, [target] * depth) for tokens in drawn.tolist()]
+
+
+def test_a_perfect_drafter_needs_one_path_and_a_poor_one_more() -> None:
+    rng = np.random.default_rng(2)
+    p, q = (from_dense(row) for row in rng.dirichlet(np.full(30, 0.5), size=2))
+    assert choose_count(measured(p, p, 40), most=4) == 1
+    poor = measured(q, p, 60)
+    assert choose_count(poor, most=4) > 1
+    assert choose_count(poor, most=1) == 1
+
+
+def test_cost_decides_against_paths_that_do_not_pay() -> None:
+    rng = np.random.default_rng(2)
+    p, q = (from_dense(row) for row in rng.dirichlet(np.full(30, 0.5), size=2))
+    chains = measured(q, p, 60)
+    assert choose_count(chains, most=4, cost=lambda count: float(count)) == 1
+    free = choose_count(chains, most=4, cost=lambda count: 1 + 1e-6 * count)
+    assert free == choose_count(chains, most=4)
+
+
+@pytest.mark.parametrize(("chains", "most"), [(0, 2), (3, 0)])
+def test_nothing_measured_and_no_path_are_errors(chains: int, most: int) -> None:
+    p = from_dense(np.full(4, 0.25))
+    with pytest.raises(InvalidOption, match="measured chains"):
+        choose_count(measured(p, p, chains), most)

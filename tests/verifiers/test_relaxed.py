@@ -1,0 +1,113 @@
+"""Relaxed rejection by enumeration: exact at ratio 1, and never beyond the ratio elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from tests.verifiers.lossy_runs import factorised
+
+from paceline import tree as trees
+from paceline.errors import IncompatibleDraft, InvalidOption
+from paceline.exactness.compare import (
+    joint_after_round,
+    joint_of_loop,
+    max_error,
+    target_joint,
+)
+from paceline.exactness.drafting import Propose, likely_chain, random_tree, sampled_chain
+from paceline.exactness.oracle import ScriptedRandomness
+from paceline.exactness.tabular import LawOf, TabularLaws, TabularModel, processed
+from paceline.law import from_dense
+from paceline.types import ROOT, Budget, DraftLaw, SamplingParams, TokenTree
+from paceline.verifiers.relaxed import Relaxed
+
+EXACT = 1e-12
+
+
+def drafters(q: LawOf, vocabulary: int) -> dict[str, Propose]:
+    return {
+        "sampled chain": sampled_chain(q),
+        "factorised chain": factorised(q),
+        "likely chain": likely_chain(q),
+        "tree": random_tree(vocabulary, 8, seed=3),
+        "bush": random_tree(vocabulary, 14, seed=5),
+    }
+
+
+CASES = [(v, d, s) for v in (2, 3, 4) for d in (1, 2, 3) for s in (1, 2) if (v, d) != (4, 3)]
+
+
+@pytest.mark.parametrize("name", drafters(TabularModel(2, 1, 1).law, 2))
+@pytest.mark.parametrize(("vocabulary", "depth", "seed"), CASES)
+def test_at_ratio_one_a_round_is_exact(name: str, vocabulary: int, depth: int, seed: int) -> None:
+    p = TabularModel(vocabulary, 4, seed, 1.5 * seed)
+    q = TabularModel(vocabulary, 4, seed + 10, 1.5)
+    propose = drafters(q.law, vocabulary)[name]
+    truth = target_joint(p.law, (0,), depth + 1)
+    joint = joint_after_round(Relaxed(1), p.law, propose, (0,), depth + 1, Budget(14, depth))
+    assert max_error(joint, truth) < EXACT
+
+
+@pytest.mark.parametrize("ratio", [1.25, 2.0, 10.0])
+@pytest.mark.parametrize("name", drafters(TabularModel(2, 1, 1).law, 2))
+def test_no_output_exceeds_the_ratio_to_the_power_of_its_length(name: str, ratio: float) -> None:
+    p, q = TabularModel(3, 4, 5, 1.5), TabularModel(3, 4, 6, 1.5)
+    propose = drafters(q.law, 3)[name]
+    joint = joint_after_round(Relaxed(ratio), p.law, propose, (0,), 3, Budget(14, 2))
+    truth = target_joint(p.law, (0,), 3)
+    assert math.fsum(joint.values()) == pytest.approx(1, abs=EXACT)
+    for output, mass in joint.items():
+        # Two tokens are verified, the third is the target's own.
+        assert mass <= ratio**2 * truth[output] + EXACT
+    first: dict[int, float] = {}
+    for output, mass in joint.items():
+        first[output[0]] = first.get(output[0], 0.0) + mass
+    for token, mass in first.items():
+        assert mass <= ratio * p.law((0,)).prob(token) + EXACT
+    assert max_error(joint, truth) > 1e-3  # negative control: lossy indeed
+
+
+@pytest.mark.parametrize("name", ["sampled chain", "tree"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.8, top_p=0.8, max_new_tokens=3),
+        SamplingParams(temperature=1, presence_penalty=0.7, max_new_tokens=3),
+        SamplingParams(temperature=1, banned_tokens=(1,), forced_tokens={1: 0}, max_new_tokens=3),
+    ],
+    ids=["top-p", "penalty", "bans"],
+)
+def test_at_ratio_one_the_loop_is_exact_over_several_rounds(
+    name: str, params: SamplingParams
+) -> None:
+    model, other = TabularModel(3, 3, 21, 1.5), TabularModel(3, 3, 22, 1.5)
+    truth = target_joint(processed(model.logits, params, (0, 1)), (0, 1), 3)
+    propose = drafters(processed(other.logits, params, (0, 1)), 3)[name]
+    joint = joint_of_loop(model.logits, 3, Relaxed(1), propose, (0, 1), params, Budget(8, 2))
+    assert max_error(joint, truth) < EXACT
+
+
+def test_a_large_ratio_emits_the_draft_models_law() -> None:
+    p, q = TabularModel(3, 2, 1), TabularModel(3, 2, 2)
+    joint = joint_after_round(Relaxed(1e6), p.law, sampled_chain(q.law), (0,), 1, Budget(1, 1))
+    assert max_error(joint, target_joint(q.law, (0,), 1)) < EXACT
+
+
+@pytest.mark.parametrize("kind", ["paths", "without_replacement", "top_and_one"])
+def test_other_draft_laws_and_sampled_trees_are_refused(kind: str) -> None:
+    row = from_dense(np.full(3, 1 / 3))
+    model = TabularModel(3, 2, 1)
+    draft = trees.chain([1], law=DraftLaw(kind, {ROOT: row}))  # type: ignore[arg-type]
+    with pytest.raises(IncompatibleDraft, match="relaxed"):
+        Relaxed().verify(draft, TabularLaws(model.law, (0,), draft), ScriptedRandomness())
+    fork = TokenTree(np.array([0, 1]), np.array([ROOT, ROOT]), DraftLaw("iid", {ROOT: row}))
+    with pytest.raises(IncompatibleDraft, match="branches"):
+        Relaxed().verify(fork, TabularLaws(model.law, (0,), fork), ScriptedRandomness())
+
+
+@pytest.mark.parametrize("ratio", [0.99, -1.0, math.nan, math.inf])
+def test_the_ratio_is_checked(ratio: float) -> None:
+    with pytest.raises(InvalidOption, match="ratio must be 1"):
+        Relaxed(ratio)
