@@ -3,10 +3,10 @@
     python benchmarks/drafters.py --tokens 1000,10000,100000,1000000
 
 Two kinds of history: one sequence's own text ("own"), and the outputs of sequences that ended
-("ended"), which drafters keep only up to their capacity. The text is synthetic: Zipf-distributed
-tokens between copies of earlier passages. Times are CPU times of this process; every row is
-measured in a process of its own, so that memory can be told apart. No model is run: rejected nodes
-get random logits.
+("ended"), which drafters keep only up to their capacity. A datastore has its "index", whose making
+is not counted. The text is synthetic: Zipf-distributed tokens between copies of earlier passages.
+Times are CPU times; every row is measured in a process of its own, so that memory can be told
+apart. No model is run: rejected nodes get random logits.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ def measure(name: str, where: str, tokens: int, steps: int) -> dict[str, object]
     whole = text(tokens + steps)
     history, output = whole[:tokens], whole[tokens:]
     with tempfile.TemporaryDirectory() as folder:
-        if name == "datastore":  # its history is the index, whoever said it
+        if where == "index":
             build(np.array(history, np.int32), Path(folder) / "index", VOCABULARY, "benchmark")
             os.environ["PACELINE_DATASTORE"] = str(Path(folder) / "index")
         drafter = make(name)
         assert drafter is not None
         params = SamplingParams(max_new_tokens=1 << 30)
-        prompt = history if where == "own" and name != "datastore" else history[-100:]
+        prompt = history if where == "own" else history[-100:]
         sequence = Sequence.start(-1, prompt, params)
         before, clock = memory(), Clock()
         if where == "ended":
@@ -194,7 +194,8 @@ def main() -> None:
     for name in names:
         if name == "none" or (name != "datastore" and make(name) is None):
             continue
-        for where in chosen.history.split(","):
+        kinds = ["index"] if name == "datastore" else chosen.history.split(",")
+        for where in kinds:
             for tokens in chosen.tokens.split(","):
                 command = [sys.executable, __file__, "--steps", str(chosen.steps)]
                 command += ["--one", name, where, tokens]

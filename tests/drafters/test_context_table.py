@@ -23,8 +23,8 @@ class Naive:
     def add(
         self, contexts: list[Context], tokens: IntArray, shares: ProbArray, weight: float
     ) -> None:
-        repeats = [contexts[:row].count(context) for row, context in enumerate(contexts)]
-        for row in sorted(range(len(contexts)), key=lambda row: repeats[row]):
+        repeats = [contexts[row:].count(context) for row, context in enumerate(contexts)]
+        for row in sorted(range(len(contexts)), key=lambda row: -repeats[row]):
             context, ids, parts = contexts[row], tokens[row].tolist(), shares[row].tolist()
             law, total = self.known.pop(context, ({}, 0.0))
             if len(self.known) == self.capacity:
@@ -90,6 +90,16 @@ def test_the_latest_law_is_worth_half_and_comes_first_among_equals() -> None:
     assert found[0][:2] == [9, 7]
     assert found[1][:2] == pytest.approx([0.5, 0.5])
     assert found[2] == 4.0
+
+
+def test_the_last_laws_of_a_context_count_however_many_come_at_once() -> None:
+    table = ContextTable(4)
+    tokens = np.array([[token] for token in (3, 4) * 100])
+    table.add([(1,)] * 200, tokens, np.ones((200, 1)), 0.5)
+    found = table.look((1,))
+    assert found is not None
+    assert found[0][:2] == [4, 3]
+    assert found[2] == 16 * 0.5
 
 
 def test_writing_keeps_a_context_and_looking_does_not() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.drafters import stand
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.stand import Stand
 from paceline.errors import IncompatibleDraft
@@ -22,7 +23,9 @@ from paceline.randomness import KeyedRandomness, Randomness
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.target import Output
-from paceline.types import ROOT, Budget, DraftLaw, Law, SamplingParams, TokenTree, Verdict
+from paceline.types import ROOT, Budget, Law, SamplingParams, TokenTree, Verdict
+from paceline.verifiers.base import Verifier
+from paceline.verifiers.coupled import Coupled
 from paceline.verifiers.recursive_distinct import RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
 
@@ -30,6 +33,12 @@ VOCABULARY = 3
 TARGET = TabularModel(VOCABULARY, 2, seed=3)
 TEACHER = TabularModel(VOCABULARY, 1, seed=9, sharpness=1.5)
 """Whose laws were remembered: not the target's, so that much is rejected."""
+
+
+@pytest.fixture(autouse=True)
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied for every branch that is enumerated; and contexts are evicted on the way."""
+    monkeypatch.setattr(stand, "CAPACITY", 24)
 
 
 def start(tokens: list[int], id: int = 0, params: SamplingParams | None = None) -> Sequence:
@@ -150,21 +159,26 @@ def test_drawn_drafts_are_accepted_more_the_closer_their_laws(temperature: float
     assert np.mean(rates[6:]) > (0.4 if temperature else 0.45)
 
 
-def test_a_verifier_decides_whether_drafts_are_drawn() -> None:
+@pytest.mark.parametrize(
+    ("rule", "drawn"), [(RecursiveDistinct(), True), (Coupled(), False), (Rejection(), False)]
+)
+def test_a_verifier_decides_whether_drafts_are_drawn(rule: Verifier, drawn: bool) -> None:
+    def none() -> TabularTarget:
+        raise AssertionError("no draft model is needed")
+
     capabilities = TabularTarget(TARGET.logits, VOCABULARY).capabilities
-    model: Callable[[], TabularTarget] = lambda: TabularTarget(TARGET.logits, VOCABULARY)  # noqa: E731
-    for report_law in (False, True):
-        drafter = Stand.create(DrafterContext(capabilities, model, report_law))
-        teach(drafter, [0, 1], [2, 1, 0, 1], TEACHER)
-        [draft] = drafter.propose([start([0, 1])], [Budget(4, 3)])
-        assert (draft.law is not None) == report_law
-        assert (draft.scores is None) == report_law
-        laws = TabularLaws(TARGET.law, (0, 1), draft)
+    drafter = Stand.create(DrafterContext(capabilities, none, rule.accepts))
+    assert drafter.kind == ("without_replacement" if drawn else None)
+    teach(drafter, [0, 1], [2, 1, 0, 1], TEACHER)
+    [draft] = drafter.propose([start([0, 1])], [Budget(4, 3)])
+    assert (draft.law is not None) == drawn
+    assert (draft.scores is None) == drawn
+    laws = TabularLaws(TARGET.law, (0, 1), draft)
+    if drafter.kind in rule.accepts:
+        rule.verify(draft, laws, KeyedRandomness(0))
+    else:
         with pytest.raises(IncompatibleDraft):
-            Rejection().verify(draft, laws, KeyedRandomness(0))
-        if report_law:
-            assert isinstance(draft.law, DraftLaw)
-            RecursiveDistinct().verify(draft, laws, KeyedRandomness(0))
+            rule.verify(draft, laws, KeyedRandomness(0))
 
 
 def test_attempts_at_one_problem_help_one_another() -> None:

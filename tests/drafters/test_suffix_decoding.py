@@ -81,9 +81,12 @@ def chances(levels: list[Level], reach: float) -> dict[int, float]:
 
 
 def blended(sources: list[Source], text: Text, path: Text, reach: float) -> dict[int, float]:
-    """Two lengths of context per source, longer ones first."""
+    """Two lengths of context per source, longer ones first; the history as far as it goes along."""
     levels: list[Level] = []
     for source in sources:
+        prefixes = [text + path[:n] for n in range(len(path))]
+        if source.index == 1 and not all(source.contexts(p, before=False) for p in prefixes):
+            continue
         contexts = source.contexts(text + path, before=source.index == 0 and not path)
         known = [(source, c, source.followers(c)) for c in contexts]
         levels += [level for level in known if level[2]][:2]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from importlib import import_module
+from inspect import isabstract
+from pkgutil import iter_modules
+from typing import Any, ClassVar, get_args
 
 import pytest
 
-from paceline import registry
-from paceline.exactness import controls, limits
+from paceline import growth, registry
+from paceline.exactness import controls, draft_laws, limits
 from paceline.exactness.cases import FULL, PROMPT, QUICK, Case, Grid
 from paceline.exactness.controls import CONTROLS, Control, check
 from paceline.exactness.draft_laws import DRAFT_LAWS, Draftable, draft_law
@@ -24,6 +27,7 @@ from paceline.exactness.negative import (
 from paceline.exactness.pairs import EXACT, LEAST_P, Finding, examine
 from paceline.exactness.refusals import refusal
 from paceline.exactness.tabular import processed
+from paceline.growth.base import Growth
 from paceline.randomness import Draw, KeyedRandomness, Purpose, Randomness
 from paceline.registry import Method
 from paceline.tree import depths, is_chain, validate
@@ -35,22 +39,22 @@ from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.sample_match import SampleMatch
 
 TINY = Grid(
-    vocabularies=(2, 3),
+    vocabularies=(3,),
     depths=(1, 2),
     widths=(2,),
-    samplings=((1.3, 0.75),),
-    loops=(2, 2, 2),
-    max_runs=60,
-    noise_sizes=((2, 2, 2),),
-    noise_samplings=((1.3, 0.75),),
+    samplings=((0.0, 1.0), (1.5, 0.85)),
+    loops=(3, 1, 2),
+    max_runs=120,
+    noise_sizes=((3, 1, 2),),
+    noise_samplings=((1.5, 0.85),),
     seeds=60,
 )
 SMALL = replace(
     TINY,
-    vocabularies=(3,),
     depths=(2,),
+    samplings=((1.5, 0.85),),
     loops=(0, 0, 0),
-    max_runs=300,
+    max_runs=100,
     noise_sizes=((3, 2, 2),),
 )
 
@@ -233,15 +237,15 @@ def test_registry_and_class_must_agree(rule: type[Verifier], guarantee: str, reg
 
 
 def test_tied_noise_fails_by_chi_square(register: Any) -> None:
-    report = run(register(ForgetfulNoise), grid=replace(SMALL, seeds=150))
+    report = run(register(ForgetfulNoise), grid=replace(SMALL, seeds=600))
     sampled = [row.finding for row in report.rows if row.finding.method == "chi-square"]
     assert min(1.0 if f.p_value is None else f.p_value for f in sampled) < LEAST_P
     assert not report.passed
 
 
 def test_a_false_claim_of_equal_tokens_fails() -> None:
-    grid = replace(SMALL, seeds=400)
-    case = Case(3, 2, 2, 1.3, 0.75, loop=True)
+    grid = replace(SMALL, seeds=800)
+    case = Case(3, 2, 2, 1.5, 0.85, loop=True)
     honest = examine(Unseeded(), draft_law("any tree"), case, grid)
     claimed = examine(Unseeded(), draft_law("any tree"), case, grid, seed_exact=True)
     assert isinstance(honest, Finding)
@@ -310,6 +314,20 @@ def test_rules_that_accept_more_than_they_declare_are_seen() -> None:
     found = refusal(Careless(), draft_law("iid tree"))
     assert not found.refused
     assert "no error" in found.message or "KeyError" in found.message
+
+
+def test_every_kind_of_law_and_every_growth_is_drafted_with() -> None:
+    assert {drafts.kind for drafts in DRAFT_LAWS} == {None, *get_args(LawKind)}
+    for module in iter_modules(growth.__path__):
+        import_module(f"paceline.growth.{module.name}")
+    shipped, found = [Growth], set[type[Growth]]()
+    while shipped:
+        below = shipped.pop().__subclasses__()
+        shipped += below
+        found |= {each for each in below if each.__module__.startswith("paceline.growth.")}
+    names = {each.__name__ for each in found if not isabstract(each)}
+    assert len(names) >= 8
+    assert names <= vars(draft_laws).keys()
 
 
 @pytest.mark.parametrize(

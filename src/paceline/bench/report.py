@@ -51,6 +51,8 @@ def remarks(table: Sequence[Row]) -> list[str]:
     """What a reader of the rows should know."""
     out = []
     for row in table:
+        if row["category"] == "all" and not row["lossless"]:
+            out.append(f"{row['drafter']}: lossy, its verifier does not promise the target's law")
         if row["category"] == "all" and row["identical"] < 1:
             out.append(
                 f"{row['drafter']}: {1 - row['identical']:.0%} of the texts differ from those of "

@@ -189,7 +189,7 @@ def _table(report: Report) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("verifier", "draft law", "cases", "runs", "max abs error", "least p", ""):
         right = column in ("cases", "runs", "max abs error", "least p")
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
+        table.add_column(column, justify="right" if right else "left", no_wrap=True)
     pairs: dict[tuple[str, str], list[Row]] = {}
     for row in report.rows:
         pairs.setdefault((row.verifier, row.draft_law), []).append(row)

@@ -60,4 +60,7 @@ def summary(engine: Engine, completion: Completion) -> str:
         parts.append(f"first token after {stats.first_token_seconds:.2f} s")
     config = engine.config
     parts.append(" ".join(str(config.get(key)) for key in ("runtime", "precision", "drafter")))
+    rule = engine.decoder.verifier
+    if not rule.lossless:
+        parts.append(f"lossy: verifier {rule.name}")
     return "; ".join(parts)

@@ -37,7 +37,7 @@ class Automaton:
         count: per state, how often its substrings occurred, overlaps included.
         end: per state, index in `log` of the last token of its latest occurrence.
         match: state, length and previous `end` of the longest suffix of the current text, at most
-            `depth` tokens, that had occurred before; zeros if not even the last token had.
+            `depth` tokens, that had occurred before; of length 0 if not even the last token had.
     """
 
     def __init__(self, depth: int = 32) -> None:

@@ -19,6 +19,9 @@ _PAST = 1.0
 """Most weight that the past has beside something new. At 1, what is seen once more is worth half
 of the average: text changes, and the latest rows know best."""
 
+_REPEATS = 16
+"""Laws of one context that count in one go; what came before them has faded."""
+
 Context = tuple[int, ...]
 """The tokens before some position, the nearest last."""
 
@@ -26,7 +29,7 @@ Context = tuple[int, ...]
 class ContextTable:
     """Averaged laws of the next token by context, cut to their likeliest tokens.
 
-    A full table drops the context that was written longest ago. One context takes about 400 bytes.
+    A full table drops the context that was written longest ago. One context takes about 300 bytes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -54,26 +57,31 @@ class ContextTable:
     def add(
         self, contexts: List[Context], tokens: IntArray, shares: ProbArray, weight: float
     ) -> None:
-        """Average laws into the table.
+        """Average laws into the table; of those for one context, the last 16.
+
+        What was written longest ago is told by the last law of each context.
 
         Args:
-            contexts: `n` contexts, written in this order, but repeats of a context after all that
-                stand there for the first time, and so on.
+            contexts: `n` contexts, the earliest first.
             tokens: int64 `[n, k]`, the likeliest tokens after each, all different.
             shares: float64 `[n, k]`, their probabilities.
             weight: how much each law counts beside what was seen before.
         """
-        # Laws of one context cannot be averaged in at once: each goes into a batch of its own.
+        # The last laws of all contexts are averaged in at once, before them those that come
+        # before, and so on.
         seen: dict[Context, int] = {}
         batches: list[list[int]] = []
-        for row, context in enumerate(contexts):
-            batch = seen[context] = seen.get(context, -1) + 1
+        for row in range(len(contexts) - 1, -1, -1):
+            batch = seen[contexts[row]] = seen.get(contexts[row], -1) + 1
+            if batch == _REPEATS:
+                seen[contexts[row]] -= 1
+                continue
             if batch == len(batches):
                 batches.append([])
             batches[batch].append(row)
-        for rows in batches:
-            for begin in range(0, len(rows), self._capacity):
-                part = rows[begin : begin + self._capacity]
+        for rows in reversed(batches):
+            for begin in range(len(rows), 0, -self._capacity):
+                part = rows[max(0, begin - self._capacity) : begin][::-1]
                 slots = np.array([self._slot(contexts[row]) for row in part])
                 self._merge(slots, tokens[part], shares[part], weight)
 

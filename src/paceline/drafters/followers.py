@@ -10,7 +10,7 @@ Run = tuple[int, ...]
 
 
 class Followers:
-    """Leaders and, for each, its latest distinct followers.
+    """Leaders and, for each, its latest distinct followers; a leader takes 250 to 800 bytes.
 
     A leader beyond the capacity pushes out the one that was added to longest ago, and a follower
     beyond the width the one of its leader that was added longest ago.

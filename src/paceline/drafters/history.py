@@ -14,6 +14,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as List
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -108,23 +109,24 @@ class History:
                 Path(part).unlink(missing_ok=True)
 
     def restore(self, path: Path, vocab_size: int) -> str | None:
-        """Become what `save` wrote. A file that is absent or no such thing leaves it empty.
+        """Become what `save` wrote; takes about as long as it took to learn.
 
-        Serving must not fail for the sake of a memory, so nothing is raised; a damaged or foreign
-        file is set aside under a name that ends in `.bad`.
+        Serving must not fail for the sake of a memory, so nothing is raised: without a good file
+        the history starts empty. One that is damaged, or for another model, is set aside under a
+        name that ends in `.bad`.
 
         Returns:
             None, or in one line why the history is empty.
         """
         self.clear()
-        if not path.exists():
-            return f"{path} does not exist: the history starts empty"
         try:
             log = _read(path, vocab_size)
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror or error}): the history starts empty"
         except Exception as error:  # damaged archives raise almost anything
-            aside = path.with_name(f"{path.name}.bad")
-            path.replace(aside)
-            return f"{path} is set aside as {aside.name} ({error}): the history starts empty"
+            with suppress(OSError):
+                path.replace(path.with_name(f"{path.name}.bad"))
+            return f"{path} is damaged or foreign ({error}): the history starts empty"
         for text in np.split(log, np.flatnonzero(log == BREAK)):
             self.add(text[text != BREAK].tolist())
         self.absorb()

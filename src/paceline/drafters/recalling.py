@@ -117,7 +117,7 @@ class RecallingDrafter(Drafter):
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own text; its output goes to the history."""
-        if self._own.pop(sequence.id, None) is not None:
+        if self._own.pop(sequence.id, None) is not None and sequence.generated:
             self.history.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
 
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:

@@ -53,8 +53,9 @@ class Stand(Guesser[ContextModel]):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Draws where the verifier needs drawn drafts."""
-        return cls(context.target.vocab_size, drawn=context.report_law)
+        """Draws where the verifier takes drawn drafts alone."""
+        drawn = context.report_law and "without_replacement" in context.accepts
+        return cls(context.target.vocab_size, drawn=drawn)
 
     def reset(self) -> None:
         """Forget all laws."""
@@ -84,7 +85,7 @@ class Stand(Guesser[ContextModel]):
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
         model = self._model
         root = model.tail(sequence.tokens)
-        if not self._drawn:
+        if self.kind is None:
             return Guess.grow(root, budget, model.offers, model.follow)
         return Drawn.draw(
             root,

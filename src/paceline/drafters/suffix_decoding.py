@@ -2,7 +2,7 @@
 
 Two sources are searched for the end of the sequence: its own text, and the outputs of sequences
 that ended (`History`). Both are suffix automata with counts, which hold the counts of the paper's
-suffix trees.
+suffix trees, for contexts of up to 32 tokens instead of 64: longer ones are no better.
 
 Modes "path" and "tree" draft as published from one context in one source: of all lengths of
 context in both, the one whose draft has the highest score, which is the expected number of
@@ -80,6 +80,7 @@ class SuffixDecoding(RecallingDrafter):
             return weigh(found, self._table, reach)
 
         def follow(place: _Place, token: int) -> _Place:
+            # Where the history no longer goes along, only single tokens could be found in it.
             behind = history.follow(*place[2:], token) if place[2] else (ROOT_STATE, 0)
             return (*text.follow(*place[:2], token), *behind)
 

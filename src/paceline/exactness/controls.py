@@ -38,7 +38,7 @@ GRID = Grid(
     max_runs=2000,
     noise_sizes=((3, 2, 2),),
     noise_samplings=((1.0, 1.0),),
-    seeds=1000,
+    seeds=4000,
 )
 """Controls run on these cases, one after the other, until one of them catches them."""
 

@@ -18,11 +18,11 @@ GRID = Grid(
     vocabularies=(3,),
     depths=(2,),
     widths=(2,),
-    samplings=((1.0, 1.0), (1.3, 0.75), (0.0, 1.0)),
+    samplings=((1.0, 1.0), (1.5, 0.85), (0.0, 1.0)),
     loops=(3, 2, 2),
     max_runs=2000,
     noise_sizes=((3, 2, 2),),
-    noise_samplings=((1.3, 0.75),),
+    noise_samplings=((1.5, 0.85),),
     seeds=400,
 )
 """What limits are checked on."""

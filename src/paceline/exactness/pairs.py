@@ -123,7 +123,7 @@ def examine(
             joint = extend(add_up(runs), law, PROMPT, case.horizon)
             return Finding("enumeration", len(runs), max_abs_error=max_error(joint, truth))
         except ContinuousNoise:
-            seeds = grid.samples(drafts, case, seed_exact)
+            seeds = grid.samples(verifier, drafts, case)
             if not seeds:
                 return "noise is sampled on other cases"
         return _by_chi_square(run, truth, seeds, loop(NoDrafter) if seed_exact else None)

@@ -88,9 +88,11 @@ class OpenVinoTarget:
         self._tensors = tensors  # the graph shares their memory
         core = ov.Core()
         general, direct = build(config, tensors), build(config, tensors, direct=True)
-        self._pool = BlockPool(config.layers, config.kv_heads, config.head_dim, kv_tokens // BLOCK)
-        [self._scratch] = self._pool.take(1)
+        pool = BlockPool(config.layers, config.kv_heads, config.head_dim, kv_tokens // BLOCK)
+        self._pool = pool
+        [self._scratch] = pool.take(1)
 
+        # Without `self`: a cycle would keep gigabytes alive until the next garbage collection.
         def compile_request(shape: Shape | None) -> ov.InferRequest:
             graph = general
             if shape is not None:
@@ -98,7 +100,7 @@ class OpenVinoTarget:
             request = core.compile_model(graph, "CPU", settings).create_infer_request()
             for layer in range(config.layers):
                 for offset, kind in enumerate(("key", "value")):
-                    blocks = ov.Tensor(self._pool.memory[2 * layer + offset], shared_memory=True)
+                    blocks = ov.Tensor(pool.memory[2 * layer + offset], shared_memory=True)
                     request.set_tensor(f"{kind}_cache.{layer}", blocks)
             return request
 
