@@ -30,6 +30,7 @@ from paceline import registry
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.suffix_array import build
 from paceline.errors import InvalidOption, PacelineError
+from paceline.naming import make_drafter
 from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, Capabilities, SamplingParams, TokenTree, Verdict
@@ -68,14 +69,11 @@ def context() -> DrafterContext:
 
 def make(name: str) -> Drafter | None:
     """The drafter, or None if it needs a model or hidden states."""
-    factory = registry.find("drafter", name).load()
-    if factory.needs.hidden:
-        return None
     try:
-        drafter: Drafter = factory.create(context())
+        drafter = make_drafter(name, context())
     except PacelineError:
         return None
-    return drafter
+    return None if drafter.needs.hidden else drafter
 
 
 def memory() -> int:
@@ -142,7 +140,7 @@ def measure(name: str, where: str, tokens: int, steps: int) -> dict[str, object]
     with tempfile.TemporaryDirectory() as folder:
         if where == "index":
             build(np.array(history, np.int32), Path(folder) / "index", VOCABULARY, "benchmark")
-            os.environ["PACELINE_DATASTORE"] = str(Path(folder) / "index")
+            name = f"{name}:index={Path(folder) / 'index'}"
         drafter = make(name)
         assert drafter is not None
         params = SamplingParams(max_new_tokens=1 << 30)

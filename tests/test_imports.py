@@ -21,12 +21,12 @@ LAYERS = (
     ("errors", "version"),
     ("types",),
     (
-        *("tree", "law", "randomness", "sampling", "metrics", "target", "sequence", "stopping"),
-        *("text", "transcript", "models", "weights"),
+        *("options", "tree", "law", "randomness", "sampling", "metrics", "target", "sequence"),
+        *("stopping", "text", "transcript", "models", "weights"),
     ),
-    ("growth", "drafters", "verifiers", "controllers", "runtimes"),
+    ("shapes", "growth", "drafters", "verifiers", "controllers", "runtimes"),
     ("decode",),
-    ("exactness", "engine", "registry"),
+    ("exactness", "engine", "registry", "naming", "search", "suggest"),
     ("loading",),
     ("",),  # the package's own __init__
     ("audit", "bench", "cli", "serving", "training", "__main__"),
@@ -39,6 +39,7 @@ HEAVY = {
     "openvino": {"runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_requests"},
     "torch": {"runtimes.torch", "runtimes.transformers", "models.llama"},
     "transformers": {"runtimes.transformers"},
+    "matplotlib": {"bench.plots"},
 }
 """Which modules may import a heavy package, at any level of nesting."""
 

@@ -108,6 +108,9 @@ class Extreme(KeyedRandomness):
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         return np.full(size, self._value)
 
+    def unit(self, draw: Draw) -> float:
+        return self._value
+
 
 EXTREMES = [Extreme(0.0), Extreme(2.0**-53), Extreme(0.5), Extreme(1 - 2.0**-53)]
 
@@ -157,3 +160,16 @@ def test_noise_is_uniform() -> None:
     noise = np.sort(KeyedRandomness(9).uniform(20_000, Draw(3, Purpose.NOISE)))
     steps = np.arange(1, len(noise) + 1) / len(noise)
     assert np.abs(noise - steps).max() < 1.95 / len(noise) ** 0.5  # Kolmogorov, p = 1e-3
+
+
+@pytest.mark.parametrize("size", [511, 512, 513, 1025, 3000])
+def test_choice_among_many_inverts_the_cumulative_weights(size: int) -> None:
+    weights = np.random.default_rng(size).dirichlet(np.full(size, 0.05))
+    weights[weights < np.median(weights)] = 0.0
+    cumulative = np.cumsum(weights)
+    keyed = KeyedRandomness(5)
+    for position in range(500):
+        draw = Draw(position, Purpose.TARGET)
+        target = keyed.unit(draw) * cumulative[-1]
+        expected = int(np.searchsorted(cumulative, target, side="right"))
+        assert keyed.choice(weights, draw) == expected

@@ -145,7 +145,11 @@ def test_merge_is_the_union_of_paths(first: TokenTree, second: TokenTree) -> Non
     assert set(paths) == set(token_paths(first)) | set(token_paths(second))
     assert len(set(paths)) == len(paths)
     assert paths[: len(first)] == token_paths(first)
-    assert both.source == (first.source or second.source)
+    assert both.source == (second if len(second) and not len(first) else first).source
+    for node in range(len(first)):
+        assert both.origin(node) == first.origin(node)
+    for node in range(len(first), len(both)):
+        assert both.origin(node) == second.source
     trees.validate(both)
 
 

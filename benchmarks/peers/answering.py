@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
+
+Continuations = tuple[list[list[int]], int | None]
+"""Tokens for each seed, and how many of all these had been drafted, if that is known."""
 
 Law = list[tuple[int, float]]
 """Token ids with their probabilities."""
@@ -32,10 +36,10 @@ def claim_output() -> TextIO:
 def serve(
     lines: TextIO,
     about: dict[str, str],
-    continuations: Callable[..., list[list[int]]],
+    continuations: Callable[..., Continuations],
     law: Callable[[list[int], float], Law | None],
 ) -> None:
-    """Answer requests until the input ends.
+    """Answer requests until the input ends; an engine that raises has no answer, and says why.
 
     Args:
         lines: from `claim_output`.
@@ -51,19 +55,27 @@ def serve(
     say({"about": about})
     for line in sys.stdin:
         request = json.loads(line)
-        if "continue" in request:
-            say({"tokens": continuations(**request["continue"])})
-        elif "law" in request:
-            say({"law": law(request["law"]["prompt"], request["law"]["temperature"])})
-        else:
-            say({"error": f"no request of this kind: {sorted(request)}"})
+        try:
+            if "continue" in request:
+                tokens, accepted = continuations(**request["continue"])
+                answer: dict[str, Any] = {"tokens": tokens, "accepted": accepted}
+            elif "law" in request:
+                answer = {"law": law(request["law"]["prompt"], request["law"]["temperature"])}
+            else:
+                answer = {"error": f"no request of this kind: {sorted(request)}"}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        say(answer)
 
 
 def law_of(logits: Any, temperature: float) -> Law:
-    """The law of a row of logits, anything that numpy takes."""
+    """The law of a row of logits, or of log-probabilities of all tokens by id, in a table."""
     import numpy as np
 
-    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    table = logits if isinstance(logits, dict) else dict(enumerate(logits))
+    ids = list(table)
+    scaled = np.asarray(list(table.values()), dtype=np.float64) / temperature
     weights = np.exp(scaled - scaled.max())
     probs = weights / weights.sum()
-    return [(int(token), float(probs[token])) for token in np.flatnonzero(probs > LEAST)]
+    return [(int(ids[place]), float(probs[place])) for place in np.flatnonzero(probs > LEAST)]

@@ -10,8 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import claim_output, serve
+from answering import Continuations, claim_output, serve
 from model_files import coarse_gguf, genai_model
+
+CACHE_GIB = 1
+"""Key-value cache where the schedule is set by hand; the library would take none then."""
 
 
 def main() -> None:
@@ -23,6 +26,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
     parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
     parser.add_argument("--cache", choices=("u8", "f32"), default="u8", help="key-value cache")
+    parser.add_argument("--prefix-caching", choices=("on", "off"), default="on")
+    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     arguments = parser.parse_args()
     lines = claim_output()
 
@@ -33,10 +38,18 @@ def main() -> None:
     precision = arguments.precision
     folder = genai_model(arguments.model, arguments.files / f"genai-{precision}", precision)
     properties: dict[str, Any] = {"ATTENTION_BACKEND": "PA"}
+    if arguments.threads:
+        properties["INFERENCE_NUM_THREADS"] = arguments.threads
     if precision == "fp32":
         properties["INFERENCE_PRECISION_HINT"] = "f32"
     if arguments.cache == "f32":
         properties["KV_CACHE_PRECISION"] = "f32"
+
+    if arguments.prefix_caching == "off":
+        scheduling = openvino_genai.SchedulerConfig()
+        scheduling.enable_prefix_caching = False
+        scheduling.cache_size = CACHE_GIB
+        properties["scheduler_config"] = scheduling
 
     def load(**extra: Any) -> Any:
         return openvino_genai.LLMPipeline(str(folder), "CPU", **properties, **extra)
@@ -46,7 +59,9 @@ def main() -> None:
         coarse = genai_model(
             coarse_gguf(arguments.model, arguments.files), arguments.files / "genai-coarse", "int8"
         )
-        draft = openvino_genai.draft_model(str(coarse), "CPU")
+        shared = ("scheduler_config", "INFERENCE_NUM_THREADS")
+        given = {key: properties[key] for key in shared if key in properties}
+        draft = openvino_genai.draft_model(str(coarse), "CPU", **given)
         pipes = {True: load(draft_model=draft), False: load()}
         drafting = f"coarse draft model, {arguments.tokens} tokens"
     else:
@@ -56,9 +71,9 @@ def main() -> None:
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
-    ) -> list[list[int]]:
+    ) -> Continuations:
         ids = ov.Tensor(np.array([prompt], dtype=np.int64))
-        out = []
+        out, accepted = [], 0
         for seed in seeds:
             setting = openvino_genai.GenerationConfig(
                 max_new_tokens=tokens,
@@ -68,14 +83,18 @@ def main() -> None:
                 **({"temperature": temperature} if temperature else {}),
                 **(assistance if speculation else {}),
             )
-            out.append([int(t) for t in pipes[speculation].generate(ids, setting).tokens[0]])
-        return out
+            answer = pipes[speculation].generate(ids, setting)
+            out.append([int(token) for token in answer.tokens[0]])
+            # A pass brings one token of its own.
+            accepted += len(out[-1]) - len(answer.perf_metrics.raw_metrics.token_infer_durations)
+        return out, accepted if speculation else None
 
     about = {
         "engine": "OpenVINO GenAI",
         "version": version("openvino-genai"),
         "weights": "int8, symmetric per row" if precision == "int8" else "float16, run in float32",
         "key-value cache": arguments.cache,
+        "prefix caching": arguments.prefix_caching,
         "drafting": drafting,
     }
     serve(lines, about, continuations, lambda prompt, temperature: None)

@@ -1,7 +1,7 @@
-"""llama.cpp under audit, through llama-cpp-python: prompt lookup.
+"""llama.cpp under audit, its server's own speculation: prompt lookup, or a draft model.
 
 Runs in the environment that `make.py llama-cpp` makes; `paceline audit outside llama-cpp` starts
-it.
+it. The bindings are xllamacpp, which is the C++ server called in process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Law, claim_output, law_of, serve
+from answering import Continuations, Law, claim_output, law_of, serve
+from model_files import coarse_gguf
+
+NGRAM = 2
+"""Tokens that must recur for a draft."""
+
+VOCABULARY = 10**6
+"""Asks for the log-probabilities of all tokens."""
 
 
 def main() -> None:
@@ -19,52 +26,83 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
+    parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
+    parser.add_argument("--rule", choices=("match", "rejection"), default="match")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
     parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     arguments = parser.parse_args()
+    if arguments.rule == "rejection" and arguments.draft != "model":
+        parser.error("--rule rejection needs --draft model: a looked-up draft has no law")
     lines = claim_output()
 
-    from llama_cpp import Llama
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    import xllamacpp
 
-    def load(**extra: Any) -> Llama:
-        return Llama(
-            str(arguments.model),
-            n_ctx=arguments.context,
-            logits_all=True,
-            verbose=False,
-            **extra,
+    def load(speculation: bool) -> Any:
+        setting = xllamacpp.CommonParams()
+        setting.model.path = str(arguments.model)
+        setting.n_ctx = arguments.context
+        setting.warmup = False
+        if arguments.threads:
+            setting.cpuparams.n_threads = arguments.threads
+        if speculation:
+            speculate(setting.speculative)
+        return xllamacpp.Server(setting)
+
+    def speculate(setting: Any) -> None:
+        kinds = xllamacpp.common_speculative_type
+        if arguments.draft == "model":
+            setting.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            setting.draft.mparams.path = str(coarse_gguf(arguments.model, arguments.files))
+            setting.draft.n_max = arguments.tokens
+            if arguments.threads:
+                setting.draft.cpuparams.n_threads = arguments.threads
+            setting.draft.probabilistic = arguments.rule == "rejection"
+        else:
+            setting.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+            setting.ngram_simple.size_n = NGRAM
+            setting.ngram_simple.size_m = arguments.tokens
+
+    servers = {True: load(True), False: load(False)}
+
+    def complete(speculation: bool, **request: Any) -> tuple[list[dict[str, Any]], int]:
+        """What is known of each token, and how many of them were drafted."""
+        whole_law = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+        answer = servers[speculation].handle_completions(
+            {"ignore_eos": True, "n_probs": 1, **whole_law, **request}
         )
-
-    lookup = LlamaPromptLookupDecoding(num_pred_tokens=arguments.tokens, max_ngram_size=3)
-    models = {True: load(draft_model=lookup), False: load()}
+        if "choices" not in answer:
+            raise RuntimeError(f"llama.cpp answers {answer}")
+        drafted = answer["timings"].get("draft_n_accepted", 0)
+        return answer["choices"][0]["logprobs"]["content"], drafted
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
-    ) -> list[list[int]]:
-        model = models[speculation]
-        out = []
+    ) -> Continuations:
+        rows, accepted = [], 0
         for seed in seeds:
-            model.set_seed(seed)
-            stream = model.generate(
-                prompt, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+            known, drafted = complete(
+                speculation, prompt=prompt, temperature=temperature, n_predict=tokens, seed=seed
             )
-            out.append([int(next(stream)) for _ in range(tokens)])
-            stream.close()
-        return out
+            rows.append([each["id"] for each in known])
+            accepted += drafted
+        return rows, accepted if speculation else None
 
     def law(prompt: list[int], temperature: float) -> Law:
-        model = models[False]
-        model.reset()
-        model.eval(prompt)
-        return law_of(model.scores[len(prompt) - 1], temperature)
+        known, _ = complete(False, prompt=prompt, temperature=0.0, n_predict=1, n_probs=VOCABULARY)
+        logprobs = {each["id"]: each["logprob"] for each in known[0]["top_logprobs"]}
+        return law_of(logprobs, temperature)
 
+    if arguments.draft == "model":
+        drafting = f"coarse draft model, {arguments.tokens} tokens, {arguments.rule}"
+    else:
+        drafting = f"prompt lookup, {arguments.tokens} tokens, n-grams of {NGRAM}"
     about = {
         "engine": "llama.cpp",
-        "llama-cpp-python": version("llama-cpp-python"),
+        "version": f"xllamacpp {version('xllamacpp')}",
         "weights": arguments.model.stem.rsplit(".", 1)[-1],
         "key-value cache": "f16",
-        "drafting": f"prompt lookup, {arguments.tokens} tokens, n-grams up to 3",
+        "drafting": drafting,
     }
     serve(lines, about, continuations, law)
 

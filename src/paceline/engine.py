@@ -15,7 +15,7 @@ from paceline.metrics import GenerationStats
 from paceline.sequence import Sequence
 from paceline.text import Tokenizer
 from paceline.transcript import Transcript
-from paceline.types import FinishReason, SamplingParams, TokenLogprob
+from paceline.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
 
 Message = Mapping[str, str]
 Prompt = str | List[Message] | List[int]
@@ -124,7 +124,8 @@ class Engine:
             prompt: text or chat messages; or a list of texts or of message lists, which are
                 decoded as a ragged batch and answered by a list.
             params: sampling parameters; single ones may be given as keywords instead.
-            **options: fields of `SamplingParams`, and `raw` and `system` as for `add`.
+            **options: fields of `SamplingParams`, and `raw`, `system` and `speculation` as
+                for `add`.
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
@@ -170,6 +171,7 @@ class Engine:
         *,
         raw: bool = False,
         system: str | None = None,
+        speculation: Speculation = UNLIMITED,
         **options: Any,
     ) -> int:
         """Queue a request and return its id.
@@ -179,12 +181,18 @@ class Engine:
             params: sampling parameters.
             raw: take text as it is, without the chat template.
             system: system message to put before a text prompt.
+            speculation: limits of the drafts for this request; the output is the same.
             **options: single fields of `SamplingParams`.
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
             InvalidOption: an option is unknown or out of range.
         """
+        if not isinstance(speculation, Speculation):
+            raise InvalidOption(
+                f"speculation must be a Speculation, such as Speculation(enabled=False), not "
+                f"{speculation!r}"
+            )
         params = self._params(params or SamplingParams(), options)
         ids = self._encode(prompt, raw, system)
         context = self.decoder.target.capabilities.max_context
@@ -195,7 +203,7 @@ class Engine:
                 f"the prompt has {len(ids)} tokens and the context holds {context}, of which one "
                 "must stay free: shorten the prompt"
             )
-        sequence = Sequence.start(self._next_id, ids, params)
+        sequence = Sequence.start(self._next_id, ids, params, speculation=speculation)
         self._next_id += 1
         self._waiting.append(_Request(sequence, Transcript(self.tokenizer, params.stop)))
         return sequence.id
@@ -305,7 +313,7 @@ class Engine:
         unknown = set(options) - set(SamplingParams.__slots__)
         if unknown:
             raise InvalidOption(
-                f"option {sorted(unknown)[0]!r} is unknown: use raw, system, "
+                f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, "
                 f"{', '.join(SamplingParams.__slots__)}"
             )
         if isinstance(options.get("stop"), str):

@@ -14,17 +14,20 @@ from typing import Any
 from paceline import registry
 from paceline.controllers.base import ControllerContext
 from paceline.controllers.cost import COST_FORMAT, CostModel, load_or_measure
+from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters.base import DrafterContext
 from paceline.engine import Engine
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import FirstLayers, ModelSource, resolve
+from paceline.naming import make_drafter
+from paceline.options import split_options
 from paceline.stopping import StopRules
 from paceline.target import RuntimeOptions, Target
 from paceline.text import Tokenizer
 from paceline.types import Layout
-from paceline.verifiers.options import VerifierContext, split_options
+from paceline.verifiers.context import VerifierContext
 from paceline.version import __version__
 
 _PACKAGES = {
@@ -200,10 +203,11 @@ def make_engine(
     verifier = "coupled" if verifier == "auto" else verifier
     if controller == "auto":
         controller = "cost-model" if nodes is None and depth is None else "fixed"
-    registry.find("controller", controller)
+    sizing, sizes = split_options(controller, "controller")
+    make_controller = registry.find("controller", sizing).load().create
     if drafter == "none":
-        controller, nodes, depth = "fixed", 1, 1
-    named, settings = split_options(verifier)
+        make_controller, nodes, depth, sizes = Fixed.create, 1, 1, {}
+    named, settings = split_options(verifier, "verifier")
     rule = (
         registry.find("verifier", named)
         .load()
@@ -216,8 +220,6 @@ def make_engine(
             )
         )
     )
-    make_drafter = registry.find("drafter", drafter).load().create
-    make_controller = registry.find("controller", controller).load().create
     unused = [draft_model] if draft_model is not None else []
 
     def load_draft_model() -> Target:
@@ -229,7 +231,8 @@ def make_engine(
         return load_draft(loaded, draft_model, progress=progress).target
 
     drafting = make_drafter(
-        DrafterContext(loaded.target.capabilities, load_draft_model, rule.accepts, rule.shape)
+        drafter,
+        DrafterContext(loaded.target.capabilities, load_draft_model, rule.accepts, rule.shape),
     )
     if drafter != "none" and drafting.kind not in rule.accepts:
         takes = ", ".join(sorted(kind or "deterministic" for kind in rule.accepts))
@@ -247,7 +250,7 @@ def make_engine(
         loaded.target,
         drafting,
         rule,
-        make_controller(ControllerContext(lambda: loaded.costs, nodes, depth)),
+        make_controller(ControllerContext(lambda: loaded.costs, nodes, depth, sizes)),
         StopRules(loaded.tokenizer.eos_token_ids, loaded.target.capabilities.max_context),
     )
     capabilities = loaded.target.capabilities

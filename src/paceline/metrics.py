@@ -78,6 +78,11 @@ class GenerationStats:
         return self.committed_tokens / self.target_forwards if self.target_forwards else 0.0
 
     @property
+    def rows_per_forward(self) -> float:
+        """Rows of a target forward that are this sequence's: the root and its draft, on average."""
+        return 1 + self.drafted_tokens / self.target_forwards if self.target_forwards else 0.0
+
+    @property
     def acceptance_by_depth(self) -> list[float]:
         """Share of drafts reaching depth d + 1 whose accepted path reached it too."""
         pairs = zip(self.accepted_by_depth, self.drafted_by_depth, strict=True)

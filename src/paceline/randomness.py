@@ -10,6 +10,7 @@ verifiers are enumerated over all their branches.
 from __future__ import annotations
 
 from enum import IntEnum
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -60,8 +61,15 @@ class Randomness(Protocol):
         ...
 
 
+_BLOCK = 512
+"""Weights that are summed together before a draw looks inside."""
+
+
 class KeyedRandomness:
-    """A fresh generator per draw (SFC64, the fastest), seeded by a hash of seed, stream, name."""
+    """Every draw is a function of seed, stream and name: a hash, or a generator seeded by one.
+
+    For a whole vocabulary the generator is SFC64, the fastest that numpy has.
+    """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
         """Key by `seed` (of the request) and `stream` (which of its samples this is)."""
@@ -73,15 +81,29 @@ class KeyedRandomness:
         values = np.random.Generator(np.random.SFC64(named)).random(size)
         return np.maximum(values, 2.0**-54, out=values)
 
+    def unit(self, draw: Draw) -> float:
+        """One number like those of `uniform`, by a hash: cheaper than a generator."""
+        name = repr((*self._key, *map(int, draw))).encode()
+        bits = int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 11
+        return max(bits * 2.0**-53, 2.0**-54)
+
     def choice(self, weights: ProbArray, draw: Draw) -> int:
         """Index drawn by inversion of the cumulative weights."""
         if len(weights) == 1:
             return 0
-        cumulative = np.cumsum(weights)
-        target = self.uniform(1, draw)[0] * cumulative[-1]
-        # Zero weights repeat a cumulative value, and side="right" steps over them.
-        return int(min(np.searchsorted(cumulative, target, side="right"), len(weights) - 1))
+        # Blocks first: summing a vocabulary is several times faster than cumulating it.
+        begins = np.arange(0, len(weights), _BLOCK)
+        blocks = np.cumsum(np.add.reduceat(weights, begins))
+        target = self.unit(draw) * blocks[-1]
+        block = min(int(np.searchsorted(blocks, target, side="right")), len(blocks) - 1)
+        begin = int(begins[block])
+        inside = np.cumsum(weights[begin : begin + _BLOCK])
+        rest = target - (blocks[block - 1] if block else 0.0)
+        # Zero weights repeat a cumulative value, and side="right" steps over them; where rounding
+        # leads beyond the end, the last weight that is not zero is meant.
+        last = int(np.searchsorted(inside, inside[-1]))
+        return begin + min(int(np.searchsorted(inside, rest, side="right")), last)
 
     def bernoulli(self, probability: float, draw: Draw) -> bool:
         """True when the draw's uniform lies under `probability`."""
-        return bool(self.uniform(1, draw)[0] < probability)
+        return self.unit(draw) < probability

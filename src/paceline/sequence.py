@@ -9,7 +9,7 @@ from typing import Any
 from paceline.metrics import GenerationStats
 from paceline.randomness import KeyedRandomness, Randomness
 from paceline.sampling import Sampler
-from paceline.types import FinishReason, SamplingParams, TokenLogprob
+from paceline.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
 
 
 @dataclass(eq=False)
@@ -23,6 +23,7 @@ class Sequence:
         params: sampling parameters and stop conditions.
         sampler: logits to law, with this sequence's context.
         randomness: all draws of this sequence.
+        speculation: what the request says about drafting for it.
         cache: the target's cache; None before admission.
         sources: per generated token, the drafter that proposed it, or None if the target chose it.
         logprobs: per generated token, if asked for.
@@ -36,6 +37,7 @@ class Sequence:
     params: SamplingParams
     sampler: Sampler
     randomness: Randomness
+    speculation: Speculation = UNLIMITED
     cache: Any = None
     sources: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -44,7 +46,12 @@ class Sequence:
 
     @classmethod
     def start(
-        cls, id: int, prompt: TokenIds[int], params: SamplingParams, stream: int = 0
+        cls,
+        id: int,
+        prompt: TokenIds[int],
+        params: SamplingParams,
+        stream: int = 0,
+        speculation: Speculation = UNLIMITED,
     ) -> Sequence:
         """A fresh sequence; `stream` tells samples of one request apart."""
         return cls(
@@ -54,6 +61,7 @@ class Sequence:
             params,
             Sampler(params, prompt),
             KeyedRandomness(params.seed, stream),
+            speculation,
         )
 
     @property

@@ -97,6 +97,7 @@ def take(tree: TokenTree, nodes: IntArray) -> TokenTree:
         tokens=tree.tokens[nodes],
         parents=renumber[tree.parents[nodes]],
         scores=None if tree.scores is None else tree.scores[nodes],
+        origins=tuple(tree.origins[node] for node in nodes.tolist()) if tree.origins else (),
     )
 
 
@@ -109,12 +110,19 @@ def limit(tree: TokenTree, nodes: int, depth: int) -> TokenTree:
 
 
 def merge(first: TokenTree, second: TokenTree) -> TokenTree:
-    """The union of two deterministic drafts: nodes with equal token paths become one."""
+    """The union of two deterministic drafts: nodes with equal token paths become one.
+
+    It has the origin of the first, and the higher score; there are scores if both drafts have them.
+    """
     if first.law is not None or second.law is not None:
         raise ValueError("sampled drafts cannot be merged: their law would be lost")
     tokens = first.tokens.tolist()
     parents = first.parents.tolist()
     known = {(p, t): i for i, (p, t) in enumerate(zip(parents, tokens, strict=True))}
+    origins = [first.origin(node) for node in range(len(first))]
+    scored = all(draft.scores is not None or not len(draft) for draft in (first, second))
+    scores = [] if first.scores is None else first.scores.tolist()
+    extra = [] if second.scores is None else second.scores.tolist()
     moved: dict[int, int] = {ROOT: ROOT}
     for node, (token, parent) in enumerate(
         zip(second.tokens.tolist(), second.parents.tolist(), strict=True)
@@ -124,9 +132,15 @@ def merge(first: TokenTree, second: TokenTree) -> TokenTree:
             known[key] = len(tokens)
             tokens.append(token)
             parents.append(key[0])
+            origins.append(second.origin(node))
+            scores += extra[node : node + 1]
+        elif scored:
+            scores[known[key]] = max(scores[known[key]], extra[node])
         moved[node] = known[key]
     return TokenTree(
         np.asarray(tokens, dtype=np.int64),
         np.asarray(parents, dtype=np.int64),
-        source=first.source or second.source,
+        source=origins[0] if origins else first.source,
+        scores=np.asarray(scores, dtype=np.float64) if scored else None,
+        origins=tuple(origins) if len(set(origins)) > 1 else (),
     )

@@ -124,6 +124,8 @@ class TokenTree:
         source: name of the drafter, for display and statistics.
         scores: float64 `[n]`, estimated probability that each node is accepted, if the drafter
             has an estimate; never larger than the parent's.
+        origins: per node, the drafter it came from, where several worked together; empty if all
+            came from `source`.
     """
 
     tokens: IntArray
@@ -131,9 +133,14 @@ class TokenTree:
     law: DraftLaw | None = None
     source: str = ""
     scores: ProbArray | None = None
+    origins: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def origin(self, node: int) -> str:
+        """The drafter that a node came from."""
+        return self.origins[node] if self.origins else self.source
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +162,41 @@ class Budget:
 
     nodes: int
     depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Limits that a request sets to drafting for it; lossless rules give it the same law anyway.
+
+    Attributes:
+        nodes: most drafted tokens per step; None leaves it to the controller.
+        depth: deepest draft; None leaves it to the controller.
+        enabled: False is plain decoding.
+    """
+
+    nodes: int | None = None
+    depth: int | None = None
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("nodes", self.nodes), ("depth", self.depth)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InvalidOption(
+                    f"speculation {name} must be 1 or more, not {value!r}: for plain decoding use "
+                    "enabled=False"
+                )
+
+    def cap(self, budget: Budget) -> Budget:
+        """The part of a budget that the request allows."""
+        if not self.enabled:
+            return Budget(0, 0)
+        sizes = [size for size in (self.nodes, self.depth) if size is not None]
+        nodes = budget.nodes if self.nodes is None else min(budget.nodes, self.nodes)
+        return Budget(nodes, min(budget.depth, *sizes) if sizes else budget.depth)
+
+
+UNLIMITED = Speculation()
+"""Leaves drafting to the controller."""
 
 
 @dataclass(frozen=True, slots=True)

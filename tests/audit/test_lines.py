@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,13 +75,23 @@ print("loading the model ...")
 os.write(1, b"more noise\\n")
 def continuations(prompt, speculation, temperature, tokens, seeds):
     print("generating")
-    return [[seed] * tokens for seed in seeds]
-serve(lines, {{"engine": "noisy"}}, continuations, lambda prompt, t: law_of([0.0, 0.0, -99.0], t))
+    if temperature > 1:
+        raise OSError("too\\nhot")
+    return [[seed] * tokens for seed in seeds], 2 if speculation else None
+def law(prompt, temperature):
+    return law_of({{5: 0.0, 7: 0.0}} if prompt else [0.0, 0.0, -99.0], temperature)
+serve(lines, {{"engine": "noisy"}}, continuations, law)
 """
     engine = ProcessEngine(program(tmp_path, code))
     assert engine.about() == {"engine": "noisy"}
     assert engine.continuations(ASK) == [(7, 7, 7), (8, 8, 8)]
-    assert engine.law((1,), 1.0) == pytest.approx({0: 0.5, 1: 0.5})
+    assert engine.law((), 1.0) == pytest.approx({0: 0.5, 1: 0.5})
+    assert engine.law((1,), 1.0) == pytest.approx({5: 0.5, 7: 0.5})
+    with pytest.raises(EngineFailed, match="says: OSError: too hot"):
+        engine.continuations(replace(ASK, temperature=2.0))
+    engine.continuations(replace(ASK, speculation=False))
+    engine.continuations(ASK)
+    assert engine.about()["accepted drafts"] == "4 of 12 tokens", "speculation alone counts"
     engine.close()
 
 
@@ -115,6 +126,7 @@ def test_engines_that_do_not_start(tmp_path: Path, code: str, message: str) -> N
         ('{"tokens": [[1], 2]}', "list of 2 lists"),
         ('{"tokens": [[1], [null]]}', "list of 2 lists"),
         ('{"tokens": [[1], [true]]}', "list of 2 lists"),
+        ('{"tokens": [[1], [2]], "accepted": "two"}', "'accepted' is not a number"),
         ('{"error": "out of\\nmemory"}', "engine 'fake' says: out of memory"),
     ],
 )

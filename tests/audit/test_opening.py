@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,31 @@ def test_paceline_passes_its_own_audit(loads: Loads) -> None:
     assert report.about["engine"] == "paceline"
     assert report.about["drafter"] == "prompt-lookup"
     assert [each.precision for each in loads] == ["fp32"]
+
+
+def test_a_lossy_rule_of_paceline_is_found_and_told(loads: Loads) -> None:
+    options = {"verifier": "typical", "nodes": "4", "depth": "4"}
+    plan = Plan(greedy_prompts=0, law_prompts=("fox",), samples=60, tokens=3)
+    report = run("paceline", plan, options)
+    assert report.rejected
+    assert report.about["lossless"] == "False"
+
+
+def test_without_speculation_paceline_decodes_plainly_whatever_the_rule(loads: Loads) -> None:
+    ask = Ask((1, 2, 3), False, 1.0, 4, tuple(range(20)))
+    lossy, plain = (open_engine("paceline", {"verifier": v}) for v in ("typical", "coupled"))
+    assert lossy.continuations(ask) == plain.continuations(ask)
+
+
+def test_paceline_counts_the_drafted_tokens_that_it_accepts(loads: Loads) -> None:
+    engine = open_engine("paceline", {"nodes": "4", "depth": "4"})
+    ask = Ask((1, 2, 3) * 4, False, 0.0, 24, (0,))
+    engine.continuations(ask)
+    assert "accepted drafts" not in engine.about()
+    engine.continuations(replace(ask, speculation=True))
+    accepted, of, tokens, _ = engine.about()["accepted drafts"].split()
+    assert (of, tokens) == ("of", "24")
+    assert 0 < int(accepted) < 24
 
 
 def test_paceline_tells_the_law_of_its_target(loads: Loads) -> None:

@@ -25,6 +25,16 @@ def test_a_shift_has_the_total_variation_that_it_says(bias: float) -> None:
     assert np.abs(moved - probs).sum() / 2 == pytest.approx(bias)
 
 
+def test_moving_everything_leaves_a_law_in_spite_of_rounding() -> None:
+    for size in range(2, 60):
+        for first in range(1, size):
+            probs = np.array([first, size - first]) / size
+            heavy = halves(probs)
+            moved = shifted(probs, heavy, float(probs[heavy].sum()))
+            assert moved[heavy] == pytest.approx(0, abs=1e-12)
+            assert (moved <= 1).all(), "numpy draws from no law above 1"
+
+
 @pytest.mark.parametrize("power", [0.8, 0.9])
 def test_the_fit_finds_the_stated_bias_as_often_as_stated(power: float) -> None:
     size, runs = 300, 200

@@ -10,8 +10,9 @@ from tests.tiny import tiny_tokenizer
 
 from paceline.bench import report
 from paceline.bench.builtin import BUILT_IN
+from paceline.bench.dialogues import Dialogues
 from paceline.bench.prompts import BenchPrompt, spread
-from paceline.bench.run import Record, Run, groups, run
+from paceline.bench.run import Record, Run, run
 from paceline.bench.strict_json import dumps
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder, Commit
@@ -134,7 +135,7 @@ def test_runs_are_interleaved_and_rotate() -> None:
     log.clear()
     prompts = [BenchPrompt(str(n), "qa", (f"text {n}", "more")) for n in range(5)]
     params = SamplingParams(max_new_tokens=10, temperature=1.0)
-    finished = list(run(engines, prompts, params, batch=2, done=frozenset({2, 3})))
+    finished = list(run(engines, Dialogues(prompts, 2), params, done=frozenset({2, 3})))
     assert [[r.index for r in group] for group in finished] == [[0, 1], [4]]
     assert log == ["none"] * 2 + ["recycling"] * 2 + ["none", "recycling"]
     for group in finished:
@@ -142,10 +143,10 @@ def test_runs_are_interleaved_and_rotate() -> None:
             assert each.runs["none"].token_ids == each.runs["recycling"].token_ids
             assert each.runs["none"].stats.committed_tokens == 10
     log.clear()
-    list(run(engines, prompts[:2], params, cold=True))
+    list(run(engines, Dialogues(prompts[:2]), params, cold=True))
     resets = ["reset none", "reset recycling"]
     assert log == [*resets, "none", "recycling", *resets, "recycling", "none"]
-    assert groups(prompts, 2) == [[0, 1], [2, 3], [4]]
+    assert Dialogues(prompts, 2).groups == [[0, 1], [2, 3], [4]]
 
 
 def test_engines_take_turns_within_a_group() -> None:
@@ -161,7 +162,7 @@ def test_engines_take_turns_within_a_group() -> None:
         engines[drafter.name] = engine(drafter, [], 1, 1)
         engines[drafter.name].decoder.__class__ = Counted
     params = SamplingParams(max_new_tokens=40, temperature=1.0)
-    list(run(engines, [BenchPrompt("0", "qa", ("text",))], params))
+    list(run(engines, Dialogues([BenchPrompt("0", "qa", ("text",))]), params))
     assert steps[:24] == ["none"] * 8 + ["recycling"] * 8 + ["none"] * 8
 
 
@@ -169,6 +170,12 @@ def test_a_stopped_run_leaves_nothing_in_flight() -> None:
     engines = {"none": engine(NoDrafter(), [], 1, 2)}
     prompts = [BenchPrompt("0", "qa", ("text",)), BenchPrompt("1", "qa", ("more text",))]
     calls = iter([False, False, True])
-    got = list(run(engines, prompts, SamplingParams(), batch=2, stop=lambda: next(calls)))
+    got = list(run(engines, Dialogues(prompts, 2), SamplingParams(), stop=lambda: next(calls)))
     assert got == []
     assert engines["none"].pending == 0
+
+
+def test_rows_of_a_forward_are_the_root_and_its_draft() -> None:
+    assert GenerationStats(target_forwards=4, drafted_tokens=10).rows_per_forward == 3.5
+    assert GenerationStats(target_forwards=4).rows_per_forward == 1
+    assert GenerationStats().rows_per_forward == 0

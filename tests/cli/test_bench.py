@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, one_line
 
+from paceline.bench import page
 from paceline.bench.run import Record
 from paceline.cli import bench as module
 from paceline.engine import Engine, Event
@@ -26,6 +27,7 @@ ROW = {
     "speedup_low",
     "speedup_high",
     "block_efficiency",
+    "rows_per_forward",
     "acceptance_by_depth",
     "draft_share",
     "overhead_share",
@@ -114,6 +116,7 @@ def test_the_built_in_mix_and_the_table(command: Command, tmp_path: Path) -> Non
     assert [r["prompts"] for r in results["rows"] if r["category"] == "all"] == [12, 12, 12]
     assert sorted(path.name for path in out.iterdir()) == [
         "prompts.jsonl",
+        "report.html",
         "results.json",
         "results.md",
     ]
@@ -146,6 +149,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     assert outcome.code == 130
     partial = strict(outcome.out)
     assert not partial["complete"]
+    assert "interrupted after" in (out / "report.html").read_text()
     assert strict((out / "results.json").read_text()) == partial
     finished = partial["rows"][0]["prompts"]
     assert 0 < finished < 4
@@ -163,6 +167,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     ]
     again = strict(command(*call).out)  # nothing is left to do
     assert again["rows"] == results["rows"]
+    assert results["resumed_after"] == again["resumed_after"] == [finished]
+    assert any("began anew" in remark for remark in again["remarks"])
 
 
 def test_ctrl_c_before_anything_is_done(
@@ -203,8 +209,9 @@ def test_a_line_cut_short_by_a_crash_is_decoded_again(
     raw.write_text(raw.read_text()[:-40])
     results = strict(command(*call).out)
     assert results["complete"]
-    lines = raw.read_text().splitlines()
-    assert [Record.from_dict(json.loads(line)).index for line in lines[1:]] == [0, 1]
+    first, resumed, second = raw.read_text().splitlines()[1:]
+    assert [Record.from_dict(json.loads(line)).index for line in (first, second)] == [0, 1]
+    assert json.loads(resumed) == {"resumed_after": 1}
 
 
 def test_a_prompt_that_does_not_fit_is_found_first(
@@ -228,3 +235,45 @@ def test_fidelity_is_measured_when_asked(
     assert strict(command(*options).out)["fidelity"] is None
     monkeypatch.setattr(module, "_fidelity", lambda *_: {"kl": float("nan"), "tokens": 3})
     assert strict(command(*options).out)["fidelity"] == {"kl": None, "tokens": 3}
+
+
+def test_the_agentic_workload_from_the_outside(command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    call = ("bench", "--workload", "agentic", "--limit", "1", "--max-context", "9000", "--json")
+    outcome = command(*call, "--max-new-tokens", "6", "--out", str(out), "--nodes", "2")
+    assert outcome.code == 0, outcome.err
+    results = strict(outcome.out)
+    counts = {r["category"]: r["prompts"] for r in results["rows"] if r["drafter"] == "recycling"}
+    assert counts == {"all": 6, "plan": 1, "work": 3, "refine": 2}
+    assert results["settings"]["workload"] == "agentic"
+    assert all(row["identical"] == 1 for row in results["rows"])
+    lines = (out / "prompts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["index"] for line in lines[1:]] == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--workload", "prose"), "use prompts or agentic"),
+        (("--workload", "agentic", "--prompts", "x.jsonl"), "leave out --prompts"),
+        (("--workload", "agentic", "--turns", "all"), "leave out --prompts, --turns"),
+        (("--workload", "agentic", "--limit", "0"), "--limit must be 1 or more"),
+    ],
+)
+def test_workloads_that_make_no_sense(
+    command: Command, more: tuple[str, ...], message: str
+) -> None:
+    outcome = command("bench", *more)
+    assert one_line(outcome)
+    assert message in outcome.err
+
+
+def test_without_matplotlib_one_line_says_how_to_get_plots(
+    command: Command, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "can_plot", lambda: False)
+    out = tmp_path / "out"
+    outcome = command(*arguments(prompts, "--limit", "1", "--out", str(out)))
+    assert outcome.code == 0
+    assert outcome.err.splitlines() == [page.HINT]
+    assert page.HINT in (out / "report.html").read_text().replace("&#39;", "'")

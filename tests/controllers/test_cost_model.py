@@ -141,11 +141,36 @@ def test_sampled_drafts_pass_unchanged(model: Callable[[], CostModel]) -> None:
     assert chosen[0] is sampled
 
 
-def test_drafts_with_estimates_are_asked_for_in_full_and_pruned_later() -> None:
-    controller = CostModelController(linear(), nodes=9, depth=5)
+def test_drafts_with_estimates_are_asked_for_in_plenty_and_pruned_later() -> None:
+    controller = CostModelController(flat(), nodes=20, depth=5)
     sequences = batch(2)
-    controller.select(sequences, [scored([ROOT], [0.2]), scored([], [])])
-    assert controller.budgets(sequences) == [Budget(9, 5)] * 2
+    assert controller.budgets(sequences) == [Budget(20, 5)] * 2
+    controller.select(sequences, [scored([], []), scored([], [])])
+    assert controller.budgets(sequences) == [Budget(8, 5)] * 2  # little was worth verifying
+    controller.select(sequences, [scored([ROOT] * 6, [0.15] * 6), scored([], [])])
+    assert controller.budgets(sequences) == [Budget(12, 5)] * 2
+    controller.select(sequences, [scored([ROOT] * 12, [0.08] * 12), scored([], [])])
+    assert controller.budgets(sequences) == [Budget(20, 5)] * 2
+
+
+def test_a_drafter_that_stopped_paying_is_noticed_when_it_would_pay_again() -> None:
+    """From drafts that were not verified: their first token stood, or it did not."""
+    controller = CostModelController(costs(lambda rows: 1.0 + 0.1 * rows))
+    [sequence] = batch(1)
+    draft = scored([ROOT, 0, 1], [0.9, 0.85, 0.8])
+
+    def step(stood: int) -> int:
+        [chosen] = controller.select([sequence], [draft])
+        path = tuple(range(min(stood, len(chosen))))
+        token = int(draft.tokens[0]) if stood and not len(chosen) else 99
+        controller.observe([sequence], [chosen], [Verdict(path, token)], 0.0, 1.0)
+        return len(chosen)
+
+    while step(stood=0):
+        pass
+    assert [step(stood=0) for _ in range(20)] == [0] * 20
+    sizes = [step(stood=3) for _ in range(200)]
+    assert sizes[-1] == 3
 
 
 def accept(controller: CostModelController, draft: TokenTree, accepted: int, times: int) -> None:
@@ -245,7 +270,8 @@ def test_decisions_do_not_depend_on_which_tokens_were_drafted(
             back = {name: index for index, name in enumerate(rename)}
             seen.append([back[token] for token in chosen.tokens.tolist()])
             path = next(iter(trees.leaf_paths(chosen)), ())[:reached]
-            controller.observe(sequences, [chosen], [Verdict(path, 0)], 0.1, 1.0 + len(path))
+            verdict = Verdict(path, rename[0])
+            controller.observe(sequences, [chosen], [verdict], 0.1, 1.0 + len(path))
         decisions.append(seen)
     assert decisions[0] == decisions[1]
 

@@ -52,3 +52,15 @@ def test_drafts_pass_and_nothing_is_learned() -> None:
     controller.observe([sequence], [draft], [Verdict((), 3)], 1.0, 1.0)
     controller.close(sequence)
     assert controller.budgets([sequence]) == [Budget(4, 2)]
+
+
+def test_sizes_may_be_options() -> None:
+    def made(**options: str) -> Fixed:
+        return Fixed.create(ControllerContext(no_costs, nodes=9, options=options))
+
+    assert made(depth="3").budgets(batch(1)) == [Budget(9, 3)]
+    assert made(nodes="4").budgets(batch(1)) == [Budget(4, 4)]
+    with pytest.raises(InvalidOption, match="nodes must be 1 or more"):
+        made(nodes="0")
+    with pytest.raises(InvalidOption, match="controller 'fixed' has no option 'size'"):
+        made(size="4")

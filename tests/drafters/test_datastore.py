@@ -136,22 +136,20 @@ def test_a_frequent_context_is_sampled(folder: Path) -> None:
     assert len(drafter._spot(1, *drafter._index.range([1])).places) == 32
 
 
-def context(vocabulary: int = VOCABULARY) -> DrafterContext:
+def context(vocabulary: int = VOCABULARY, **options: str) -> DrafterContext:
     target = TabularTarget(TabularModel(vocabulary, 1, seed=0).logits, vocabulary)
-    return DrafterContext(target.capabilities, lambda: target)
+    return DrafterContext(target.capabilities, lambda: target, options=options)
 
 
-def test_the_environment_names_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_names_the_index(tmp_path: Path) -> None:
     store([1, 2, 3], tmp_path)
-    monkeypatch.setenv("PACELINE_DATASTORE", str(tmp_path / "index"))
-    drafter = Datastore.create(context())
+    index = str(tmp_path / "index")
+    drafter = Datastore.create(context(index=index))
     drafter.open(sequence := start([1]))
     assert propose(drafter, sequence, Budget(2, 2)).tokens.tolist() == [2, 3]
     with pytest.raises(InvalidOption, match="another tokenizer"):
-        Datastore.create(context(vocabulary=3))
-    monkeypatch.setenv("PACELINE_DATASTORE", str(tmp_path / "absent"))
+        Datastore.create(context(vocabulary=3, index=index))
     with pytest.raises(InvalidOption, match="absent is no index"):
-        Datastore.create(context())
-    monkeypatch.delenv("PACELINE_DATASTORE")
+        Datastore.create(context(index=str(tmp_path / "absent")))
     with pytest.raises(InvalidOption, match="paceline index FILE --out DIR"):
         Datastore.create(context())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as List
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -462,3 +463,18 @@ def test_close_releases_once_and_may_be_repeated() -> None:
     drafter.close(sequence)
     drafter.close(sequence)
     assert small.caches[0].released
+
+
+def test_a_named_growth_is_used_and_greedy_requests_get_branches() -> None:
+    target = TabularTarget(TabularModel(6, 2, 1).logits, 6)
+    context = DrafterContext(
+        target.capabilities, lambda: target, options={"growth": "expand-rerank-3"}
+    )
+    drafter = DraftModel.create(context)
+    drafter.open(sequence := Sequence.start(0, [0], SamplingParams()))
+    [draft] = drafter.propose([sequence], [Budget(6, 3)])
+    assert len(draft) == 6
+    assert len(set(draft.parents.tolist())) < 6  # some node has two children
+    assert draft.scores is not None
+    with pytest.raises(InvalidOption, match="has no option 'size': use growth"):
+        DraftModel.create(replace(context, options={"size": "3"}))

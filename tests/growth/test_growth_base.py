@@ -16,13 +16,16 @@ from paceline.exactness.tabular import TabularModel, processed
 from paceline.growth.base import Ask, Growth, drive
 from paceline.growth.branching import Branching
 from paceline.growth.dynamic import Dynamic
+from paceline.growth.expand_rerank import ExpandRerank
 from paceline.growth.iid import Iid
 from paceline.growth.paths import Paths
 from paceline.growth.shared_noise import SharedNoise
+from paceline.growth.static import Static
 from paceline.growth.stochastic_beam import StochasticBeam
 from paceline.growth.threshold import Threshold
 from paceline.growth.top_and_one import TopAndOne
 from paceline.randomness import Draw, KeyedRandomness, Purpose
+from paceline.shapes.published import MEDUSA
 from paceline.types import ROOT, Budget, Law, ProbArray, SamplingParams, TokenTree
 
 MODEL = TabularModel(5, 3, seed=7, sharpness=1.5)
@@ -31,6 +34,7 @@ LAWS = {
     "top-p": processed(MODEL.logits, SamplingParams(temperature=1, top_p=0.7), (0,)),
     "greedy": processed(MODEL.logits, SamplingParams(), (0,)),
 }
+SHALLOW = ExpandRerank(4, levels=2, floor=0.1)
 GROWTHS: tuple[Growth, ...] = (
     Iid([1]),
     Iid([3, 2]),
@@ -47,6 +51,11 @@ GROWTHS: tuple[Growth, ...] = (
     Threshold(0.05),
     SharedNoise([1]),
     SharedNoise([2, 3]),
+    ExpandRerank(1),
+    ExpandRerank(3),
+    SHALLOW,
+    Static(((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))),
+    Static(MEDUSA),
 )
 any_growth = pytest.mark.parametrize("growth", GROWTHS, ids=lambda g: g.name)
 budgets = st.builds(Budget, st.integers(0, 12), st.integers(0, 4))
@@ -151,8 +160,11 @@ def test_the_same_seed_grows_the_same_draft_alone_or_in_step_with_others(growth:
 
 @any_growth
 def test_questions_are_leaves_of_a_growing_tree_and_never_repeat(growth: Growth) -> None:
-    asked: set[int] = set()
+    asked: dict[int, tuple[int, ...]] = {}
     before: list[int] = []
+
+    def path(tree: TokenTree, node: int) -> tuple[int, ...]:
+        return tuple(tree.tokens[list(trees.path_to(tree, node))].tolist())
 
     def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
         (tree, nodes) = asks[0]
@@ -164,11 +176,11 @@ def test_questions_are_leaves_of_a_growing_tree_and_never_repeat(growth: Growth)
         for node in nodes:
             assert node not in asked
             assert node not in inner
-            asked.add(node)
-        return {0: [MODEL.law((0, *tree.tokens[list(trees.path_to(tree, n))])) for n in nodes]}
+            asked[node] = path(tree, node)
+        return {0: [MODEL.law((0, *asked[node])) for node in nodes]}
 
     [draft] = drive([growth.grow(Budget(12, 4), KeyedRandomness(1), 1)], answer)
-    assert set(draft.parents.tolist()) <= asked
+    assert {path(draft, parent) for parent in draft.parents.tolist()} <= set(asked.values())
     assert ROOT in asked
 
 
@@ -176,9 +188,9 @@ def test_questions_are_leaves_of_a_growing_tree_and_never_repeat(growth: Growth)
 def test_a_one_hot_law_grows_the_greedy_chain(growth: Growth) -> None:
     """At temperature 0 there is nothing to choose, and no node is spent on what cannot be."""
     law = LAWS["greedy"]
-    draft = grown(growth, law)((0,), KeyedRandomness(0), Budget(20, 4))
+    draft = grown(growth, law)((0,), KeyedRandomness(0), Budget(64, 4))
     tokens: list[int] = []
-    for _ in range(4):
+    for _ in range(2 if growth is SHALLOW else 4):
         tokens.append(law((0, *tokens)).argmax())
     assert draft.tokens.tolist() == tokens
     assert trees.is_chain(draft)
@@ -205,6 +217,10 @@ def test_one_child_per_node_is_the_same_chain_however_it_is_called(
         (lambda: StochasticBeam(0), "growth 'stochastic-beam' needs a width of 1 or more, not 0"),
         (lambda: Threshold(0.0), "growth 'threshold' needs a threshold in \\(0, 1\\], not 0.0"),
         (lambda: Threshold(1.5), "not 1.5"),
+        (lambda: ExpandRerank(0), "growth 'expand-rerank' .* not 0, None and 0.0"),
+        (lambda: ExpandRerank(2, 0), "not 2, 0 and"),
+        (lambda: ExpandRerank(2, None, 1.0), "not 2, None and 1.0"),
+        (lambda: ExpandRerank(2, floor=float("nan")), "and nan"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(make: object, says: str) -> None:

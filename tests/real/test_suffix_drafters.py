@@ -38,13 +38,13 @@ def test_greedy_ids_equal_plain_decoding(
     loaded: Loaded,
     plain: list[Completion],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = loaded.tokenizer.encode(" ".join(PROMPTS))
     capabilities = loaded.target.capabilities
     fingerprint = loaded.tokenizer.fingerprint
     build(np.array(text, np.int32), tmp_path / "index", capabilities.vocab_size, fingerprint)
-    monkeypatch.setenv("PACELINE_DATASTORE", str(tmp_path / "index"))
+    if drafter == "datastore":
+        drafter = f"datastore:index={tmp_path / 'index'}"
     engine = make_engine(loaded, drafter=drafter, nodes=7, depth=5, max_batch=3)
     for _ in range(2):  # the second time with what was remembered
         outputs = engine.generate(ASKED, max_new_tokens=24)

@@ -11,10 +11,10 @@ from paceline import registry
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.exactness.tabular import TabularModel, TabularTarget
 from paceline.types import Capabilities
+from paceline.verifiers.context import VerifierContext
 from paceline.verifiers.headed import Headed
 from paceline.verifiers.heads import LinearHead, load_head, save_head
 from paceline.verifiers.judge import Judge
-from paceline.verifiers.options import VerifierContext
 from paceline.verifiers.pivot import Pivot
 
 KINDS = ("judge", "pivot")

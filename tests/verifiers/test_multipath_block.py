@@ -104,7 +104,7 @@ def laws(seed: int, size: int, sparse: bool) -> tuple[Law, Law]:
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
-def test_the_law_of_the_last_of_several_is_that_of_brute_force(most: int, sparse: bool) -> None:
+def test_the_law_of_the_best_of_several_is_that_of_brute_force(most: int, sparse: bool) -> None:
     for seed in range(20):
         p, q = laws(seed, 5, sparse)
         competition = Competition(p, q)
@@ -115,12 +115,13 @@ def test_the_law_of_the_last_of_several_is_that_of_brute_force(most: int, sparse
         support = [q.token(index) for index in range(len(q.probs))]
         for draws in itertools.product(support, repeat=count):
             chance = np.prod([q.prob(token) for token in draws])
-            expected[draws[competition.last(draws)]] += float(chance)
+            expected[draws[competition.best(draws)]] += float(chance)
         for token in support:
             assert law.prob(token) == pytest.approx(expected[token], abs=EXACT)
 
 
 def test_as_many_compete_as_accept_most() -> None:
+    """Up to what the grouping rounds off."""
     counts = Counter()
     for seed in range(60):
         p, q = laws(seed, 5, sparse=False)
@@ -132,7 +133,7 @@ def test_as_many_compete_as_accept_most() -> None:
         accepted = np.minimum(p.dense(), law.dense()).sum()
         for fewer in range(1, 5):
             other = competition.law(fewer, weight=1.0)[1]
-            assert accepted >= np.minimum(p.dense(), other.dense()).sum() - EXACT
+            assert accepted >= np.minimum(p.dense(), other.dense()).sum() - 0.01
     assert len(counts) > 2  # neither always one nor always all
 
 
@@ -145,19 +146,32 @@ def test_one_draw_competes_where_the_drafter_is_right() -> None:
 
 @given(st.integers(0, 10**6), st.integers(2, 40))
 @settings(max_examples=50, deadline=None)
-def test_the_order_ascends_in_the_ratio_and_mass_below_follows_it(seed: int, size: int) -> None:
+def test_groups_ascend_in_the_ratio(seed: int, size: int) -> None:
     p, q = laws(seed, size, sparse=False)
     competition = Competition(p, q)
     ratios = p.probs / q.probs
     pairs = [(a, b) for a, b in itertools.combinations(range(size), 2)]
     for a, b in pairs[:200]:
         lower, upper = (a, b) if ratios[a] < ratios[b] else (b, a)
-        if ratios[upper] > 1.01 * ratios[lower]:  # else equal to 8 digits
-            assert competition.last([upper, lower]) == 0
-            assert competition.below(lower) < competition.below(upper)
-    order = sorted(range(size), key=competition.below)
-    masses = np.cumsum([0.0, *q.probs[order]])[:-1]
-    np.testing.assert_allclose([competition.below(token) for token in order], masses, atol=EXACT)
+        if ratios[upper] > 1.04 * ratios[lower]:  # else equal to 5 digits
+            assert competition.best([lower, upper]) == 1
+            assert sum(competition.masses(lower)) <= competition.masses(upper)[0] + EXACT
+    for token in range(size):
+        below, group = competition.masses(token)
+        tied = [t for t in range(size) if competition.masses(t)[0] == below]
+        assert group == pytest.approx(sum(q.prob(t) for t in tied), abs=EXACT)
+        assert competition.best([tied[-1], token]) == 0  # the first drawn
+
+
+def test_ties_are_exact_too() -> None:
+    """Tokens of one ratio, among which the first drawn is selected."""
+    p = from_dense(np.array([0.3, 0.3, 0.1, 0.3]))
+    q = from_dense(np.array([0.15, 0.15, 0.4, 0.3]))
+    competition = Competition(p, q)
+    assert competition.masses(0) == competition.masses(1)
+    count, law = competition.law(2, weight=1.0)
+    assert count == 2
+    np.testing.assert_allclose(law.probs, [0.255, 0.255, 0.16, 0.33], atol=EXACT)
 
 
 @pytest.mark.parametrize(("vocabulary", "count"), [(2, 2), (2, 3), (3, 2)])

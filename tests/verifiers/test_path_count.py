@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -20,15 +21,35 @@ from paceline.verifiers.multipath_block import MultipathBlock
 from paceline.verifiers.path_count import MeasuredChain, accepted, choose_count
 
 
-def all_chains(
-    p: TabularModel, q: TabularModel, depth: int
-) -> Iterator[tuple[MeasuredChain, float]]:
+class Model(Protocol):
+    """A small model whose chains can all be listed."""
+
+    vocabulary: int
+
+    def law(self, context: Sequence[int], /) -> Law: ...
+
+
+def all_chains(p: Model, q: Model, depth: int) -> Iterator[tuple[MeasuredChain, float]]:
     """Every chain that can be drawn, with its probability."""
     for tokens in itertools.product(range(q.vocabulary), repeat=depth):
         contexts = [(0, *tokens[:i]) for i in range(depth)]
         draft = [q.law(context) for context in contexts]
         mass = float(np.prod([law.prob(t) for law, t in zip(draft, tokens, strict=True)]))
         yield MeasuredChain(tokens, draft, [p.law(context) for context in contexts]), mass
+
+
+def accepts(p: Model, q: Model, depth: int, count: int) -> float:
+    """Mean of the tokens that the shipped rule accepts, over all draws and coins."""
+    propose, budget = grown(Paths(count), q.law), Budget(count * depth, depth)
+    lengths = enumerate_law(
+        lambda r: (len(one_round(MultipathBlock(), p.law, propose, (0,), r, budget)),)
+    )
+    return sum((length - 1) * mass for (length,), mass in lengths.items())
+
+
+def expected(p: Model, q: Model, depth: int, count: int) -> float:
+    """The same from single chains."""
+    return sum(mass * accepted(chain, count) for chain, mass in all_chains(p, q, depth))
 
 
 @pytest.mark.parametrize("sharpness", [0.5, 1.5])
@@ -40,13 +61,23 @@ def test_the_mean_over_single_chains_is_what_several_paths_accept(
     vocabulary: int, depth: int, count: int, sharpness: float
 ) -> None:
     p, q = (TabularModel(vocabulary, 4, seed, sharpness) for seed in (1, 11))
-    propose, budget = grown(Paths(count), q.law), Budget(count * depth, depth)
-    lengths = enumerate_law(
-        lambda r: (len(one_round(MultipathBlock(), p.law, propose, (0,), r, budget)),)
-    )
-    truth = sum((length - 1) * mass for (length,), mass in lengths.items())
-    found = sum(mass * accepted(chain, count) for chain, mass in all_chains(p, q, depth))
-    assert found == pytest.approx(truth, abs=1e-12)
+    assert expected(p, q, depth, count) == pytest.approx(accepts(p, q, depth, count), abs=1e-12)
+
+
+class OneLaw:
+    """A model that says the same everywhere."""
+
+    def __init__(self, *probs: float) -> None:
+        self._law = from_dense(np.array(probs))
+        self.vocabulary = len(probs)
+
+    def law(self, context: Sequence[int]) -> Law:
+        return self._law
+
+
+def test_tokens_that_share_a_rank_are_counted_right() -> None:
+    p, q = OneLaw(0.3, 0.3, 0.1, 0.3), OneLaw(0.15, 0.15, 0.4, 0.3)
+    assert accepts(p, q, 2, 2) == pytest.approx(expected(p, q, 2, 2), abs=1e-12)
 
 
 def measured(draft: Law, target: Law, chains: int, depth: int = 3) -> list[MeasuredChain]:

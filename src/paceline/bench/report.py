@@ -22,6 +22,7 @@ _COLUMNS = (
     ("speedup", "speed-up"),
     ("interval", "90% interval"),
     ("block_efficiency", "tokens/forward"),
+    ("rows_per_forward", "rows/forward"),
     ("draft_share", "drafting"),
     ("overhead_share", "overhead"),
     ("identical", "identical"),
@@ -64,16 +65,16 @@ def remarks(table: Sequence[Row]) -> list[str]:
 def markdown(table: Sequence[Row]) -> str:
     """The rows as a table."""
     lines = [
-        "| " + " | ".join(title for _, title in _COLUMNS) + " |",
+        "| " + " | ".join(titles()) + " |",
         "|" + "---|" * len(_COLUMNS),
     ]
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in table]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in table]
     return "\n".join(lines) + "\n"
 
 
 def plain(table: Sequence[Row]) -> str:
     """The rows as aligned text."""
-    return aligned([[title for _, title in _COLUMNS], *map(_cells, table)])
+    return aligned([titles(), *map(cells, table)])
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -85,8 +86,13 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _cells(row: Row) -> list[str]:
-    """One row, formatted for people."""
+def titles() -> list[str]:
+    """Titles of the table's columns."""
+    return [title for _, title in _COLUMNS]
+
+
+def cells(row: Row) -> list[str]:
+    """One row, formatted for people, in the order of `titles`."""
 
     def number(name: str, pattern: str) -> str:
         value = row[name]
@@ -101,6 +107,7 @@ def _cells(row: Row) -> list[str]:
         "speedup": number("speedup", "{:.2f}"),
         "interval": f"{low} to {high}",
         "block_efficiency": number("block_efficiency", "{:.2f}"),
+        "rows_per_forward": number("rows_per_forward", "{:.1f}"),
         "draft_share": number("draft_share", "{:.1%}"),
         "overhead_share": number("overhead_share", "{:.1%}"),
         "identical": number("identical", "{:.0%}"),
@@ -122,6 +129,7 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
         "speedup_low": low,
         "speedup_high": high,
         "block_efficiency": mine.block_efficiency,
+        "rows_per_forward": mine.rows_per_forward,
         "acceptance_by_depth": mine.acceptance_by_depth,
         "draft_share": mine.draft_share,
         "overhead_share": mine.overhead_share,

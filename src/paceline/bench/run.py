@@ -1,14 +1,13 @@
-"""The protocol of a bench: every drafter on every prompt in turn, over one loaded model."""
+"""The protocol of a bench: every drafter on everything in turn, over one loaded model."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from paceline.bench.prompts import BenchPrompt
-from paceline.engine import Completion, Engine
-from paceline.errors import PromptError
+from paceline.engine import Completion, Engine, Prompt
 from paceline.metrics import GenerationStats
 from paceline.types import SamplingParams
 
@@ -17,6 +16,10 @@ _WARM_UP_TOKENS = 12
 _SLICE = 8
 """Steps that one engine takes before the next one's turn: a shared machine's speed changes within
 a second, and every engine shall see the same share of slow moments."""
+
+T = TypeVar("T")
+Playing = Generator[None, None, T]
+"""One engine at work: pauses after every step, returns what it made."""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,11 @@ class Run:
 
     token_ids: list[list[int]] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
+
+    def add(self, completion: Completion) -> None:
+        """Book one more turn."""
+        self.token_ids.append(list(completion.token_ids))
+        self.stats.add(completion.stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,151 +72,158 @@ class Record:
         return cls(int(entry["index"]), entry["question_id"], entry["category"], runs)
 
 
-def groups(prompts: Sequence[BenchPrompt], batch: int) -> list[list[int]]:
-    """Indices of the prompts that are decoded together."""
-    indices = list(range(len(prompts)))
-    return [indices[start : start + batch] for start in range(0, len(prompts), batch)]
+class Stopped(Exception):
+    """The user asked for an end in the middle of a group."""
 
 
-def check_fit(engine: Engine, prompts: Sequence[BenchPrompt]) -> None:
-    """Find prompts that do not fit before hours are spent on the others.
+class Race:
+    """Lets all engines do the same work at once, a few steps each in rotation.
 
-    Raises:
-        PromptError: a first turn is longer than the context.
+    So a machine that becomes slower or faster does so for all of them.
     """
-    for prompt in prompts:
+
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        *,
+        turn: int = 0,
+        cold: bool = False,
+        stop: Callable[[], object] = lambda: False,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Engines by drafter; the others as for `run`. `turn` says who begins."""
+        self._engines = engines
+        self._turn = turn
+        self._cold = cold
+        self._stop = stop
+        self._tick = tick
+
+    def run(self, play: Callable[[Engine], Playing[T]]) -> dict[str, T]:
+        """What `play` returns for every engine, by drafter.
+
+        Raises:
+            Stopped: `stop` became true; nothing is left in flight.
+        """
+        if self._cold:
+            for engine in self._engines.values():
+                engine.decoder.drafter.reset()
+        names = list(self._engines)
+        shift = self._turn % len(names)
+        self._turn += 1
+        playing = {name: play(self._engines[name]) for name in names[shift:] + names[:shift]}
+        done: dict[str, T] = {}
         try:
-            engine.cancel(engine.add(prompt.turns[0]))
-        except PromptError as error:
-            raise PromptError(f"question {prompt.question_id}: {error}") from error
+            while playing:
+                for name in list(playing):
+                    try:
+                        for _ in range(_SLICE):
+                            next(playing[name])
+                    except StopIteration as end:
+                        done[name] = end.value
+                        del playing[name]
+                        self._tick()
+                    if self._stop():
+                        raise Stopped
+        finally:
+            for left in playing.values():
+                left.close()
+        return {name: done[name] for name in names}
 
 
-def warm_up(engines: Mapping[str, Engine], prompt: BenchPrompt) -> None:
+class Workload(ABC):
+    """What is decoded in a bench: prompts, numbered, in groups that are kept as a whole."""
+
+    name: ClassVar[str]
+    races: int = 1
+    """Races that a group takes."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> list[list[int]]:
+        """Numbers of the prompts of every group."""
+
+    @property
+    @abstractmethod
+    def opening(self) -> Prompt:
+        """A prompt to warm up with."""
+
+    @property
+    @abstractmethod
+    def content(self) -> str:
+        """Everything that the prompts are made from, to tell workloads apart."""
+
+    @abstractmethod
+    def check(self, engine: Engine, params: SamplingParams) -> None:
+        """Find prompts that do not fit before hours are spent on the others.
+
+        Raises:
+            PromptError: a prompt is longer than the context.
+        """
+
+    @abstractmethod
+    def play(self, group: Sequence[int], race: Race, params: SamplingParams) -> list[Record]:
+        """Decode a group with all engines; a record per number, in order."""
+
+
+def warm_up(engines: Mapping[str, Engine], prompt: Prompt) -> None:
     """Let kernels compile outside the measurement; drafters forget what they saw."""
     for engine in engines.values():
         engine.decoder.target.warm_up()
-        engine.generate(prompt.turns[0], max_new_tokens=_WARM_UP_TOKENS)
+        for _ in engine.events(prompt, max_new_tokens=_WARM_UP_TOKENS):
+            pass
         engine.decoder.drafter.reset()
 
 
 def run(
     engines: Mapping[str, Engine],
-    prompts: Sequence[BenchPrompt],
+    workload: Workload,
     params: SamplingParams,
     *,
-    batch: int = 1,
-    all_turns: bool = False,
     cold: bool = False,
     done: frozenset[int] = frozenset(),
     stop: Callable[[], object] = lambda: False,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[list[Record]]:
-    """Decode every prompt with every engine, by turns, and yield records group by group.
-
-    All engines work on a group at once, a few steps each in rotation, so that a machine that
-    becomes slower or faster does so for all of them.
+    """Decode everything with every engine and yield records group by group.
 
     Args:
         engines: by drafter; they share a target.
-        prompts: what to decode.
+        workload: what to decode.
         params: sampling parameters of every request.
-        batch: prompts decoded together.
-        all_turns: play dialogues to their end (or until the context is full) with the model's own
-            answers in between, instead of the first turn alone.
-        cold: make drafters forget before every prompt.
-        done: indices of prompts that were decoded in an earlier run.
+        cold: make drafters forget before every race.
+        done: numbers of prompts that were decoded in an earlier run.
         stop: asked between turns; once true, the current group is dropped and the run ends.
-        tick: called when an engine has finished a group.
+        tick: called when an engine has finished its part of a race.
     """
-    names = list(engines)
-    for number, group in enumerate(groups(prompts, batch)):
+    for number, group in enumerate(workload.groups):
         if done.issuperset(group):
             continue
-        if cold:
-            for engine in engines.values():
-                engine.decoder.drafter.reset()
-        shift = number % len(names)
-        chosen = [prompts[i] for i in group]
-        playing = {
-            name: _play(engines[name], chosen, params, all_turns)
-            for name in names[shift:] + names[:shift]
-        }
-        runs: dict[str, list[Run]] = {}
+        race = Race(engines, turn=number, cold=cold, stop=stop, tick=tick)
         try:
-            while playing:
-                for name in list(playing):
-                    played = _advance(playing[name])
-                    if played is not None:
-                        runs[name] = played
-                        del playing[name]
-                        tick()
-                    if stop():
-                        return
-        finally:
-            for left in playing.values():
-                left.close()
-        yield [
-            Record(
-                index,
-                prompts[index].question_id,
-                prompts[index].category,
-                {name: runs[name][place] for name in names},
-            )
-            for place, index in enumerate(group)
-        ]
+            records = workload.play(group, race, params)
+        except Stopped:
+            return
+        yield records
 
 
-def _advance(playing: Generator[None, None, list[Run]]) -> list[Run] | None:
-    """A few steps; the runs if that was the end."""
-    try:
-        for _ in range(_SLICE):
-            next(playing)
-    except StopIteration as end:
-        runs: list[Run] = end.value
-        return runs
-    return None
+def decode(
+    engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
+) -> Playing[list[Completion]]:
+    """Completions of prompts that are decoded together, as far as the engine's batch goes.
 
-
-def _play(
-    engine: Engine, prompts: Sequence[BenchPrompt], params: SamplingParams, all_turns: bool
-) -> Generator[None, None, list[Run]]:
-    """One engine on a group of prompts, turn by turn; pauses after every step."""
-    runs = [Run() for _ in prompts]
-    dialogues: list[list[dict[str, str]]] = [[] for _ in prompts]
-    longest = max(len(prompt.turns) for prompt in prompts) if all_turns else 1
-    for turn in range(longest):
-        requests: dict[int, int] = {}
-        for place, prompt in enumerate(prompts):
-            if turn == 0:
-                requests[engine.add(prompt.turns[0], params)] = place
-            elif turn < len(prompt.turns):
-                asked = [*dialogues[place], {"role": "user", "content": prompt.turns[turn]}]
-                try:
-                    requests[engine.add(asked, params)] = place
-                except PromptError:  # the context is full: the dialogue ends here
-                    continue
-        for place, completion in (yield from _finish(engine, requests)).items():
-            runs[place].token_ids.append(list(completion.token_ids))
-            runs[place].stats.add(completion.stats)
-            dialogues[place] += [
-                {"role": "user", "content": prompts[place].turns[turn]},
-                {"role": "assistant", "content": completion.text},
-            ]
-    return runs
-
-
-def _finish(
-    engine: Engine, requests: Mapping[int, int]
-) -> Generator[None, None, dict[int, Completion]]:
-    """Completions by place in the group; whatever ends it, nothing is left in flight."""
+    Whatever ends it, nothing is left in flight.
+    """
+    requests: list[int] = []
     done: dict[int, Completion] = {}
     try:
+        for prompt in prompts:
+            requests.append(engine.add(prompt, params))
         while len(done) < len(requests):
             for event in engine.step():
                 if event.completion is not None:
-                    done[requests[event.request]] = event.completion
+                    done[event.request] = event.completion
             yield
     finally:
         for request in requests:
             engine.cancel(request)
-    return done
+    return [done[request] for request in requests]

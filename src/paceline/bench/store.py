@@ -14,10 +14,12 @@ from paceline.bench.strict_json import dumps
 from paceline.errors import InvalidOption
 
 _RAW = "prompts.jsonl"
+_RESUMED = "resumed_after"
 
 
 class Store:
-    """`prompts.jsonl`: the settings on the first line, then a record per finished prompt."""
+    """`prompts.jsonl`: the settings on the first line, then a record per finished prompt, and a
+    line wherever the bench was taken up again."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         """Open a directory, new or left by a run with the same settings.
@@ -29,6 +31,9 @@ class Store:
         self._directory = directory
         self.records: list[Record] = []
         """Prompts that an earlier run finished, in the order of that run."""
+        self.resumed_after: list[int] = []
+        """How many prompts were finished each time that the bench was taken up again."""
+        self._appended = False
         plain = json.loads(dumps(settings))
         with _writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -38,14 +43,19 @@ class Store:
 
     def append(self, records: Sequence[Record]) -> None:
         """Keep records that were just finished; InvalidOption if the disk refuses."""
+        lines = [dumps(record.as_dict()) for record in records]
+        if self.records and not self._appended:
+            self.resumed_after.append(len(self.records))
+            lines.insert(0, dumps({_RESUMED: len(self.records)}))
+        self._appended = True
         with _writing(self._directory), self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(dumps(record.as_dict()) + "\n" for record in records))
+            file.write("".join(line + "\n" for line in lines))
 
-    def finish(self, results: Mapping[str, Any], table: str) -> None:
-        """Write results.json and results.md, each whole or not at all."""
+    def finish(self, files: Mapping[str, str]) -> None:
+        """Write texts by name of file, each whole or not at all; InvalidOption as for `append`."""
         with _writing(self._directory):
-            _replace(self._directory / "results.json", dumps(results, indent=1) + "\n")
-            _replace(self._directory / "results.md", table)
+            for name, text in files.items():
+                _replace(self._directory / name, text)
 
     def _read(self, settings: Mapping[str, Any]) -> list[str]:
         """Lines to keep; fills `records`."""
@@ -70,10 +80,13 @@ class Store:
         good = [header]
         for line in lines[1:]:
             try:
-                record = Record.from_dict(json.loads(line))
+                entry = json.loads(line)
+                if _RESUMED in entry:
+                    self.resumed_after.append(int(entry[_RESUMED]))
+                else:
+                    self.records.append(Record.from_dict(entry))
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue
-            self.records.append(record)
             good.append(line)
         return good
 

@@ -18,6 +18,7 @@ from paceline.cli.generate import generate
 from paceline.cli.index import index
 from paceline.cli.methods import methods
 from paceline.cli.pull import pull
+from paceline.cli.suggest import suggest
 from paceline.cli.train import train
 from paceline.errors import PacelineError
 from paceline.version import __version__
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, bench, bounds, doctor, index, methods, pull):
+for command in (generate, chat, suggest, bench, bounds, doctor, index, methods, pull):
     app.command()(command)
 app.add_typer(audit)
 app.add_typer(train)

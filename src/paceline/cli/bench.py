@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.bench.builtin import BUILT_IN, NOISE_TEXT
-from paceline.bench.prompts import BenchPrompt, read_prompts, spread
+from paceline.bench.prompts import read_prompts, spread
 from paceline.cli import options as o
 from paceline.errors import InvalidOption, PromptError
 from paceline.types import SamplingParams
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.bench.run import Record
+    from paceline.bench.run import Record, Workload
+    from paceline.bench.store import Store
     from paceline.cli.interrupt import Interrupt
     from paceline.engine import Engine
     from paceline.loading import Loaded
 
 
-_UNSHOWN = ("cpu", "cores", "drafters", "prompts_sha256", "fingerprint")
-"""Settings that results.md shows elsewhere or not at all."""
-
-
 def bench(
+    workload: Annotated[
+        str, typer.Option(help="prompts; or agentic: plan, workers, refinement on eight tasks.")
+    ] = "prompts",
     prompts: Annotated[
         Path | None,
         typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
@@ -39,7 +39,7 @@ def bench(
         str, typer.Option(help="Comma-separated; none is always measured too.")
     ] = "none,prompt-lookup,recycling",
     limit: Annotated[
-        int | None, typer.Option(help="So many prompts, spread evenly over categories.")
+        int | None, typer.Option(help="So many prompts, spread over categories; or tasks.")
     ] = None,
     turns: Annotated[
         str, typer.Option(help="first: first turns alone; all: whole dialogues.")
@@ -75,7 +75,8 @@ def bench(
     """Measure drafters against plain decoding on the same prompts, runs interleaved.
 
     Of each prompt the first turn is used, unless --turns all plays the whole dialogue. Ctrl-C
-    ends the run with what there is; with --out, the same command takes it up again.
+    ends the run with what there is; with --out, the same command takes it up again, and
+    results.json, results.md and report.html tell the outcome.
     """
     names = _drafters(drafters)
     checked = o.runtime_options(device, precision, layout, threads, max_context)
@@ -83,19 +84,17 @@ def bench(
     params = SamplingParams(
         temperature=temperature, seed=seed, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
     )
-    if turns not in ("first", "all"):
-        raise InvalidOption(f"--turns {turns!r} is unknown: use first or all")
     for name, value in (("limit", limit), ("batch", batch)):
         if value is not None and value < 1:
             raise InvalidOption(f"--{name} must be 1 or more, not {value}")
-    chosen = spread(BUILT_IN if prompts is None else read_prompts(prompts), limit)
+    work = _workload(workload, prompts, limit, turns, batch)
     if out is not None and out.exists() and not out.is_dir():
         raise InvalidOption(f"--out {out} is a file: give a directory")
 
     from paceline import loading
     from paceline.bench.machine import machine
     from paceline.bench.noise import noise_floor
-    from paceline.bench.run import check_fit, warm_up
+    from paceline.bench.run import warm_up
     from paceline.bench.store import Store
     from paceline.cli.interrupt import interruptible
 
@@ -115,7 +114,7 @@ def bench(
     }
     if turns == "all" and loaded.tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: use --turns first")
-    check_fit(engines["none"], chosen)
+    work.check(engines["none"], params)
     capabilities = loaded.target.capabilities
     here = machine()
     settings = {
@@ -136,8 +135,9 @@ def bench(
         "nodes": nodes,
         "depth": depth,
         "draft_model": draft_model,
+        "workload": work.name,
         "prompts": "built-in" if prompts is None else prompts.name,
-        "prompts_sha256": _digest(chosen),
+        "prompts_sha256": _digest(work.content),
         "limit": limit,
         "turns": turns,
         "max_new_tokens": max_new_tokens,
@@ -158,19 +158,44 @@ def bench(
         "fidelity": _fidelity(loaded, model) if fidelity else None,
     }
     records = {} if store is None else {each.index: each for each in store.records}
+    wanted = sum(map(len, work.groups))
     with interruptible() as interrupt:
-        if len(records) < len(chosen):
-            warm_up(engines, chosen[0])
-        for finished in _run(
-            engines, chosen, params, batch, turns == "all", cold, records, interrupt
-        ):
+        if len(records) < wanted:
+            warm_up(engines, work.opening)
+        for finished in _run(engines, work, params, cold, records, interrupt):
             if store is not None:
                 store.append(finished)
             records.update((each.index, each) for each in finished)
+    results["resumed_after"] = [] if store is None else store.resumed_after
     ordered = [records[index] for index in sorted(records)]
-    _report(results, ordered, engines, len(chosen), store, as_json)
+    _report(results, ordered, engines, wanted, store, as_json)
     if interrupt:
         raise typer.Exit(130)
+
+
+def _workload(
+    workload: str, prompts: Path | None, limit: int | None, turns: str, batch: int
+) -> Workload:
+    """What the options ask to decode.
+
+    Raises:
+        InvalidOption: an unknown name, or options that do not go together.
+        PromptError: the prompts cannot be read.
+    """
+    from paceline.bench.agent import AgentLoop
+    from paceline.bench.dialogues import Dialogues
+    from paceline.bench.tasks import TASKS
+
+    if turns not in ("first", "all"):
+        raise InvalidOption(f"--turns {turns!r} is unknown: use first or all")
+    if workload == Dialogues.name:
+        chosen = spread(BUILT_IN if prompts is None else read_prompts(prompts), limit)
+        return Dialogues(chosen, batch, turns == "all")
+    if workload != AgentLoop.name:
+        raise InvalidOption(f"--workload {workload!r} is unknown: use prompts or agentic")
+    if prompts is not None or turns != "first":
+        raise InvalidOption("--workload agentic has tasks of its own: leave out --prompts, --turns")
+    return AgentLoop(TASKS[:limit])
 
 
 def _drafters(text: str) -> list[str]:
@@ -184,8 +209,7 @@ def _drafters(text: str) -> list[str]:
     return ["none", *(name for name in names if name != "none")]
 
 
-def _digest(prompts: Sequence[BenchPrompt]) -> str:
-    content = repr([(p.question_id, p.category, p.turns) for p in prompts])
+def _digest(content: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -204,26 +228,22 @@ def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
 
 def _run(
     engines: Mapping[str, Engine],
-    prompts: Sequence[BenchPrompt],
+    work: Workload,
     params: SamplingParams,
-    batch: int,
-    all_turns: bool,
     cold: bool,
     records: Mapping[int, Record],
     interrupt: Interrupt,
 ) -> Iterator[list[Record]]:
     """Run what is left, with a progress bar."""
-    from paceline.bench.run import groups, run
+    from paceline.bench.run import run
 
     done = frozenset(records)
-    left = sum(not done.issuperset(group) for group in groups(prompts, batch))
-    with _progress(left * len(engines)) as tick:
+    left = sum(not done.issuperset(group) for group in work.groups)
+    with _progress(left * work.races * len(engines)) as tick:
         yield from run(
             engines,
-            prompts,
+            work,
             params,
-            batch=batch,
-            all_turns=all_turns,
             cold=cold,
             done=done,
             stop=lambda: interrupt.requested,
@@ -251,51 +271,33 @@ def _report(
     records: Sequence[Record],
     engines: Mapping[str, Engine],
     wanted: int,
-    store: Any,
+    store: Store | None,
     as_json: bool,
 ) -> None:
     """Print the results, and write them where a directory was given."""
-    from paceline.bench import report
-    from paceline.cli.output import print_json
+    from paceline.bench import report, summary
+    from paceline.bench.page import HINT, can_plot, page
+    from paceline.bench.strict_json import dumps
+    from paceline.cli.output import print_json, remark
 
     lossless = {name: bool(engine.config["lossless"]) for name, engine in engines.items()}
     table = report.rows(records, lossless)
-    notes = report.remarks(table)
-    if len(records) < wanted:
-        notes.insert(0, f"interrupted after {len(records)} of {wanted} prompts")
-    results |= {"rows": table, "complete": len(records) == wanted, "remarks": notes}
+    complete = len(records) == wanted
+    interrupted = [] if complete else [f"interrupted after {len(records)} of {wanted} prompts"]
+    notes = [*interrupted, *summary.resumption(results), *report.remarks(table)]
+    results |= {"rows": table, "complete": complete, "remarks": notes}
     if store is not None:
-        store.finish(results, _page(results, report.markdown(table)))
+        files = {
+            "results.json": dumps(results, indent=1) + "\n",
+            "results.md": summary.markdown(results),
+            "report.html": page(results),
+        }
+        store.finish(files)
+        if not can_plot():
+            remark(HINT)
     if as_json:
         print_json(results)
         return
     typer.echo(report.plain(table))
-    for line in _facts(results):
+    for line in [*summary.facts(results), *notes]:
         typer.echo(line)
-
-
-def _facts(results: Mapping[str, Any]) -> list[str]:
-    """Lines that belong under every table."""
-    costs = ", ".join(f"c({n}) = {c:.2f}" for n, c in results["c_n"].items())
-    noise = ", ".join(f"{kind} {value:.2g}" for kind, value in results["noise_floor"].items())
-    lines = [f"cost of a forward: {costs}", f"largest logit difference to plain steps: {noise}"]
-    if results["fidelity"]:
-        figures = results["fidelity"]
-        lines.append(
-            f"against fp32: KL {figures['kl']:.4f} nats per token, same likeliest token at "
-            f"{figures['top1_agreement']:.1%}, perplexity {figures['perplexity']:.3f} against "
-            f"{figures['reference_perplexity']:.3f}"
-        )
-    return [*lines, *results["remarks"]]
-
-
-def _page(results: Mapping[str, Any], table: str) -> str:
-    settings = ", ".join(
-        f"{key} {value}"
-        for key, value in results["settings"].items()
-        if value not in (None, False) and key not in _UNSHOWN
-    )
-    facts = "\n".join(f"- {line}" for line in _facts(results))
-    machine = results["machine"]
-    where = f"{machine['cpu']}, {machine['cores']} cores"
-    return f"# Bench\n\n{settings}\n\n{where}\n\n{table}\n{facts}\n"

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
-from paceline.errors import PromptError
+from paceline.errors import InvalidOption, PromptError
 from paceline.types import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.search import FirstFinish
 
 
 def generate(
@@ -45,6 +49,13 @@ def generate(
     system: o.System = None,
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
     as_json: o.AsJson = False,
+    first_of: Annotated[
+        int,
+        typer.Option(
+            help="Decode so many samples together; the shortest that ends wins. Lossy: favours "
+            "short texts."
+        ),
+    ] = 1,
     color: Annotated[
         bool, typer.Option("--color", help="Colour tokens by who drafted them.")
     ] = False,
@@ -64,6 +75,11 @@ def generate(
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
+    if first_of < 1:
+        raise InvalidOption(f"--first-of must be 1 or more, not {first_of}")
+    if first_of > 1 and (params.greedy or color):
+        wrong = "--color" if color else "--temperature 0"
+        raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
     checked = o.runtime_options(device, precision, layout, threads, max_context)
     o.check_names(runtime, verifier, controller, drafter)
     text = _read(prompt, raw)
@@ -73,6 +89,7 @@ def generate(
     from paceline.cli.output import follow, print_json, remark, summary, write
     from paceline.cli.paint import Painter
     from paceline.engine import Event
+    from paceline.search import first_finish
 
     engine = loading.load(
         model,
@@ -88,7 +105,7 @@ def generate(
         nodes=nodes,
         depth=depth,
         draft_model=draft_model,
-        max_batch=1,
+        max_batch=first_of,
     )
     painter = Painter(engine.tokenizer) if color else None
     shown = 0
@@ -101,17 +118,34 @@ def generate(
         elif event.text:
             write(event.text)
 
+    found = None
     with interruptible() as interrupt:
-        request = engine.add(text, params, raw=raw, system=system)
-        completion = follow(engine, request, interrupt, (lambda _: None) if as_json else show)
+        if first_of > 1:
+            asked = partial(bool, interrupt)
+            found = first_finish(
+                engine, text, first_of, params, interrupt=asked, raw=raw, system=system
+            )
+            completion = found.completion
+        else:
+            request = engine.add(text, params, raw=raw, system=system)
+            completion = follow(engine, request, interrupt, (lambda _: None) if as_json else show)
     if as_json:
         config = {**engine.config, **asdict(params), "system": system, "raw": raw}
-        print_json(_report(engine, completion, config))
+        report = _report(engine, completion, config)
+        if found is not None:
+            config["lossless"] = found.lossless
+            report["first_of"] = _samples(found)
+        print_json(report)
     else:
         write(completion.text[shown:] + "\n")
         if painter is not None:
             typer.echo(painter.legend(), err=True, color=True)
         remark(summary(engine, completion))
+        if found is not None:
+            remark(
+                f"sample {found.index + 1} of {first_of} (seed {found.seed}), {found.total_tokens} "
+                "tokens in all; lossy: favours short texts"
+            )
     if interrupt:
         raise typer.Exit(130)
 
@@ -147,6 +181,18 @@ def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, A
             for each in completion.logprobs
         ]
     return report
+
+
+def _samples(found: FirstFinish) -> dict[str, Any]:
+    """What `--json` prints of a first-finish search."""
+    return {
+        "index": found.index,
+        "seed": found.seed,
+        "samples": [
+            {"tokens": len(each.token_ids), "finish_reason": each.finish_reason}
+            for each in found.samples
+        ],
+    }
 
 
 def _entry(engine: Any, token: int, logprob: float) -> dict[str, Any]:

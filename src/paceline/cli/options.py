@@ -8,9 +8,10 @@ import typer
 
 from paceline import registry
 from paceline.errors import InvalidOption
+from paceline.naming import check_drafter
+from paceline.options import split_options
 from paceline.target import RuntimeOptions
 from paceline.types import Layout
-from paceline.verifiers.options import split_options
 
 Model = Annotated[
     str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
@@ -77,9 +78,12 @@ def check_names(runtime: str, verifier: str, controller: str, *drafters: str) ->
     """
     named: list[tuple[registry.Kind, str]] = [
         ("runtime", runtime),
-        ("verifier", split_options(verifier)[0]),
-        ("controller", controller),
+        ("verifier", split_options(verifier, "verifier")[0]),
+        ("controller", split_options(controller, "controller")[0]),
     ]
-    for kind, name in [*named, *(("drafter", drafter) for drafter in drafters)]:
+    for kind, name in named:
         if name != "auto":
             registry.find(kind, name)
+    for drafter in drafters:
+        if drafter != "auto":
+            check_drafter(drafter)

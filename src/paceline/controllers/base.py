@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass
-from typing import ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from paceline.controllers.cost import CostModel
 from paceline.errors import InvalidOption
+from paceline.options import arguments
 from paceline.sequence import Sequence
 from paceline.types import Budget, TokenTree, Verdict
 
@@ -22,11 +23,13 @@ class ControllerContext:
         costs: measures, or reads from the cache, what forwards cost on this machine.
         nodes: draft size that the user asked for, or None.
         depth: draft depth that the user asked for, or None.
+        options: what the user set, as text.
     """
 
     costs: Callable[[], CostModel]
     nodes: int | None = None
     depth: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def budget(self) -> Budget | None:
         """The size asked for, one figure standing for both if alone; None if neither was given.
@@ -40,6 +43,17 @@ class ControllerContext:
         nodes, depth = self.nodes or self.depth, self.depth or self.nodes
         return None if nodes is None or depth is None else Budget(nodes, depth)
 
+    def chosen(self, factory: type[Controller]) -> dict[str, Any]:
+        """Keyword arguments for a controller: its options, and `nodes` and `depth` if given.
+
+        Raises:
+            InvalidOption: a size below 1, or an option that the controller does not have.
+        """
+        given = arguments(factory, "controller", self.options)
+        sizes = {name: given.pop(name) for name in ("nodes", "depth") if name in given}
+        size = replace(self, **sizes).budget()
+        return given if size is None else given | {"nodes": size.nodes, "depth": size.depth}
+
 
 class Controller(ABC):
     """Sets budgets before drafting and may prune deterministic drafts after it."""
@@ -49,9 +63,13 @@ class Controller(ABC):
     """Rows to pad the next forward to, on a runtime that pads; 0 leaves it to the runtime."""
 
     @classmethod
-    @abstractmethod
     def create(cls, context: ControllerContext) -> Self:
-        """A controller from what the user asked for and the machine costs."""
+        """A controller from what the user asked for and the machine costs.
+
+        Raises:
+            InvalidOption: a size or option is unknown or out of range.
+        """
+        return cls(**context.chosen(cls))
 
     @abstractmethod
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
@@ -73,3 +91,8 @@ class Controller(ABC):
 
     def close(self, sequence: Sequence) -> None:
         """A sequence has ended."""
+
+
+def shallower(limit: Budget, depth: int) -> Budget:
+    """A budget cut to a depth, and its nodes in proportion: a level keeps its width."""
+    return Budget(max(depth, -(-limit.nodes * depth // limit.depth)), depth)

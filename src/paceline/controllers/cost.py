@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGEST_PADDED = 16
 """Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
 
-COST_FORMAT = 9
+COST_FORMAT = 10
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
@@ -46,6 +47,8 @@ class CostModel:
         padded: whether the runtime pads rows up to the next size, so that time is a staircase;
             else it is linear between sizes.
         branch: seconds that one more root-to-leaf path costs per token of context.
+        fork: seconds that any branching costs, however many paths there are: a chain takes a
+            simpler way through the target.
     """
 
     sizes: Sequence[int]
@@ -53,6 +56,7 @@ class CostModel:
     switch: float = 0.0
     padded: bool = False
     branch: float = 0.0
+    fork: float = 0.0
     _drift: float = field(default=1.0, init=False)
 
     def size(self, rows: int) -> int:
@@ -63,18 +67,19 @@ class CostModel:
 
     def times(self, rows: IntArray) -> ProbArray:
         """Estimated seconds of forwards over int64 `[n]` tokens, each in a steady run."""
-        sizes, seconds = np.asarray(self.sizes), np.asarray(self.seconds)
-        if self.padded:
-            rows = np.where(rows <= sizes[-1], sizes[np.searchsorted(sizes[:-1], rows)], rows)
-        out: ProbArray = np.interp(rows, sizes, seconds)
-        if len(sizes) > 1:
-            slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-            out += slope * np.maximum(rows - sizes[-1], 0)
-        return out
+        return np.array([self.time(count) for count in rows.tolist()])
 
     def time(self, rows: int) -> float:
         """Estimated seconds of a forward over `rows` tokens in a steady run of that size."""
-        return float(self.times(np.array([rows]))[0])
+        sizes, seconds = self.sizes, self.seconds
+        above = bisect_left(sizes, rows)
+        if above < len(sizes) and (self.padded or sizes[above] == rows):
+            return seconds[above]
+        if len(sizes) == 1 or rows < sizes[0]:
+            return seconds[0]
+        above = min(above, len(sizes) - 1)
+        slope = (seconds[above] - seconds[above - 1]) / (sizes[above] - sizes[above - 1])
+        return seconds[above] + slope * (rows - sizes[above])
 
     def c(self, rows: int) -> float:
         """Cost of a forward over `rows` tokens in units of a forward over one."""
@@ -122,7 +127,7 @@ def measure(target: Target) -> CostModel:
         target.prefill(cache, rng.integers(0, capabilities.vocab_size, context).tolist())
         sweeps = np.array([_sweep(timed, sizes) for _ in range(4)][1:])  # the first compiles
         switch = _switch_seconds(timed, sizes[:3]) if padded and len(sizes) > 1 else 0.0
-        branch = _branch_seconds(target, cache) if sizes[-1] >= _STAR else 0.0
+        branch, fork = _branch_seconds(target, cache) if sizes[-1] >= _STAR else (0.0, 0.0)
     finally:
         target.release(cache)
     # The machine may be slower in one sweep than in another: sizes are compared within sweeps.
@@ -130,7 +135,7 @@ def measure(target: Target) -> CostModel:
     seconds = np.median(sweeps[:, 0]) * np.maximum.accumulate(relative)
     if switch < _NOTICEABLE * seconds[0]:
         switch = 0.0
-    return CostModel(sizes, seconds.tolist(), switch, padded, branch)
+    return CostModel(sizes, seconds.tolist(), switch, padded, branch, fork)
 
 
 def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
@@ -162,13 +167,18 @@ def _switch_seconds(timed: Callable[[int], float], sizes: Sequence[int]) -> floa
 _STAR = 8
 
 
-def _branch_seconds(target: Target, cache: Any) -> float:
-    """Seconds per extra path and token of context: a star of drafts against a chain as large."""
+def _branch_seconds(target: Target, cache: Any) -> tuple[float, float]:
+    """Seconds per extra path and token of context, and seconds for branching at all.
+
+    A chain, two paths and a star of as many rows are compared.
+    """
     if not target.capabilities.tree:
-        return 0.0
+        return 0.0, 0.0
     tokens = np.arange(_STAR - 1)
-    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, np.full(_STAR - 1, ROOT)))
-    samples: list[list[float]] = [[], []]
+    twin = np.array([ROOT, *range(_STAR - 3), ROOT])
+    star = np.full(_STAR - 1, ROOT)
+    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, twin), TokenTree(tokens, star))
+    samples: list[list[float]] = [[], [], []]
     for _ in range(3):
         for draft, times in zip(drafts, samples, strict=True):
             for repeat in range(4):
@@ -176,8 +186,9 @@ def _branch_seconds(target: Target, cache: Any) -> float:
                 target.forward([Pass(cache, [0], draft)])
                 if repeat:  # not the one that pays for the change of shape
                     times.append(perf_counter() - begin)
-    chain, star = (float(np.median(times)) for times in samples)
-    return max(0.0, star - chain) / (_STAR - 2) / max(int(cache.length), 1)
+    one, two, most = (float(np.median(times)) for times in samples)
+    path = max(0.0, most - max(two, one)) / (_STAR - 3)
+    return path / max(int(cache.length), 1), max(0.0, two - one - path)
 
 
 def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
@@ -200,6 +211,7 @@ def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
         "switch": model.switch,
         "padded": model.padded,
         "branch": model.branch,
+        "fork": model.fork,
     }
     with suppress(OSError):  # an unwritable cache costs a second at the next start, nothing else
         write_atomically(path, json.dumps(content, indent=1))
@@ -213,11 +225,13 @@ def _read(path: Path) -> CostModel | None:
         sizes = [int(size) for size in content["sizes"]]
         seconds = [float(second) for second in content["seconds"]]
         switch, padded = float(content["switch"]), bool(content["padded"])
-        branch = float(content["branch"])
+        branch, fork = float(content["branch"]), float(content["fork"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     rising = sizes == sorted(set(sizes)) and seconds == sorted(seconds)
-    finite = bool(np.isfinite([*seconds, switch, branch]).all())
+    finite = bool(np.isfinite([*seconds, switch, branch, fork]).all())
     good = len(sizes) == len(seconds) > 0 and sizes[0] == 1 and seconds[0] > 0
-    good = good and switch >= 0 and branch >= 0
-    return CostModel(sizes, seconds, switch, padded, branch) if good and rising and finite else None
+    good = good and min(switch, branch, fork) >= 0
+    if not (good and rising and finite):
+        return None
+    return CostModel(sizes, seconds, switch, padded, branch, fork)

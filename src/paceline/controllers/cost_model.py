@@ -30,6 +30,10 @@ _MEMORY = 0.98
 """Decay per step of calibration counts."""
 
 
+_ASK_LEAST = 8
+"""Fewest nodes to ask a drafter for that prunes well: growing drafts costs time too."""
+
+
 _PROBE = 32
 """Plain steps after which a drafter that had stopped to pay is tried again with one token."""
 
@@ -83,22 +87,23 @@ class CostModelController(Controller):
         self._tried = np.full(depth, 8.0)
         self._level_seconds = draft_level_seconds
         self._estimates = True
+        self._proposed: dict[int, TokenTree] = {}
         self._idle = 0
+        self._verified = nodes  # of the largest draft of the last step
         self._sizing = Sizing()
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
         """Measured costs, with sizes that the user gave as upper limits."""
         costs = copy.deepcopy(context.costs())  # refined by this controller alone
-        budget = context.budget()
-        if budget is None:
-            return cls(costs)
-        return cls(costs, nodes=budget.nodes, depth=budget.depth)
+        return cls(costs, **context.chosen(cls))
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         """The largest draft if nodes can be pruned later, else the best depth of a chain."""
         if self._estimates:
-            return [self._limit] * len(sequences)
+            # Twice what was verified last: a draft in good text grows to the limit in two steps.
+            nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
+            return [Budget(nodes, self._limit.depth)] * len(sequences)
         depth = self._best_depth(len(sequences))
         self._idle = 0 if depth else self._idle + 1
         if self._idle == _PROBE:  # what does not pay now may pay later in the text
@@ -112,6 +117,7 @@ class CostModelController(Controller):
                 draft.law is None and (not len(draft) or draft.scores is not None)
                 for draft in drafts
             )
+        self._proposed = dict(zip((sequence.id for sequence in sequences), drafts, strict=True))
         if not self._estimates:
             self.rows = 0
             return list(drafts)
@@ -131,6 +137,7 @@ class CostModelController(Controller):
             nodes = _closed(draft, chosen[begin : begin + len(draft)])
             out.append(draft if len(nodes) == len(draft) else trees.take(draft, nodes))
             begin += len(draft)
+        self._verified = max(map(len, out))
         return out
 
     def observe(
@@ -149,11 +156,9 @@ class CostModelController(Controller):
         depth = 0
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if not len(draft):
-                continue
-            if draft.scores is not None:
-                predicted = float(draft.scores.sum())
-                self._global.add(len(verdict.path), predicted)
-                self._own.setdefault(sequence.id, _Ratio()).add(len(verdict.path), predicted)
+                self._learn_unverified(sequence, verdict)
+            elif draft.scores is not None:
+                self._learn(sequence, len(verdict.path), float(draft.scores.sum()))
             else:
                 deepest = int(trees.depths(draft).max())
                 depth = max(depth, deepest)
@@ -165,6 +170,22 @@ class CostModelController(Controller):
         """Drop the sequence's own calibration."""
         self._own.pop(sequence.id, None)
 
+    def _learn(self, sequence: Sequence, accepted: float, predicted: float) -> None:
+        self._global.add(accepted, predicted)
+        self._own.setdefault(sequence.id, _Ratio()).add(accepted, predicted)
+
+    def _learn_unverified(self, sequence: Sequence, verdict: Verdict) -> None:
+        """A draft that was dropped whole tells whether its first tokens would have stood.
+
+        Without this, a drafter that did not pay once would never be tried again.
+        """
+        draft = self._proposed.get(sequence.id)
+        if draft is None or draft.scores is None or not len(draft):
+            return
+        first = draft.parents == ROOT
+        stood = bool((draft.tokens[first] == verdict.next_token).any())
+        self._learn(sequence, float(stood), float(draft.scores[first].sum()))
+
     def _calibration(self, sequence: Sequence) -> float:
         shared = self._global.value(1.0, 2 * _PRIOR)
         own = self._own.get(sequence.id)
@@ -175,11 +196,12 @@ class CostModelController(Controller):
 
         In layout "exact" every root-to-leaf path attends to the whole context on its own. The
         likeliest path is free of that; another must promise more tokens than plain decoding would
-        commit in the time it takes.
+        commit in the time it takes, and all others together what branching itself costs.
         """
         if draft.scores is None or trees.is_chain(draft):
             return draft
-        price = self.costs.branch * len(sequence.tokens) / self.costs.time(1)
+        plain = self.costs.time(1)
+        price = self.costs.branch * len(sequence.tokens) / plain
         promise = draft.scores * self._calibration(sequence)
         parents = draft.parents.tolist()
         best: dict[int, int] = {}
@@ -189,9 +211,16 @@ class CostModelController(Controller):
             if rival is None or promise[node] >= promise[rival]:
                 best[parents[node]] = node
         keep = np.zeros(len(draft), dtype=np.bool_)
+        likeliest = np.zeros(len(draft), dtype=np.bool_)
+        gain = 0.0
         for node, parent in enumerate(parents):
+            likeliest[node] = best[parent] == node and (parent == ROOT or likeliest[parent])
             wanted = best[parent] == node or promise[node] > price
             keep[node] = wanted and (parent == ROOT or keep[parent])
+            if keep[node] and best[parent] != node:
+                gain += promise[node] - price
+        if gain * plain <= self.costs.fork:
+            keep = likeliest
         return draft if keep.all() else trees.take(draft, np.flatnonzero(keep))
 
     def _best_depth(self, roots: int) -> int:

@@ -27,10 +27,10 @@ class Fixed(Controller):
         Raises:
             InvalidOption: none was given, or one is below 1.
         """
-        budget = context.budget()
-        if budget is None:
+        size = context.chosen(cls)
+        if not size:
             raise InvalidOption("controller 'fixed' needs a size: give nodes, depth or both")
-        return cls(budget.nodes, budget.depth)
+        return cls(**size)
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         """The fixed budget, once per sequence."""

@@ -127,7 +127,9 @@ class AutoregressiveDecoder:
             sequence.cache = None
 
     def _cap(self, sequence: Sequence, budget: Budget) -> Budget:
-        """No deeper than tokens are left: the last one always comes from the target."""
+        """No more than the request allows, and no deeper than tokens are left: the last one always
+        comes from the target."""
+        budget = sequence.speculation.cap(budget)
         context = self.target.capabilities.max_context - len(sequence.tokens)
         depth = max(0, min(budget.depth, sequence.room - 1, context - 1))
         return Budget(budget.nodes if depth else 0, depth)
@@ -144,7 +146,7 @@ class AutoregressiveDecoder:
         kept, reason = self.stops.cut(sequence, run, self._watches.get(sequence.id))
         tokens = run[:kept]
         accepted = min(kept, len(verdict.path))
-        sources = [draft.source] * accepted + [None] * (kept - accepted)
+        sources = [*map(draft.origin, verdict.path[:accepted])] + [None] * (kept - accepted)
         top = sequence.params.logprobs
         if top is not None:
             rows = (0, *(node + 1 for node in verdict.path))

@@ -43,7 +43,7 @@ class Aded(Guesser[ContextModel]):
     """Tri-grams of all sequences, adapted to what was committed last."""
 
     name: ClassVar[str] = "aded"
-    needs: ClassVar[Needs] = Needs(node_logits=True)
+    needs: Needs = Needs(node_logits=True)
 
     def __init__(self, search: Search = "best-first", iterations: int = ITERATIONS) -> None:
         """Start without statistics.

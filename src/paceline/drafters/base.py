@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from paceline.options import arguments
 from paceline.sequence import Sequence
 from paceline.target import Output, Target
 from paceline.types import Budget, Capabilities, LawKind, Needs, TokenTree, Verdict
@@ -23,12 +24,14 @@ class DrafterContext:
         draft_model: loads the draft model that the user named; raises InvalidOption if none was.
         accepts: draft laws that the verifier takes; None stands for deterministic drafts.
         shape: whether it takes drafts with branches.
+        options: what the user set, as text.
     """
 
     target: Capabilities
     draft_model: Callable[[], Target]
     accepts: frozenset[LawKind | None] = frozenset({None})
     shape: Shape = "tree"
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def report_law(self) -> bool:
@@ -44,14 +47,18 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str]
-    needs: ClassVar[Needs] = Needs()
+    needs: Needs = Needs()
     kind: LawKind | None = None
     """How its drafts are drawn, as their law says; None if they have none."""
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """A drafter for a target; the default takes no arguments."""
-        return cls()
+        """A drafter for a target, with the options that the user set.
+
+        Raises:
+            InvalidOption: an option is unknown or out of range.
+        """
+        return cls(**arguments(cls, "drafter", context.options))
 
     def open(self, sequence: Sequence) -> None:
         """A sequence is admitted; its tokens are the prompt."""

@@ -21,6 +21,7 @@ from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import InvalidOption
+from paceline.options import arguments
 from paceline.sampling import NodeLaws
 from paceline.sequence import Sequence
 from paceline.target import Output, Pass, Target
@@ -95,6 +96,7 @@ class Cascade(Drafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """Two levels: prompt lookup drafts for the draft model, which drafts for the target."""
+        arguments(cls, "drafter", context.options, "report_law")  # there are none to set
         return cls(
             [Level(context.draft_model())],
             context.target.vocab_size,

@@ -10,7 +10,6 @@ model and its fusion with that model's tree are merges of drafts, and not this d
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -61,18 +60,17 @@ class Datastore(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """A drafter over the index that `PACELINE_DATASTORE` names.
+        """A drafter over the index that the option `index` names.
 
         Raises:
             InvalidOption: it names none, or one that does not fit the target.
         """
-        chosen = os.environ.get("PACELINE_DATASTORE")
-        if not chosen:
+        if set(context.options) != {"index"}:
             raise InvalidOption(
-                "drafter 'datastore' needs an index: build one with `paceline index FILE --out "
-                "DIR` and set PACELINE_DATASTORE=DIR"
+                "drafter 'datastore' needs an index and no other option: build one with `paceline "
+                "index FILE --out DIR` and use drafter datastore:index=DIR"
             )
-        path = Path(chosen).expanduser()
+        path = Path(context.options["index"]).expanduser()
         index = SuffixArray(path)
         if index.manifest.vocab_size > context.target.vocab_size:
             raise InvalidOption(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -51,14 +52,19 @@ class DraftModel(Drafter):
         self._growth = growth
         self.kind = growth.kind
         self._caches: dict[int, Any] = {}
+        self._trunks: dict[int, tuple[int, List[int]]] = {}
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """Load the draft model that the user named, and draft with it what the verifier takes.
 
-        Drafts share the target's noise, in chains, unless the verifier needs their law.
+        Drafts share the target's noise, in chains, unless the verifier needs their law or the
+        option `growth` names another growth (`growth/choice.py`).
+
+        Raises:
+            InvalidOption: an option is unknown, or the verifier is not exact for that growth.
         """
-        growth = growth_for(context.accepts, context.shape)
+        growth = growth_for(context.accepts, context.shape, **_growth(context.options))
         return cls(context.draft_model(), context.target.vocab_size, growth)
 
     def open(self, sequence: Sequence) -> None:
@@ -85,8 +91,10 @@ class DraftModel(Drafter):
 
         drafts = drive(growing, answer)
         for sequence, draft in zip(sequences, drafts, strict=True):
-            # Every path starts with the trunk, so what is cached of it will agree with the commit.
-            self._shorten(sequence, len(sequence.tokens) + _trunk(draft))
+            # Every path starts with the trunk, so what is cached of it may agree with the commit.
+            trunk = draft.tokens[: _trunk(draft)].tolist()
+            self._shorten(sequence, len(sequence.tokens) + len(trunk))
+            self._trunks[sequence.id] = (len(sequence.tokens), trunk)
         return [replace(draft, source=self.name) for draft in drafts]
 
     def observe(
@@ -101,15 +109,18 @@ class DraftModel(Drafter):
 
     def close(self, sequence: Sequence) -> None:
         """Release the draft model's cache."""
+        self._trunks.pop(sequence.id, None)
         cache = self._caches.pop(sequence.id, None)
         if cache is not None:
             self._model.release(cache)
 
     def _roll_back(self, sequences: List[Sequence]) -> None:
         for sequence in sequences:
-            # The accepted path and the next token were appended and drafts are never pruned, so
-            # all that is cached before the last token agrees with what was committed.
-            self._shorten(sequence, len(sequence.tokens) - 1)
+            begin, trunk = self._trunks.pop(sequence.id, (len(sequence.tokens), ()))
+            # What was verified, and so committed, may be another drafter's draft.
+            pairs = zip(trunk, sequence.tokens[begin:], strict=False)
+            agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            self._shorten(sequence, min(begin + agreed, len(sequence.tokens) - 1))
 
     def _shorten(self, sequence: Sequence, length: int) -> None:
         """Forget what the sequence's cache holds beyond `length` tokens."""
@@ -146,7 +157,9 @@ class DraftModel(Drafter):
         return [
             [
                 sequence.sampler.law(
-                    output.logits[row], tree.tokens[list(trees.path_to(tree, node))].tolist()
+                    output.logits[row],
+                    tree.tokens[list(trees.path_to(tree, node))].tolist(),
+                    soft=self._growth.soft,
                 )
                 for node, row in zip(nodes, picked, strict=True)
             ]
@@ -165,3 +178,10 @@ def _trunk(tree: TokenTree) -> int:
     while trunk < len(tree) and (tree.parents[trunk + 1 :] >= trunk).all():
         trunk += 1
     return trunk
+
+
+def _growth(options: Mapping[str, str]) -> dict[str, str]:
+    for key in options:
+        if key != "growth":
+            raise InvalidOption(f"drafter 'draft-model' has no option {key!r}: use growth")
+    return {"named": options["growth"]} if options else {}

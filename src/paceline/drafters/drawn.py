@@ -126,6 +126,10 @@ class Drawn(Guess):
         """The draft, with its law."""
         return replace(self._tree, source=source)
 
+    def is_source_of(self, draft: TokenTree) -> bool:
+        """Whether `draft` is what `tree` gave, and not another drafter's."""
+        return draft.law is self._tree.law
+
     def settle(self, verdict: Verdict, accepted: HitRates) -> None:
         """Count the children that were tried along the accepted path as hits and misses."""
         below = trees.children(self._tree)

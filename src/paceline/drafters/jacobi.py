@@ -18,10 +18,11 @@ from paceline import tree as trees
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import BadLogits
 from paceline.law import one_hot
+from paceline.options import arguments
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
 from paceline.target import Output
-from paceline.types import Budget, DraftLaw, Law, Needs, TokenTree, Verdict
+from paceline.types import ROOT, Budget, DraftLaw, Law, Needs, TokenTree, Verdict
 from paceline.verifiers.coupled import gumbel_max
 
 Initial = Callable[[Sequence, int], Law]
@@ -33,7 +34,7 @@ class Jacobi(Drafter):
     """Windows of guesses, redrawn from the target's own last forward; no model, no training."""
 
     name: ClassVar[str] = "jacobi"
-    needs: ClassVar[Needs] = Needs(node_logits=True)
+    needs: Needs = Needs(node_logits=True)
 
     def __init__(
         self, vocab_size: int, *, report_law: bool, initial: Initial | None = None
@@ -54,7 +55,8 @@ class Jacobi(Drafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """A drafter for the target's vocabulary."""
-        return cls(context.target.vocab_size, report_law=context.report_law)
+        chosen = arguments(cls, "drafter", context.options, "vocab_size", "report_law")
+        return cls(context.target.vocab_size, report_law=context.report_law, **chosen)
 
     def open(self, sequence: Sequence) -> None:
         """Nothing is known of any position yet."""
@@ -79,14 +81,17 @@ class Jacobi(Drafter):
             # A stop rule may have cut the run, but then the sequence is not drafted for again.
             begin = end - len(verdict.path) - 1
             known = self._rows[sequence.id]
-            guesses = draft.tokens.tolist()
+            line = _line(draft, verdict)
+            guesses = draft.tokens[line].tolist()
+            rows = [0, *(node + 1 for node in line)]
             for position in range(begin, end):
                 known.pop(position, None)
             for position in range(end, begin + len(guesses) + 1):
                 # The sampler knows the committed tokens, so what it lacks are guesses after them.
                 path = guesses[end - begin : position - begin]
+                row = output.logits[rows[position - begin]]
                 try:
-                    known[position] = sequence.sampler.law(output.logits[position - begin], path)
+                    known[position] = sequence.sampler.law(row, path)
                 except BadLogits:
                     # A guess that could not stand may leave nothing possible after it.
                     known.pop(position, None)
@@ -116,3 +121,15 @@ class Jacobi(Drafter):
         return trees.chain(
             tokens, self.name, DraftLaw("factorised", rows) if self._report_law else None
         )
+
+
+def _line(draft: TokenTree, verdict: Verdict) -> list[int]:
+    """The accepted path and what hangs under its end, first children first: a window stays whole,
+    and of another drafter's tree one path is read."""
+    below = trees.children(draft)
+    line = list(verdict.path)
+    node = line[-1] if line else ROOT
+    while node in below:
+        node = below[node][0]
+        line.append(node)
+    return line

@@ -146,7 +146,7 @@ class Lookahead(Guesser[FollowerModel]):
     """A window of Jacobi iterations per sequence, and one pool of the n-grams that came of them."""
 
     name: ClassVar[str] = "lookahead"
-    needs: ClassVar[Needs] = Needs(node_logits=True)
+    needs: Needs = Needs(node_logits=True)
 
     def __init__(self, length: int = LENGTH, columns: int = COLUMNS) -> None:
         """Make an empty pool.

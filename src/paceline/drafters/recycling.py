@@ -17,8 +17,11 @@ import numpy as np
 
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.statistics import HitRates
-from paceline.sampling import top_k_ids
+from paceline.drafters.top_rows import top_rows
+from paceline.options import arguments
 from paceline.sequence import Sequence
+from paceline.shapes.published import TOKEN_RECYCLING as TEMPLATE
+from paceline.shapes.static import layout
 from paceline.target import Output
 from paceline.types import ROOT, Budget, IntArray, Needs, TokenTree, Verdict
 
@@ -27,27 +30,9 @@ WIDTH = 8
 
 _UNKNOWN = -1
 
-# Per depth, the rank paths of the published 80-node tree, as digits.
-_TEMPLATE = (
-    "0 1 2 3 4 5 6 7",
-    "00 01 02 03 04 05 06 07 10 11 12 13 20 21 22 30 31 40 50 60 70",
-    "000 001 002 003 004 005 006 007 010 011 012 020 021 030 040 050 060 070 "
-    "100 101 110 200 300 400 500",
-    "0000 0001 0002 0003 0004 0010 0011 0020 0030 0040 0100 0200 1000 2000 3000",
-    "00000 00001 00002 00010 00020 00100 01000 10000",
-    "000000 000001 000100",
-)
-
-TEMPLATE: tuple[tuple[int, ...], ...] = tuple(
-    tuple(int(digit) for digit in path) for level in _TEMPLATE for path in level.split()
-)
-"""Rank path of every node of the full tree, parents before children."""
-
 DEPTH = len(TEMPLATE[-1])
 
-_PARENTS = np.array([TEMPLATE.index(p[:-1]) if len(p) > 1 else ROOT for p in TEMPLATE])
-_RANKS = np.array([path[-1] for path in TEMPLATE])
-_DEPTHS = np.array([len(path) for path in TEMPLATE])
+_PARENTS, _RANKS, _DEPTHS = layout(TEMPLATE)
 _LEVELS = [np.flatnonzero(depth == _DEPTHS) for depth in range(1, DEPTH + 1)]
 
 # Share of steps in which the child of each rank was the target's token, by depth of the child,
@@ -59,7 +44,7 @@ class Recycling(Drafter):
     """Trees from the target's own rejected candidates: no training, under 4 MB, free."""
 
     name: ClassVar[str] = "recycling"
-    needs: ClassVar[Needs] = Needs(node_logits=True)
+    needs: Needs = Needs(node_logits=True)
 
     def __init__(self, vocab_size: int) -> None:
         """Make an empty matrix for a vocabulary."""
@@ -70,7 +55,8 @@ class Recycling(Drafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """A drafter with an empty matrix for the target's vocabulary."""
-        return cls(context.target.vocab_size)
+        chosen = arguments(cls, "drafter", context.options, "vocab_size")
+        return cls(context.target.vocab_size, **chosen)
 
     def reset(self) -> None:
         """Forget the matrix and the hit rates."""
@@ -107,9 +93,9 @@ class Recycling(Drafter):
             begin, filled = self._proposed.pop(sequence.id)
             self._score(sequence.tokens[begin:], filled)
             rows = [sequence.tokens[begin - 1], *draft.tokens.tolist()]
-            for token, logits in zip(rows, output.logits, strict=False):
-                best = top_k_ids(logits, WIDTH)  # fewer in a toy vocabulary
-                self._successors[token, : len(best)] = best
+            best, _ = top_rows(output.logits[: len(rows)], WIDTH)
+            # Fewer columns in a toy vocabulary; of a token that stands twice the last row counts.
+            self._successors[rows, : best.shape[1]] = best
 
     def close(self, sequence: Sequence) -> None:
         """Forget what was proposed to the sequence; the matrix stays."""

@@ -20,6 +20,7 @@ from paceline.drafters.best_first import Guess
 from paceline.drafters.context_model import PROMPT_WEIGHT, ContextModel
 from paceline.drafters.drawn import Drawn, Lots, acceptance_rates
 from paceline.drafters.guesser import Guesser
+from paceline.options import arguments
 from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, Needs, TokenTree, Verdict
@@ -35,7 +36,7 @@ class Stand(Guesser[ContextModel]):
     """Remembered laws of the target, as likeliest trees or as drawn ones."""
 
     name: ClassVar[str] = "stand"
-    needs: ClassVar[Needs] = Needs(node_logits=True)
+    needs: Needs = Needs(node_logits=True)
 
     def __init__(self, vocab_size: int, *, drawn: bool = False, lots: Lots = "noise") -> None:
         """Remember nothing.
@@ -55,7 +56,8 @@ class Stand(Guesser[ContextModel]):
     def create(cls, context: DrafterContext) -> Self:
         """Draws where the verifier takes drawn drafts alone."""
         drawn = context.report_law and "without_replacement" in context.accepts
-        return cls(context.target.vocab_size, drawn=drawn)
+        chosen = arguments(cls, "drafter", context.options, "vocab_size", "drawn")
+        return cls(context.target.vocab_size, drawn=drawn, **chosen)
 
     def reset(self) -> None:
         """Forget all laws."""
@@ -78,7 +80,7 @@ class Stand(Guesser[ContextModel]):
             sequences, drafts, verdicts, outputs, strict=True
         ):
             begin, guess = self._settle(sequence)
-            if isinstance(guess, Drawn):
+            if isinstance(guess, Drawn) and guess.is_source_of(draft):
                 guess.settle(verdict, self._accepted)
             self._model.recycle(sequence.tokens[:begin], draft, output.logits)
 

@@ -20,13 +20,17 @@ from paceline.exactness.tabular import LawOf, LogitsOf, TabularModel, TabularTar
 from paceline.growth.base import Growth
 from paceline.growth.branching import Branching
 from paceline.growth.dynamic import Dynamic
+from paceline.growth.expand_rerank import ExpandRerank
 from paceline.growth.iid import Iid
 from paceline.growth.paths import Paths
 from paceline.growth.shared_noise import SharedNoise
+from paceline.growth.static import Static
 from paceline.growth.stochastic_beam import StochasticBeam
 from paceline.growth.threshold import Threshold
 from paceline.growth.top_and_one import TopAndOne
 from paceline.randomness import Draw, Purpose, Randomness
+from paceline.shapes.prune import confident
+from paceline.shapes.published import MEDUSA
 from paceline.types import Budget, DraftLaw, LawKind, TokenTree
 from paceline.verifiers.base import Shape, Verifier
 
@@ -34,7 +38,8 @@ _THIRD = 7
 """Seed of the table at the bottom of the cascade."""
 
 _LEAST = 0.15
-"""Threshold of the thresholded growth: low enough for siblings and for several levels."""
+"""Threshold of the thresholded growth and of pruning: low enough for siblings and for several
+levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,13 @@ def factorised_chain(law: LawOf) -> Propose:
     return propose
 
 
+def pruned(propose: Propose) -> Propose:
+    """A drafter that drops unlikely nodes of the drafts of another, which must not draw them."""
+    return lambda context, randomness, budget: confident(
+        propose(context, randomness, budget), _LEAST
+    )
+
+
 _straight = operator.mul
 """Nodes, by width and depth, of as many chains as the draft is wide."""
 
@@ -122,6 +134,15 @@ DRAFT_LAWS: tuple[Draftable, ...] = (
     _chain("likely chain", None, likely_chain),
     Draftable("any tree", None, "tree", _full, lambda q, v, w: random_tree(v, 4 * w, w)),
     _grown("shared noise", lambda width: SharedNoise([width])),
+    _grown("expand and rerank", ExpandRerank),
+    _grown("static shape", lambda width: Static(MEDUSA)),
+    Draftable(
+        "pruned by confidence",
+        None,
+        "tree",
+        _full,
+        lambda q, v, w: pruned(grown(ExpandRerank(w), q)),
+    ),
     _chain("iid chain", "iid", sampled_chain),
     _grown("iid star", lambda width: Iid([width, 1])),
     _grown("iid tree", lambda width: Iid([width]), _full),

@@ -64,7 +64,7 @@ class MultipathByPlainLaw(Verifier):
             children = [each[len(path)] for each in paths]
             rows.append(draft.law.rows[path[-1] if path else ROOT])
             competition = Competition(target.law(path[-1] if path else ROOT), rows[-1])
-            node = children[competition.last(draft.tokens[children].tolist())]
+            node = children[competition.best(draft.tokens[children].tolist())]
             paths = tuple(each for each in paths if each[len(path)] == node)
             path.append(node)
         return verify_path(draft, path, rows, target, randomness)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -42,6 +43,14 @@ class Growth(ABC):
     name: ClassVar[str]
     kind: ClassVar[LawKind | None]
     """How the tokens are drawn, as the draft's law will say; None if it will have no law."""
+    soft: ClassVar[bool] = False
+    """Whether it wants the laws of greedy requests at temperature 1: it ranks tokens, and a law
+    that is certain of one has no second."""
+
+    @property
+    def chain(self) -> bool:
+        """Whether all its drafts are chains."""
+        return False
 
     @abstractmethod
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
@@ -113,6 +122,7 @@ class Sapling:
         kind: LawKind | None,
         draws: Mapping[int, tuple[int, ...]] | None = None,
         paths: Sequence[Sequence[int]] = (),
+        scores: Sequence[float] | None = None,
     ) -> TokenTree:
         """The draft, with the rows of all nodes that have children.
 
@@ -120,9 +130,11 @@ class Sapling:
             kind: of its law; None for a draft without a law.
             draws: as in `DraftLaw`.
             paths: as in `DraftLaw`.
+            scores: as in `TokenTree`, for a draft without a law.
         """
         if kind is None or not self._tokens:
-            return self._tree(None)
+            known = None if scores is None else np.array(scores, dtype=np.float64)
+            return replace(self._tree(None), scores=known)
         rows = {parent: self.rows[parent] for parent in sorted(set(self._parents))}
         return self._tree(DraftLaw(kind, rows, draws or {}, tuple(map(tuple, paths))))
 

@@ -1,34 +1,187 @@
-"""Which growth a draft model uses for a verifier, where nobody chose one."""
+"""Which growth a draft model uses: the one that was named, or the best that its verifier takes.
+
+Sizes follow a name after a dash. Where they are left out, they are these:
+
+iid-2.1, branching-2.1, top-and-one-2.1, shared-noise-1    children per node, by level
+paths-2                                                    how many chains
+stochastic-beam-3                                          nodes per level
+dynamic                                                    it has none
+threshold-0.1                                              least estimate of a place to draw at
+expand-rerank-4                                            the beam, and if wished, as in 4.6-0.02,
+                                                           the deepest level and the floor
+static-medusa                                              or "recycling", the other published
+                                                           shape, or NODES@FILE: the best shape for
+                                                           the rank counts in a file
+"""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 from paceline.errors import InvalidOption
 from paceline.growth.base import Growth
 from paceline.growth.branching import Branching
+from paceline.growth.dynamic import Dynamic
+from paceline.growth.expand_rerank import ExpandRerank
 from paceline.growth.iid import Iid
 from paceline.growth.paths import Paths
 from paceline.growth.shared_noise import SharedNoise
+from paceline.growth.static import Static
+from paceline.growth.stochastic_beam import StochasticBeam
+from paceline.growth.threshold import Threshold
 from paceline.growth.top_and_one import TopAndOne
+from paceline.shapes.measured import RankCounts
+from paceline.shapes.published import MEDUSA, TOKEN_RECYCLING
+from paceline.shapes.static import from_rank_accuracies
 from paceline.types import LawKind
 from paceline.verifiers.base import Shape
 
+_SIZES = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})*")
 
-def growth_for(accepts: frozenset[LawKind | None], shape: Shape) -> Growth:
-    """Drafts that the rule is exact for: with the target's own noise where it needs no law, chains
-    where it takes no branches, and otherwise the tree it accepts most of.
+
+def growth_for(accepts: frozenset[LawKind | None], shape: Shape, named: str = "") -> Growth:
+    """The growth that was named, or else drafts that the rule is exact for: with the target's own
+    noise where it needs no law, chains where it takes no branches, and otherwise the tree it
+    accepts most of.
 
     Args:
         accepts: `Verifier.accepts`.
         shape: `Verifier.shape`.
+        named: as for `named_growth`; empty chooses.
 
     Raises:
-        InvalidOption: the rule is exact for nothing that a draft model can draw.
+        InvalidOption: the rule is not exact for what was named, or for nothing that a draft model
+            can draw.
     """
+    if named:
+        return _checked(named_growth(named), accepts, shape)
     if None in accepts:
         return SharedNoise([1])
     trees: tuple[Growth, ...] = (Branching([2, 1]), TopAndOne([2, 1]), Paths(2))
     for growth in (Iid([1]),) if shape == "chain" else (*trees, Iid([1])):
         if growth.kind in accepts:
             return growth
-    known = ", ".join(sorted(kind or "deterministic" for kind in accepts))
-    raise InvalidOption(f"a draft model cannot draw {known} drafts: use another drafter")
+    raise InvalidOption(f"a draft model cannot draw {_known(accepts)} drafts: use another drafter")
+
+
+def named_growth(text: str) -> Growth:
+    """The growth of a name like "branching-3.2.1"; all are in the head of this module.
+
+    Raises:
+        InvalidOption: the name is unknown, or its sizes are malformed or out of range.
+    """
+    for name, named in _GROWTHS.items():
+        if text == name or text.startswith(name + "-"):
+            sizes = text[len(name) + 1 :] or named.default
+            try:
+                return named.make(sizes)
+            except ValueError as error:
+                raise InvalidOption(
+                    f"growth '{name}' is written {named.example} ({named.sizes}), not {text!r}"
+                ) from error
+    raise InvalidOption(f"unknown growth {text!r}: use {', '.join(_GROWTHS)}")
+
+
+def _checked(growth: Growth, accepts: frozenset[LawKind | None], shape: Shape) -> Growth:
+    """A growth whose drafts a rule takes."""
+    if growth.kind not in accepts:
+        raise InvalidOption(
+            f"growth '{growth.name}' makes {growth.kind or 'deterministic'} drafts, and the "
+            f"verifier takes {_known(accepts)} ones: use another growth or verifier"
+        )
+    if shape == "chain" and not growth.chain:
+        raise InvalidOption(
+            f"growth '{growth.name}' branches, and the verifier takes chains: use another "
+            "verifier, or sizes of 1"
+        )
+    return growth
+
+
+def _known(accepts: frozenset[LawKind | None]) -> str:
+    return ", ".join(sorted(kind or "deterministic" for kind in accepts))
+
+
+class _Named(NamedTuple):
+    """How a growth is written.
+
+    Attributes:
+        make: from the text of its sizes; ValueError if it is malformed.
+        default: that text, where it is left out.
+        example: a name with sizes.
+        sizes: what they are.
+    """
+
+    make: Callable[[str], Growth]
+    default: str
+    example: str
+    sizes: str
+
+
+def _widths(text: str) -> list[int]:
+    if not _SIZES.fullmatch(text):
+        raise ValueError("not whole numbers with dots between them")
+    return [int(each) for each in text.split(".")]
+
+
+def _count(text: str) -> int:
+    [count] = _widths(text)
+    return count
+
+
+def _dynamic(text: str) -> Growth:
+    if text:
+        raise ValueError("it has no sizes")
+    return Dynamic()
+
+
+def _expand_rerank(text: str) -> Growth:
+    sizes, _, floor = text.partition("-")
+    return ExpandRerank(*_beam(*_widths(sizes)), float(floor or 0))
+
+
+def _beam(width: int, *levels: int) -> tuple[int, int | None]:
+    if len(levels) > 1:
+        raise ValueError("more than two sizes")
+    return width, levels[0] if levels else None
+
+
+def _static(text: str) -> Growth:
+    published = {"medusa": MEDUSA, "recycling": TOKEN_RECYCLING}
+    if text in published:
+        return Static(published[text])
+    nodes, _, file = text.partition("@")
+    if not file:
+        raise ValueError("neither a published shape nor a file")
+    size, counts = _count(nodes), RankCounts.load(Path(file).expanduser())
+    shape = from_rank_accuracies(counts.accuracies, size, len(counts.trials))
+    if not shape:
+        raise InvalidOption(f"{file} with {size} nodes makes an empty shape: measure longer")
+    return Static(shape)
+
+
+def _named(
+    growth: type[Growth], make: Callable[[str], Growth], default: str, sizes: str, example: str = ""
+) -> tuple[str, _Named]:
+    name = growth.name
+    return name, _Named(make, default, f"{name}-{example or default}".rstrip("-"), sizes)
+
+
+_BY_LEVEL = "children per node, by level"
+
+_GROWTHS = dict(
+    (
+        _named(Iid, lambda text: Iid(_widths(text)), "2.1", _BY_LEVEL),
+        _named(Paths, lambda text: Paths(_count(text)), "2", "how many chains"),
+        _named(Branching, lambda text: Branching(_widths(text)), "2.1", _BY_LEVEL),
+        _named(TopAndOne, lambda text: TopAndOne(_widths(text)), "2.1", _BY_LEVEL),
+        _named(SharedNoise, lambda text: SharedNoise(_widths(text)), "1", _BY_LEVEL),
+        _named(StochasticBeam, lambda text: StochasticBeam(_count(text)), "3", "nodes per level"),
+        _named(Dynamic, _dynamic, "", "it has no sizes"),
+        _named(Threshold, lambda text: Threshold(float(text)), "0.1", "least estimate of a place"),
+        _named(ExpandRerank, _expand_rerank, "4", "beam, deepest level, floor", "4.6-0.02"),
+        _named(Static, _static, "medusa", "medusa, recycling or NODES@FILE"),
+    )
+)

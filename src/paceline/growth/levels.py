@@ -33,6 +33,11 @@ class LevelGrowth(Growth):
             )
         self._widths = tuple(widths)
 
+    @property
+    def chain(self) -> bool:
+        """Whether no node gets two draws."""
+        return max(self._widths) == 1
+
     @abstractmethod
     def _level(
         self, rows: list[Law], counts: list[int], names: Names, randomness: Randomness

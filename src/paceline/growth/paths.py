@@ -27,6 +27,11 @@ class Paths(Growth):
             raise InvalidOption(f"growth 'paths' needs 1 or more paths, not {count}")
         self._count = count
 
+    @property
+    def chain(self) -> bool:
+        """Whether there is one path."""
+        return self._count == 1
+
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
         """Grow all chains together, level by level, as deep as the budget goes."""
         sapling = Sapling(budget, position)

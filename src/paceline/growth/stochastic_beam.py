@@ -48,6 +48,11 @@ class StochasticBeam(Growth):
             raise InvalidOption(f"growth 'stochastic-beam' needs a width of 1 or more, not {width}")
         self._width = width
 
+    @property
+    def chain(self) -> bool:
+        """Whether the beam is one node wide."""
+        return self._width == 1
+
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
         """Grow level by level, as deep as the budget goes; a last level may be narrower."""
         sapling = Sapling(budget, position)

@@ -55,18 +55,17 @@ class Llama(nn.Module):
         network.load_state_dict(state, assign=True)
         return network.eval().requires_grad_(False)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Hidden states after the final norm.
 
         Args:
-            tokens: int64 `[rows]`.
+            x: `[rows, hidden_size]`, what `embed_tokens` makes of the tokens.
             positions: int64 `[rows]`, place of each token in its own sequence.
             attend: computes attention for each layer.
 
         Returns:
             `[rows, hidden_size]` in the weights' dtype.
         """
-        x: Tensor = self.embed_tokens(tokens)
         cos, sin = self._rotation(positions, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin, attend)

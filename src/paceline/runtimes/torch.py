@@ -142,6 +142,28 @@ class TorchTarget:
         ]
 
     @torch.inference_mode()
+    def forward_superposed(
+        self, cache: TorchCache, tokens: Sequence[int], weights: Sequence[float]
+    ) -> LogitArray:
+        """Append one position whose input is a weighted sum of token embeddings.
+
+        Args:
+            cache: of one sequence; grows by one.
+            tokens: `[k]` token ids, at least one.
+            weights: `[k]` weights, which sum to one.
+
+        Returns:
+            float32 `[vocabulary]`, the logits after that position.
+        """
+        embeddings = self._network.embed_tokens.weight[list(tokens)]
+        exact = torch.tensor([list(weights)], dtype=torch.float64)
+        weighted = exact.to(embeddings) @ embeddings
+        hidden = self._hidden([Pass(cache, tokens[:1])], weighted)
+        cache.length += 1
+        logits: LogitArray = to_numpy(self._network.logits(hidden))[0]
+        return logits
+
+    @torch.inference_mode()
     def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
         """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`."""
         start = cache.length + pending
@@ -163,8 +185,11 @@ class TorchTarget:
         cache.data = cache.data[:, :, :, :0].clone()
         cache.length = 0
 
-    def _hidden(self, passes: Sequence[Pass]) -> Tensor:
-        """Final hidden states `[rows of all passes, hidden_size]`; fills the caches."""
+    def _hidden(self, passes: Sequence[Pass], embeddings: Tensor | None = None) -> Tensor:
+        """Final hidden states `[rows of all passes, hidden_size]`; fills the caches.
+
+        `embeddings`, of the same shape, stand in for those of the tokens.
+        """
         sizes = [pass_rows(p) for p in passes]
         for p, size in zip(passes, sizes, strict=True):
             _reserve(p.cache, p.cache.length + size)
@@ -175,13 +200,12 @@ class TorchTarget:
             parts = zip(passes, masks, *split, strict=True)
             return torch.cat([_attend(p.cache.data[layer], m, *qkv) for p, m, *qkv in parts])
 
-        tokens = np.concatenate([pass_tokens(p) for p in passes])
         positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
-        hidden: Tensor = self._network(
-            torch.from_numpy(tokens).to(self._device),
-            torch.from_numpy(positions).to(self._device),
-            attend,
-        )
+        if embeddings is None:
+            tokens = np.concatenate([pass_tokens(p) for p in passes])
+            embeddings = self._network.embed_tokens(torch.from_numpy(tokens).to(self._device))
+        places = torch.from_numpy(positions).to(self._device)
+        hidden: Tensor = self._network(embeddings, places, attend)
         return hidden
 
 

@@ -8,9 +8,10 @@ from typing import ClassVar, Literal, Protocol, Self
 
 from paceline import tree as trees
 from paceline.errors import IncompatibleDraft
+from paceline.options import arguments
 from paceline.randomness import Randomness
 from paceline.types import ROOT, Law, LawKind, LogitArray, Needs, TokenTree, Verdict
-from paceline.verifiers.options import VerifierContext, arguments
+from paceline.verifiers.context import VerifierContext
 
 Shape = Literal["chain", "tree"]
 """What drafts look like: chains alone, or trees of which chains are the simplest."""
@@ -60,7 +61,7 @@ class Verifier(ABC):
         Raises:
             InvalidOption: an option is unknown or out of range.
         """
-        return cls(**arguments(cls, context.options))
+        return cls(**arguments(cls, "verifier", context.options))
 
     @abstractmethod
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:

@@ -106,6 +106,7 @@ def chance(p: Law, q: Law, weight: float) -> float:
     """
     rest = weight * p.probs
     rest -= q.at(p.ids)
-    left = float(np.dot(rest > 0, rest))
+    # Not a dot product: a threaded one waits for cores on which the runtime still spins.
+    left = float(np.maximum(rest, 0.0, out=rest).sum())
     total = left + (1 - weight)
     return left / total if total > 0 else 1.0

@@ -28,8 +28,9 @@ def gumbel_max(law: Law, position: int, randomness: Randomness) -> int:
     uniform = randomness.uniform(law.size, Draw(position, Purpose.NOISE))
     if law.ids is not None:
         uniform = uniform[law.ids]
+    bound = 1.0 - uniform
     with np.errstate(divide="ignore", over="ignore"):
-        bound = (1.0 - uniform) / law.probs
+        bound /= law.probs
     first = int(bound.argmin())
     reached = -np.log(uniform[first]) / law.probs[first]
     candidates = np.flatnonzero(bound <= reached)

@@ -21,9 +21,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from paceline.options import require
 from paceline.sampling import top_k_ids
 from paceline.types import Law
-from paceline.verifiers.options import require
 from paceline.verifiers.pardon import Pardoning, Round
 
 _BEST = 3

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 from paceline.errors import RuntimeUnavailable
+from paceline.options import arguments, require
 from paceline.types import Needs
+from paceline.verifiers.context import VerifierContext
 from paceline.verifiers.heads import load_head
-from paceline.verifiers.options import VerifierContext, arguments, require
 from paceline.verifiers.pardon import Pardoning
 
 
@@ -38,7 +39,7 @@ class Headed(Pardoning):
             RuntimeUnavailable: the runtime gives no hidden states.
             InvalidOption: the head was trained for another model.
         """
-        rule = cls(**arguments(cls, context.options))
+        rule = cls(**arguments(cls, "verifier", context.options))
         if not context.target.hidden_states:
             raise RuntimeUnavailable(
                 f"verifier '{cls.name}' reads hidden states, which runtime "

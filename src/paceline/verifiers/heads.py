@@ -12,7 +12,7 @@ import numpy as np
 
 from paceline.errors import InvalidOption
 from paceline.types import LogitArray
-from paceline.verifiers.options import VerifierContext
+from paceline.verifiers.context import VerifierContext
 
 _SHIPPED = "paceline.weights"
 

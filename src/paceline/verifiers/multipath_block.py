@@ -1,10 +1,10 @@
 """Greedy multi-path block verification (after Thomas and Pal 2026, arXiv:2602.16961).
 
-Of several paths that were drawn independently, one is selected, node by node, by an order of the
-tokens that favours what the drafter proposes too rarely, and that one is verified as a block.
-Selection changes the law of the path. With F the draft mass of all tokens up to x in the order and
-F- that of those before x, the last of k draws in the order is x with probability F^k - F-^k. Block
-verification with this law in place of q is exact.
+Of several paths that were drawn independently, one is selected, node by node: the one whose token
+the drafter proposes too rarely, by p / q. Selection changes the law of the path, in a way that can
+be computed, and block verification with that law in place of q is exact. (In the paper all tokens
+are ordered by p / q; here tokens of nearly the same ratio share a rank, which saves sorting the
+vocabulary and changes what is accepted by next to nothing.)
 
 Selection among many draws bends a law that is nearly right out of shape, and then costs more than
 it gains. So the number of draws that compete is settled at each node, from p, q and what has been
@@ -25,6 +25,9 @@ from paceline.types import ROOT, Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, drawn_mass, row
 from paceline.verifiers.block import verify_path
 from paceline.verifiers.multi_draft import drawn_children
+
+_GROUPS = 1 << 14
+"""Groups of tokens by p / q: sign, 8 bits of exponent and 5 of the fraction."""
 
 
 class MultipathBlock(Verifier):
@@ -60,7 +63,7 @@ class MultipathBlock(Verifier):
             if len(children) > 1:
                 competition = Competition(p, q)
                 count, q = competition.law(len(children), weight)
-                node = children[competition.last(draft.tokens[children[:count]].tolist())]
+                node = children[competition.best(draft.tokens[children[:count]].tolist())]
             token = int(draft.tokens[node])
             weight = min(1.0, weight * p.prob(token) / q.prob(token))
             paths = tuple(each for each in paths if each[len(path)] == node)
@@ -70,15 +73,16 @@ class MultipathBlock(Verifier):
 
 
 class Competition:
-    """Draws from one law, of which the last in an order is selected.
+    """Draws from one law, of which the best one is selected.
 
-    The order ascends in p / q and must not depend on what was drawn. Ratios that agree to 8 binary
-    digits count as equal, and then the higher token id is the later: such short keys sort in
-    linear time.
+    Tokens are grouped by p / q, to 5 binary digits, and the best draw is the first of those in the
+    highest group. So nothing needs sorting: with F the draft mass of all groups up to a token's own
+    and F- that of the lower ones, the best of k draws is x with probability
+    q(x) (F^k - F-^k) / (F - F-).
     """
 
     def __init__(self, p: Law, q: Law) -> None:
-        """Order the tokens.
+        """Group the tokens.
 
         Args:
             p: the target's law.
@@ -88,54 +92,50 @@ class Competition:
         target = p.at(q.ids)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratios = (target / q.probs).astype(np.float32)
-        # Bits of floats above 0 sort like the floats: 8 of exponent, then 8 of the fraction.
-        self._keys = (ratios.view(np.uint32) >> 15).astype(np.uint16)
-        self._order = np.argsort(self._keys, kind="stable")
-        self._target = target[self._order]
-        self._masses = q.probs[self._order]
+        # Bits of floats above 0 sort like the floats: 8 of exponent, then 5 of the fraction.
+        self._groups = (ratios.view(np.uint32) >> 18).astype(np.uint16)
+        self._wanted = np.bincount(self._groups, target, _GROUPS)
+        self._masses = np.bincount(self._groups, q.probs, _GROUPS)
         self._upper = np.cumsum(self._masses)
 
-    def last(self, tokens: Sequence[int]) -> int:
-        """Index into `tokens`, drawn tokens, of the last in the order."""
-        return max(range(len(tokens)), key=lambda index: self._place(tokens[index]))
+    def best(self, tokens: Sequence[int]) -> int:
+        """Index into `tokens`, drawn tokens in the order drawn, of the one that is selected."""
+        groups = [int(self._groups[self._index(token)]) for token in tokens]
+        return groups.index(max(groups))
 
-    def below(self, token: int) -> float:
-        """Mass of the tokens before `token` in the order."""
-        key, index = self._place(token)
-        before = self._keys < key
-        before[:index] |= self._keys[:index] == key
-        return float(np.dot(before, self._q.probs))
+    def masses(self, token: int) -> tuple[float, float]:
+        """Draft mass of the groups below that of a token, and of its own group."""
+        group = self._groups[self._index(token)]
+        mass = float(self._masses[group])
+        return float(self._upper[group]) - mass, mass
 
     def law(self, most: int, weight: float) -> tuple[int, Law]:
-        """How many draws compete, at most `most`, and the law of the last of them.
+        """How many draws compete, at most `most`, and the law of the one that is selected.
 
-        As many as make the mass largest that is accepted here, sum min(weight p, law).
+        As many as make the mass largest that is accepted here, sum min(weight p, law), taken as if
+        p / q were the same all over a group.
 
         Args:
             most: number of draws there are.
             weight: share of the mass of the selected path so far that is accepted.
         """
-        # F^k - F-^k = q (F^(k-1) + F^(k-2) F- + ... + F-^(k-1)) loses no digits where q is small.
-        # In place: fresh arrays of a whole vocabulary cost more than the arithmetic.
-        wanted = weight * self._target
+        # (F^k - F-^k) / (F - F-) = F^(k-1) + F^(k-2) F- + ... loses no digits in small groups.
+        wanted = weight * self._wanted
         lower = self._upper - self._masses
-        power, factor, scratch = np.ones_like(lower), np.ones_like(lower), np.empty_like(lower)
-        best, count, kept = float(np.minimum(wanted, self._masses, out=scratch).sum()), 1, factor
+        power, factor = np.ones(_GROUPS), np.ones(_GROUPS)
+        best, count, kept = float(np.minimum(wanted, self._masses).sum()), 1, factor
         for number in range(2, most + 1):
-            power *= lower
-            factor *= self._upper
-            factor += power
-            np.multiply(self._masses, factor, out=scratch)
-            accepted = float(np.minimum(wanted, scratch, out=scratch).sum())
+            power = power * lower
+            factor = factor * self._upper + power
+            accepted = float(np.minimum(wanted, self._masses * factor).sum())
             if accepted > best:
-                best, count, kept = accepted, number, factor.copy()
+                best, count, kept = accepted, number, factor
         if count == 1:
             return 1, self._q
-        probs = np.empty_like(kept)
-        probs[self._order] = np.multiply(self._masses, kept, out=scratch)
+        probs = kept[self._groups]
+        probs *= self._q.probs
         return count, Law(probs, self._q.ids, self._q.size)
 
-    def _place(self, token: int) -> tuple[int, int]:
+    def _index(self, token: int) -> int:
         ids = self._q.ids
-        index = token if ids is None else int(np.searchsorted(ids, token))
-        return int(self._keys[index]), index
+        return token if ids is None else int(np.searchsorted(ids, token))

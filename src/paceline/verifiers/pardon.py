@@ -27,7 +27,9 @@ _FLOOR = 1e-5
 
 def entropy(law: Law) -> float:
     """-sum p log p in nats, never more than the logarithm of the vocabulary's size."""
-    return -float(law.probs @ np.log(law.probs + _FLOOR))
+    terms = np.log(law.probs + _FLOOR)
+    terms *= law.probs  # not a dot product: see `block.chance`
+    return -float(terms.sum())
 
 
 class Round:

@@ -56,7 +56,7 @@ def accepted(chain: MeasuredChain, count: int) -> float:
     for token, q, p in zip(chain.tokens, chain.draft, chain.target, strict=True):
         mass, wanted = q.prob(token), p.prob(token)
         competition = Competition(p, q) if states[0].paths > 1 else None
-        before = competition.below(token) if competition else 0.0
+        lower, group = competition.masses(token) if competition else (0.0, mass)
         following: list[_State] = []
         for paths, weight, lift in states:
             competing, selected = 1, mass
@@ -66,9 +66,7 @@ def accepted(chain: MeasuredChain, count: int) -> float:
             weight = min(1.0, weight * wanted / selected)
             total += lift * selected / mass * weight
             for agreeing in range(1, competing + 1):
-                share = (
-                    comb(competing, agreeing) * mass**agreeing * before ** (competing - agreeing)
-                )
+                share = _share(competing, agreeing, mass, group, lower)
                 others = paths - competing
                 for more in range(others + 1):
                     chance = comb(others, more) * mass**more * (1 - mass) ** (others - more)
@@ -99,3 +97,25 @@ def choose_count(
         return (1 + fmean(accepted(chain, count) for chain in chains)) / cost(count)
 
     return max(range(1, most + 1), key=rate)
+
+
+def _share(draws: int, agreeing: int, mass: float, group: float, lower: float) -> float:
+    """Chance that a token is the best of some draws, and that so many of them are that token.
+
+    With t draws in its group and all others in lower ones, it must be the first of the t.
+
+    Args:
+        draws: how many there are.
+        agreeing: how many of them are the token.
+        mass: of the token in one draw.
+        group: of the token's group, itself included.
+        lower: of the groups below.
+    """
+    return sum(
+        comb(draws, t)
+        * lower ** (draws - t)
+        * comb(t - 1, agreeing - 1)
+        * mass**agreeing
+        * (group - mass) ** (t - agreeing)
+        for t in range(agreeing, draws + 1)
+    )

@@ -23,11 +23,12 @@ import numpy as np
 
 from paceline import tree as trees
 from paceline.law import AGREE, one_hot
+from paceline.options import arguments, require
 from paceline.randomness import Randomness
 from paceline.types import ROOT, IntArray, Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
+from paceline.verifiers.context import VerifierContext
 from paceline.verifiers.coupled import gumbel_max
-from paceline.verifiers.options import VerifierContext, arguments, require
 
 PROMPT = "\nReading this again and correcting any mistake:"
 """What stands between the draft and its copy unless the caller gives another prompt."""
@@ -59,7 +60,7 @@ class Reflective(Verifier):
     @classmethod
     def create(cls, context: VerifierContext) -> Self:
         """A verifier that reflects with `PROMPT`, in the target's own tokens."""
-        return cls(prompt=context.encode(PROMPT), **arguments(cls, context.options))
+        return cls(prompt=context.encode(PROMPT), **arguments(cls, "verifier", context.options))
 
     def extend(self, draft: TokenTree) -> TokenTree:
         """The prompt and a copy of the deepest path, as one chain behind that path."""

@@ -16,10 +16,10 @@ from typing import ClassVar
 
 from paceline import tree as trees
 from paceline.law import one_hot, residual
+from paceline.options import require
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.types import ROOT, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_chain, check_law, drawn_mass, row
-from paceline.verifiers.options import require
 
 
 class Relaxed(Verifier):

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from paceline.options import require
 from paceline.randomness import Draw, Purpose
 from paceline.types import Law, ProbArray
-from paceline.verifiers.options import require
 from paceline.verifiers.pardon import Pardoning, Round
 
 

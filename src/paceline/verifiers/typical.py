@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from paceline import tree as trees
+from paceline.options import require
 from paceline.randomness import Randomness
 from paceline.types import ROOT, Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law
 from paceline.verifiers.coupled import gumbel_max
-from paceline.verifiers.options import require
 from paceline.verifiers.pardon import entropy
 
 
@@ -51,14 +51,21 @@ class Typical(Verifier):
         self.delta = delta
         self.greedy_next = greedy_next
 
-    def threshold(self, law: Law) -> float:
-        """The probability that a token of `law` must exceed."""
-        return min(self.epsilon, self.delta * math.exp(-entropy(law)))
+    def stands(self, law: Law, p: float) -> bool:
+        """Whether `p`, a token's probability in `law`, exceeds min(epsilon, delta e^-entropy).
+
+        The entropy, a logarithm for every token of the vocabulary, is taken only where bounds on
+        it leave the answer open.
+        """
+        if p > self.epsilon:
+            return True
+        impossible = p < 0.999 * self.delta / len(law.probs)  # entropy is at most log(support)
+        return not impossible and p > self.delta * math.exp(-entropy(law))
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
         """Accept the deepest typical path."""
         check_law(self, draft)
-        path = _longest(draft, target.law, lambda law, p: p > self.threshold(law))
+        path = _longest(draft, target.law, self.stands)
         law = target.law(path[-1] if path else ROOT)
         if self.greedy_next:
             return Verdict(path, law.argmax())

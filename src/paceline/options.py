@@ -1,16 +1,14 @@
-"""What a rule may be built from, and how its options are written: `NAME:key=value,key=value`."""
+"""How options of methods are written, `NAME:key=value,key=value`, and turned into arguments."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.errors import InvalidOption
-from paceline.types import Capabilities
 
-_READERS: dict[type, tuple[Callable[[str], Any], str]] = {
+_READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (int, "a whole number"),
     float: (float, "a number"),
     bool: ({"true": True, "false": False}.__getitem__, "true or false"),
@@ -19,25 +17,12 @@ _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
 """How the text of an option becomes a value of the type that its constructor asks for."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifierContext:
-    """What a verifier may be built from.
-
-    Attributes:
-        target: capabilities of the target whose drafts it verifies.
-        model: fingerprint of the target's weights, for rules with trained heads.
-        encode: text to token ids, for rules with prompts of their own.
-        options: what the user set, as text.
-    """
-
-    target: Capabilities
-    model: str
-    encode: Callable[[str], list[int]]
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-def split_options(text: str) -> tuple[str, dict[str, str]]:
+def split_options(text: str, kind: str) -> tuple[str, dict[str, str]]:
     """The name and the options in `NAME` or `NAME:key=value,key=value`.
+
+    Args:
+        text: what the user wrote.
+        kind: what it names, for messages: "verifier", "drafter", "controller".
 
     Raises:
         InvalidOption: something after the colon is no `key=value`, or a key stands there twice.
@@ -48,39 +33,56 @@ def split_options(text: str) -> tuple[str, dict[str, str]]:
         key, equals, value = (part.strip() for part in entry.partition("="))
         if not key or not equals or key in options:
             raise InvalidOption(
-                f"verifier option {entry!r} is no key=value, or is given twice: write "
+                f"{kind} option {entry!r} is no key=value, or is given twice: write "
                 f"{name}:key=value,key=value"
             )
         options[key] = value
     return name, options
 
 
-def arguments(factory: type, options: Mapping[str, str]) -> dict[str, Any]:
+def arguments(factory: type, kind: str, options: Mapping[str, str], *given: str) -> dict[str, Any]:
     """Keyword arguments for a class, read from text by the types that its constructor declares.
+
+    Args:
+        factory: the class.
+        kind: of the method, for messages.
+        options: what the user set.
+        *given: arguments that are not the user's to set.
 
     Raises:
         InvalidOption: the constructor has no such option, or the text is no value of its type.
     """
+    if not options:
+        return {}
     name = getattr(factory, "name", factory.__name__)
     hints = get_type_hints(factory.__init__)  # type: ignore[misc]  # of the class, not an instance
-    known = {
-        each: hints[each]
+    readers = {
+        each: _reader(hints[each])
         for each in inspect.signature(factory).parameters
-        if hints.get(each) in _READERS
+        if each in hints and each not in given
     }
+    known = {each: reader for each, reader in readers.items() if reader is not None}
     out = {}
     for key, text in options.items():
         if key not in known:
             choices = f"use {', '.join(known)}" if known else "it has none"
-            raise InvalidOption(f"verifier '{name}' has no option {key!r}: {choices}")
-        read, kind = _READERS[known[key]]
+            raise InvalidOption(f"{kind} '{name}' has no option {key!r}: {choices}")
+        read, value = known[key]
         try:
             out[key] = read(text)
         except (ValueError, KeyError) as error:
             raise InvalidOption(
-                f"option {key} of verifier '{name}' must be {kind}, not {text!r}"
+                f"option {key} of {kind} '{name}' must be {value}, not {text!r}"
             ) from error
     return out
+
+
+def _reader(hint: Any) -> tuple[Callable[[str], Any], str] | None:
+    """What reads a value of a type from text, and how messages call such a value."""
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return dict(zip(choices, choices, strict=True)).__getitem__, " or ".join(choices)
+    return _READERS.get(hint)
 
 
 def require(good: bool, name: str, value: object, rule: str) -> None:

@@ -1,4 +1,4 @@
-"""Options of rules: read from text by the types that constructors declare, or refused."""
+"""Options of methods: read from text by the types that constructors declare, or refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 
 from paceline.errors import InvalidOption
 from paceline.exactness.tabular import TabularModel, TabularTarget
+from paceline.options import arguments, split_options
+from paceline.verifiers.context import VerifierContext
 from paceline.verifiers.coupled import Coupled
-from paceline.verifiers.options import VerifierContext, arguments, split_options
 from paceline.verifiers.reflective import PROMPT, Reflective
 from paceline.verifiers.relaxed import Relaxed
 from paceline.verifiers.top_gap import TopGap
@@ -25,19 +26,19 @@ from paceline.verifiers.typical import Typical
     ],
 )
 def test_options_follow_the_name(text: str, expected: tuple[str, dict[str, str]]) -> None:
-    assert split_options(text) == expected
+    assert split_options(text, "verifier") == expected
 
 
 @pytest.mark.parametrize("text", ["x:", "x:beta", "x:=3", "x:beta=1,", "x:beta=1,beta=2"])
 def test_what_is_no_option_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InvalidOption, match="write x:key=value") as caught:
-        split_options(text)
+        split_options(text, "verifier")
     assert "\n" not in str(caught.value)
 
 
 def test_values_get_the_types_of_the_constructor() -> None:
-    assert arguments(TopGap, {"beta": "3", "gap": "1.5"}) == {"beta": 3, "gap": 1.5}
-    assert arguments(Typical, {"greedy_next": "false"}) == {"greedy_next": False}
+    assert arguments(TopGap, "verifier", {"beta": "3", "gap": "1.5"}) == {"beta": 3, "gap": 1.5}
+    assert arguments(Typical, "verifier", {"greedy_next": "false"}) == {"greedy_next": False}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_wrong_options_are_named_with_the_choices(
     rule: type, options: dict[str, str], says: str
 ) -> None:
     with pytest.raises(InvalidOption, match=says):
-        arguments(rule, options)
+        arguments(rule, "verifier", options)
 
 
 def made(rule: type, **options: str) -> object:

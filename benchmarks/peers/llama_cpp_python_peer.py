@@ -1,0 +1,88 @@
+"""llama-cpp-python under audit: its own prompt lookup, in Python over llama.cpp.
+
+Runs in the environment that `make.py llama-cpp-python` makes; `paceline audit outside
+llama-cpp-python` starts it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from answering import Continuations, Law, claim_output, law_of, serve
+
+
+def main() -> None:
+    """Load the model with and without speculation and answer."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
+    parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    arguments = parser.parse_args()
+    lines = claim_output()
+
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    def load(**extra: Any) -> Llama:
+        return Llama(
+            str(arguments.model),
+            n_ctx=arguments.context,
+            logits_all=True,
+            n_threads=arguments.threads,
+            n_threads_batch=arguments.threads,
+            verbose=False,
+            **extra,
+        )
+
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=arguments.tokens, max_ngram_size=3)
+    models = {True: load(draft_model=lookup), False: load()}
+
+    passes: list[None] = []
+    evaluate = models[True].eval
+
+    def counted(tokens: Any) -> None:
+        passes.append(None)
+        evaluate(tokens)
+
+    models[True].eval = counted
+
+    def continuations(
+        prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
+    ) -> Continuations:
+        model = models[speculation]
+        out = []
+        passes.clear()
+        for seed in seeds:
+            model.set_seed(seed)
+            stream = model.generate(
+                prompt, temp=temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+            )
+            out.append([int(next(stream)) for _ in range(tokens)])
+            stream.close()
+        if not speculation:
+            return out, None
+        return out, tokens * len(seeds) - len(passes)  # a pass brings one token of its own
+
+    def law(prompt: list[int], temperature: float) -> Law:
+        model = models[False]
+        model.reset()
+        model.eval(prompt)
+        return law_of(model.scores[len(prompt) - 1], temperature)
+
+    about = {
+        "engine": "llama-cpp-python",
+        "version": version("llama-cpp-python"),
+        "weights": arguments.model.stem.rsplit(".", 1)[-1],
+        "key-value cache": "f16",
+        "drafting": f"prompt lookup, {arguments.tokens} tokens, n-grams up to 3",
+    }
+    serve(lines, about, continuations, law)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""A drafter made of several drafters: what does not depend on how they work together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from paceline.drafters.base import Drafter
+from paceline.errors import InvalidOption
+from paceline.sequence import Sequence
+from paceline.types import Needs
+
+MOST_PARTS = 6
+
+
+class Parts(Drafter):
+    """Opens, closes and resets all parts, and needs what any of them needs.
+
+    Attributes:
+        parts: the drafters.
+    """
+
+    def __init__(self, parts: List[Drafter]) -> None:
+        """Hold the parts.
+
+        Raises:
+            InvalidOption: fewer than two, or too many.
+        """
+        if not 2 <= len(parts) <= MOST_PARTS:
+            raise InvalidOption(f"combine 2 to {MOST_PARTS} drafters, not {len(parts)}")
+        self.parts = tuple(parts)
+        self.needs = Needs(
+            hidden=any(part.needs.hidden for part in parts),
+            node_logits=any(part.needs.node_logits for part in parts),
+        )
+
+    def reset(self) -> None:
+        """Forget everything learned, in all parts."""
+        for part in self.parts:
+            part.reset()
+
+    def open(self, sequence: Sequence) -> None:
+        """Tell all parts."""
+        for part in self.parts:
+            part.open(sequence)
+
+    def close(self, sequence: Sequence) -> None:
+        """Tell all parts."""
+        for part in self.parts:
+            part.close(sequence)

@@ -1,0 +1,68 @@
+"""From a drafter's name, as users write it, to the drafter.
+
+NAME                        a registered drafter
+NAME:key=value,key=value    with options
+A+B                         both drafts in one tree, the likeliest nodes first
+graft:floor=0.3+A+B         A's nodes where it is sure, then B's
+fuse+A+B                    A's nodes, and B's that begin as A's do
+A|B                         one of the two per step, whichever pays; A and B may be merged ones
+choose:seed=1|A|B           the same with options
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast, get_args
+
+from paceline import registry
+from paceline.drafters.bandit import Choose
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.merged import Merged, Way
+from paceline.errors import InvalidOption
+from paceline.options import arguments, split_options
+
+_WAYS = get_args(Way)
+
+
+def check_drafter(text: str) -> None:
+    """Find unknown names before anything is loaded.
+
+    Raises:
+        InvalidOption: a name is unknown, or there is none on one side of a "+" or "|".
+    """
+    for turn in _parts(text, "|"):
+        for part in _parts(turn, "+"):
+            name = split_options(part, "drafter")[0]
+            if name not in (*_WAYS, Choose.name):
+                registry.find("drafter", name)
+
+
+def make_drafter(text: str, context: DrafterContext) -> Drafter:
+    """The drafter of that name, for a target.
+
+    Raises:
+        InvalidOption: a name or option is unknown, or parts cannot work together.
+    """
+    turns = _parts(text, "|")
+    if len(turns) > 1:
+        name, options = split_options(turns[0], "drafter")
+        named = name == Choose.name
+        settings = arguments(Choose, "drafter", options) if named else {}
+        return Choose([make_drafter(turn, context) for turn in turns[named:]], **settings)
+    parts = _parts(text, "+")
+    if len(parts) == 1:
+        name, options = split_options(text, "drafter")
+        factory = registry.find("drafter", name).load()
+        return cast(Drafter, factory.create(replace(context, options=options)))
+    way, options = split_options(parts[0], "drafter")
+    if way not in _WAYS:
+        return Merged([make_drafter(part, context) for part in parts])
+    chosen = arguments(Merged, "drafter", options, "way")
+    return Merged([make_drafter(part, context) for part in parts[1:]], way=cast(Way, way), **chosen)
+
+
+def _parts(text: str, sign: str) -> list[str]:
+    parts = [part.strip() for part in text.split(sign)]
+    if not all(parts):
+        raise InvalidOption(f"drafter {text!r} has an empty part: write A{sign}B")
+    return parts
