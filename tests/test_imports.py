@@ -26,10 +26,10 @@ LAYERS = (
     ),
     ("shapes", "growth", "drafters", "verifiers", "controllers", "runtimes"),
     ("decode",),
-    ("exactness", "engine", "registry", "naming", "search", "suggest"),
+    ("exactness", "engine", "registry", "naming", "search", "suggest", "tuned"),
     ("loading",),
     ("",),  # the package's own __init__
-    ("audit", "bench", "cli", "serving", "training", "__main__"),
+    ("audit", "bench", "cli", "serving", "training", "tuning", "__main__"),
 )
 """Parts from the bottom up: a part imports its own layer and those before it."""
 
@@ -40,6 +40,7 @@ HEAVY = {
     "torch": {"runtimes.torch", "runtimes.transformers", "models.llama"},
     "transformers": {"runtimes.transformers"},
     "matplotlib": {"bench.plots"},
+    "optuna": {"tuning.search"},
 }
 """Which modules may import a heavy package, at any level of nesting."""
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline import registry
+from paceline import registry, tuned
 from paceline.controllers.base import ControllerContext
 from paceline.controllers.cost import COST_FORMAT, CostModel, load_or_measure
 from paceline.controllers.fixed import Fixed
@@ -26,6 +26,7 @@ from paceline.options import split_options
 from paceline.stopping import StopRules
 from paceline.target import RuntimeOptions, Target
 from paceline.text import Tokenizer
+from paceline.tuned import Configuration
 from paceline.types import Layout
 from paceline.verifiers.context import VerifierContext
 from paceline.version import __version__
@@ -56,22 +57,27 @@ class Loaded:
     target: Target
     options: RuntimeOptions
 
-    @cached_property
-    def costs(self) -> CostModel:
-        """c(n) on this machine, from the cache if it was measured before."""
+    @property
+    def place(self) -> dict[str, object]:
+        """What timings depend on: the model, how it runs, and the machine."""
         capabilities = self.target.capabilities
-        machine = f"{platform.machine()}-{_processor()}-{os.cpu_count()}-{self.options.threads}"
-        key = {
-            "version": f"{__version__}.{COST_FORMAT}",
+        return {
             "model": self.source.fingerprint,
             "runtime": capabilities.runtime,
             "device": capabilities.device,
             "precision": capabilities.precision,
             "layout": capabilities.layout,
             "context": capabilities.max_context,
-            "machine": machine,
+            "machine": f"{platform.machine()}-{_processor()}-{os.cpu_count()}-"
+            f"{self.options.threads}",
         }
-        return load_or_measure(self.target, key)
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """c(n) on this machine, from the cache if it was measured before."""
+        return load_or_measure(
+            self.target, {"version": f"{__version__}.{COST_FORMAT}", **self.place}
+        )
 
 
 def _processor() -> str:
@@ -199,14 +205,7 @@ def make_engine(
 
     Arguments as for `load`.
     """
-    drafter = DEFAULT_DRAFTER if drafter == "auto" else drafter
     verifier = "coupled" if verifier == "auto" else verifier
-    if controller == "auto":
-        controller = "cost-model" if nodes is None and depth is None else "fixed"
-    sizing, sizes = split_options(controller, "controller")
-    make_controller = registry.find("controller", sizing).load().create
-    if drafter == "none":
-        make_controller, nodes, depth, sizes = Fixed.create, 1, 1, {}
     named, settings = split_options(verifier, "verifier")
     rule = (
         registry.find("verifier", named)
@@ -220,6 +219,21 @@ def make_engine(
             )
         )
     )
+    auto = None
+    if drafter == "auto":
+        # Rules for drawn drafts take other drafters than those that are tuned.
+        saved = tuned.read(loaded.place) if None in rule.accepts else None
+        auto = "default" if saved is None else "tuned"
+        chosen = Configuration(DEFAULT_DRAFTER) if saved is None else saved.configuration
+        drafter = chosen.drafter
+        if controller == "auto" and nodes is None and depth is None:
+            controller, nodes, depth = chosen.controller, chosen.nodes, chosen.depth
+    if controller == "auto":
+        controller = "cost-model" if nodes is None and depth is None else "fixed"
+    sizing, sizes = split_options(controller, "controller")
+    make_controller = registry.find("controller", sizing).load().create
+    if drafter == "none":
+        make_controller, nodes, depth, sizes = Fixed.create, 1, 1, {}
     unused = [draft_model] if draft_model is not None else []
 
     def load_draft_model() -> Target:
@@ -261,6 +275,7 @@ def make_engine(
         "precision": capabilities.precision,
         "layout": capabilities.layout,
         "drafter": drafter,
+        "auto": auto,
         "verifier": verifier,
         "lossless": rule.lossless,
         "controller": controller,
@@ -301,7 +316,8 @@ def load(
         layout: "exact" or "masked" trees.
         threads: CPU threads.
         max_context: longest sequence in tokens.
-        drafter: see `paceline methods`; "none" is plain decoding.
+        drafter: see `paceline methods`; "none" is plain decoding. "auto" is what `paceline tune`
+            found, sizes and controller included unless they are given here, or prompt lookup.
         verifier: see `paceline methods`; "auto" is "coupled". Options follow after a colon, as in
             "relaxed:ratio=1.5".
         controller: "auto" measures costs and chooses draft sizes, or keeps `nodes` and `depth`

@@ -20,6 +20,7 @@ from paceline.cli.methods import methods
 from paceline.cli.pull import pull
 from paceline.cli.suggest import suggest
 from paceline.cli.train import train
+from paceline.cli.tune import tune
 from paceline.errors import PacelineError
 from paceline.version import __version__
 
@@ -37,7 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, suggest, bench, bounds, doctor, index, methods, pull):
+for command in (generate, chat, suggest, bench, tune, bounds, doctor, index, methods, pull):
     app.command()(command)
 app.add_typer(audit)
 app.add_typer(train)

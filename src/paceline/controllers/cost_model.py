@@ -21,7 +21,7 @@ from paceline.controllers.base import Controller, ControllerContext
 from paceline.controllers.cost import CostModel
 from paceline.controllers.sizing import Sizing
 from paceline.sequence import Sequence
-from paceline.types import ROOT, Budget, IntArray, TokenTree, Verdict
+from paceline.types import ROOT, Budget, TokenTree, Verdict
 
 _PRIOR = 4.0
 """Expected acceptances that the global calibration counts for in a sequence's own."""
@@ -121,22 +121,20 @@ class CostModelController(Controller):
         if not self._estimates:
             self.rows = 0
             return list(drafts)
-        drafts = [self._thin(*each) for each in zip(sequences, drafts, strict=True)]
-        values = [
-            np.zeros(0) if draft.scores is None else draft.scores * self._calibration(sequence)
-            for sequence, draft in zip(sequences, drafts, strict=True)
+        trust = [self._calibration(sequence) for sequence in sequences]
+        thin = [self._thin(*each) for each in zip(sequences, drafts, trust, strict=True)]
+        scored = [
+            (min(scores[node] * factor, 1.0), index, node)
+            for index, (factor, (scores, nodes)) in enumerate(zip(trust, thin, strict=True))
+            for node in nodes
         ]
-        flat = np.minimum(np.concatenate(values), 1.0)
-        order = np.argsort(-flat, kind="stable")
-        threshold, self.rows = self._sizing.choose(flat[order], len(sequences), self.costs)
-        chosen = np.zeros(len(flat), dtype=np.bool_)
-        chosen[order[:threshold]] = True
-        out = []
-        begin = 0
-        for draft in drafts:
-            nodes = _closed(draft, chosen[begin : begin + len(draft)])
-            out.append(draft if len(nodes) == len(draft) else trees.take(draft, nodes))
-            begin += len(draft)
+        scored.sort(key=_likeliest_first)
+        ranked = [score for score, _, _ in scored]
+        count, self.rows = self._sizing.choose(ranked, len(sequences), self.costs)
+        chosen: list[list[int]] = [[] for _ in drafts]
+        for _, index, node in scored[:count]:
+            chosen[index].append(node)
+        out = [_part(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
         self._verified = max(map(len, out))
         return out
 
@@ -191,37 +189,42 @@ class CostModelController(Controller):
         own = self._own.get(sequence.id)
         return shared if own is None else own.value(shared, _PRIOR)
 
-    def _thin(self, sequence: Sequence, draft: TokenTree) -> TokenTree:
-        """Drop side branches that promise less than their extra attention costs.
+    def _thin(
+        self, sequence: Sequence, draft: TokenTree, trust: float
+    ) -> tuple[list[float], List[int]]:
+        """All scores, and the nodes without side branches that promise less than they cost.
 
         In layout "exact" every root-to-leaf path attends to the whole context on its own. The
         likeliest path is free of that; another must promise more tokens than plain decoding would
         commit in the time it takes, and all others together what branching itself costs.
         """
-        if draft.scores is None or trees.is_chain(draft):
-            return draft
+        if draft.scores is None or not len(draft):
+            return [], ()
+        scores, parents = draft.scores.tolist(), draft.parents.tolist()
+        everything = range(len(scores))
+        if parents == list(range(-1, len(parents) - 1)):
+            return scores, everything
         plain = self.costs.time(1)
-        price = self.costs.branch * len(sequence.tokens) / plain
-        promise = draft.scores * self._calibration(sequence)
-        parents = draft.parents.tolist()
+        price, fork = self.costs.branch * len(sequence.tokens) / plain, self.costs.fork / plain
+        if not price and not fork:
+            return scores, everything
+        promise = [score * trust for score in scores]
         best: dict[int, int] = {}
-        for node in range(len(draft) - 1, -1, -1):  # children before parents
-            promise[node] += promise[best[node]] if node in best else 0.0
+        for node in reversed(everything):  # children before parents
+            if node in best:
+                promise[node] += promise[best[node]]
             rival = best.get(parents[node])
             if rival is None or promise[node] >= promise[rival]:
                 best[parents[node]] = node
-        keep = np.zeros(len(draft), dtype=np.bool_)
-        likeliest = np.zeros(len(draft), dtype=np.bool_)
-        gain = 0.0
+        likeliest, kept, gain = {ROOT}, {ROOT}, 0.0
         for node, parent in enumerate(parents):
-            likeliest[node] = best[parent] == node and (parent == ROOT or likeliest[parent])
-            wanted = best[parent] == node or promise[node] > price
-            keep[node] = wanted and (parent == ROOT or keep[parent])
-            if keep[node] and best[parent] != node:
-                gain += promise[node] - price
-        if gain * plain <= self.costs.fork:
-            keep = likeliest
-        return draft if keep.all() else trees.take(draft, np.flatnonzero(keep))
+            first = best[parent] == node
+            if first and parent in likeliest:
+                likeliest.add(node)
+            if parent in kept and (first or promise[node] > price):
+                kept.add(node)
+                gain += 0.0 if first else promise[node] - price
+        return scores, sorted((kept if gain > fork else likeliest) - {ROOT})
 
     def _best_depth(self, roots: int) -> int:
         reach = np.cumprod(self._stood / self._tried)
@@ -236,10 +239,16 @@ class CostModelController(Controller):
             self._stood[depth] = _MEMORY * self._stood[depth] + (depth < accepted)
 
 
-def _closed(draft: TokenTree, chosen: np.ndarray) -> IntArray:
-    """Chosen nodes whose ancestors are all chosen (equal scores may have split a path)."""
-    keep = chosen.copy()
-    for node in np.flatnonzero(keep).tolist():
-        parent = int(draft.parents[node])
-        keep[node] = parent < 0 or keep[parent]
-    return np.flatnonzero(keep)
+def _likeliest_first(node: tuple[float, int, int]) -> float:
+    return -node[0]
+
+
+def _part(draft: TokenTree, nodes: list[int]) -> TokenTree:
+    """The draft cut to nodes whose ancestors are among them too (equal scores may split a path)."""
+    if len(nodes) == len(draft):
+        return draft
+    kept = {ROOT}
+    for node in sorted(nodes):
+        if int(draft.parents[node]) in kept:
+            kept.add(node)
+    return trees.take(draft, np.array(sorted(kept - {ROOT}), dtype=np.int64))

@@ -4,23 +4,24 @@ Verifying n nodes beside B roots commits g(n) = B + (sum of the n likeliest) tok
 value and takes t(B + n) seconds. Without extra cost the best n maximises g / t. With it the last
 size is a state, and the choice a Markov decision problem of average reward: with `rate` the tokens
 per second of the long run and h(s) the worth of being at size s, the best size maximises
-g(s) - rate * (t(s) + [s is not the last] * switch) + h(s). h comes from relative value iteration
-over the gains of recent steps, one sweep per step, so the policy follows the text: it stays at a
-large size where drafts are steadily good, and leaves a small one only for a promising draft.
+g(s) - rate * (t(s) + [s is not the last] * switch) + h(s). h is learned by
+relative value iteration, one step of it per step of decoding, so the policy follows the text: it
+stays at a large size where drafts are steadily good, and leaves a small one only for a promising
+draft. Lists, not arrays: there are few sizes, and this runs at every step.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from itertools import accumulate
 
 from paceline.controllers.cost import CostModel
-from paceline.types import ProbArray
 
 MARGIN = 1.02
 """How much better than plain decoding a draft must look: costs are known no better than that."""
 
-_STEPS = 64
-"""Recent steps whose gains stand for those to come."""
+_PACE = 1 / 16
+"""Weight of one step in what sizes are worth."""
 
 _MEMORY = 0.98
 """Decay per step of the long-run rate."""
@@ -32,35 +33,48 @@ class Sizing:
     def __init__(self) -> None:
         self._roots = 0
         self._last = 0
+        self._sizes: Sequence[int] = ()
+        self._worth: list[float] = []
         self._committed = self._spent = 0.0
 
-    def choose(self, ranked: ProbArray, roots: int, costs: CostModel) -> tuple[int, int]:
+    def choose(self, ranked: Sequence[float], roots: int, costs: CostModel) -> tuple[int, int]:
         """How many of the ranked nodes to verify beside `roots` roots, and the size to pad to.
 
         A size may be kept through a step whose draft cannot fill it. Where size changes cost
         nothing, the size is 0: no padding.
 
         Args:
-            ranked: float64 `[n]`, probabilities of acceptance, descending.
+            ranked: probabilities of acceptance, descending.
             roots: sequences in the batch.
             costs: what forwards cost.
         """
-        gains = roots + np.concatenate([[0.0], np.cumsum(ranked)])
+        gains = list(accumulate(ranked, initial=float(roots)))
+        most = len(gains) - 1
         if not costs.padded or not costs.switch:
-            rates = gains / costs.times(roots + np.arange(len(gains)))
-            best = int(np.argmax(rates))
+            rates = [gain / costs.time(roots + nodes) for nodes, gain in enumerate(gains)]
+            best = rates.index(max(rates))
             return best if rates[best] > MARGIN * rates[0] else 0, 0
         if roots != self._roots:
             self._restart(roots, costs)
-        nodes = np.clip(self._sizes - roots, 0, len(ranked))
-        seconds = costs.times(self._sizes)
-        changed = costs.switch * (self._sizes != self._last)
-        gain = gains[nodes]
-        best = int(np.argmax(gain - self._rate * (seconds + changed) + self._worth))
-        self._committed = _MEMORY * self._committed + float(gain[best])
-        self._spent = _MEMORY * self._spent + float(seconds[best] + changed[best])
-        self._learn(gain, seconds, costs.switch)
-        return int(nodes[best]), int(self._sizes[best])
+        nodes = [min(max(size - roots, 0), most) for size in self._sizes]
+        seconds = [costs.time(size) for size in self._sizes]
+        rate, fee = self._rate, self._rate * costs.switch
+        value = [
+            gains[n] - rate * s + worth
+            for n, s, worth in zip(nodes, seconds, self._worth, strict=True)
+        ]
+        after = [v - fee * (size != self._last) for v, size in zip(value, self._sizes, strict=True)]
+        best = after.index(max(after))
+        size = self._sizes[best]
+        self._committed = _MEMORY * self._committed + gains[nodes[best]]
+        self._spent = _MEMORY * self._spent + seconds[best] + costs.switch * (size != self._last)
+        elsewhere = max(value) - fee
+        worth = [
+            old + _PACE * (max(v, elsewhere) - old)
+            for old, v in zip(self._worth, value, strict=True)
+        ]
+        self._worth = [each - worth[0] for each in worth]
+        return nodes[best], size
 
     def ran(self, size: int) -> bool:
         """Note the padded size of a forward; whether it was that of the one before."""
@@ -76,17 +90,8 @@ class Sizing:
         """Another batch size is another problem."""
         self._roots = roots
         sizes = [size for size in costs.sizes if size >= costs.size(roots)]
-        self._sizes = np.array(sizes or [costs.size(roots)])
-        self._worth = np.zeros(len(self._sizes))
-        self._recent = np.empty((0, len(self._sizes)))
+        self._sizes = sizes or [costs.size(roots)]
+        self._worth = [0.0] * len(self._sizes)
         # Plain decoding is the rate to beat, believed like a few steps.
         self._committed = 4.0 * roots
         self._spent = 4.0 * costs.time(roots)
-
-    def _learn(self, gain: ProbArray, seconds: ProbArray, switch: float) -> None:
-        """Take a step's gains in and sweep once over all recent ones."""
-        self._recent = np.concatenate([self._recent[-_STEPS + 1 :], gain[None]])
-        value = self._recent - self._rate * seconds + self._worth
-        elsewhere = value.max(axis=1, keepdims=True) - self._rate * switch
-        worth = np.maximum(value, elsewhere).mean(axis=0)
-        self._worth = worth - worth[0]

@@ -1,0 +1,1 @@
+"""Finding the configuration that is fastest on a machine, for a model and prompts."""

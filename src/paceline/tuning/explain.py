@@ -1,0 +1,103 @@
+"""A tuned choice in words: what it was measured on, what else was tried, and why it won."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.bench.report import Row, aligned
+from paceline.tuned import Choice
+from paceline.tuning.space import PLAIN
+
+_KEPT = (
+    *("drafter", "prompts", "speedup", "speedup_low", "speedup_high"),
+    *("block_efficiency", "forward_cost", "rows_per_forward", "draft_share"),
+)
+_TITLES = ("configuration", "prompts", "speed-up", "90% interval", "tokens/forward", "forward cost")
+
+
+def kept(rows: Sequence[Row]) -> list[Row]:
+    """Rows as they are saved: the figures that an explanation needs."""
+    return [{key: row[key] for key in _KEPT} for row in rows]
+
+
+def why(chosen: str, finals: Sequence[Row]) -> str:
+    """Why a configuration won its finals, in two sentences.
+
+    Args:
+        chosen: its name; that of plain decoding if nothing beat it.
+        finals: rows over the held-out prompts, at least one.
+    """
+    order = sorted(finals, key=lambda row: -float(row["speedup"]))
+    if chosen == PLAIN.name:
+        near = order[0]
+        return (
+            "no configuration was surely faster than plain decoding; the nearest was "
+            f"{near['drafter']} at {_ratio(near)}, {_work(near)}"
+        )
+    winner = next(row for row in order if row["drafter"] == chosen)
+    text = f"{chosen} makes {_work(winner)}: {_ratio(winner)} of plain decoding"
+    second = next((row for row in order if row is not winner), None)
+    if second is None:
+        return text
+    tokens = winner["block_efficiency"] / second["block_efficiency"] - 1
+    cost = winner["forward_cost"] / second["forward_cost"] - 1
+    return (
+        f"{text}. The next, {second['drafter']}, makes {_work(second)}: {_ratio(second)}. So the "
+        f"winner has {_change(tokens)} tokens per forward for {_change(cost)} cost per forward"
+    )
+
+
+def lines(choice: Choice) -> list[str]:
+    """The choice and all that speaks for it, for people."""
+    told = choice.evidence
+    place, settings, machine = told["place"], told["settings"], told["machine"]
+    search, pruned = told["search"], set(told["pruned"])
+    costs = ", ".join(f"c({n}) = {c:.2f}" for n, c in told["c_n"].items())
+    return [
+        f"drafter auto is {choice.configuration.name}, for {place['name']} on {place['runtime']} "
+        f"{place['device']}, {place['precision']}, layout {place['layout']}",
+        f"measured {told['when']} on {machine['cpu']}, {machine['cores']} cores, in "
+        f"{told['seconds']:.0f} s; prompts {settings['prompts']}, {settings['max_new_tokens']} "
+        f"tokens each, temperature {settings['temperature']:g}",
+        "",
+        "finals, on prompts that the search did not see, against plain decoding:",
+        table(told["finals"]),
+        "",
+        f"search, {len(search)} of {told['space']} configurations:",
+        table(search, pruned),
+        "",
+        f"cost of a forward: {costs}",
+        f"why: {told['why']}",
+    ]
+
+
+def table(rows: Sequence[Mapping[str, Any]], pruned: set[str] | None = None) -> str:
+    """Rows as aligned text; sizes are nodes x depth."""
+    body = [
+        [
+            row["drafter"],
+            str(row["prompts"]) + (" (pruned)" if row["drafter"] in (pruned or ()) else ""),
+            f"{row['speedup']:.2f}",
+            f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}",
+            f"{row['block_efficiency']:.2f}",
+            f"{row['forward_cost']:.2f}",
+        ]
+        for row in rows
+    ]
+    return aligned([list(_TITLES), *body])
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    return f"{row['speedup']:.2f} times the speed"
+
+
+def _work(row: Mapping[str, Any]) -> str:
+    return (
+        f"{row['block_efficiency']:.2f} tokens per forward, which costs {row['forward_cost']:.2f} "
+        "times a plain one"
+    )
+
+
+def _change(share: float) -> str:
+    return f"{abs(share):.0%} {'more' if share >= 0 else 'less'}"

@@ -1,0 +1,149 @@
+"""Which configuration to try next, and which trial is not worth going on with: Optuna's part.
+
+A tree-structured Parzen estimator proposes (Bergstra et al. 2011), asynchronous successive halving
+ends trials early (Li et al. 2020, arXiv:1810.05934). The study lives in a journal file, and so
+does the evidence: whatever ends a run, the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import Trial, TrialState
+
+from paceline.errors import ModelError
+from paceline.models.cache import make_dir
+from paceline.tuned import Configuration, set_aside
+from paceline.tuning.evidence import Evidence
+from paceline.tuning.space import DRAFTERS, EVERYTHING, FIRST_SIZING, SIZINGS, configuration
+
+_RUNG = 3
+"""Prompts before a trial can be pruned: on a single one all drafters may be useless."""
+
+_HALVING = 3
+"""One in so many trials survives a rung; rungs stand at 3 and 9 prompts."""
+
+_PRUNED = "pruned"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A configuration on trial."""
+
+    configuration: Configuration
+    trial: Trial
+
+
+class Search:
+    """A resumable study of the space; every configuration is tried once at most."""
+
+    def __init__(self, path: Path, name: str, prompts: int, seed: int = 0) -> None:
+        """Open the study `name` in a journal, or begin it.
+
+        Args:
+            path: the journal. A damaged one is set aside with a warning.
+            name: of everything that the figures depend on; studies of other names are left alone.
+            prompts: prompts of a whole trial.
+            seed: of the proposals.
+
+        Raises:
+            ModelError: the cache cannot be written.
+        """
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        make_dir(path.parent)
+        self._prompts = prompts
+        try:
+            self._study, self.evidence = _open(path, name, seed)
+        except (ValueError, KeyError, TypeError, LookupError) as error:
+            set_aside(path, f"damaged journal: {error}")
+            self._study, self.evidence = _open(path, name, seed)
+        except OSError as error:
+            raise ModelError(f"cannot keep the search in {path} ({error.strerror})") from error
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self._study.tell(trial.number, state=TrialState.FAIL)  # a run that was killed
+        for drafter in DRAFTERS:
+            first = {"drafter": drafter, "sizing": FIRST_SIZING}
+            self._study.enqueue_trial(first, skip_if_exists=True)
+
+    def cohort(self, size: int) -> list[Candidate]:
+        """Up to `size` configurations that have not been tried; none once all have been."""
+        out: list[Candidate] = []
+        while len(out) < size:
+            tried = self._tried() | {each.configuration.name for each in out}
+            if len(tried) == len(EVERYTHING):
+                break
+            candidate = self._ask()
+            if candidate.configuration.name in tried:  # proposals repeat themselves
+                self._study.tell(candidate.trial, state=TrialState.FAIL)
+                self._study.enqueue_trial(_first_untried(tried))
+                continue
+            out.append(candidate)
+        return out
+
+    def prune(self, candidate: Candidate, speedup: float, prompts: int) -> bool:
+        """Book a trial's speed-up after some prompts; whether it should end here."""
+        candidate.trial.report(speedup, prompts)
+        if not candidate.trial.should_prune():
+            return False
+        candidate.trial.set_user_attr(_PRUNED, True)
+        self._study.tell(candidate.trial, state=TrialState.PRUNED)
+        return True
+
+    def finish(self, candidate: Candidate, speedup: float, prompts: int) -> None:
+        """End a trial with what it measured; one cut short before the first rung is put back."""
+        if prompts >= min(_RUNG, self._prompts):
+            self._study.tell(candidate.trial, speedup)
+            return
+        self._study.tell(candidate.trial, state=TrialState.FAIL)
+        self._study.enqueue_trial(candidate.trial.params)
+
+    @property
+    def pruned(self) -> set[str]:
+        """Names of configurations that were given up early."""
+        trials = self._study.get_trials(deepcopy=False)
+        return {_of(trial.params).name for trial in trials if trial.user_attrs.get(_PRUNED)}
+
+    def _ask(self) -> Candidate:
+        trial = self._study.ask()
+        drafter = trial.suggest_categorical("drafter", DRAFTERS)
+        return Candidate(
+            configuration(drafter, trial.suggest_categorical("sizing", tuple(SIZINGS))), trial
+        )
+
+    def _tried(self) -> set[str]:
+        ended = (TrialState.COMPLETE, TrialState.PRUNED)
+        trials = self._study.get_trials(deepcopy=False, states=ended)
+        return {_of(trial.params).name for trial in trials}
+
+
+def _open(path: Path, name: str, seed: int) -> tuple[optuna.Study, Evidence]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study = optuna.create_study(
+            study_name=name,
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(path))),
+            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=len(DRAFTERS)),
+            pruner=optuna.pruners.SuccessiveHalvingPruner(
+                min_resource=_RUNG, reduction_factor=_HALVING
+            ),
+            direction="maximize",
+            load_if_exists=True,
+        )
+    return study, Evidence(study.user_attrs, study.set_user_attr)
+
+
+def _of(params: Mapping[str, str]) -> Configuration:
+    return configuration(params["drafter"], params["sizing"])
+
+
+def _first_untried(tried: set[str]) -> dict[str, str]:
+    for sizing in SIZINGS:
+        for drafter in DRAFTERS:
+            if configuration(drafter, sizing).name not in tried:
+                return {"drafter": drafter, "sizing": sizing}
+    raise AssertionError("the caller has seen to it that something is left")

@@ -1,0 +1,85 @@
+"""A track without a model: configurations have known speeds, and time is a counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from paceline.bench.report import BASELINE
+from paceline.bench.run import Record, Run, Stopped
+from paceline.metrics import GenerationStats
+from paceline.tuned import Configuration
+
+TOKENS = 100
+SLICES = 10
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SimulatedTrack:
+    """Every run takes TOKENS seconds over the speed of its configuration.
+
+    The machine's own speed changes by a factor of two from prompt to prompt, for all alike; each
+    pair is noisy besides.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        speeds: Mapping[str, float],
+        *,
+        others: float = 0.9,
+        noise: float = 0.0,
+        prompts: int = 12,
+        on_play: Callable[[int], None] = lambda plays: None,
+    ) -> None:
+        self.searching: Sequence[int] = range(prompts // 2)
+        self.held_out: Sequence[int] = range(prompts // 2, prompts)
+        self.opened: list[list[Configuration]] = []
+        self.plays: list[tuple[int, list[str]]] = []
+        self._clock = clock
+        self._speeds = speeds
+        self._others = others
+        self._noise = noise
+        self._on_play = on_play
+        self._rng = np.random.default_rng(7)
+
+    def open(self, configurations: Sequence[Configuration]):
+        self.opened.append(list(configurations))
+
+        def play(prompt: int, who: Sequence[Configuration], stop: Callable[[], object]) -> Record:
+            assert set(who) <= set(configurations)
+            self.plays.append((prompt, [each.name for each in who]))
+            self._on_play(len(self.plays))
+            machine = 1.0 + self._rng.random()
+            runs = {}
+            for name in [BASELINE, *(each.name for each in who)]:
+                speed = self.speed(name) if name != BASELINE else 1.0
+                speed *= float(np.exp(self._noise * self._rng.standard_normal()))
+                runs[name] = Run([], stats(TOKENS * machine / speed))
+            for _ in range(SLICES):
+                self._clock.now += sum(r.stats.forward_seconds for r in runs.values()) / SLICES
+                if stop():
+                    raise Stopped
+            return Record(prompt, str(prompt), "any", runs)
+
+        return play
+
+    def speed(self, name: str) -> float:
+        return self._speeds.get(name, self._others)
+
+
+def stats(seconds: float) -> GenerationStats:
+    """Figures of a run of TOKENS tokens."""
+    return GenerationStats(
+        target_forwards=TOKENS, committed_tokens=TOKENS, forward_seconds=seconds
+    )
