@@ -160,7 +160,7 @@ def measure(name: str, where: str, tokens: int, steps: int) -> dict[str, object]
         grown = memory() - before
         count = decode(drafter, sequence, output, clock)
     return {
-        "drafter": name,
+        "drafter": name.partition(":")[0],
         "history": where,
         "tokens": tokens,
         "learn_us_per_token": 1e6 * clock.spent["learn"] / tokens,

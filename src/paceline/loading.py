@@ -38,7 +38,7 @@ _PACKAGES = {
 }
 """What the built-in runtimes import."""
 
-DEFAULT_DRAFTER = "prompt-lookup"
+DEFAULT_DRAFTER = "suffix-automaton"
 
 
 @dataclass(frozen=True)

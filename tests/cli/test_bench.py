@@ -70,7 +70,7 @@ def test_rows_for_every_drafter_and_category(command: Command, prompts: Path) ->
     assert results["noise_floor"] == {"chain": 0, "tree": 0}
     assert {(row["drafter"], row["category"]) for row in results["rows"]} == {
         (drafter, category)
-        for drafter in ("none", "prompt-lookup", "recycling")
+        for drafter in ("none", "suffix-automaton", "prompt-lookup", "recycling")
         for category in ("all", "qa", "math")
     }
     for row in results["rows"]:
@@ -113,7 +113,7 @@ def test_the_built_in_mix_and_the_table(command: Command, tmp_path: Path) -> Non
     page = (out / "results.md").read_text()
     assert "| recycling | summarization | 2 |" in page
     results = strict((out / "results.json").read_text())
-    assert [r["prompts"] for r in results["rows"] if r["category"] == "all"] == [12, 12, 12]
+    assert [r["prompts"] for r in results["rows"] if r["category"] == "all"] == [12] * 4
     assert sorted(path.name for path in out.iterdir()) == [
         "prompts.jsonl",
         "report.html",

@@ -16,6 +16,7 @@ from tests.cli.conftest import Command
 
 from paceline.cli.paint import Painter
 from paceline.engine import Engine, Event
+from paceline.loading import DEFAULT_DRAFTER
 from paceline.target import RuntimeOptions
 
 pytestmark = pytest.mark.usefixtures("loads")
@@ -62,7 +63,7 @@ def test_json_is_one_object_with_the_documented_keys(command: Command) -> None:
     assert len(report["token_ids"]) == len(report["logprobs"]) == 9
     assert [len(entry["top"]) for entry in report["logprobs"]] == [2] * 9
     assert report["finish_reason"] == "length"
-    assert report["config"]["drafter"] == "prompt-lookup"
+    assert report["config"]["drafter"] == DEFAULT_DRAFTER
     assert report["config"]["max_new_tokens"] == 9
 
 
@@ -121,7 +122,7 @@ def test_colour_changes_nothing_but_colour(command: Command) -> None:
     coloured = command(*options, "--color")
     assert ANSI.sub("", coloured.out) == plain.out
     assert coloured.out != plain.out
-    assert "prompt-lookup" in coloured.err
+    assert DEFAULT_DRAFTER in coloured.err
 
 
 def test_the_painter_follows_text_that_is_held_back() -> None:

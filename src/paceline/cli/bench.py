@@ -37,7 +37,7 @@ def bench(
     ] = None,
     drafters: Annotated[
         str, typer.Option(help="Comma-separated; none is always measured too.")
-    ] = "none,prompt-lookup,recycling",
+    ] = "none,suffix-automaton,prompt-lookup,recycling",
     limit: Annotated[
         int | None, typer.Option(help="So many prompts, spread over categories; or tasks.")
     ] = None,

@@ -57,7 +57,8 @@ class Sizing:
         if roots != self._roots:
             self._restart(roots, costs)
         nodes = [min(max(size - roots, 0), most) for size in self._sizes]
-        seconds = [costs.time(size) for size in self._sizes]
+        plain = self._sizes[0]
+        seconds = [costs.time(s) * (MARGIN if s > plain else 1.0) for s in self._sizes]
         rate, fee = self._rate, self._rate * costs.switch
         value = [
             gains[n] - rate * s + worth

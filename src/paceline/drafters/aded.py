@@ -73,7 +73,9 @@ class Aded(Guesser[ContextModel]):
         """Learn from every verified law, adapt to what was committed, and score the guesses."""
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
             begin, _ = self._settle(sequence)
-            self._model.recycle(sequence.tokens[:begin], draft, output.logits)
+            self._model.recycle(
+                sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
+            )
             self._model.read(sequence.tokens, begin, ADAPTATION)
 
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:

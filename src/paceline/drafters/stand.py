@@ -82,7 +82,9 @@ class Stand(Guesser[ContextModel]):
             begin, guess = self._settle(sequence)
             if isinstance(guess, Drawn) and guess.is_source_of(draft):
                 guess.settle(verdict, self._accepted)
-            self._model.recycle(sequence.tokens[:begin], draft, output.logits)
+            self._model.recycle(
+                sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
+            )
 
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
         model = self._model
