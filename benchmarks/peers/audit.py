@@ -42,8 +42,9 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, str]]] = {
             "paceline",
             {"drafter": "draft-model", "verifier": rule, "draft_model": COARSE},
         )
-        for rule in ("rejection", "block", "relaxed")
+        for rule in ("rejection", "block")
     },
+    "paceline-relaxed": ("paceline", {"verifier": "relaxed"}),
     "paceline-typical": ("paceline", {"verifier": "typical"}),
     "transformers-lookup": ("transformers", {}),
     "transformers-model": ("transformers", {"draft": "model"}),
