@@ -12,6 +12,8 @@ from paceline.metrics import GenerationStats
 from paceline.tuned import Configuration
 
 TOKENS = 100
+"""Of every run; plain decoding takes one second for them when the machine is fast."""
+
 SLICES = 10
 
 
@@ -26,10 +28,10 @@ class Clock:
 
 
 class SimulatedTrack:
-    """Every run takes TOKENS seconds over the speed of its configuration.
+    """Every run takes a second over the speed of its configuration.
 
     The machine's own speed changes by a factor of two from prompt to prompt, for all alike; each
-    pair is noisy besides.
+    pair is noisy besides. On every other prompt, drafts gain `repetitive` times as much.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class SimulatedTrack:
         speeds: Mapping[str, float],
         *,
         others: float = 0.9,
+        repetitive: float = 1.0,
         noise: float = 0.0,
+        seed: int = 7,
         prompts: int = 12,
         on_play: Callable[[int], None] = lambda plays: None,
     ) -> None:
@@ -49,9 +53,10 @@ class SimulatedTrack:
         self._clock = clock
         self._speeds = speeds
         self._others = others
+        self._repetitive = repetitive
         self._noise = noise
         self._on_play = on_play
-        self._rng = np.random.default_rng(7)
+        self._rng = np.random.default_rng(seed)
 
     def open(self, configurations: Sequence[Configuration]):
         self.opened.append(list(configurations))
@@ -63,9 +68,11 @@ class SimulatedTrack:
             machine = 1.0 + self._rng.random()
             runs = {}
             for name in [BASELINE, *(each.name for each in who)]:
-                speed = self.speed(name) if name != BASELINE else 1.0
+                speed = 1.0
+                if name != BASELINE:
+                    speed = self.speed(name) * (self._repetitive if prompt % 2 else 1.0)
                 speed *= float(np.exp(self._noise * self._rng.standard_normal()))
-                runs[name] = Run([], stats(TOKENS * machine / speed))
+                runs[name] = Run([], stats(machine / speed))
             for _ in range(SLICES):
                 self._clock.now += sum(r.stats.forward_seconds for r in runs.values()) / SLICES
                 if stop():
@@ -80,6 +87,4 @@ class SimulatedTrack:
 
 def stats(seconds: float) -> GenerationStats:
     """Figures of a run of TOKENS tokens."""
-    return GenerationStats(
-        target_forwards=TOKENS, committed_tokens=TOKENS, forward_seconds=seconds
-    )
+    return GenerationStats(target_forwards=TOKENS, committed_tokens=TOKENS, forward_seconds=seconds)

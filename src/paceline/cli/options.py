@@ -22,7 +22,13 @@ Precision = Annotated[str | None, typer.Option(help="int8, int4, fp32, ... as th
 TreeLayout = Annotated[
     str | None, typer.Option("--layout", help="Trees: exact (bit-exact) or masked (cheaper).")
 ]
-Drafter = Annotated[str, typer.Option(help="See `paceline methods`; none is plain decoding.")]
+Drafter = Annotated[
+    str,
+    typer.Option(
+        help="See `paceline methods`; none is plain decoding, A+B merges; auto is what `paceline "
+        "tune` found."
+    ),
+]
 Verifier = Annotated[
     str,
     typer.Option(help="See `paceline methods`; auto is coupled. Options: NAME:key=value,..."),

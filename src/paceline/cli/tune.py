@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -90,6 +90,7 @@ def tune(
         raise RuntimeUnavailable("tuning needs optuna: pip install 'paceline[tune]'")
 
     from paceline.cli.interrupt import interruptible
+    from paceline.tuning.explain import evidence
     from paceline.tuning.search import Search
     from paceline.tuning.space import EVERYTHING
     from paceline.tuning.track import ModelTrack
@@ -112,7 +113,7 @@ def tune(
         tuner = Tuner(search, track, seconds, interrupted=lambda: interrupt.requested, watch=watch)
         for found in tuner.run():
             if found is not None:
-                saved = tuned.Choice(found, _evidence(loaded, tuner, settings, found.name))
+                saved = tuned.Choice(found, evidence(loaded, tuner, settings, found.name))
                 tuned.write(loaded.place, saved)
     if saved is None:
         _undecided(tuner, as_json)
@@ -133,32 +134,6 @@ def _seconds(text: str) -> float:
 
 def _digest(content: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _evidence(
-    loaded: Loaded, tuner: Tuner, settings: dict[str, Any], chosen: str
-) -> dict[str, Any]:
-    """All that an explanation needs, as plain values."""
-    from datetime import UTC, datetime
-
-    from paceline.bench.machine import machine
-    from paceline.tuning.explain import kept, why
-    from paceline.tuning.space import EVERYTHING
-
-    finals = kept(tuner.finals())
-    return {
-        "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "seconds": round(tuner.elapsed, 1),
-        "place": {"name": loaded.source.name, **loaded.place},
-        "machine": machine(),
-        "settings": settings,
-        "space": len(EVERYTHING),
-        "finals": finals,
-        "search": kept(tuner.searched()),
-        "pruned": sorted(tuner.pruned),
-        "c_n": loaded.costs.curve(),
-        "why": why(chosen, finals),
-    }
 
 
 def _report(choice: Choice, path: Path | None, as_json: bool) -> None:

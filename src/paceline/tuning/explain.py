@@ -3,17 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
+from paceline.bench.machine import machine
 from paceline.bench.report import Row, aligned
 from paceline.tuned import Choice
-from paceline.tuning.space import PLAIN
+from paceline.tuning.space import EVERYTHING, PLAIN
+
+if TYPE_CHECKING:
+    from paceline.loading import Loaded
+    from paceline.tuning.tuner import Tuner
 
 _KEPT = (
     *("drafter", "prompts", "speedup", "speedup_low", "speedup_high"),
     *("block_efficiency", "forward_cost", "rows_per_forward", "draft_share"),
 )
 _TITLES = ("configuration", "prompts", "speed-up", "90% interval", "tokens/forward", "forward cost")
+
+
+def evidence(
+    loaded: Loaded, tuner: Tuner, settings: Mapping[str, Any], chosen: str
+) -> dict[str, Any]:
+    """All that an explanation needs, as plain values to be saved with a choice.
+
+    Args:
+        loaded: what was tuned.
+        tuner: the run that chose.
+        settings: what the user asked for.
+        chosen: name of the configuration.
+    """
+    finals = kept(tuner.finals())
+    return {
+        "when": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "seconds": round(tuner.elapsed, 1),
+        "place": {"name": loaded.source.name, **loaded.place},
+        "machine": machine(),
+        "settings": dict(settings),
+        "space": len(EVERYTHING),
+        "finals": finals,
+        "search": kept(tuner.searched()),
+        "pruned": sorted(tuner.pruned),
+        "c_n": {str(size): c for size, c in loaded.costs.curve().items()},
+        "why": why(chosen, finals),
+    }
 
 
 def kept(rows: Sequence[Row]) -> list[Row]:
@@ -44,7 +77,8 @@ def why(chosen: str, finals: Sequence[Row]) -> str:
     cost = winner["forward_cost"] / second["forward_cost"] - 1
     return (
         f"{text}. The next, {second['drafter']}, makes {_work(second)}: {_ratio(second)}. So the "
-        f"winner has {_change(tokens)} tokens per forward for {_change(cost)} cost per forward"
+        f"winner has {_change(tokens, 'fewer')} tokens per forward for {_change(cost)} cost per "
+        "forward"
     )
 
 
@@ -99,5 +133,5 @@ def _work(row: Mapping[str, Any]) -> str:
     )
 
 
-def _change(share: float) -> str:
-    return f"{abs(share):.0%} {'more' if share >= 0 else 'less'}"
+def _change(share: float, less: str = "less") -> str:
+    return f"{abs(share):.0%} {'more' if share >= 0 else less}"

@@ -7,6 +7,7 @@ does the evidence: whatever ends a run, the next one goes on from there.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ from paceline.tuning.space import DRAFTERS, EVERYTHING, FIRST_SIZING, SIZINGS, c
 _RUNG = 3
 """Prompts before a trial can be pruned: on a single one all drafters may be useless."""
 
-_HALVING = 3
-"""One in so many trials survives a rung; rungs stand at 3 and 9 prompts."""
+_HALVING = 2
+"""One in so many trials survives a rung; rungs stand at 3, 6 and 12 prompts."""
 
 _PRUNED = "pruned"
 
@@ -58,8 +59,9 @@ class Search:
         make_dir(path.parent)
         self._prompts = prompts
         try:
+            _mend(path)
             self._study, self.evidence = _open(path, name, seed)
-        except (ValueError, KeyError, TypeError, LookupError) as error:
+        except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             set_aside(path, f"damaged journal: {error}")
             self._study, self.evidence = _open(path, name, seed)
         except OSError as error:
@@ -135,6 +137,23 @@ def _open(path: Path, name: str, seed: int) -> tuple[optuna.Study, Evidence]:
             load_if_exists=True,
         )
     return study, Evidence(study.user_attrs, study.set_user_attr)
+
+
+def _mend(path: Path) -> None:
+    """Drop a last line that a crash cut short: what is written next would be glued to it.
+
+    Raises:
+        ValueError: another line is no entry of a journal.
+    """
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    for line in whole.splitlines():
+        if not isinstance(json.loads(line), dict):
+            raise ValueError("a line is no entry")
+    if whole != content:
+        path.write_bytes(whole)
 
 
 def _of(params: Mapping[str, str]) -> Configuration:

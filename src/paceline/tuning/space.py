@@ -10,18 +10,25 @@ from paceline.tuned import Configuration
 PLAIN = Configuration("none")
 """What every candidate is measured against, and what is kept if none of them is faster."""
 
-DRAFTERS: tuple[str, ...] = (
-    DEFAULT_DRAFTER,
-    "suffix-decoding+recycling",
-    "recycling",
-    "prompt-lookup+recycling",
-    "suffix-decoding",
-    "suffix-decoding+aded",
-    "aded",
-    "cacheback",
-    "prompt-lookup+cacheback",
-    "suffix-decoding+recycling+cacheback",
-    "suffix-decoding+recycling+aded",
+DRAFTERS: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        (
+            DEFAULT_DRAFTER,
+            "suffix-decoding+recycling",
+            "recycling",
+            "suffix-automaton",
+            "suffix-decoding",
+            "prompt-lookup+recycling",
+            "suffix-automaton+recycling",
+            "prompt-lookup",
+            "aded",
+            "suffix-decoding+aded",
+            "cacheback",
+            "prompt-lookup+cacheback",
+            "suffix-decoding+recycling+cacheback",
+            "suffix-decoding+recycling+aded",
+        )
+    )
 )
 """Those first that are worth most where time is short."""
 
@@ -55,7 +62,7 @@ def configuration(drafter: str, sizing: str) -> Configuration:
 
 
 DEFAULT = configuration(DEFAULT_DRAFTER, FIRST_SIZING)
-"""What drafter "auto" is where nothing was tuned; it takes part in every final."""
+"""What drafter "auto" is where nothing was tuned."""
 
 EVERYTHING: Mapping[str, Configuration] = {
     found.name: found

@@ -6,7 +6,6 @@ chosen only if it beat plain decoding on prompts that took no part in finding it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -25,7 +24,8 @@ MARGIN = 0.02
 """A configuration must be faster than plain decoding by so much to be chosen."""
 
 _ROUND = 120.0
-"""Seconds of time limit for each round of a search and its final."""
+_MOST_ROUNDS = 3
+"""A round is a search and its final; there is one for so many seconds of the time limit."""
 
 _SEARCH = 0.6
 """Share of a round that is for searching."""
@@ -73,7 +73,7 @@ class Tuner:
     def run(self) -> Iterator[Configuration | None]:
         """Search and prove; after every final, what is to be chosen by all finals so far."""
         self._begin = self._clock()
-        rounds = max(1, int(self._seconds // _ROUND))
+        rounds = min(max(1, int(self._seconds // _ROUND)), _MOST_ROUNDS)
         share = self._seconds / rounds
         for number in range(rounds):
             self._explore((number + _SEARCH) * share)
@@ -82,11 +82,15 @@ class Tuner:
 
     def decision(self) -> Configuration | None:
         """The fastest configuration that is proven faster than plain decoding; plain decoding if
-        enough was measured and there is none; None if too little was measured to tell."""
+        enough was measured and there is none; None if too little was measured to tell.
+
+        The margin is asked of held-out prompts alone. That the gain is no accident is asked of the
+        bootstrap interval over all prompts: half of them, of several kinds, would tell too little.
+        """
         known = [row for row in self.finals() if row["prompts"] >= self._enough]
         if not known:
             return None
-        proven = [row for row in known if row["speedup"] >= 1 + MARGIN and row["speedup_low"] > 1]
+        proven = [row for row in known if row["speedup"] >= 1 + MARGIN and self._surely(row) > 1]
         best = max(proven, key=lambda row: float(row["speedup"]), default=None)
         return PLAIN if best is None else EVERYTHING[best["drafter"]]
 
@@ -102,11 +106,11 @@ class Tuner:
 
     def searched(self) -> list[Row]:
         """A row per configuration that was tried, over the search's prompts, the best first."""
-        return ranked(self._evidence, self._track.searching)
+        return self._evidence.rows(self._track.searching)
 
     def finals(self) -> list[Row]:
         """A row per configuration that was in a final, over held-out prompts, the best first."""
-        return ranked(self._evidence, self._track.held_out)
+        return self._evidence.rows(self._track.held_out)
 
     @property
     def _evidence(self) -> Evidence:
@@ -115,6 +119,11 @@ class Tuner:
     @property
     def _enough(self) -> int:
         return min(_ENOUGH, len(self._track.held_out))
+
+    def _surely(self, row: Row) -> float:
+        """Lower end of the interval of a finalist's speed-up over all prompts."""
+        over_all = self._evidence.row(row["drafter"])
+        return 0.0 if over_all is None else float(over_all["speedup_low"])
 
     def _explore(self, until: float) -> None:
         """Try cohort after cohort."""
@@ -130,9 +139,9 @@ class Tuner:
         alive = list(cohort)
         mine = Evidence()
         done = 0
-        prompts = iter(enumerate(self._track.searching, 1))
-        while alive and (following := next(prompts, None)) is not None:
-            step, prompt = following
+        for step, prompt in enumerate(self._track.searching, 1):
+            if not alive:
+                return
             try:
                 who = [each.configuration for each in alive]
                 record = play(prompt, who, lambda: self._over(until))
@@ -141,20 +150,26 @@ class Tuner:
             done = step
             mine.add(record)
             self._evidence.add(record)
+            self._best = next(iter(self._evidence.ranked()), "")
+            if step == len(self._track.searching):
+                break  # nothing is saved by pruning now
             # Trials are compared with those that came before them, so the best goes first.
-            for each in sorted(alive, key=lambda each: -_speedup(mine, each.configuration)):
-                if self._search.prune(each, _speedup(mine, each.configuration), step):
+            for each in sorted(alive, key=lambda each: -mine.speedup(each.configuration.name)):
+                if self._search.prune(each, mine.speedup(each.configuration.name), step):
                     alive.remove(each)
-            self._best = next((row["drafter"] for row in ranked(self._evidence)), "")
         for each in alive:
-            self._search.finish(each, _speedup(mine, each.configuration), done)
+            self._search.finish(each, mine.speedup(each.configuration.name), done)
 
     def _final(self, until: float) -> None:
-        """Race the best few and the default on held-out prompts, those first that need it most."""
-        if self._over(until) or not self._evidence.names:
+        """Race the best few on held-out prompts, those first that need it most.
+
+        The default takes part too, unless the search gave it up, so that it is not left for less.
+        """
+        good = [name for name in self._evidence.ranked() if name not in self.pruned]
+        if self._over(until) or not good:
             return
-        best = [EVERYTHING[row["drafter"]] for row in ranked(self._evidence)]
-        finalists = list(dict.fromkeys([*best[:_FINALISTS], DEFAULT]))
+        default = [name for name in good[_FINALISTS:] if name == DEFAULT.name]
+        finalists = [EVERYTHING[name] for name in (*good[:_FINALISTS], *default)]
         play = self._track.open(finalists)
 
         def measured(prompt: int) -> int:
@@ -171,27 +186,3 @@ class Tuner:
         tried = len(self._evidence.names)
         self._watch(elapsed, f"{tried} tried" + (f", best {self._best}" if self._best else ""))
         return elapsed >= until or bool(self._interrupted())
-
-
-def ranked(evidence: Evidence, prompts: Sequence[int] | None = None) -> list[Row]:
-    """Rows of all configurations over some prompts, or all, the best first.
-
-    Speed-ups are drawn towards the mean of all by the weight of one prompt, so that a lucky one
-    does not pass for a good one; the rows show them as they were measured.
-    """
-    rows = [row for row in (evidence.row(name, prompts) for name in evidence.names) if row]
-    rows = [row for row in rows if row["speedup"]]
-    if not rows:
-        return []
-    logs = [math.log(row["speedup"]) for row in rows]
-    mean = sum(logs) / len(logs)
-    scores = {
-        row["drafter"]: (row["prompts"] * log + mean) / (row["prompts"] + 1)
-        for row, log in zip(rows, logs, strict=True)
-    }
-    return sorted(rows, key=lambda row: -scores[row["drafter"]])
-
-
-def _speedup(evidence: Evidence, configuration: Configuration) -> float:
-    row = evidence.row(configuration.name)
-    return 0.0 if row is None or row["speedup"] is None else float(row["speedup"])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from simulated import TOKENS, stats
+from tests.tuning.simulated import TOKENS, stats
 
 from paceline.bench.report import BASELINE
 from paceline.bench.run import Record, Run
 from paceline.tuning.evidence import Evidence
-from paceline.tuning.tuner import ranked
 
 
 def record(prompt: int, plain: float, **seconds: float) -> Record:
@@ -48,7 +47,7 @@ def test_what_is_kept_brings_it_back() -> None:
 
 @pytest.mark.parametrize("kept", [{"x": {}}, {'["a", 0]': {}}, {'["a", 0]': {"runs": 3}}, {"3": 4}])
 def test_what_is_no_evidence_is_refused(kept: dict[str, object]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
+    with pytest.raises((AttributeError, KeyError, TypeError, ValueError)):
         Evidence(kept)
 
 
@@ -57,5 +56,5 @@ def test_one_lucky_prompt_does_not_outrank_many_good_ones() -> None:
     evidence.add(record(0, 100, lucky=60, steady=66, slow=110))
     for prompt in range(1, 6):
         evidence.add(record(prompt, 100, steady=66, slow=110))
-    assert [row["drafter"] for row in ranked(evidence)] == ["steady", "lucky", "slow"]
-    assert ranked(Evidence()) == []
+    assert evidence.ranked() == ["steady", "lucky", "slow"]
+    assert Evidence().ranked() == []

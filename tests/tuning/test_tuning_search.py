@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from simulated import TOKENS, stats
+from tests.tuning.simulated import TOKENS, stats
 
 from paceline.bench.report import BASELINE
 from paceline.bench.run import Record, Run
 from paceline.errors import ModelError
 from paceline.tuning.search import Search
-from paceline.tuning.space import EVERYTHING
+from paceline.tuning.space import DEFAULT, DRAFTERS, EVERYTHING
 
 
 def record(prompt: int, name: str, seconds: float) -> Record:
@@ -37,6 +37,13 @@ def test_evidence_and_trials_outlive_the_process(tmp_path: Path) -> None:
     names = [each.configuration.name for each in second.cohort(1000)]
     assert sorted([done.configuration.name, *names]) == sorted(EVERYTHING)
     assert {cut.configuration.name, lost.configuration.name} <= set(names)
+
+
+def test_every_drafter_is_tried_before_sizes_are_varied(tmp_path: Path) -> None:
+    first = Search(tmp_path / "a.journal", "one", 6).cohort(len(DRAFTERS) + 3)
+    drafters = [each.configuration.drafter for each in first]
+    assert set(drafters[: len(DRAFTERS)]) == set(DRAFTERS)
+    assert first[0].configuration == DEFAULT
 
 
 def test_studies_of_other_names_know_nothing_of_each_other(tmp_path: Path) -> None:
