@@ -163,6 +163,23 @@ def test_groups_ascend_in_the_ratio(seed: int, size: int) -> None:
         assert competition.best([tied[-1], token]) == 0  # the first drawn
 
 
+def test_a_whole_vocabulary_is_ranked_like_a_few_tokens() -> None:
+    size = 20_000
+    p, q = (from_dense(row) for row in np.random.default_rng(6).dirichlet(np.full(size, 0.3), 2))
+    competition = Competition(p, q)
+    count, law = competition.law(3, weight=0.9)
+    assert count > 1
+    assert law.probs.sum() == pytest.approx(1, abs=1e-9)
+    mantissa, exponent = np.frexp((p.probs / q.probs).astype(np.float32))
+    rank = exponent * 32.0 + np.floor((2 * mantissa - 1) * 32)  # 5 digits behind the first
+    for token in range(0, size, 997):
+        below, group = competition.masses(token)
+        assert below == pytest.approx(q.probs[rank < rank[token]].sum(), abs=1e-12)
+        assert group == pytest.approx(q.probs[rank == rank[token]].sum(), abs=1e-12)
+        best = ((below + group) ** count - below**count) / group
+        assert law.prob(token) == pytest.approx(q.prob(token) * best, rel=1e-6)
+
+
 def test_ties_are_exact_too() -> None:
     """Tokens of one ratio, among which the first drawn is selected."""
     p = from_dense(np.array([0.3, 0.3, 0.1, 0.3]))

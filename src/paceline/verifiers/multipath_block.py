@@ -93,9 +93,16 @@ class Competition:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             ratios = (target / q.probs).astype(np.float32)
         # Bits of floats above 0 sort like the floats: 8 of exponent, then 5 of the fraction.
-        self._groups = (ratios.view(np.uint32) >> 18).astype(np.uint16)
-        self._wanted = np.bincount(self._groups, target, _GROUPS)
-        self._masses = np.bincount(self._groups, q.probs, _GROUPS)
+        groups = ratios.view(np.uint32) >> 18
+        # Most groups are empty: the others are numbered through, in the same order.
+        if len(groups) < _GROUPS:
+            _, self._groups = np.unique(groups, return_inverse=True)
+        else:
+            present = np.zeros(_GROUPS, dtype=np.bool_)
+            present[groups] = True
+            self._groups = (np.cumsum(present) - 1)[groups]
+        self._wanted = np.bincount(self._groups, target)
+        self._masses = np.bincount(self._groups, q.probs)
         self._upper = np.cumsum(self._masses)
 
     def best(self, tokens: Sequence[int]) -> int:
@@ -122,7 +129,7 @@ class Competition:
         # (F^k - F-^k) / (F - F-) = F^(k-1) + F^(k-2) F- + ... loses no digits in small groups.
         wanted = weight * self._wanted
         lower = self._upper - self._masses
-        power, factor = np.ones(_GROUPS), np.ones(_GROUPS)
+        power, factor = np.ones(len(lower)), np.ones(len(lower))
         best, count, kept = float(np.minimum(wanted, self._masses).sum()), 1, factor
         for number in range(2, most + 1):
             power = power * lower
