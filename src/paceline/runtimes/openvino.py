@@ -233,12 +233,6 @@ class OpenVinoTarget:
 
     def _infer(self, batch: Batch) -> tuple[LogitArray, LogitArray]:
         """Run the graph; float32 logits and hidden states `[logit rows, ...]`, both views."""
-        request = self._requests.get(Shape(len(batch.ids), len(batch.attention_rows)))
-        inputs = batch.inputs()  # alive until the run ends: small tensors share their memory
-        for name, array in inputs.items():
-            tensor = ov.Tensor(array, shared_memory=True) if array.size else ov.Tensor(array)
-            request.set_tensor(name, tensor)
-        request.infer()
-        logits: LogitArray = request.get_tensor("logits").data
-        hidden: LogitArray = request.get_tensor("hidden").data
-        return logits, hidden
+        instance = self._requests.get(Shape(len(batch.ids), len(batch.attention_rows)))
+        instance.run(batch.inputs())
+        return instance.output("logits"), instance.output("hidden")

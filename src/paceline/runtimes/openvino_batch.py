@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline import tree as trees
 from paceline.runtimes.paged_cache import BLOCK
 from paceline.types import TokenTree
+
+Input = int | list[int] | npt.NDArray[np.uint8]
+"""What an input of the graph is filled from."""
 
 
 class Shape(NamedTuple):
@@ -111,10 +115,9 @@ class Batch:
                 return shape
         return Shape(_bucket(dense), _bucket(attention))
 
-    def inputs(self) -> dict[str, np.ndarray]:
-        """The graph's inputs by name."""
-        bias = np.concatenate(self.bias) if self.bias else np.zeros(0, np.uint8)
-        lists = {
+    def inputs(self) -> dict[str, Input]:
+        """The graph's inputs by name: int32, but for the bias, which is an array of uint8."""
+        return {
             "input_ids": self.ids,
             "positions": self.positions,
             "attention_rows": self.attention_rows,
@@ -126,9 +129,8 @@ class Batch:
             "block_indices_begins": self.block_begins,
             "max_context_len": self.longest,
             "qq_bias_begins": self.bias_begins,
+            "qq_bias": np.concatenate(self.bias) if self.bias else np.zeros(0, np.uint8),
         }
-        arrays = {name: np.array(values, dtype=np.int32) for name, values in lists.items()}
-        return {**arrays, "qq_bias": bias.astype(np.uint8)}
 
 
 def tree_bias(draft: TokenTree, pending: int) -> np.ndarray:

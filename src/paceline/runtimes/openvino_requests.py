@@ -12,11 +12,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import openvino as ov
 
-from paceline.runtimes.openvino_batch import FIXED_SHAPES, Shape
+from paceline.runtimes.openvino_batch import FIXED_SHAPES, Input, Shape
+from paceline.types import LogitArray
 
 _AFTER = 64
 """Forwards of a shape after which an instance of its own is worth compiling."""
@@ -25,8 +29,41 @@ _MEMORY_SHARE = 8
 """All instances together may take this fraction of physical memory."""
 
 
+class Instance:
+    """A compiled instance with the inputs that are bound to it.
+
+    Binding a tensor costs as much as ten copies of its few numbers, so a bound array is written
+    again as long as its shape stays.
+    """
+
+    def __init__(self, request: ov.InferRequest) -> None:
+        """Bind nothing yet."""
+        self._request = request
+        self._bound: dict[str, npt.NDArray[Any]] = {}
+
+    def run(self, inputs: Mapping[str, Input]) -> None:
+        """Set all inputs and infer."""
+        for name, values in inputs.items():
+            bound = self._bound.get(name)
+            size = 1 if isinstance(values, int) else len(values)
+            if bound is not None and bound.size == size:
+                bound[...] = values
+                continue
+            kind = np.uint8 if isinstance(values, np.ndarray) else np.int32
+            bound = np.array(values, dtype=kind)
+            tensor = ov.Tensor(bound, shared_memory=True) if size else ov.Tensor(bound)
+            self._request.set_tensor(name, tensor)
+            self._bound[name] = bound
+        self._request.infer()
+
+    def output(self, name: str) -> LogitArray:
+        """float32 view of an output, which the next run overwrites."""
+        data: LogitArray = self._request.get_tensor(name).data
+        return data
+
+
 class Requests:
-    """Hands out the inference request for a shape of forward."""
+    """Hands out the instance for a shape of forward."""
 
     def __init__(
         self, compile_request: Callable[[Shape | None], ov.InferRequest], weight_bytes: int
@@ -39,15 +76,15 @@ class Requests:
             weight_bytes: what one instance's weights take.
         """
         self._compile = compile_request
-        self._general = compile_request(None)
-        self._fixed: dict[Shape, ov.InferRequest] = {}
+        self._general = Instance(compile_request(None))
+        self._fixed: dict[Shape, Instance] = {}
         affordable = _physical_memory() // _MEMORY_SHARE // max(weight_bytes, 1) - 1
         self._missing = list(FIXED_SHAPES)[: max(0, affordable)]
         self._used: Counter[Shape] = Counter()
         self._worker: threading.Thread | None = None
 
-    def get(self, shape: Shape) -> ov.InferRequest:
-        """The request to run a forward of that shape on."""
+    def get(self, shape: Shape) -> Instance:
+        """The instance to run a forward of that shape on."""
         if shape in self._missing:
             self._used[shape] += 1
             if self._used[shape] >= _AFTER and self._worker is None:
@@ -65,7 +102,7 @@ class Requests:
     def _work(self, shapes: list[Shape]) -> None:
         for shape in shapes:
             try:
-                self._fixed[shape] = self._compile(shape)
+                self._fixed[shape] = Instance(self._compile(shape))
                 self._missing.remove(shape)
             except RuntimeError:  # out of memory, say: the general instance can do without
                 self._missing.clear()
