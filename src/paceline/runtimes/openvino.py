@@ -29,12 +29,12 @@ from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape, tree_bias
 from paceline.runtimes.openvino_graph import Tensors, build, fix_rows
-from paceline.runtimes.openvino_requests import Requests
+from paceline.runtimes.openvino_requests import Instance, Requests
 from paceline.runtimes.openvino_weights import load_prepared
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.quantise import check_precision
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.types import Capabilities, Layout, LogitArray
+from paceline.types import Capabilities, Layout
 
 _CHUNK = 512
 """Prompt tokens per prefill pass."""
@@ -177,9 +177,12 @@ class OpenVinoTarget:
             self._add(batch, each)
             spans.append((begin, len(batch.logit_rows), each.hidden))
         batch.pad(self._scratch, rows)
-        logits, hidden = self._infer(batch)
+        outcome = self._infer(batch)
+        logits = outcome.output("logits")
+        hidden = outcome.output("hidden") if any(wanted for _, _, wanted in spans) else None
         return [
-            Output(logits[a:b], hidden[a:b].copy() if wanted else None) for a, b, wanted in spans
+            Output(logits[a:b], hidden[a:b].copy() if wanted and hidden is not None else None)
+            for a, b, wanted in spans
         ]
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
@@ -231,8 +234,8 @@ class OpenVinoTarget:
             blocks = cache.branch(path, count + len(path))
             batch.subsequence(pending + [nodes + n for n in path], past, blocks)
 
-    def _infer(self, batch: Batch) -> tuple[LogitArray, LogitArray]:
-        """Run the graph; float32 logits and hidden states `[logit rows, ...]`, both views."""
+    def _infer(self, batch: Batch) -> Instance:
+        """Run the graph; its outputs "logits" and "hidden" are `[logit rows, ...]`."""
         instance = self._requests.get(Shape(len(batch.ids), len(batch.attention_rows)))
         instance.run(batch.inputs())
-        return instance.output("logits"), instance.output("hidden")
+        return instance
