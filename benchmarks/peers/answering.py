@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -18,6 +19,9 @@ Continuations = tuple[list[list[int]], int | None]
 
 Law = list[tuple[int, float]]
 """Token ids with their probabilities."""
+
+Timing = dict[str, Any]
+"""The answer to a request of the kind "time", as docs/audit.md describes it."""
 
 LEAST = 1e-6
 """Tokens that are less likely are left out of laws."""
@@ -38,6 +42,7 @@ def serve(
     about: dict[str, str],
     continuations: Callable[..., Continuations],
     law: Callable[[list[int], float], Law | None],
+    timing: Callable[..., Timing] | None = None,
 ) -> None:
     """Answer requests until the input ends; an engine that raises has no answer, and says why.
 
@@ -46,7 +51,10 @@ def serve(
         about: names, versions and settings.
         continuations: called with prompt, speculation, temperature, tokens and seeds by name.
         law: called with prompt and temperature.
+        timing: called with prompt, speculation and tokens by name, from engines that know when
+            their first token came; the others are timed from outside.
     """
+    timing = timing or timed_by_difference(continuations)
 
     def say(answer: dict[str, Any]) -> None:
         lines.write(json.dumps(answer) + "\n")
@@ -61,12 +69,31 @@ def serve(
                 answer: dict[str, Any] = {"tokens": tokens, "accepted": accepted}
             elif "law" in request:
                 answer = {"law": law(request["law"]["prompt"], request["law"]["temperature"])}
+            elif "time" in request:
+                answer = timing(**request["time"])
             else:
                 answer = {"error": f"no request of this kind: {sorted(request)}"}
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         say(answer)
+
+
+def timed_by_difference(continuations: Callable[..., Continuations]) -> Callable[..., Timing]:
+    """Times an engine that only gives whole answers: less the time of an answer of one token."""
+
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        def clocked(count: int) -> tuple[list[int], float]:
+            begun = time.perf_counter()
+            rows, _ = continuations(prompt, speculation, 0.0, count, [0])
+            return rows[0], time.perf_counter() - begun
+
+        clocked(1)  # a prefix cache shall hold the prompt for both of the others, or for neither
+        _, first = clocked(1)
+        out, seconds = clocked(tokens)
+        return {"tokens": out, "seconds": seconds, "first_seconds": first, "timed": "difference"}
+
+    return timing
 
 
 def law_of(logits: Any, temperature: float) -> Law:

@@ -6,11 +6,12 @@ Runs in the environment that `make.py genai` makes; `paceline audit outside gena
 from __future__ import annotations
 
 import argparse
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, claim_output, serve
+from answering import Continuations, Timing, claim_output, serve
 from model_files import coarse_gguf, genai_model
 
 CACHE_GIB = 1
@@ -40,7 +41,7 @@ def main() -> None:
     properties: dict[str, Any] = {"ATTENTION_BACKEND": "PA"}
     if arguments.threads:
         properties["INFERENCE_NUM_THREADS"] = arguments.threads
-    if precision == "fp32":
+    if precision == "fp32" or arguments.cache == "f32":  # bfloat16 would not take such a cache
         properties["INFERENCE_PRECISION_HINT"] = "f32"
     if arguments.cache == "f32":
         properties["KV_CACHE_PRECISION"] = "f32"
@@ -89,6 +90,23 @@ def main() -> None:
             accepted += len(out[-1]) - len(answer.perf_metrics.raw_metrics.token_infer_durations)
         return out, accepted if speculation else None
 
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        setting = openvino_genai.GenerationConfig(
+            max_new_tokens=tokens,
+            ignore_eos=True,
+            do_sample=False,
+            **(assistance if speculation else {}),
+        )
+        ids = ov.Tensor(np.array([prompt], dtype=np.int64))
+        begun = time.perf_counter()
+        answer = pipes[speculation].generate(ids, setting)
+        seconds = time.perf_counter() - begun
+        return {
+            "tokens": [int(token) for token in answer.tokens[0]],
+            "seconds": seconds,
+            "first_seconds": answer.perf_metrics.get_ttft().mean / 1000,
+        }
+
     about = {
         "engine": "OpenVINO GenAI",
         "version": version("openvino-genai"),
@@ -97,7 +115,7 @@ def main() -> None:
         "prefix caching": arguments.prefix_caching,
         "drafting": drafting,
     }
-    serve(lines, about, continuations, lambda prompt, temperature: None)
+    serve(lines, about, continuations, lambda prompt, temperature: None, timing)
 
 
 if __name__ == "__main__":

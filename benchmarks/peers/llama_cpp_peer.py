@@ -7,12 +7,13 @@ it. The bindings are xllamacpp, which is the C++ server called in process.
 from __future__ import annotations
 
 import argparse
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, claim_output, law_of, serve
-from model_files import coarse_gguf
+from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from model_files import coarse_gguf, q8_gguf
 
 NGRAM = 2
 """Tokens that must recur for a draft."""
@@ -29,18 +30,22 @@ def main() -> None:
     parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
     parser.add_argument("--rule", choices=("match", "rejection"), default="match")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     arguments = parser.parse_args()
     if arguments.rule == "rejection" and arguments.draft != "model":
         parser.error("--rule rejection needs --draft model: a looked-up draft has no law")
+    weights = arguments.model
+    if arguments.weights == "q8_0":
+        weights = q8_gguf(arguments.model, arguments.files)
     lines = claim_output()
 
     import xllamacpp
 
     def load(speculation: bool) -> Any:
         setting = xllamacpp.CommonParams()
-        setting.model.path = str(arguments.model)
+        setting.model.path = str(weights)
         setting.n_ctx = arguments.context
         setting.warmup = False
         if arguments.threads:
@@ -88,6 +93,25 @@ def main() -> None:
             accepted += drafted
         return rows, accepted if speculation else None
 
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        """Without log-probabilities, and with the shortest of its chains of samplers."""
+        begun = time.perf_counter()
+        answer = servers[speculation].handle_completions(
+            {
+                **{"prompt": prompt, "n_predict": tokens, "ignore_eos": True},
+                **{"temperature": 0.0, "samplers": ["top_k"], "top_k": 1},
+                **{"return_tokens": True, "verbose": True},
+            }
+        )
+        seconds = time.perf_counter() - begun
+        if "__verbose" not in answer:
+            raise RuntimeError(f"llama.cpp answers {answer}")
+        return {
+            "tokens": answer["__verbose"]["tokens"],
+            "seconds": seconds,
+            "first_seconds": seconds - answer["timings"]["predicted_ms"] / 1000,
+        }
+
     def law(prompt: list[int], temperature: float) -> Law:
         known, _ = complete(False, prompt=prompt, temperature=0.0, n_predict=1, n_probs=VOCABULARY)
         logprobs = {each["id"]: each["logprob"] for each in known[0]["top_logprobs"]}
@@ -100,11 +124,11 @@ def main() -> None:
     about = {
         "engine": "llama.cpp",
         "version": f"xllamacpp {version('xllamacpp')}",
-        "weights": arguments.model.stem.rsplit(".", 1)[-1],
+        "weights": weights.stem.rsplit(".", 1)[-1],
         "key-value cache": "f16",
         "drafting": drafting,
     }
-    serve(lines, about, continuations, law)
+    serve(lines, about, continuations, law, timing)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ llama-cpp-python` starts it.
 from __future__ import annotations
 
 import argparse
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, claim_output, law_of, serve
+from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from model_files import q8_gguf
 
 
 def main() -> None:
@@ -20,9 +22,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     arguments = parser.parse_args()
+    weights = arguments.model
+    if arguments.weights == "q8_0":
+        weights = q8_gguf(arguments.model, arguments.files)
     lines = claim_output()
 
     from llama_cpp import Llama
@@ -30,7 +36,7 @@ def main() -> None:
 
     def load(**extra: Any) -> Llama:
         return Llama(
-            str(arguments.model),
+            str(weights),
             n_ctx=arguments.context,
             logits_all=True,
             n_threads=arguments.threads,
@@ -68,6 +74,16 @@ def main() -> None:
             return out, None
         return out, tokens * len(seeds) - len(passes)  # a pass brings one token of its own
 
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        begun = time.perf_counter()
+        stream = models[speculation].generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0)
+        row = [int(next(stream))]
+        first = time.perf_counter() - begun
+        row += [int(next(stream)) for _ in range(tokens - 1)]
+        seconds = time.perf_counter() - begun
+        stream.close()
+        return {"tokens": row, "seconds": seconds, "first_seconds": first}
+
     def law(prompt: list[int], temperature: float) -> Law:
         model = models[False]
         model.reset()
@@ -77,11 +93,11 @@ def main() -> None:
     about = {
         "engine": "llama-cpp-python",
         "version": version("llama-cpp-python"),
-        "weights": arguments.model.stem.rsplit(".", 1)[-1],
+        "weights": weights.stem.rsplit(".", 1)[-1],
         "key-value cache": "f16",
         "drafting": f"prompt lookup, {arguments.tokens} tokens, n-grams up to 3",
     }
-    serve(lines, about, continuations, law)
+    serve(lines, about, continuations, law, timing)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,17 @@ COARSE_LEVELS = 7
 """Steps on each side of zero in a coarse row: 4 bits."""
 
 
-def write_half(source: Path, target: Path, coarse: bool = False) -> None:
-    """Copy a GGUF file with its matrices as float16.
+def write_half(source: Path, target: Path, coarse: bool = False, q8: bool = False) -> None:
+    """Copy a GGUF file with its matrices as float16, or as Q8_0 with `q8`.
 
     Args:
         source: the file to read.
         target: the file to write.
         coarse: round the matrices of the layers to 4 bits a weight with one scale for each row.
             What comes of it is a draft model: of the same family, and often of another opinion.
+        q8: keep 8 bits a weight, with one scale for each 32.
     """
+    kind = gguf.LlamaFileType.MOSTLY_Q8_0 if q8 else gguf.LlamaFileType.MOSTLY_F16
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, "llama")
     for field in reader.fields.values():
@@ -31,7 +33,7 @@ def write_half(source: Path, target: Path, coarse: bool = False) -> None:
         if field.types[0] == gguf.GGUFValueType.ARRAY:
             writer.add_array(field.name, field.contents())
         elif field.name == "general.file_type":
-            writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
+            writer.add_file_type(kind)
         else:
             writer.add_key_value(field.name, field.contents(), field.types[0])
     for tensor in reader.tensors:
@@ -39,6 +41,10 @@ def write_half(source: Path, target: Path, coarse: bool = False) -> None:
         matrix = len(tensor.shape) > 1
         if matrix and coarse and tensor.name.startswith("blk."):
             data = _rounded(data)
+        if matrix and q8:
+            eight = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(tensor.name, gguf.quantize(data, eight), raw_dtype=eight)
+            continue
         writer.add_tensor(tensor.name, data.astype(np.float16 if matrix else np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -54,11 +60,19 @@ def _rounded(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def coarse_gguf(source: Path, folder: Path) -> Path:
     """A draft model as a GGUF file in `folder`, made if absent."""
-    path = folder / "coarse.gguf"
+    return _made(source, folder / "coarse.gguf", coarse=True)
+
+
+def q8_gguf(source: Path, folder: Path) -> Path:
+    """The weights as Q8_0, 8 bits each, as a GGUF file in `folder`, made if absent."""
+    return _made(source, folder / "model.Q8_0.gguf", q8=True)
+
+
+def _made(source: Path, path: Path, **form: bool) -> Path:
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        write_half(source, part, coarse=True)
+        write_half(source, part, **form)
         part.replace(path)
     return path
 

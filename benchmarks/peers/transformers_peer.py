@@ -7,11 +7,12 @@ starts it.
 from __future__ import annotations
 
 import argparse
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, claim_output, law_of, serve
+from answering import Continuations, Law, Timing, claim_output, law_of, serve
 from model_files import coarse_gguf
 
 
@@ -78,6 +79,38 @@ def main() -> None:
         rows = [generate(ids, seed, **speculative)[0] for seed in seeds]
         return rows, sum(map(len, rows)) - len(passes)  # a pass brings one token of its own
 
+    class Clock:
+        """Notes when tokens come; generation hands it the prompt first."""
+
+        def __init__(self) -> None:
+            self.arrivals: list[tuple[float, int]] = []
+
+        def put(self, tokens: torch.Tensor) -> None:
+            self.arrivals.append((time.perf_counter(), tokens.numel()))
+
+        def end(self) -> None:
+            pass
+
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        clock, ids = Clock(), torch.tensor([prompt])
+        begun = time.perf_counter()
+        row = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            do_sample=False,
+            streamer=clock,
+            **(speculative if speculation else {}),
+        )[0, len(prompt) :]
+        seconds = time.perf_counter() - begun
+        first, count = clock.arrivals[1]
+        return {
+            "tokens": row.tolist(),
+            "seconds": seconds,
+            "first_seconds": first - begun,
+            "first_tokens": count,
+        }
+
     @torch.no_grad()
     def law(prompt: list[int], temperature: float) -> Law:
         return law_of(model(torch.tensor([prompt])).logits[0, -1], temperature)
@@ -89,7 +122,7 @@ def main() -> None:
         "weights": "float32",
         "drafting": drafting,
     }
-    serve(lines, about, continuations, law)
+    serve(lines, about, continuations, law, timing)
 
 
 if __name__ == "__main__":

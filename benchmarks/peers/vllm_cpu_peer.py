@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, claim_output, law_of, serve
+from answering import Continuations, Law, Timing, claim_output, law_of, serve
 
 
 def hugging_face_directory(source: Path, folder: Path) -> Path:
@@ -40,10 +41,14 @@ def main() -> None:
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
     parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     arguments = parser.parse_args()
     lines = claim_output()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if arguments.threads:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it takes cores, not a number
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
 
     from vllm import LLM, SamplingParams
 
@@ -99,6 +104,19 @@ def main() -> None:
         rows = [list(each.token_ids) for each in generate(speculation, prompt, settings)]
         return rows, accepted() - before if speculation else None
 
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        setting = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        prompts = [{"prompt_token_ids": prompt}]
+        begun = time.perf_counter()
+        answer = models[speculation].generate(prompts, [setting], use_tqdm=False)[0]
+        return {
+            "tokens": list(answer.outputs[0].token_ids),
+            "seconds": time.perf_counter() - begun,
+            "first_seconds": answer.metrics.first_token_latency,
+        }
+
     def law(prompt: list[int], temperature: float) -> Law:
         setting = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1, detokenize=False)
         row = generate(False, prompt, [setting])[0].logprobs[0]
@@ -110,7 +128,7 @@ def main() -> None:
         "weights": "float32",
         "drafting": f"n-gram, {arguments.tokens} tokens, n-grams of 1 to 3",
     }
-    serve(lines, about, continuations, law)
+    serve(lines, about, continuations, law, timing)
 
 
 if __name__ == "__main__":

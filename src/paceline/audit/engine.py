@@ -36,6 +36,25 @@ class Ask:
     seeds: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A greedy answer and how long it took.
+
+    Attributes:
+        tokens: all of it.
+        seconds: from the request to the last token.
+        first_seconds: from the request to the first tokens.
+        first_tokens: how many came then.
+        timed: "own" clock of the engine, or "difference" to an answer of one token.
+    """
+
+    tokens: tuple[Token, ...]
+    seconds: float
+    first_seconds: float
+    first_tokens: int = 1
+    timed: str = "own"
+
+
 class Tally:
     """How many tokens came with speculation, and how many of those a drafter had proposed.
 

@@ -7,11 +7,15 @@ that it reads by one line:
                   "tokens": 4, "seeds": [7, 8]}}      ->  {"tokens": [[5, 3, 2, 2], [5, 4, 1, 0]],
                                                            "accepted": 3}
     {"law": {"prompt": [1, 2], "temperature": 1.0}}   ->  {"law": [[5, 0.8], [4, 0.1]]}
+    {"time": {"prompt": [1, 2], "speculation": true, "tokens": 2}}
+        ->  {"tokens": [5, 3], "seconds": 0.2, "first_seconds": 0.1, "first_tokens": 1}
 
 "accepted", how many of these tokens had been drafted, may be missing or null where that is not
 known, and without speculation. The law may be null, or partial: what its entries lack to one is
-taken as the rest. In place of an answer `{"error": "one line"}` says why there is none. The engine
-ends when its input does.
+taken as the rest. A timed answer is greedy and does not stop at end tokens; its "first_tokens", one
+by default, were out "first_seconds" after the request, and "timed" says "difference" where that is
+the time of an answer of one token. Audits do not ask for it. In place of an answer
+`{"error": "one line"}` says why there is none. The engine ends when its input does.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.audit.engine import Ask, Prompt, Tally, Token
+from paceline.audit.engine import Ask, Prompt, Tally, Timing, Token
 from paceline.errors import EngineFailed
 
 _GRACE_SECONDS = 10
@@ -121,6 +125,20 @@ class ProcessEngine:
         if not all(map(_is_token, law)) or not 0 < sum(law.values()) < 1 + 1e-3:
             raise self._wrong("'law' does not hold probabilities of tokens")
         return law
+
+    def time(self, prompt: Prompt, speculation: bool, tokens: int) -> Timing:
+        """A greedy answer of `tokens` tokens, with times; EngineFailed as for `continuations`."""
+        request = {"prompt": prompt, "speculation": speculation, "tokens": tokens}
+        said = self._say("time", request)
+        try:
+            row = tuple(said.pop("tokens"))
+            timing = Timing(row, **said)
+            wrong = len(row) != tokens or not (timing.seconds > 0 and timing.first_seconds > 0)
+        except (KeyError, TypeError):
+            wrong = True
+        if wrong:
+            raise self._wrong(f"it did not time {tokens} tokens")
+        return timing
 
     def close(self) -> None:
         """End its input, and the engine itself if it does not go by then."""

@@ -1,0 +1,160 @@
+"""The speed of paceline and of other engines: same weights, prompts and threads, by turns.
+
+python benchmarks/peers/make.py genai llama-cpp transformers
+python -m benchmarks.peers --out results
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import table
+from benchmarks.peers.engines import ENGINES, USUAL, configurations, start
+from benchmarks.peers.timing import Race, Samples
+
+from paceline.audit.lines import ProcessEngine
+from paceline.audit.own import encode
+from paceline.bench.builtin import BUILT_IN, NOISE_TEXT
+from paceline.bench.machine import machine
+from paceline.bench.prompts import read_prompts, spread
+from paceline.bench.strict_json import dumps
+from paceline.errors import PacelineError
+from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.source import resolve
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run what is not in --out yet; an interrupt ends it with what there is.
+
+    Raises:
+        PacelineError: the prompts or --out cannot be used.
+    """
+    source = resolve(DEFAULT_MODEL)
+    tokenizer = source.tokenizer()
+    prompts = list(BUILT_IN) if arguments.prompts is None else read_prompts(arguments.prompts)
+    prompts = spread(prompts, arguments.limit)
+    ids = [encode(tokenizer, each.turns[0], True) for each in prompts]
+    names = [name for name in ENGINES if name in (arguments.only or USUAL)]
+    settings = {
+        "model": source.name,
+        "weights": source.fingerprint,
+        "prompts": len(ids),
+        "prompts_sha256": hashlib.sha256(repr(ids).encode()).hexdigest(),
+        "max_new_tokens": arguments.max_new_tokens,
+        "threads": arguments.threads,
+        "engines": names,
+    }
+    samples = Samples(arguments.out, settings)
+    wanted = configurations(names)
+    done = frozenset((turn.round, turn.prompt) for turn in samples.turns)
+    everything = {(r, p) for r in range(arguments.rounds) for p in range(len(ids))}
+    left = len(everything - done)
+    not_run: dict[str, str] = {}
+    with ExitStack() as stack:
+        try:
+            engines: dict[str, ProcessEngine] = {}
+            for name in names if left else ():
+                _say(f"starting {name}")
+                try:
+                    engines[name] = start(name, source, arguments.threads)
+                except PacelineError as error:
+                    not_run[name] = str(error)
+                    _say(f"{name}: left out: {error}", keep=True)
+                    continue
+                stack.callback(engines[name].close)
+                samples.add_about(name, engines[name].about())
+            race = Race(engines, [each for each in wanted if each.engine in engines])
+            if left:
+                _say("warming up")
+                race.warm_up(encode(tokenizer, NOISE_TEXT, True))
+            not_run |= race.failed
+            begun = time.monotonic()
+            turns = race.run(ids, arguments.rounds, arguments.max_new_tokens, done, _say)
+            for taken, turn in enumerate(turns, 1):
+                samples.add_turn(turn)
+                minutes = (time.monotonic() - begun) / taken * (left - taken) / 60
+                _say(f"turn {taken} of {left}, about {minutes:.1f} minutes left", keep=True)
+                not_run |= race.failed
+        except KeyboardInterrupt:
+            resume = "; the same command goes on from here" if arguments.out else ""
+            _say(f"stopped{resume}", keep=True)
+    rows = table.rows(samples.turns, wanted)
+    for each in wanted:  # of an earlier run that failed to start them
+        if each.name not in {row["configuration"] for row in rows} and each.engine not in not_run:
+            not_run.setdefault(each.name, "no samples")
+    return {
+        "settings": settings,
+        "rounds": arguments.rounds,
+        "machine": machine(),
+        "about": samples.about,
+        "not_run": not_run,
+        "rows": rows,
+        "by_category": table.by_category(samples.turns, rows, [each.category for each in prompts]),
+        "turns": [
+            {
+                "round": turn.round,
+                "prompt": prompts[turn.prompt].question_id,
+                "timings": {
+                    name: {**asdict(timing), "tokens": len(timing.tokens)}
+                    for name, timing in turn.timings.items()
+                },
+            }
+            for turn in samples.turns
+        ],
+    }
+
+
+def _say(line: str, keep: bool = False) -> None:
+    """One line of progress; a terminal rewrites those that are not to be kept."""
+    shown = sys.stderr.isatty()
+    if keep or shown:
+        start, end = ("\r\033[K", "\n" if keep else "") if shown else ("", "\n")
+        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and write --out."""
+    parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--only", nargs="+", choices=ENGINES, metavar="ENGINE", help=", ".join(ENGINES)
+    )
+    parser.add_argument("--prompts", type=Path, help="JSONL file; a built-in mix by default")
+    parser.add_argument("--limit", type=_count, help="prompts, round-robin over categories")
+    parser.add_argument("--rounds", type=_count, default=3)
+    parser.add_argument("--max-new-tokens", type=_count, default=64)
+    parser.add_argument("--threads", type=_count, default=2, help="of every engine")
+    parser.add_argument("--out", type=Path, help="folder for results; the same one goes on")
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    arguments = parser.parse_args(argv)
+    try:
+        results = measure(arguments)
+        text = dumps(results, indent=1)
+        if arguments.out is not None:
+            (arguments.out / "results.json").write_text(text + "\n", encoding="utf-8")
+            (arguments.out / "results.md").write_text(table.markdown(results), encoding="utf-8")
+            if not table.plot(results["rows"], arguments.out / "speeds.svg"):
+                _say("no plot: pip install 'paceline[report]'", keep=True)
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(text if arguments.json else table.plain(results))
+    return 0 if results["rows"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""paceline itself over the same lines as its peers, so that its clock is theirs.
+
+`python -m benchmarks.peers` starts it with its own Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from answering import Continuations, Law, Timing, claim_output, serve
+
+
+def main() -> None:
+    """Load the model with and without speculation and answer."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--files", type=Path, help="of other engines; not used")
+    parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    lines = claim_output()
+
+    from paceline.audit.engine import Ask
+    from paceline.audit.own import OwnEngine
+    from paceline.loading import load_model, make_engine
+    from paceline.target import RuntimeOptions
+
+    loaded = load_model(
+        str(arguments.model),
+        options=RuntimeOptions(precision=arguments.precision, threads=arguments.threads),
+    )
+    engines = {
+        True: make_engine(loaded, drafter=arguments.drafter),
+        False: make_engine(loaded, drafter="none"),
+    }
+    audited = OwnEngine(loaded, drafter=arguments.drafter)
+
+    def continuations(
+        prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
+    ) -> Continuations:
+        ask = Ask(tuple(prompt), speculation, temperature, tokens, tuple(seeds))
+        return [list(map(int, row)) for row in audited.continuations(ask)], None
+
+    def law(prompt: list[int], temperature: float) -> Law:
+        found = audited.law(tuple(prompt), temperature) or {}
+        return [(int(token), mass) for token, mass in found.items()]
+
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        engine = engines[speculation]
+        engine.decoder.drafter.reset()  # else it knows its answer from the round before
+        begun = time.perf_counter()
+        done = engine.generate(prompt, max_new_tokens=tokens, ignore_eos=True)
+        return {
+            "tokens": list(done.token_ids),
+            "seconds": time.perf_counter() - begun,
+            "first_seconds": done.stats.first_token_seconds,
+        }
+
+    config = engines[True].config
+    about = {
+        "engine": "paceline",
+        "version": str(config["version"]),
+        "weights": str(config["precision"]),
+        "drafting": f"{config['drafter']}, controller {config['controller']}",
+    }
+    serve(lines, about, continuations, law, timing)
+
+
+if __name__ == "__main__":
+    main()
