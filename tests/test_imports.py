@@ -26,7 +26,17 @@ LAYERS = (
     ),
     ("shapes", "growth", "drafters", "verifiers", "controllers", "runtimes"),
     ("decode",),
-    ("exactness", "engine", "registry", "naming", "search", "suggest", "tuned"),
+    (
+        "exactness",
+        "engine",
+        "method",
+        "built_in",
+        "registry",
+        "naming",
+        "search",
+        "suggest",
+        "tuned",
+    ),
     ("loading",),
     ("",),  # the package's own __init__
     ("audit", "bench", "cli", "serving", "training", "tuning", "__main__"),

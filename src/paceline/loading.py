@@ -233,7 +233,8 @@ def make_engine(
     sizing, sizes = split_options(controller, "controller")
     make_controller = registry.find("controller", sizing).load().create
     if drafter == "none":
-        make_controller, nodes, depth, sizes = Fixed.create, 1, 1, {}
+        controller, nodes, depth, sizes = "fixed", 1, 1, {}
+        make_controller = Fixed.create
     unused = [draft_model] if draft_model is not None else []
 
     def load_draft_model() -> Target:

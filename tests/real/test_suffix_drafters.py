@@ -31,7 +31,12 @@ def plain(loaded: Loaded) -> list[Completion]:
 
 
 @pytest.mark.parametrize(
-    "drafter", ["suffix-automaton", "suffix-decoding", "datastore", "input-guided"]
+    "drafter",
+    [
+        *("suffix-automaton", "suffix-decoding", "datastore", "input-guided"),
+        *("suffix-decoding+recycling", "graft:floor=0.2+recycling+prompt-lookup"),
+        *("fuse+recycling+suffix-automaton", "prompt-lookup|recycling"),
+    ],
 )
 def test_greedy_ids_equal_plain_decoding(
     drafter: str,

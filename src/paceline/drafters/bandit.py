@@ -108,8 +108,7 @@ class Choose(Parts):
         if ids:
             arms = list(self._chosen.values())
             self._arms.observe(ids, arms, [gained[id] for id in ids], seconds)
-        for part in self.parts:
-            part.observe(sequences, drafts, verdicts, outputs)
+        super().observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
         """Tell all parts, and forget what the sequence was like."""

@@ -104,9 +104,8 @@ class Merged(Parts):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """All parts learn from the one draft that was verified."""
-        for part in self.parts:
-            part.observe(sequences, drafts, verdicts, outputs)
+        """All parts learn, and so does the blend from what became of its guesses."""
+        super().observe(sequences, drafts, verdicts, outputs)
         for sequence in sequences:
             open_guess = self._guesses.pop(sequence.id, None)
             if open_guess is not None:

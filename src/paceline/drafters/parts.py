@@ -7,13 +7,14 @@ from collections.abc import Sequence as List
 from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
 from paceline.sequence import Sequence
-from paceline.types import Needs
+from paceline.target import Output
+from paceline.types import Needs, TokenTree, Verdict
 
 MOST_PARTS = 6
 
 
 class Parts(Drafter):
-    """Opens, closes and resets all parts, and needs what any of them needs.
+    """Tells all parts everything, and needs what any of them needs.
 
     Attributes:
         parts: the drafters.
@@ -42,6 +43,17 @@ class Parts(Drafter):
         """Tell all parts."""
         for part in self.parts:
             part.open(sequence)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """All parts learn from the one draft that was verified, whoever made it."""
+        for part in self.parts:
+            part.observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
         """Tell all parts."""
