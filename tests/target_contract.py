@@ -58,6 +58,38 @@ def check_nodes_equal_their_paths(target: Target, tolerance: float, draft: Token
         close(output.hidden[node + 1], plain.hidden[0], tolerance)
 
 
+def check_features(target: Target, tolerance: float) -> None:
+    """A token's features are the same in a prefill, in a pass beside others, and alone."""
+    capabilities = target.capabilities
+    width = capabilities.hidden_size
+    assert len(capabilities.feature_layers) == 3
+    cache = target.open()
+    prompt = target.prefill(cache, PROMPT[:4], True)
+    assert prompt is not None
+    passes = [
+        Pass(cache, PROMPT[4:], DRAFT, hidden=True, features=True),
+        Pass(cache_with(target, PROMPT[:2]), PROMPT[2:3]),
+        Pass(cache_with(target, PROMPT[:1]), PROMPT[1:3], features=True),
+    ]
+    first, second, third = target.forward(passes)
+    assert second.features is None
+    assert first.features is not None
+    assert third.features is not None
+    assert third.features.shape == (2, 4 * width)
+    assert first.features.shape == (len(PROMPT) - 4 + len(DRAFT), 4 * width)
+    assert first.hidden is not None
+    close(first.features[len(PROMPT) - 5 :, -width:], first.hidden, tolerance)
+    rows = np.concatenate([prompt, first.features])
+    close(third.features, rows[1:3], tolerance)
+    for node in range(-1, len(DRAFT)):
+        path = DRAFT.tokens[list(tree.path_to(DRAFT, node))].tolist()
+        (alone,) = target.forward([Pass(target.open(), PROMPT + path, features=True)])
+        assert alone.features is not None
+        close(rows[len(PROMPT) + node], alone.features[-1], tolerance)
+        close(rows[: len(PROMPT)], alone.features[: len(PROMPT)], tolerance)
+    assert np.ptp(rows.reshape(len(rows), 4, width), axis=1).min() > 0  # four different streams
+
+
 def check_forward_alone_changes_nothing(target: Target, tolerance: float) -> None:
     cache = cache_with(target, PROMPT[:-1])
     first = target.forward([Pass(cache, PROMPT[-1:], DRAFT)])[0].logits.copy()

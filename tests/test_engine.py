@@ -60,7 +60,7 @@ class Target(TabularTarget):
         self.live.append(super().open())
         return self.live[-1]
 
-    def prefill(self, cache: TabularCache, tokens: List[int]) -> None:
+    def prefill(self, cache: TabularCache, tokens: List[int], features: bool = False) -> None:
         if len(self.live) > self.slots:
             raise OutOfMemory("no room for another sequence: use shorter or fewer sequences")
         super().prefill(cache, tokens)

@@ -64,12 +64,14 @@ class Pass:
             More than one stands here when a drafter lags behind its target.
         draft: proposed tokens under the root, or None for a plain step.
         hidden: whether hidden states are wanted as well.
+        features: whether features are wanted, of the pending tokens too.
     """
 
     cache: Any
     pending: Sequence[int]
     draft: TokenTree | None = None
     hidden: bool = False
+    features: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,14 @@ class Output:
             Strict tests run models in float64 and get float64 rows.
         hidden: float32 `[1 + nodes, hidden_size]` before the LM head (after the final norm), if
             asked for.
+        features: float32 `[pending + nodes, 4 * hidden_size]`, if asked for: side by side, what
+            enters each of `Capabilities.feature_layers`, and the final hidden state; all pending
+            tokens come first, then the nodes.
     """
 
     logits: LogitArray
     hidden: LogitArray | None = None
+    features: LogitArray | None = None
 
 
 class Target(Protocol):
@@ -108,8 +114,13 @@ class Target(Protocol):
         """A new, empty cache."""
         ...
 
-    def prefill(self, cache: Any, tokens: Sequence[int]) -> None:
+    def prefill(
+        self, cache: Any, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
         """Append `tokens` to the cache in chunks, computing no logits.
+
+        Returns:
+            Features `[tokens, 4 * hidden_size]` (see `Output.features`) if asked for, or None.
 
         Raises:
             OutOfMemory: the cache has no room.

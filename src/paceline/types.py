@@ -211,6 +211,8 @@ class Capabilities:
         max_context: longest sequence in tokens.
         hidden_size: width of a hidden-state row.
         hidden_states: whether `Pass.hidden` is honoured.
+        feature_layers: layers whose inputs stand in `Output.features`, lowest first; empty if
+            `Pass.features` is not honoured.
         bit_exact: whether a token's logits are the same numbers however its pass was batched and
             drafted (layout "exact"). Where False, near-ties may resolve differently.
         layout: tree layout in use.
@@ -230,6 +232,7 @@ class Capabilities:
     layout: Layout
     tree: bool = True
     row_buckets: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +242,12 @@ class Needs:
     Attributes:
         hidden: final hidden states (before the LM head) of the root and of every node.
         node_logits: logits of rejected nodes too (all runtimes give them).
+        features: hidden states of several layers, of the prompt as well (`Output.features`).
     """
 
     hidden: bool = False
     node_logits: bool = False
+    features: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,7 +359,7 @@ def test_a_failed_step_can_be_repeated() -> None:
 
 def test_a_level_without_memory_leaves_no_cache_behind() -> None:
     class Full(Watched):
-        def prefill(self, cache: TabularCache, tokens: List[int]) -> None:
+        def prefill(self, cache: TabularCache, tokens: List[int], features: bool = False) -> None:
             raise OutOfMemory("no room: use shorter prompts")
 
     for models in ([Watched(SMALL), Full(MIDDLE)], [Full(SMALL), Watched(MIDDLE)]):

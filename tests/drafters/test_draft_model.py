@@ -443,7 +443,7 @@ def test_a_failed_step_can_be_repeated() -> None:
 
 def test_a_draft_model_without_memory_leaves_no_cache_behind() -> None:
     class Full(Watched):
-        def prefill(self, cache: TabularCache, tokens: List[int]) -> None:
+        def prefill(self, cache: TabularCache, tokens: List[int], features: bool = False) -> None:
             raise OutOfMemory("no room: use shorter prompts")
 
     big, small = Watched(BIG), Full(SMALL)

@@ -135,6 +135,18 @@ def test_hidden_states_give_the_logits(target, loaded):
     target.release(cache)
 
 
+def test_features_are_the_same_in_prefill_and_in_a_tree(target):
+    tokens = prompt(40, 8)
+    cache, other = opened(target, tokens[:30]), target.open()
+    before = target.prefill(other, tokens[:-1], True)
+    output = target.forward([Pass(cache, tokens[30:], TREE, hidden=True, features=True)])[0]
+    assert output.features.shape == (10 + len(TREE), 4 * target.capabilities.hidden_size)
+    assert np.array_equal(output.features[:9], before[30:])
+    assert np.array_equal(output.features[9:, -output.hidden.shape[1] :], output.hidden)
+    target.release(cache)
+    target.release(other)
+
+
 def test_masked_layout_is_close_and_keeps_paths(loaded):
     """T6 for the approximate layout. At int8 a flipped rounding moves logits by a few tenths."""
     precision = loaded.target.capabilities.precision

@@ -73,6 +73,10 @@ def test_fork(target: TorchTarget) -> None:
     contract.check_fork(target, STRICT)
 
 
+def test_features(target: TorchTarget) -> None:
+    contract.check_features(target, STRICT)
+
+
 def test_ragged_batches(target: TorchTarget) -> None:
     contract.check_ragged_batches(target, STRICT)
 

@@ -66,9 +66,12 @@ class AutoregressiveDecoder:
         begin = perf_counter()
         sequence.cache = self.target.open()
         try:
-            self.target.prefill(sequence.cache, sequence.tokens[:-1])
+            wanted = self.drafter.needs.features
+            features = self.target.prefill(sequence.cache, sequence.tokens[:-1], wanted)
             prefilled = perf_counter()
             self.drafter.open(sequence)
+            if features is not None:
+                self.drafter.read(sequence, features)
         except BaseException:
             self.close(sequence)
             raise
@@ -88,10 +91,11 @@ class AutoregressiveDecoder:
         proposed = self.drafter.propose(sequences, budgets)
         end_draft = perf_counter()
         drafts = self.controller.select(sequences, proposed)
-        hidden = self.drafter.needs.hidden or self.verifier.needs.hidden
+        needs = self.drafter.needs
+        hidden = needs.hidden or self.verifier.needs.hidden
         shown = list(map(self.verifier.extend, drafts))
         passes = [
-            Pass(s.cache, s.tokens[-1:], draft, hidden)
+            Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features)
             for s, draft in zip(sequences, shown, strict=True)
         ]
         start_forward = perf_counter()

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 from paceline.options import arguments
 from paceline.sequence import Sequence
 from paceline.target import Output, Target
-from paceline.types import Budget, Capabilities, LawKind, Needs, TokenTree, Verdict
+from paceline.types import Budget, Capabilities, LawKind, LogitArray, Needs, TokenTree, Verdict
 from paceline.verifiers.base import Shape
 
 
@@ -42,8 +42,8 @@ class DrafterContext:
 class Drafter(ABC):
     """Proposes tokens ahead of the target.
 
-    The decoder calls `open` when a sequence is admitted, then per step `propose` and `observe`
-    with the same sequences in the same order, and `close` when it ends.
+    The decoder calls `open` and `read` when a sequence is admitted, then per step `propose` and
+    `observe` with the same sequences in the same order, and `close` when it ends.
     """
 
     name: ClassVar[str]
@@ -62,6 +62,14 @@ class Drafter(ABC):
 
     def open(self, sequence: Sequence) -> None:
         """A sequence is admitted; its tokens are the prompt."""
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        """Features of all tokens but the last of a sequence just opened, if they are needed.
+
+        Args:
+            sequence: the sequence.
+            features: float32 `[tokens - 1, 4 * hidden_size]`, see `Output.features`.
+        """
 
     @abstractmethod
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:

@@ -8,7 +8,7 @@ from paceline.drafters.base import Drafter
 from paceline.errors import InvalidOption
 from paceline.sequence import Sequence
 from paceline.target import Output
-from paceline.types import Needs, TokenTree, Verdict
+from paceline.types import LogitArray, Needs, TokenTree, Verdict
 
 MOST_PARTS = 6
 
@@ -32,6 +32,7 @@ class Parts(Drafter):
         self.needs = Needs(
             hidden=any(part.needs.hidden for part in parts),
             node_logits=any(part.needs.node_logits for part in parts),
+            features=any(part.needs.features for part in parts),
         )
 
     def reset(self) -> None:
@@ -43,6 +44,12 @@ class Parts(Drafter):
         """Tell all parts."""
         for part in self.parts:
             part.open(sequence)
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        """Tell the parts that need it."""
+        for part in self.parts:
+            if part.needs.features:
+                part.read(sequence, features)
 
     def observe(
         self,

@@ -160,7 +160,7 @@ class TabularTarget:
         """A new, empty cache."""
         return TabularCache()
 
-    def prefill(self, cache: TabularCache, tokens: Sequence[int]) -> None:
+    def prefill(self, cache: TabularCache, tokens: Sequence[int], features: bool = False) -> None:
         """Append `tokens`; OutOfMemory beyond the longest context."""
         self._check(cache)
         self._append(cache, tokens)

@@ -166,6 +166,15 @@ class ModelConfig:
             ) from error
 
 
+def feature_layers(layers: int) -> tuple[int, ...]:
+    """A low, a middle and a high layer, whose inputs trained drafters read (EAGLE-3, section 3.1).
+
+    Args:
+        layers: number of decoder layers of the target.
+    """
+    return (min(2, layers - 1), layers // 2, max(layers - 3, 0))
+
+
 def inverse_frequencies(config: ModelConfig) -> ProbArray:
     """Rotary angle per position: float64 `[head_dim // 2]`, in radians."""
     plain = _plain_frequencies(config.rope_base, config.head_dim)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from paceline.models.config import ModelConfig, inverse_frequencies
+from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
 from paceline.types import LogitArray
 
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -55,21 +55,33 @@ class Llama(nn.Module):
         network.load_state_dict(state, assign=True)
         return network.eval().requires_grad_(False)
 
-    def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        features: list[Tensor] | None = None,
+    ) -> Tensor:
         """Hidden states after the final norm.
 
         Args:
             x: `[rows, hidden_size]`, what `embed_tokens` makes of the tokens.
             positions: int64 `[rows]`, place of each token in its own sequence.
             attend: computes attention for each layer.
+            features: if given, gets what enters each of the feature layers, and the result.
 
         Returns:
             `[rows, hidden_size]` in the weights' dtype.
         """
         cos, sin = self._rotation(positions, x.dtype)
+        entered = []
         for layer in self.layers:
+            entered.append(x)
             x = layer(x, cos, sin, attend)
-        return cast(Tensor, self.norm(x))
+        x = self.norm(x)
+        if features is not None:
+            features += [*(entered[each] for each in feature_layers(self.config.layers)), x]
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, vocab_size]` from hidden states `[rows, hidden_size]`."""

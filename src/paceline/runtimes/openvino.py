@@ -21,11 +21,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import openvino as ov
 
 from paceline import tree as trees
 from paceline.errors import InvalidOption
-from paceline.models.config import ModelConfig
+from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
 from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape, tree_bias
 from paceline.runtimes.openvino_graph import Tensors, build, fix_rows
@@ -34,7 +35,7 @@ from paceline.runtimes.openvino_weights import load_prepared
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.quantise import check_precision
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.types import Capabilities, Layout
+from paceline.types import Capabilities, Layout, LogitArray
 
 _CHUNK = 512
 """Prompt tokens per prefill pass."""
@@ -117,6 +118,7 @@ class OpenVinoTarget:
             bit_exact=layout == "exact",
             layout=layout,
             row_buckets=ROW_BUCKETS,
+            feature_layers=feature_layers(config.layers),
         )
 
     @classmethod
@@ -154,9 +156,12 @@ class OpenVinoTarget:
         """A new, empty cache."""
         return PagedCache(self._pool)
 
-    def prefill(self, cache: PagedCache, tokens: Sequence[int]) -> None:
+    def prefill(
+        self, cache: PagedCache, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
         """Append `tokens` in chunks. Where chunks end does not change a bit of the cache."""
         cache.discard()
+        seen = [np.zeros((0, 4 * self._capabilities.hidden_size), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = list(tokens[start : start + _CHUNK])
             batch = Batch()
@@ -165,24 +170,30 @@ class OpenVinoTarget:
             first = batch.rows(chunk, range(past, past + len(chunk)))
             batch.subsequence(list(range(first, first + len(chunk))), past, cache.blocks)
             batch.logit_rows.append(first)  # the LM head needs a row; its result is not used
-            self._infer(batch)
+            if features:
+                batch.feature_rows += range(first, first + len(chunk))
+            outcome = self._infer(batch)
             cache.length += len(chunk)
+            if features:
+                seen.append(outcome.output("features").copy())
+        return np.concatenate(seen) if features else None
 
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """One ragged forward. Logits are views that the next forward overwrites."""
         batch = Batch()
-        spans = []
-        for each in passes:
-            begin = len(batch.logit_rows)
-            self._add(batch, each)
-            spans.append((begin, len(batch.logit_rows), each.hidden))
+        spans = [self._add(batch, each) for each in passes]
         batch.pad(self._scratch, rows)
         outcome = self._infer(batch)
         logits = outcome.output("logits")
-        hidden = outcome.output("hidden") if any(wanted for _, _, wanted in spans) else None
+        hidden = outcome.output("hidden") if any(each.hidden for each in passes) else None
+        features = outcome.output("features") if batch.feature_rows else None
         return [
-            Output(logits[a:b], hidden[a:b].copy() if wanted and hidden is not None else None)
-            for a, b, wanted in spans
+            Output(
+                logits[rows],
+                hidden[rows].copy() if each.hidden and hidden is not None else None,
+                features[read].copy() if each.features and features is not None else None,
+            )
+            for each, (rows, read) in zip(passes, spans, strict=True)
         ]
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
@@ -207,9 +218,14 @@ class OpenVinoTarget:
         """Give the cache's blocks back."""
         cache.release()
 
-    def _add(self, batch: Batch, each: Pass) -> None:
-        """Add one pass's dense rows and subsequences to the batch."""
+    def _add(self, batch: Batch, each: Pass) -> tuple[slice, slice]:
+        """Add one pass's dense rows and subsequences to the batch.
+
+        Returns:
+            Which rows of the logits and of the features are the pass's.
+        """
         cache: PagedCache = each.cache
+        logits, features = len(batch.logit_rows), len(batch.feature_rows)
         cache.discard()
         past, count = cache.length, len(each.pending)
         draft = each.draft or trees.EMPTY
@@ -220,12 +236,15 @@ class OpenVinoTarget:
         pending = list(range(first, first + count))
         nodes = first + count
         batch.logit_rows += range(nodes - 1, nodes + len(draft))
+        if each.features:
+            batch.feature_rows += range(first, nodes + len(draft))
+        spans = slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))
         if self._layout == "masked":
             total = count + len(draft)
             cache.reserve(max(total, 2))
             bias = None if trees.is_chain(draft) else tree_bias(draft, count)
             batch.subsequence(list(range(first, first + total)), past, cache.blocks, bias)
-            return
+            return spans
         paths = trees.leaf_paths(draft) or [()]
         cache.reserve(max(count + len(paths[0]), 2))
         cache.branches.append((paths[0], None))
@@ -233,9 +252,10 @@ class OpenVinoTarget:
         for path in paths[1:]:
             blocks = cache.branch(path, count + len(path))
             batch.subsequence(pending + [nodes + n for n in path], past, blocks)
+        return spans
 
     def _infer(self, batch: Batch) -> Instance:
-        """Run the graph; its outputs "logits" and "hidden" are `[logit rows, ...]`."""
+        """Run the graph; its outputs are "logits", "hidden" and "features"."""
         instance = self._requests.get(Shape(len(batch.ids), len(batch.attention_rows)))
         instance.run(batch.inputs())
         return instance

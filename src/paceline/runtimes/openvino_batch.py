@@ -49,6 +49,7 @@ class Batch:
         self.attention_rows: list[int] = []
         self.dense_rows: list[int] = []
         self.logit_rows: list[int] = []
+        self.feature_rows: list[int] = []
         self.past: list[int] = []
         self.begins: list[int] = [0]
         self.blocks: list[int] = []
@@ -123,6 +124,7 @@ class Batch:
             "attention_rows": self.attention_rows,
             "dense_rows": self.dense_rows,
             "logit_rows": self.logit_rows,
+            "feature_rows": self.feature_rows or [0],  # the graph wants a row; nobody reads it
             "past_lens": self.past,
             "subsequence_begins": self.begins,
             "block_indices": self.blocks,

@@ -18,7 +18,7 @@ import openvino as ov
 from openvino import opset15 as op
 from openvino.op import _PagedAttentionExtension as PagedAttention
 
-from paceline.models.config import ModelConfig, inverse_frequencies
+from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
 from paceline.runtimes.openvino_batch import Shape
 from paceline.runtimes.paged_cache import BLOCK
 from paceline.runtimes.quantise import INT4_GROUP
@@ -200,11 +200,13 @@ def build(config: ModelConfig, tensors: Tensors, direct: bool = False) -> ov.Mod
     Inputs beside the KV caches (int32 unless noted): `input_ids [dense]`, `positions [dense]`,
     `attention_rows [attention]` (the dense row that each attention row repeats), `dense_rows
     [dense]` (an attention row that computes each dense row), `logit_rows [n]` (dense rows whose
-    logits are wanted), `past_lens [s]`, `subsequence_begins [s + 1]`, `block_indices`,
-    `block_indices_begins [s + 1]`, `max_context_len []`, `qq_bias` uint8 (flattened 0/1 mask per
-    subsequence, or empty) and `qq_bias_begins [s + 1]`.
+    logits are wanted), `feature_rows [m]` (those whose features are), `past_lens [s]`,
+    `subsequence_begins [s + 1]`, `block_indices`, `block_indices_begins [s + 1]`,
+    `max_context_len []`, `qq_bias` uint8 (flattened 0/1 mask per subsequence, or empty) and
+    `qq_bias_begins [s + 1]`.
 
-    Outputs: `logits` float32 `[n, vocabulary]`, `hidden` float32 `[n, hidden_size]`.
+    Outputs, float32: `logits [n, vocabulary]`, `hidden [n, hidden_size]`, `features [m, 4 *
+    hidden_size]` (`target.Output.features`).
     """
     net = _Builder(config, tensors, direct)
     x = net.embed(net.input("input_ids", np.int32, [-1]))
@@ -212,7 +214,11 @@ def build(config: ModelConfig, tensors: Tensors, direct: bool = False) -> ov.Mod
     def norm(x: Any, name: str) -> Any:
         return net.rms_norm(x, tensors[name].reshape(1, 1, -1))
 
+    picked = net.input("feature_rows", np.int32, [-1])
+    streams = {}
     for layer in range(config.layers):
+        if layer in feature_layers(config.layers):
+            streams[layer] = _gather(x, picked)
         x = op.add(x, net.attention(norm(x, f"layers.{layer}.attention_norm"), layer))
         x = op.add(x, net.feed_forward(norm(x, f"layers.{layer}.ffn_norm"), layer))
     wanted = _gather(x, net.input("logit_rows", np.int32, [-1]))
@@ -220,9 +226,15 @@ def build(config: ModelConfig, tensors: Tensors, direct: bool = False) -> ov.Mod
     head = "embed" if "lm_head.weight" not in tensors else "lm_head"
     logits = op.reshape(net.linear(hidden, head), _ints(-1, config.vocab_size), False)
     hidden = op.reshape(hidden, _ints(-1, config.hidden_size), False)
-    for node, name in ((logits, "logits"), (hidden, "hidden")):
+    parts = [
+        *(streams[each] for each in feature_layers(config.layers)),
+        norm(_gather(x, picked), "norm"),
+    ]
+    features = op.reshape(op.concat(parts, -1), _ints(-1, 4 * config.hidden_size), False)
+    outputs = {"logits": logits, "hidden": hidden, "features": features}
+    for name, node in outputs.items():
         node.output(0).get_tensor().set_names({name})
-    return ov.Model([op.result(logits), op.result(hidden)], net.parameters, "paceline")
+    return ov.Model([*map(op.result, outputs.values())], net.parameters, "paceline")
 
 
 def fix_rows(graph: ov.Model, shape: Shape) -> ov.Model:

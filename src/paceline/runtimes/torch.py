@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from paceline import tree
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
-from paceline.models.config import ModelConfig
+from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.llama import Llama, NamedTensors
 from paceline.models.source import ModelSource
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
@@ -77,6 +77,7 @@ class TorchTarget:
             hidden_states=True,
             bit_exact=False,
             layout="masked",
+            feature_layers=feature_layers(config.layers),
         )
 
     @classmethod
@@ -114,20 +115,29 @@ class TorchTarget:
         return TorchCache(torch.empty(shape, dtype=self._dtype, device=self._device))
 
     @torch.inference_mode()
-    def prefill(self, cache: TorchCache, tokens: Sequence[int]) -> None:
+    def prefill(
+        self, cache: TorchCache, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
         """Append `tokens` to the cache in chunks, computing no logits."""
+        seen = [np.zeros((0, 4 * self.config.hidden_size), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
-            self._hidden([Pass(cache, chunk)])
+            streams: list[Tensor] | None = [] if features else None
+            self._hidden([Pass(cache, chunk)], streams=streams)
             cache.length += len(chunk)
+            if streams:
+                seen.append(to_numpy(torch.cat(streams, dim=-1)))
+        return np.concatenate(seen) if features else None
 
     @torch.inference_mode()
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """One ragged forward over all `passes`."""
         if not passes:
             return []
-        hidden = self._hidden(passes)
+        streams: list[Tensor] | None = [] if any(p.features for p in passes) else None
+        hidden = self._hidden(passes, streams=streams)
         sizes = [pass_rows(p) for p in passes]
+        features = torch.cat(streams, dim=-1) if streams else hidden
         # Pending tokens before the root need no logits.
         wanted = [
             rows[len(p.pending) - 1 :]
@@ -137,8 +147,14 @@ class TorchTarget:
         logits = to_numpy(self._network.logits(torch.cat(wanted)))
         starts = np.cumsum([0, *counts])
         return [
-            Output(logits[start : start + count], to_numpy(rows) if p.hidden else None)
-            for p, rows, start, count in zip(passes, wanted, starts[:-1], counts, strict=True)
+            Output(
+                logits[start : start + count],
+                to_numpy(rows) if p.hidden else None,
+                to_numpy(streamed) if p.features else None,
+            )
+            for p, rows, start, count, streamed in zip(
+                passes, wanted, starts[:-1], counts, features.split_with_sizes(sizes), strict=True
+            )
         ]
 
     @torch.inference_mode()
@@ -185,10 +201,16 @@ class TorchTarget:
         cache.data = cache.data[:, :, :, :0].clone()
         cache.length = 0
 
-    def _hidden(self, passes: Sequence[Pass], embeddings: Tensor | None = None) -> Tensor:
+    def _hidden(
+        self,
+        passes: Sequence[Pass],
+        embeddings: Tensor | None = None,
+        streams: list[Tensor] | None = None,
+    ) -> Tensor:
         """Final hidden states `[rows of all passes, hidden_size]`; fills the caches.
 
-        `embeddings`, of the same shape, stand in for those of the tokens.
+        `embeddings`, of the same shape, stand in for those of the tokens; `streams` gets the four
+        parts of the features.
         """
         sizes = [pass_rows(p) for p in passes]
         for p, size in zip(passes, sizes, strict=True):
@@ -205,7 +227,7 @@ class TorchTarget:
             tokens = np.concatenate([pass_tokens(p) for p in passes])
             embeddings = self._network.embed_tokens(torch.from_numpy(tokens).to(self._device))
         places = torch.from_numpy(positions).to(self._device)
-        hidden: Tensor = self._network(embeddings, places, attend)
+        hidden: Tensor = self._network(embeddings, places, attend, streams)
         return hidden
 
 

@@ -138,7 +138,9 @@ class TransformersTarget:
         return TransformersCache(transformers.DynamicCache())
 
     @torch.inference_mode()
-    def prefill(self, cache: TransformersCache, tokens: Sequence[int]) -> None:
+    def prefill(
+        self, cache: TransformersCache, tokens: Sequence[int], features: bool = False
+    ) -> None:
         """Append `tokens` to the cache in chunks, computing no more than one row of logits."""
         _cut(cache.inner, cache.length)
         for start in range(0, len(tokens), _CHUNK):
