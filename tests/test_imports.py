@@ -24,11 +24,13 @@ LAYERS = (
         *("options", "tree", "law", "randomness", "sampling", "metrics", "target", "sequence"),
         *("stopping", "text", "transcript", "models", "weights"),
     ),
-    ("shapes", "growth", "drafters", "verifiers", "controllers", "runtimes"),
+    ("networks",),
+    ("shapes", "growth", "drafters", "verifiers", "controllers", "runtimes", "scheduling"),
     ("decode",),
     (
         "exactness",
         "engine",
+        "intake",
         "method",
         "built_in",
         "registry",
@@ -39,18 +41,34 @@ LAYERS = (
     ),
     ("loading",),
     ("",),  # the package's own __init__
-    ("audit", "bench", "cli", "serving", "training", "tuning", "__main__"),
+    ("audit", "bench", "cli", "export", "serving", "training", "tuning", "__main__"),
 )
 """Parts from the bottom up: a part imports its own layer and those before it."""
 
-RUNTIMES_MAY = {"runtimes", "types", "target", "tree", "errors", "models"}
+RUNTIMES_MAY = {"runtimes", "types", "target", "tree", "errors", "models", "networks"}
 
 HEAVY = {
-    "openvino": {"runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_requests"},
-    "torch": {"runtimes.torch", "runtimes.transformers", "models.llama"},
+    "openvino": {
+        *("runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_requests"),
+        *("runtimes.openvino_branches", "runtimes.openvino_core"),
+        *("runtimes.openvino_network", "runtimes.openvino_nodes", "runtimes.openvino_runner"),
+    },
+    "torch": {
+        *("runtimes.torch", "runtimes.transformers", "models.llama", "networks.torch_ops"),
+        *("training.acceptance_head", "training.auxiliary", "training.checkpoint"),
+        *("training.digest", "training.fused_losses", "training.logits", "training.losses"),
+        *("training.module", "training.objective", "training.optimiser_state", "training.trainer"),
+        *("runtimes.torch_cache", "runtimes.torch_draft_ops", "runtimes.torch_lent"),
+        *("runtimes.torch_runner", "training.run_card", "cli.train_drafter"),
+        *("training.prompt_tokens", "training.prompt_tokens_forward", "cli.train_prompt_tokens"),
+        *("training.prompt_tokens_card", "training.prompt_tokens_recipe"),
+    },
     "transformers": {"runtimes.transformers"},
-    "matplotlib": {"bench.plots"},
-    "optuna": {"tuning.search"},
+    "matplotlib": {
+        *("bench.plots", "training.plotting", "training.scaling_plot", "training.card_plot"),
+        "training.calibration_plot",
+    },
+    "optuna": {"tuning.search", "training.vocabulary_search"},
 }
 """Which modules may import a heavy package, at any level of nesting."""
 

@@ -346,3 +346,23 @@ def test_short_contexts_work_with_the_cost_model(context: int, model: str) -> No
     engine = load(model, runtime="tabular", max_context=context, progress=False)
     out = engine.generate([5], ignore_eos=True, max_new_tokens=30)
     assert len(out.token_ids) == min(context - 1, 30)
+
+
+def test_a_processor_without_the_instructions_gets_another_runtime(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "installed", lambda runtime: runtime in ("openvino", "torch"))
+    source = DirectorySource(Path(model))
+    assert choose_runtime(None, source) == "openvino"
+    monkeypatch.setattr(loading.processor, "has", lambda instructions: instructions != "AVX2")
+    assert choose_runtime(None, source) == "torch"
+    [message] = caplog.messages
+    assert "'openvino'" in message
+    monkeypatch.setattr(loading, "installed", lambda runtime: runtime == "openvino")
+    with pytest.raises(RuntimeUnavailable):
+        choose_runtime(None, source)
+
+
+def test_cache_precision_is_refused_where_there_is_none(model: str) -> None:
+    with pytest.raises(InvalidOption, match="kv_precision fp16"):
+        load_model(model, runtime="tabular", options=RuntimeOptions(kv_precision="fp16"))

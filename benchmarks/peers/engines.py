@@ -50,8 +50,8 @@ def configurations(names: Sequence[str]) -> list[Configuration]:
     ]
 
 
-def start(name: str, source: ModelSource, threads: int) -> ProcessEngine:
-    """Start the process of an engine.
+def start(name: str, source: ModelSource, threads: int, *flags: str) -> ProcessEngine:
+    """Start the process of an engine, with further flags for its script.
 
     Raises:
         InvalidOption: it has no environment.
@@ -61,6 +61,7 @@ def start(name: str, source: ModelSource, threads: int) -> ProcessEngine:
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of those that do not ask their own option
     given = {**options, "model": source.path, "files": peers.folder(), "threads": threads}
     arguments = [part for key, value in given.items() for part in (f"--{key}", str(value))]
+    arguments += flags
     if engine == "paceline":
         script = peers.scripts() / "paceline_peer.py"
         command = [sys.executable, str(script), *arguments]

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--cache", choices=("u8", "f32"), default="u8", help="key-value cache")
     parser.add_argument("--prefix-caching", choices=("on", "off"), default="on")
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
 
@@ -56,7 +57,10 @@ def main() -> None:
         return openvino_genai.LLMPipeline(str(folder), "CPU", **properties, **extra)
 
     assistance: dict[str, Any] = {"num_assistant_tokens": arguments.tokens}
-    if arguments.draft == "model":
+    if arguments.plain:
+        pipes = {False: load()}
+        drafting = "none"
+    elif arguments.draft == "model":
         coarse = genai_model(
             coarse_gguf(arguments.model, arguments.files), arguments.files / "genai-coarse", "int8"
         )

@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     if arguments.rule == "rejection" and arguments.draft != "model":
         parser.error("--rule rejection needs --draft model: a looked-up draft has no law")
@@ -68,7 +69,8 @@ def main() -> None:
             setting.ngram_simple.size_n = NGRAM
             setting.ngram_simple.size_m = arguments.tokens
 
-    servers = {True: load(True), False: load(False)}
+    modes = (False,) if arguments.plain else (True, False)
+    servers = {speculation: load(speculation) for speculation in modes}
 
     def complete(speculation: bool, **request: Any) -> tuple[list[dict[str, Any]], int]:
         """What is known of each token, and how many of them were drafted."""

@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     weights = arguments.model
     if arguments.weights == "q8_0":
@@ -45,17 +46,18 @@ def main() -> None:
             **extra,
         )
 
-    lookup = LlamaPromptLookupDecoding(num_pred_tokens=arguments.tokens, max_ngram_size=3)
-    models = {True: load(draft_model=lookup), False: load()}
-
+    models = {False: load()}
     passes: list[None] = []
-    evaluate = models[True].eval
+    if not arguments.plain:
+        lookup = LlamaPromptLookupDecoding(num_pred_tokens=arguments.tokens, max_ngram_size=3)
+        models[True] = load(draft_model=lookup)
+        evaluate = models[True].eval
 
-    def counted(tokens: Any) -> None:
-        passes.append(None)
-        evaluate(tokens)
+        def counted(tokens: Any) -> None:
+            passes.append(None)
+            evaluate(tokens)
 
-    models[True].eval = counted
+        models[True].eval = counted
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
 
@@ -32,9 +33,10 @@ def main() -> None:
         str(arguments.model),
         options=RuntimeOptions(precision=arguments.precision, threads=arguments.threads),
     )
+    drafters = {False: "none"} if arguments.plain else {True: arguments.drafter, False: "none"}
     engines = {
-        True: make_engine(loaded, drafter=arguments.drafter),
-        False: make_engine(loaded, drafter="none"),
+        speculation: make_engine(loaded, drafter=drafter)
+        for speculation, drafter in drafters.items()
     }
     audited = OwnEngine(loaded, drafter=arguments.drafter)
 
@@ -59,7 +61,7 @@ def main() -> None:
             "first_seconds": done.stats.first_token_seconds,
         }
 
-    config = engines[True].config
+    config = engines[not arguments.plain].config
     about = {
         "engine": "paceline",
         "version": str(config["version"]),

@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of a prompt-lookup draft")
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
 
@@ -47,7 +48,7 @@ def main() -> None:
     model = load(arguments.model)
     passes: list[None] = []
     model.register_forward_hook(lambda *_: passes.append(None))
-    if arguments.draft == "model":
+    if arguments.draft == "model" and not arguments.plain:
         speculative = {"assistant_model": load(coarse_gguf(arguments.model, arguments.files))}
         drafting = "assisted generation, coarse draft model, default draft lengths"
     else:

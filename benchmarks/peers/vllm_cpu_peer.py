@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -74,7 +75,8 @@ def main() -> None:
         "prompt_lookup_min": 1,
     }
     models = {False: load()}
-    models[True] = load(speculative_config=ngram)  # the last one loaded owns the counters
+    if not arguments.plain:
+        models[True] = load(speculative_config=ngram)  # the last one loaded owns the counters
 
     def generate(speculation: bool, prompt: list[int], settings: list[SamplingParams]) -> list[Any]:
         prompts = [{"prompt_token_ids": prompt}] * len(settings)

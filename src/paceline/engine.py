@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, overload
 
-from paceline.decode.autoregressive import AutoregressiveDecoder, Commit
+from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.decode.commit import Commit
 from paceline.errors import InvalidOption, OutOfMemory, PromptError
+from paceline.intake import Message as Message
+from paceline.intake import Prompt as Prompt
+from paceline.intake import parameters, token_ids
 from paceline.metrics import GenerationStats
+from paceline.scheduling.limits import Limits
+from paceline.scheduling.scheduler import Request, Scheduler
 from paceline.sequence import Sequence
 from paceline.text import Tokenizer
 from paceline.transcript import Transcript
 from paceline.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
-
-Message = Mapping[str, str]
-Prompt = str | List[Message] | List[int]
-"""Text (a user turn, or raw text), chat messages, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +66,12 @@ class Event:
     completion: Completion | None = None
 
 
-@dataclass(slots=True)
-class _Request:
-    sequence: Sequence
-    transcript: Transcript
-    added: float = field(default_factory=perf_counter)
-
-
 class Engine:
     """Generates text for any number of requests, `max_batch` of them at a time.
 
     `generate` and `stream` are all that most callers need. Servers drive `add`, `step` and
-    `cancel` themselves. An engine is not thread-safe.
+    `cancel` themselves. An engine is not thread-safe. Who runs and who waits is decided by the
+    `Scheduler`; what a request gets does not depend on it.
     """
 
     def __init__(
@@ -84,6 +80,8 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         max_batch: int = 8,
+        max_waiting: int | None = None,
+        step_tokens: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         """Use `paceline.load` unless you bring your own parts.
@@ -92,16 +90,18 @@ class Engine:
             decoder: the loop with its target, drafter, verifier and controller.
             tokenizer: the target's tokenizer.
             max_batch: most sequences decoded together.
+            max_waiting: most requests beyond those; None sets no limit.
+            step_tokens: most rows of a forward that reads prompts beside running requests; None
+                chooses by what forwards cost.
             config: what the engine was loaded with, for reports.
+
+        Raises:
+            InvalidOption: a limit is out of range.
         """
-        if max_batch < 1:
-            raise InvalidOption(f"max_batch must be 1 or more, not {max_batch}")
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.config = dict(config or {})
-        self._max_batch = max_batch
-        self._waiting: deque[_Request] = deque()
-        self._running: list[_Request] = []
+        self.scheduler = Scheduler(Limits(max_batch, max_waiting, step_tokens), decoder.memory)
         self._mail: dict[int, deque[Event]] = {}
         self._next_id = 0
 
@@ -186,6 +186,8 @@ class Engine:
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
+            OutOfMemory: the prompt does not fit into the key-value cache, even alone.
+            QueueFull: more requests are waiting than may wait.
             InvalidOption: an option is unknown or out of range.
         """
         if not isinstance(speculation, Speculation):
@@ -193,32 +195,42 @@ class Engine:
                 f"speculation must be a Speculation, such as Speculation(enabled=False), not "
                 f"{speculation!r}"
             )
-        params = self._params(params or SamplingParams(), options)
-        ids = self._encode(prompt, raw, system)
-        context = self.decoder.target.capabilities.max_context
-        if not ids:
-            raise PromptError("the prompt is empty: give some text")
-        if len(ids) >= context:
+        target = self.decoder.target.capabilities
+        params = parameters(params or SamplingParams(), options, target.vocab_size)
+        if not params.greedy and self.decoder.verifier.name == "greedy":
+            raise InvalidOption(
+                f"verifier 'greedy' cannot sample at temperature {params.temperature}: "
+                "use verifier 'coupled' or temperature 0"
+            )
+        ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
+        self.scheduler.check(len(ids))
+        if len(ids) >= target.max_context:
             raise PromptError(
-                f"the prompt has {len(ids)} tokens and the context holds {context}, of which one "
-                "must stay free: shorten the prompt"
+                f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
+                "which one must stay free: shorten the prompt"
             )
         sequence = Sequence.start(self._next_id, ids, params, speculation=speculation)
         self._next_id += 1
-        self._waiting.append(_Request(sequence, Transcript(self.tokenizer, params.stop)))
+        self.scheduler.add(Request(sequence, Transcript(self.tokenizer, params.stop)))
         return sequence.id
 
     def step(self) -> list[Event]:
-        """Admit what fits, then decode one round for all running requests.
+        """Admit what fits, read prompts, and decode one round for all running requests.
 
-        Returns an empty list when nothing is left to do.
+        Returns an empty list when nothing is left to do (`pending` is 0 then), or when long
+        prompts were read and nobody was running.
+
+        Raises:
+            OutOfMemory: a request found no room though it ran alone; it has ended.
         """
-        self._admit()
-        if not self._running:
-            return []
-        commits = self.decoder.step([request.sequence for request in self._running])
-        events = list(map(self._event, tuple(self._running), commits))
-        self._running = [r for r in self._running if r.sequence.finish_reason is None]
+        while True:
+            try:
+                decoding, commits = self._round()
+                break
+            except OutOfMemory:
+                if not self._preempt():
+                    raise
+        events = list(map(self._event, decoding, commits))
         for event in events:
             if event.request in self._mail:
                 self._mail[event.request].append(event)
@@ -229,24 +241,21 @@ class Engine:
 
         Whoever reads the request's stream gets the completion as its last event.
         """
-        for queue in (self._waiting, self._running):
-            for each in queue:
-                if each.sequence.id == request:
-                    queue.remove(each)
-                    each.sequence.finish_reason = "cancelled"
-                    if queue is self._running:
-                        self.decoder.close(each.sequence)
-                    completion = self._complete(each)
-                    if request in self._mail:
-                        text = each.transcript.take()
-                        self._mail[request].append(Event(request, text, (), (), completion))
-                    return completion
+        for each in self.scheduler:
+            if each.sequence.id == request:
+                each.sequence.finish_reason = "cancelled"
+                self._leave(each)
+                completion = self._complete(each)
+                if request in self._mail:
+                    text = each.transcript.take()
+                    self._mail[request].append(Event(request, text, (), (), completion))
+                return completion
         return None
 
     @property
     def pending(self) -> int:
         """Requests waiting or running."""
-        return len(self._waiting) + len(self._running)
+        return len(self.scheduler)
 
     def _post(self, prompt: Any, params: SamplingParams | None, options: Mapping[str, Any]) -> int:
         """Queue a request whose events are kept until `_read`, whoever drives `step`."""
@@ -271,31 +280,71 @@ class Engine:
         self._mail.pop(request, None)
         self.cancel(request)
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_batch:
-            request = self._waiting[0]
-            try:
-                self.decoder.open(request.sequence, request.transcript)
-            except OutOfMemory:
-                if not self._running:
-                    self._waiting.popleft()
-                    raise
-                return  # wait until a running request gives memory back
-            self._waiting.popleft()
-            self._running.append(request)
+    def _round(self) -> tuple[tuple[Request, ...], list[Commit]]:
+        """One forward for all that run, with chunks of what is to be read; who ran, and commits."""
+        scheduler, costs = self.scheduler, self.decoder.controller.costs
+        self._admit()
+        self._begin()
+        if not scheduler.running and (chunks := scheduler.chunks(costs)):
+            self.decoder.read(chunks)  # nobody waits for a token
+            self._begin()
+        while scheduler.short() and self._preempt():
+            pass
+        running = scheduler.running
+        if not running:
+            return (), []
+        sequences = [request.sequence for request in running]
+        return running, self.decoder.step(sequences, scheduler.chunks(costs))
 
-    def _event(self, request: _Request, commit: Commit) -> Event:
+    def _admit(self) -> None:
+        while (request := self.scheduler.candidate()) is not None:
+            placed = False
+            try:
+                self.decoder.admit(request.sequence, request.transcript)
+                placed = self.scheduler.place(request)
+            except OutOfMemory:
+                if not self.scheduler.placed:
+                    self.scheduler.remove(request)
+                    raise
+            finally:
+                if not placed:
+                    self.decoder.close(request.sequence)
+            if not placed:
+                return  # until a running request gives memory back
+
+    def _begin(self) -> None:
+        for request in self.scheduler.reading:
+            self.decoder.begin(request.sequence)
+
+    def _preempt(self) -> bool:
+        """Take the memory of the newest request, which goes on later; False if it ran alone, and
+        has ended now."""
+        request = self.scheduler.preempt()
+        if request is not None:
+            self.decoder.close(request.sequence)
+            return True
+        for alone in self.scheduler.placed:
+            self._leave(alone)
+        return False
+
+    def _leave(self, request: Request) -> None:
+        """A request has ended, whatever it was doing."""
+        self.scheduler.remove(request)
+        if request.sequence.cache is not None:
+            self.decoder.close(request.sequence)
+
+    def _event(self, request: Request, commit: Commit) -> Event:
         stats = request.sequence.stats
         if stats.first_token_seconds is None:
             stats.first_token_seconds = perf_counter() - request.added
         completion = None
         if commit.finish_reason is not None:
-            self.decoder.close(request.sequence)
+            self._leave(request)
             completion = self._complete(request)
         text = request.transcript.take()
         return Event(request.sequence.id, text, commit.tokens, commit.sources, completion)
 
-    def _complete(self, request: _Request) -> Completion:
+    def _complete(self, request: Request) -> Completion:
         sequence = request.sequence
         assert sequence.finish_reason is not None
         request.transcript.finish()
@@ -308,54 +357,3 @@ class Engine:
             sequence.finish_reason,
             sequence.stats,
         )
-
-    def _params(self, params: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
-        unknown = set(options) - set(SamplingParams.__slots__)
-        if unknown:
-            raise InvalidOption(
-                f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, "
-                f"{', '.join(SamplingParams.__slots__)}"
-            )
-        if isinstance(options.get("stop"), str):
-            options = {**options, "stop": (options["stop"],)}
-        params = replace(params, **options)
-        vocabulary = self.decoder.target.capabilities.vocab_size
-        for name in ("logit_bias", "banned_tokens", "forced_tokens", "stop_token_ids"):
-            given = getattr(params, name)
-            for token in given.values() if name == "forced_tokens" else given:
-                if not 0 <= token < vocabulary:
-                    raise InvalidOption(
-                        f"{name} holds token {token}, but the vocabulary has ids 0 to "
-                        f"{vocabulary - 1}"
-                    )
-        if len(set(params.banned_tokens)) >= vocabulary:
-            raise InvalidOption("banned_tokens holds the whole vocabulary: leave some token")
-        if not params.greedy and self.decoder.verifier.name == "greedy":
-            raise InvalidOption(
-                f"verifier 'greedy' cannot sample at temperature {params.temperature}: "
-                "use verifier 'coupled' or temperature 0"
-            )
-        return params
-
-    def _encode(self, prompt: Prompt, raw: bool, system: str | None) -> list[int]:
-        if isinstance(prompt, str):
-            if not prompt.strip() and not raw:
-                return []
-            if raw or self.tokenizer.chat_template is None:
-                return self.tokenizer.encode(prompt)
-            before = [{"role": "system", "content": system}] if system else []
-            return self.tokenizer.chat([*before, {"role": "user", "content": prompt}])
-        ids = [token for token in prompt if isinstance(token, int)]
-        messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
-        if (ids and messages) or len(ids) + len(messages) != len(prompt):
-            raise PromptError("a prompt is text, a list of messages, or a list of token ids")
-        if messages:
-            return self.tokenizer.chat(messages)
-        vocabulary = self.decoder.target.capabilities.vocab_size
-        for token in ids:
-            if not 0 <= token < vocabulary:
-                raise PromptError(
-                    f"the prompt holds token {token}, but the vocabulary has ids 0 to "
-                    f"{vocabulary - 1}"
-                )
-        return ids

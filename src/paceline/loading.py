@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import platform
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import FirstLayers, ModelSource, resolve
 from paceline.naming import make_drafter
 from paceline.options import split_options
+from paceline.runtimes import processor
 from paceline.stopping import StopRules
 from paceline.target import RuntimeOptions, Target
 from paceline.text import Tokenizer
@@ -39,6 +41,8 @@ _PACKAGES = {
 """What the built-in runtimes import."""
 
 DEFAULT_DRAFTER = "suffix-automaton"
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class Loaded:
     def place(self) -> dict[str, object]:
         """What timings depend on: the model, how it runs, and the machine."""
         capabilities = self.target.capabilities
+        kv = capabilities.kv_precision
         return {
+            **({} if kv in (None, "fp32") else {"kv": kv}),
             "model": self.source.fingerprint,
             "runtime": capabilities.runtime,
             "device": capabilities.device,
@@ -107,9 +113,10 @@ def choose_runtime(device: str | None, source: ModelSource) -> str:
         wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
     except ModelError:
         wanted = ("transformers",)
-    for runtime in wanted:
-        if installed(runtime):
+    for runtime in filter(installed, wanted):
+        if processor.runs(runtime):
             return runtime
+        _LOG.warning("this processor lacks instructions that runtime '%s' needs", runtime)
     raise RuntimeUnavailable(
         f"no runtime for {source.name} is installed: pip install 'paceline[{wanted[0]}]'"
     )
@@ -147,6 +154,11 @@ def load_model(
     if not installed(name):
         raise RuntimeUnavailable(
             f"runtime '{name}' is not installed: pip install 'paceline[{name}]'"
+        )
+    if options.kv_precision is not None and name != "openvino":
+        raise InvalidOption(
+            f"runtime '{name}' keeps keys and values as the model computes them: leave out "
+            f"kv_precision {options.kv_precision}, or use runtime openvino"
         )
     if layers is not None and name == "transformers":  # it reads the model's own files
         raise InvalidOption("runtime 'transformers' loads whole models: use another for an exit")
@@ -199,6 +211,8 @@ def make_engine(
     depth: int | None = None,
     draft_model: str | None = None,
     max_batch: int = 8,
+    max_waiting: int | None = None,
+    step_tokens: int | None = None,
     progress: bool = True,
 ) -> Engine:
     """An engine over a loaded model; several engines may share one, each with its own drafter.
@@ -247,7 +261,19 @@ def make_engine(
 
     drafting = make_drafter(
         drafter,
-        DrafterContext(loaded.target.capabilities, load_draft_model, rule.accepts, rule.shape),
+        DrafterContext(
+            loaded.target.capabilities,
+            load_draft_model,
+            rule.accepts,
+            rule.shape,
+            model=loaded.source.fingerprint,
+            run_network=getattr(loaded.target, "run_network", None),
+            # A lossy rule might accept nodes that hold no token.
+            add_embeddings=(
+                getattr(loaded.target, "add_embeddings", None) if rule.lossless else None
+            ),
+            costs=lambda: loaded.costs,
+        ),
     )
     if drafter != "none" and drafting.kind not in rule.accepts:
         takes = ", ".join(sorted(kind or "deterministic" for kind in rule.accepts))
@@ -275,6 +301,8 @@ def make_engine(
         "device": capabilities.device,
         "precision": capabilities.precision,
         "layout": capabilities.layout,
+        "kv_precision": capabilities.kv_precision,
+        "kv_lossy": capabilities.kv_lossy,
         "drafter": drafter,
         "auto": auto,
         "verifier": verifier,
@@ -285,7 +313,14 @@ def make_engine(
         "draft_model": draft_model,
         "version": __version__,
     }
-    return Engine(decoder, loaded.tokenizer, max_batch=max_batch, config=config)
+    return Engine(
+        decoder,
+        loaded.tokenizer,
+        max_batch=max_batch,
+        max_waiting=max_waiting,
+        step_tokens=step_tokens,
+        config=config,
+    )
 
 
 def load(
@@ -297,6 +332,9 @@ def load(
     layout: Layout | None = None,
     threads: int | None = None,
     max_context: int | None = None,
+    kv_tokens: int | None = None,
+    prefix_tokens: int | None = None,
+    kv_precision: str | None = None,
     drafter: str = "auto",
     verifier: str = "auto",
     controller: str = "auto",
@@ -304,6 +342,8 @@ def load(
     depth: int | None = None,
     draft_model: str | None = None,
     max_batch: int = 8,
+    max_waiting: int | None = None,
+    step_tokens: int | None = None,
     progress: bool = True,
 ) -> Engine:
     """Load a model and return an engine for it.
@@ -317,6 +357,10 @@ def load(
         layout: "exact" or "masked" trees.
         threads: CPU threads.
         max_context: longest sequence in tokens.
+        kv_tokens: tokens that all requests together may have cached.
+        prefix_tokens: of these, kept of ended requests for others that begin alike; 0 shares
+            nothing.
+        kv_precision: of the key-value cache: "fp32", "fp16", or "u8" (lossy).
         drafter: see `paceline methods`; "none" is plain decoding. "auto" is what `paceline tune`
             found, sizes and controller included unless they are given here, or prompt lookup.
         verifier: see `paceline methods`; "auto" is "coupled". Options follow after a colon, as in
@@ -327,12 +371,16 @@ def load(
         depth: draft depth.
         draft_model: model for drafter "draft-model"; loaded on the same runtime.
         max_batch: most sequences decoded together.
+        max_waiting: most requests in the queue.
+        step_tokens: most rows of a forward that reads prompts beside running requests.
         progress: show downloads on standard error.
 
     Raises:
         PacelineError: one line that says what is wrong and what to do.
     """
-    options = RuntimeOptions(device, precision, layout, threads, max_context)
+    options = RuntimeOptions(
+        device, precision, layout, threads, max_context, kv_tokens, prefix_tokens, kv_precision
+    )
     loaded = load_model(model, runtime=runtime, options=options, progress=progress)
     return make_engine(
         loaded,
@@ -343,5 +391,7 @@ def load(
         depth=depth,
         draft_model=draft_model,
         max_batch=max_batch,
+        max_waiting=max_waiting,
+        step_tokens=step_tokens,
         progress=progress,
     )

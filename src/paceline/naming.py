@@ -5,7 +5,8 @@ NAME:key=value,key=value    with options
 A+B                         both drafts in one tree, the likeliest nodes first
 graft:floor=0.3+A+B         A's nodes where it is sure, then B's
 fuse+A+B                    A's nodes, and B's that begin as A's do
-A|B                         one of the two per step, whichever pays; A and B may be merged ones
+A>B                         A, and B where A promises little; A and B may be merged ones
+A|B                         one of the two per step, whichever pays; A and B may be any of these
 choose:seed=1|A|B           the same with options
 """
 
@@ -18,6 +19,7 @@ from paceline import registry
 from paceline.drafters.bandit import Choose
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.merged import Merged, Way
+from paceline.drafters.prefer import Prefer
 from paceline.errors import InvalidOption
 from paceline.options import arguments, split_options
 
@@ -28,13 +30,14 @@ def check_drafter(text: str) -> None:
     """Find unknown names before anything is loaded.
 
     Raises:
-        InvalidOption: a name is unknown, or there is none on one side of a "+" or "|".
+        InvalidOption: a name is unknown, or there is none on one side of a "+", ">" or "|".
     """
     for turn in _parts(text, "|"):
-        for part in _parts(turn, "+"):
-            name = split_options(part, "drafter")[0]
-            if name not in (*_WAYS, Choose.name):
-                registry.find("drafter", name)
+        for preferred in _parts(turn, ">"):
+            for part in _parts(preferred, "+"):
+                name = split_options(part, "drafter")[0]
+                if name not in (*_WAYS, Choose.name):
+                    registry.find("drafter", name)
 
 
 def make_drafter(text: str, context: DrafterContext) -> Drafter:
@@ -44,11 +47,17 @@ def make_drafter(text: str, context: DrafterContext) -> Drafter:
         InvalidOption: a name or option is unknown, or parts cannot work together.
     """
     turns = _parts(text, "|")
+    if len(turns) > 1 or len(_parts(text, "+")) > 1:
+        # Parts see each other's drafts and take all nodes for tokens.
+        context = replace(context, add_embeddings=None)
     if len(turns) > 1:
         name, options = split_options(turns[0], "drafter")
         named = name == Choose.name
         settings = arguments(Choose, "drafter", options) if named else {}
         return Choose([make_drafter(turn, context) for turn in turns[named:]], **settings)
+    preferred = _parts(text, ">")
+    if len(preferred) > 1:
+        return Prefer([make_drafter(part, context) for part in preferred])
     parts = _parts(text, "+")
     if len(parts) == 1:
         name, options = split_options(text, "drafter")

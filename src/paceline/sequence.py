@@ -25,6 +25,7 @@ class Sequence:
         randomness: all draws of this sequence.
         speculation: what the request says about drafting for it.
         cache: the target's cache; None before admission.
+        reading: admitted, but not all of `unread` is cached yet, or no drafter has seen it.
         sources: per generated token, the drafter that proposed it, or None if the target chose it.
         logprobs: per generated token, if asked for.
         stats: counters.
@@ -39,6 +40,7 @@ class Sequence:
     randomness: Randomness
     speculation: Speculation = UNLIMITED
     cache: Any = None
+    reading: bool = False
     sources: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
@@ -68,6 +70,11 @@ class Sequence:
     def root(self) -> int:
         """The last committed token, not cached yet."""
         return self.tokens[-1]
+
+    @property
+    def unread(self) -> int:
+        """Tokens before the root that are not cached yet."""
+        return len(self.tokens) - 1 - (self.cache.length if self.cache is not None else 0)
 
     @property
     def generated(self) -> list[int]:

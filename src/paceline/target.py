@@ -20,6 +20,12 @@ class RuntimeOptions:
         layout: tree layout, where the runtime has more than one.
         threads: CPU threads.
         max_context: longest sequence, at most the model's own.
+        kv_tokens: tokens that all sequences together may have cached, where the runtime's memory
+            has a limit. A sequence is no longer than that either.
+        prefix_tokens: of these, how many are kept of ended requests for others that begin alike;
+            0 shares nothing.
+        kv_precision: of the key-value cache, where the runtime has more than one: "fp32", "fp16",
+            or "u8" (lossy).
     """
 
     device: str | None = None
@@ -27,6 +33,9 @@ class RuntimeOptions:
     layout: Layout | None = None
     threads: int | None = None
     max_context: int | None = None
+    kv_tokens: int | None = None
+    prefix_tokens: int | None = None
+    kv_precision: str | None = None
 
     def limit(self, context: int) -> int:
         """The longest sequence for a model whose own context is `context`.

@@ -219,6 +219,10 @@ class Capabilities:
         tree: whether drafts with branches are supported.
         row_buckets: if not empty, forwards are padded to the next of these row counts, and
             changing from one to another costs extra.
+        kv_precision: of the key-value cache, or None where it is that of the model.
+        kv_lossy: whether the cache rounds so coarsely that texts differ noticeably from those of
+            the model; drafts may change nothing all the same (`bit_exact`).
+        kv_bytes_per_token: memory that a cached token takes, or 0 where it is not known.
     """
 
     runtime: str
@@ -233,6 +237,9 @@ class Capabilities:
     tree: bool = True
     row_buckets: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()
+    kv_precision: str | None = None
+    kv_lossy: bool = False
+    kv_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)

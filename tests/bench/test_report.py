@@ -15,12 +15,14 @@ from paceline.bench.prompts import BenchPrompt, spread
 from paceline.bench.run import Record, Run, run
 from paceline.bench.strict_json import dumps
 from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder, Commit
+from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.decode.commit import Commit
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.recycling import Recycling
 from paceline.engine import Engine
 from paceline.exactness.tabular import TabularModel, TabularTarget
 from paceline.metrics import GenerationStats
+from paceline.scheduling.chunks import Chunk
 from paceline.sequence import Sequence as Generation
 from paceline.stopping import StopRules
 from paceline.text import Tokenizer
@@ -153,9 +155,11 @@ def test_engines_take_turns_within_a_group() -> None:
     steps: list[str] = []
 
     class Counted(AutoregressiveDecoder):
-        def step(self, sequences: Sequence[Generation]) -> list[Commit]:
+        def step(
+            self, sequences: Sequence[Generation], chunks: Sequence[Chunk] = ()
+        ) -> list[Commit]:
             steps.append(self.drafter.name)
-            return super().step(sequences)
+            return super().step(sequences, chunks)
 
     engines = {}
     for drafter in (NoDrafter(), Recycling(320)):

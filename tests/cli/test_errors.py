@@ -22,6 +22,7 @@ GENERATE = {
     ("hi", "--controller", "oracle"): "oracle",
     ("hi", "--layout", "round"): "round",
     ("hi", "--threads", "0"): "--threads",
+    ("hi", "--kv-precision", "u4"): "u4",
     ("hi", "--max-context", "-1"): "--max-context",
     ("hi", "--temperature", "-1"): "temperature",
     ("hi", "--temperature", "nan"): "temperature",

@@ -73,6 +73,16 @@ def test_time_is_linear_between_and_beyond_the_measurements() -> None:
     assert costs.c(5) == pytest.approx(4.0)
 
 
+def test_sequences_cost_time_beyond_their_rows() -> None:
+    costs = CostModel((1, 4), [1.0, 2.0], sequence=0.25)
+    assert costs.time(4) == 2.0
+    assert costs.time(4, 4) == 2.75
+    assert costs.times(np.array([1, 4]), 3).tolist() == [1.5, 2.5]
+    for _ in range(300):
+        costs.observe(4, 2.75, 4)  # as expected: nothing to learn
+    assert costs.time(4, 4) == pytest.approx(2.75)
+
+
 @pytest.mark.parametrize("factor", [0.2, 0.5, 0.9, 1.0, 1.7, 3.0, 6.0])
 @pytest.mark.parametrize("used", [[8], [1], [1, 2, 8], [16, 7, 3]])
 def test_a_machine_of_another_speed_has_the_same_curve(factor: float, used: list[int]) -> None:
@@ -173,6 +183,7 @@ def test_the_measurement_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Mon
     again = load_or_measure(target, KEY)
     assert (list(again.sizes), again.seconds) == (list(first.sizes), first.seconds)
     assert (again.switch, again.padded) == (first.switch, first.padded)
+    assert again.sequence == first.sequence >= 0
     assert len(target.rows) == measured
     load_or_measure(target, {**KEY, "threads": 2})
     assert len(target.rows) == 2 * measured

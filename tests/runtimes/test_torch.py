@@ -14,6 +14,7 @@ from paceline import tree  # noqa: E402
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable  # noqa: E402
 from paceline.runtimes import torch as module  # noqa: E402
 from paceline.runtimes.torch import TorchTarget  # noqa: E402
+from paceline.runtimes.torch_cache import reserve  # noqa: E402
 from paceline.target import Pass  # noqa: E402
 from tiny import FAMILIES, random_tensors, tiny_config  # noqa: E402
 
@@ -145,4 +146,4 @@ def test_layout_exact_is_refused() -> None:
 def test_a_cache_too_large_for_memory_is_out_of_memory(target: TorchTarget) -> None:
     cache = target.open()
     with pytest.raises(OutOfMemory, match="no memory"):
-        module._reserve(cache, 1 << 50)
+        reserve(cache, 1 << 50)

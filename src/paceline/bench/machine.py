@@ -7,13 +7,15 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from paceline.runtimes.processor import cores
+
 
 def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, and memory in GiB (None where unknown)."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _processor(),
-        "cores": _cores(),
+        "cores": cores(),
         "memory_gib": _memory(),
     }
 
@@ -26,12 +28,6 @@ def _processor() -> str:
         )
     except (OSError, StopIteration, IndexError):
         return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory() -> float | None:

@@ -48,6 +48,17 @@ def resumption(results: Mapping[str, Any]) -> list[str]:
     return [f"resumed after {places} prompts, where drafters that learn began anew"]
 
 
+def cache(results: Mapping[str, Any]) -> list[str]:
+    """What a lossy key-value cache means for the figures."""
+    settings = results["settings"]
+    if not settings.get("kv_lossy"):
+        return []
+    return [
+        f"key-value cache {settings['kv_precision']}: lossy, all texts differ from those of the "
+        "model with an exact cache, plain ones too"
+    ]
+
+
 def markdown(results: Mapping[str, Any]) -> str:
     """results.md."""
     conditions = ", ".join(f"{key} {value}" for key, value in settings(results).items())

@@ -14,6 +14,7 @@ from paceline.cli.bench import bench
 from paceline.cli.bounds import bounds
 from paceline.cli.chat import chat
 from paceline.cli.doctor import doctor
+from paceline.cli.export import export
 from paceline.cli.generate import generate
 from paceline.cli.index import index
 from paceline.cli.methods import methods
@@ -38,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, suggest, bench, tune, bounds, doctor, index, methods, pull):
+for command in (generate, chat, suggest, bench, tune, bounds, doctor, export, index, methods, pull):
     app.command()(command)
 app.add_typer(audit)
 app.add_typer(train)

@@ -57,6 +57,7 @@ def bench(
     draft_model: o.DraftModel = None,
     threads: o.Threads = None,
     max_context: o.MaxContext = None,
+    kv_precision: o.KvPrecision = None,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
@@ -79,7 +80,9 @@ def bench(
     results.json, results.md and report.html tell the outcome.
     """
     names = _drafters(drafters)
-    checked = o.runtime_options(device, precision, layout, threads, max_context)
+    checked = o.runtime_options(
+        device, precision, layout, threads, max_context, kv_precision=kv_precision
+    )
     o.check_names(runtime, verifier, controller, *names)
     params = SamplingParams(
         temperature=temperature, seed=seed, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
@@ -127,6 +130,8 @@ def bench(
         "device": capabilities.device,
         "precision": capabilities.precision,
         "layout": capabilities.layout,
+        "kv_precision": capabilities.kv_precision,
+        "kv_lossy": capabilities.kv_lossy,
         "max_context": capabilities.max_context,
         "threads": threads,
         "drafters": names,
@@ -221,7 +226,7 @@ def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
     capabilities = loaded.target.capabilities
     if capabilities.precision == "fp32":
         return None
-    options = replace(loaded.options, precision="fp32")
+    options = replace(loaded.options, precision="fp32", kv_precision=None)
     reference = loading.load_model(model, runtime=capabilities.runtime, options=options)
     return fidelity(reference.target, loaded.target, loaded.tokenizer).as_dict()
 
@@ -284,7 +289,12 @@ def _report(
     table = report.rows(records, lossless)
     complete = len(records) == wanted
     interrupted = [] if complete else [f"interrupted after {len(records)} of {wanted} prompts"]
-    notes = [*interrupted, *summary.resumption(results), *report.remarks(table)]
+    notes = [
+        *interrupted,
+        *summary.resumption(results),
+        *summary.cache(results),
+        *report.remarks(table),
+    ]
     results |= {"rows": table, "complete": complete, "remarks": notes}
     if store is not None:
         files = {

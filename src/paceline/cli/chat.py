@@ -27,6 +27,7 @@ def chat(
     draft_model: o.DraftModel = None,
     threads: o.Threads = None,
     max_context: o.MaxContext = None,
+    kv_precision: o.KvPrecision = None,
     max_new_tokens: o.MaxNewTokens = 512,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -46,7 +47,9 @@ def chat(
         seed=seed,
         max_new_tokens=max_new_tokens,
     )
-    checked = o.runtime_options(device, precision, layout, threads, max_context)
+    checked = o.runtime_options(
+        device, precision, layout, threads, max_context, kv_precision=kv_precision
+    )
     o.check_names(runtime, verifier, controller, drafter)
 
     from paceline import loading
@@ -60,6 +63,7 @@ def chat(
         layout=checked.layout,
         threads=checked.threads,
         max_context=checked.max_context,
+        kv_precision=checked.kv_precision,
         drafter=drafter,
         verifier=verifier,
         controller=controller,

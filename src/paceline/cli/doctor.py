@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -13,20 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.errors import PacelineError
+from paceline.cli.doctor_lines import PACKAGES, lines
+from paceline.errors import InvalidOption, PacelineError
 from paceline.target import RuntimeOptions
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.loading import Loaded
-
-_PACKAGES = {
-    "numpy": None,
-    "openvino": "openvino",
-    "torch": "torch",
-    "transformers": "transformers",
-}
-"""Packages that matter here, with the extra that brings each."""
 
 
 def doctor(
@@ -35,12 +27,25 @@ def doctor(
     device: o.Device = None,
     precision: o.Precision = None,
     threads: o.Threads = None,
+    kv_precision: o.KvPrecision = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the model out.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Take a plain and a drafted step apart instead.")
+    ] = False,
+    rows: Annotated[int, typer.Option(help="Rows of the drafted step of --profile.")] = 8,
+    drafter: Annotated[str, typer.Option(help="Who drafts in --profile.")] = "suffix-automaton",
     as_json: o.AsJson = False,
 ) -> None:
-    """Report on this machine: packages, costs of forwards, exactness and fidelity."""
-    checked = o.runtime_options(device, precision, threads=threads)
-    o.check_names(runtime, "auto", "auto")
+    """Report on this machine: packages, costs of forwards, exactness and fidelity.
+
+    With --profile: where a plain and a drafted step spend their time, part by part.
+    """
+    checked = o.runtime_options(device, precision, threads=threads, kv_precision=kv_precision)
+    o.check_names(runtime, "auto", "auto", drafter)
+    if rows < 2:
+        raise InvalidOption(f"--rows must be 2 or more, a root and a draft, not {rows}")
+    if quick and profile:
+        raise InvalidOption("--profile needs the model: leave out --quick")
 
     from paceline.bench.machine import machine
     from paceline.cli.output import print_json, remark
@@ -58,13 +63,17 @@ def doctor(
         if not as_json:
             remark("loading and measuring; this takes a minute or two")
         try:
-            report |= _measure(model, runtime, checked)
+            if profile:
+                report |= _profile(model, runtime, checked, drafter, rows)
+            else:
+                report |= _measure(model, runtime, checked)
         except PacelineError as error:  # what is known so far may explain it
             problem = error
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        for line in lines(report):
+            typer.echo(line)
     if problem is not None:
         raise problem
 
@@ -75,9 +84,8 @@ def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any
 
     begin = perf_counter()
     loaded = loading.load_model(model, runtime=runtime, options=options)
-    seconds = perf_counter() - begin
     return {
-        "model": {**_model(loaded), "load_seconds": seconds},
+        "model": {**_model(loaded), "load_seconds": perf_counter() - begin},
         "c_n": loaded.costs.curve(),
         "forward_ms": round(1000 * loaded.costs.time(1), 2),
         "noise_floor": _noise(loaded, model),
@@ -85,10 +93,34 @@ def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any
     }
 
 
+def _profile(
+    model: str, runtime: str, options: RuntimeOptions, drafter: str, rows: int
+) -> dict[str, Any]:
+    """Steps taken apart: plain ones, and drafted ones of so many rows."""
+    from paceline import loading
+    from paceline.bench.profile import profile, repetitive
+
+    begin = perf_counter()
+    loaded = loading.load_model(model, runtime=runtime, options=options)
+    seconds = perf_counter() - begin
+    prompt = repetitive(loaded.tokenizer, loaded.target.capabilities.max_context)
+    plain = loading.make_engine(loaded, drafter="none", max_batch=1)
+    drafted = loading.make_engine(
+        loaded, drafter=drafter, nodes=rows - 1, depth=rows - 1, max_batch=1
+    )
+    return {
+        "model": {**_model(loaded), "load_seconds": seconds},
+        "profile": {
+            "plain": profile(plain, prompt, 1).as_dict(),
+            "drafted": profile(drafted, prompt, rows).as_dict(),
+        },
+    }
+
+
 def _versions() -> dict[str, str | None]:
     """Version by package, None where it is missing."""
     out: dict[str, str | None] = {"python": platform.python_version(), "paceline": __version__}
-    for package in _PACKAGES:
+    for package in PACKAGES:
         try:
             out[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -110,9 +142,10 @@ def _size(directory: Path) -> float:
 def _auto(device: str | None) -> str:
     """What runtime "auto" would be for a model of the Llama family."""
     from paceline.loading import installed
+    from paceline.runtimes.processor import runs
 
     wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
-    found = next((name for name in wanted if installed(name)), None)
+    found = next((name for name in wanted if installed(name) and runs(name)), None)
     return found or f"none installed: pip install 'paceline[{wanted[0]}]'"
 
 
@@ -125,6 +158,9 @@ def _model(loaded: Loaded) -> dict[str, Any]:
         "precision": capabilities.precision,
         "layout": capabilities.layout,
         "bit_exact": capabilities.bit_exact,
+        "kv_precision": capabilities.kv_precision,
+        "kv_lossy": capabilities.kv_lossy,
+        "kv_bytes_per_token": capabilities.kv_bytes_per_token,
     }
 
 
@@ -145,59 +181,16 @@ def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
 
 
 def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
-    """The precision in use against fp32, or None if there is nothing to compare."""
+    """What is in use against fp32 throughout, or None if there is nothing to compare."""
     from paceline import loading
     from paceline.bench.fidelity import fidelity
 
     capabilities = loaded.target.capabilities
-    if capabilities.precision == "fp32":
+    if capabilities.precision == "fp32" and capabilities.kv_precision in (None, "fp32"):
         return None
-    options = replace(loaded.options, precision="fp32")
+    options = replace(loaded.options, precision="fp32", kv_precision=None)
     try:
         reference = loading.load_model(model, runtime=capabilities.runtime, options=options)
     except PacelineError:  # a model or device without fp32
         return None
     return fidelity(reference.target, loaded.target, loaded.tokenizer).as_dict()
-
-
-def _print(report: Mapping[str, Any]) -> None:
-    machine, cache = report["machine"], report["cache"]
-    lines = []
-    for package, version in report["versions"].items():
-        extra = _PACKAGES.get(package)
-        lines.append((package, version or f"missing: pip install 'paceline[{extra}]'"))
-    memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']} GiB"
-    lines += [
-        ("machine", f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}"),
-        ("cache", f"{cache['path']} ({cache['mib']} MiB)"),
-        ("runtime auto", report["auto_runtime"]),
-    ]
-    if "model" in report:
-        model = report["model"]
-        exact = "bit-exact" if model["bit_exact"] else "exact up to near-ties"
-        lines += [
-            (
-                "model",
-                f"{model['name']} on {model['runtime']} {model['device']}, {model['precision']}, "
-                f"layout {model['layout']} ({exact}), loaded in {model['load_seconds']:.1f} s",
-            ),
-            ("plain forward", f"{report['forward_ms']:.1f} ms"),
-            ("c(n)", ", ".join(f"{n}: {c:.2f}" for n, c in report["c_n"].items())),
-        ]
-        for layout, floor in report["noise_floor"].items():
-            for kind, value in floor.items():
-                text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
-                lines.append((f"noise, {layout} {kind}", f"{text}, largest logit difference"))
-        if report["fidelity"]:
-            f = report["fidelity"]
-            lines.append(
-                (
-                    f"{model['precision']} against fp32",
-                    f"KL {f['kl']:.4f} nats per token, same likeliest token at "
-                    f"{f['top1_agreement']:.1%}, perplexity {f['perplexity']:.3f} against "
-                    f"{f['reference_perplexity']:.3f} ({f['tokens']} tokens)",
-                )
-            )
-    width = max(len(label) for label, _ in lines)
-    for label, text in lines:
-        typer.echo(f"{label:<{width}}  {text}")

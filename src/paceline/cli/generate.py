@@ -32,6 +32,7 @@ def generate(
     draft_model: o.DraftModel = None,
     threads: o.Threads = None,
     max_context: o.MaxContext = None,
+    kv_precision: o.KvPrecision = None,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,
@@ -80,7 +81,9 @@ def generate(
     if first_of > 1 and (params.greedy or color):
         wrong = "--color" if color else "--temperature 0"
         raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
-    checked = o.runtime_options(device, precision, layout, threads, max_context)
+    checked = o.runtime_options(
+        device, precision, layout, threads, max_context, kv_precision=kv_precision
+    )
     o.check_names(runtime, verifier, controller, drafter)
     text = _read(prompt, raw)
 
@@ -99,6 +102,7 @@ def generate(
         layout=checked.layout,
         threads=checked.threads,
         max_context=checked.max_context,
+        kv_precision=checked.kv_precision,
         drafter=drafter,
         verifier=verifier,
         controller=controller,

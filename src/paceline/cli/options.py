@@ -10,6 +10,7 @@ from paceline import registry
 from paceline.errors import InvalidOption
 from paceline.naming import check_drafter
 from paceline.options import split_options
+from paceline.runtimes.openvino_settings import check_kv_precision
 from paceline.target import RuntimeOptions
 from paceline.types import Layout
 
@@ -53,6 +54,13 @@ Seed = Annotated[int, typer.Option(help="Keys all randomness.")]
 Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; repeatable.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")]
 System = Annotated[str | None, typer.Option(help="System message.")]
+KvTokens = Annotated[int | None, typer.Option(help="Tokens that all requests may have cached.")]
+PrefixTokens = Annotated[
+    int | None, typer.Option(help="Cached tokens kept for prompts that begin alike; 0 is off.")
+]
+KvPrecision = Annotated[
+    str | None, typer.Option(help="Of the key-value cache: fp32, fp16, or u8 (lossy).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -62,18 +70,27 @@ def runtime_options(
     layout: str | None = None,
     threads: int | None = None,
     max_context: int | None = None,
+    kv_tokens: int | None = None,
+    prefix_tokens: int | None = None,
+    kv_precision: str | None = None,
 ) -> RuntimeOptions:
     """Checked options for loading a model.
 
     Raises:
-        InvalidOption: an unknown layout, or a count below 1.
+        InvalidOption: an unknown layout or cache precision, or a count below 1.
     """
+    if kv_precision is not None:
+        check_kv_precision(kv_precision)
     if layout not in (None, "exact", "masked"):
         raise InvalidOption(f"layout {layout!r} is unknown: use exact or masked")
-    for name, value in (("threads", threads), ("max-context", max_context)):
+    counts = {"threads": threads, "max-context": max_context, "kv-tokens": kv_tokens}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise InvalidOption(f"--{name} must be 1 or more, not {value}")
-    return RuntimeOptions(device, precision, cast(Layout | None, layout), threads, max_context)
+    known = cast(Layout | None, layout)
+    return RuntimeOptions(
+        device, precision, known, threads, max_context, kv_tokens, prefix_tokens, kv_precision
+    )
 
 
 def check_names(runtime: str, verifier: str, controller: str, *drafters: str) -> None:

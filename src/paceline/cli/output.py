@@ -63,4 +63,6 @@ def summary(engine: Engine, completion: Completion) -> str:
     rule = engine.decoder.verifier
     if not rule.lossless:
         parts.append(f"lossy: verifier {rule.name}")
+    if config.get("kv_lossy"):
+        parts.append(f"lossy: key-value cache {config['kv_precision']}")
     return "; ".join(parts)

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.train_data import data
+from paceline.cli.train_drafter import drafter
+from paceline.cli.train_prompt_tokens import prompt_tokens
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -22,10 +25,14 @@ if TYPE_CHECKING:
 
 train = typer.Typer(
     name="train",
-    help="Train small heads: judge, pivot.",
+    help="Train drafters (data, drafter), and small heads of verifiers (judge, pivot).",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+train.command("data")(data)
+train.command("drafter")(drafter)
+train.command("prompt-tokens")(prompt_tokens)
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""

@@ -61,6 +61,11 @@ class Controller(ABC):
     name: ClassVar[str]
     rows: int = 0
     """Rows to pad the next forward to, on a runtime that pads; 0 leaves it to the runtime."""
+    beside: int = 0
+    """Rows of the next forward that are no sequence's root or draft: prompts that are read beside
+    it. The loop sets it before it asks for budgets."""
+    costs: CostModel | None = None
+    """What forwards cost, where the controller knows."""
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:

@@ -24,7 +24,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGEST_PADDED = 16
 """Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
 
-COST_FORMAT = 10
+COST_FORMAT = 11
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
@@ -38,7 +38,7 @@ _SMOOTHING = 0.02
 
 @dataclass
 class CostModel:
-    """Seconds of one forward by number of rows.
+    """Seconds of one forward by number of rows, and of sequences that they belong to.
 
     Attributes:
         sizes: rows, ascending, starting at 1.
@@ -49,6 +49,7 @@ class CostModel:
         branch: seconds that one more root-to-leaf path costs per token of context.
         fork: seconds that any branching costs, however many paths there are: a chain takes a
             simpler way through the target.
+        sequence: seconds that one more sequence costs beyond its rows.
     """
 
     sizes: Sequence[int]
@@ -57,6 +58,7 @@ class CostModel:
     padded: bool = False
     branch: float = 0.0
     fork: float = 0.0
+    sequence: float = 0.0
     _drift: float = field(default=1.0, init=False)
 
     def size(self, rows: int) -> int:
@@ -65,12 +67,15 @@ class CostModel:
             return rows
         return next((size for size in self.sizes if size >= rows), rows)
 
-    def times(self, rows: IntArray) -> ProbArray:
+    def times(self, rows: IntArray, sequences: int = 1) -> ProbArray:
         """Estimated seconds of forwards over int64 `[n]` tokens, each in a steady run."""
-        return np.array([self.time(count) for count in rows.tolist()])
+        return np.array([self.time(count, sequences) for count in rows.tolist()])
 
-    def time(self, rows: int) -> float:
+    def time(self, rows: int, sequences: int = 1) -> float:
         """Estimated seconds of a forward over `rows` tokens in a steady run of that size."""
+        return self._rows_time(rows) + self.sequence * (sequences - 1)
+
+    def _rows_time(self, rows: int) -> float:
         sizes, seconds = self.sizes, self.seconds
         above = bisect_left(sizes, rows)
         if above < len(sizes) and (self.padded or sizes[above] == rows):
@@ -89,13 +94,13 @@ class CostModel:
         """c(n) at the measured sizes."""
         return {size: round(self.c(size), 3) for size in self.sizes}
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, sequences: int = 1) -> None:
         """Refine the estimate at `rows` by the time of a step that did not switch sizes.
 
         The machine's speed of the moment is divided out first: what matters for choosing a size
         is how sizes compare, and a slow minute must not be booked on the sizes it happened to use.
         """
-        ratio = seconds / self.time(rows)
+        ratio = seconds / self.time(rows, sequences)
         self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
         relative = min(max(ratio / self._drift, 0.8), 1.25)
         if self.size(rows) in self.sizes:
@@ -127,7 +132,9 @@ def measure(target: Target) -> CostModel:
         target.prefill(cache, rng.integers(0, capabilities.vocab_size, context).tolist())
         sweeps = np.array([_sweep(timed, sizes) for _ in range(4)][1:])  # the first compiles
         switch = _switch_seconds(timed, sizes[:3]) if padded and len(sizes) > 1 else 0.0
-        branch, fork = _branch_seconds(target, cache) if sizes[-1] >= _STAR else (0.0, 0.0)
+        several = sizes[-1] >= _STAR
+        branch, fork = _branch_seconds(target, cache) if several else (0.0, 0.0)
+        sequence = _sequence_seconds(target, cache) if several else 0.0
     finally:
         target.release(cache)
     # The machine may be slower in one sweep than in another: sizes are compared within sweeps.
@@ -135,7 +142,7 @@ def measure(target: Target) -> CostModel:
     seconds = np.median(sweeps[:, 0]) * np.maximum.accumulate(relative)
     if switch < _NOTICEABLE * seconds[0]:
         switch = 0.0
-    return CostModel(sizes, seconds.tolist(), switch, padded, branch, fork)
+    return CostModel(sizes, seconds.tolist(), switch, padded, branch, fork, sequence)
 
 
 def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
@@ -191,6 +198,29 @@ def _branch_seconds(target: Target, cache: Any) -> tuple[float, float]:
     return path / max(int(cache.length), 1), max(0.0, two - one - path)
 
 
+def _sequence_seconds(target: Target, cache: Any) -> float:
+    """Seconds that one more sequence costs: a chain is compared with sequences of a row each."""
+    caches = [cache, *(target.fork(cache) for _ in range(_STAR - 1))]
+    ways = (
+        [Pass(cache, [0], trees.chain([0] * (_STAR - 1)))],
+        [Pass(each, [0]) for each in caches],
+    )
+    samples: tuple[list[float], list[float]] = ([], [])
+    try:
+        for _ in range(3):
+            for passes, times in zip(ways, samples, strict=True):
+                for repeat in range(4):
+                    begin = perf_counter()
+                    target.forward(passes)
+                    if repeat:  # not the one that pays for the change of shape
+                        times.append(perf_counter() - begin)
+    finally:
+        for each in caches[1:]:
+            target.release(each)
+    chain, apart = (float(np.median(times)) for times in samples)
+    return max(0.0, apart - chain) / (_STAR - 1)
+
+
 def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
     """The cached cost model of this machine and model, or a fresh measurement.
 
@@ -212,6 +242,7 @@ def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
         "padded": model.padded,
         "branch": model.branch,
         "fork": model.fork,
+        "sequence": model.sequence,
     }
     with suppress(OSError):  # an unwritable cache costs a second at the next start, nothing else
         write_atomically(path, json.dumps(content, indent=1))
@@ -226,12 +257,13 @@ def _read(path: Path) -> CostModel | None:
         seconds = [float(second) for second in content["seconds"]]
         switch, padded = float(content["switch"]), bool(content["padded"])
         branch, fork = float(content["branch"]), float(content["fork"])
+        sequence = float(content["sequence"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     rising = sizes == sorted(set(sizes)) and seconds == sorted(seconds)
-    finite = bool(np.isfinite([*seconds, switch, branch, fork]).all())
+    finite = bool(np.isfinite([*seconds, switch, branch, fork, sequence]).all())
     good = len(sizes) == len(seconds) > 0 and sizes[0] == 1 and seconds[0] > 0
-    good = good and min(switch, branch, fork) >= 0
+    good = good and min(switch, branch, fork, sequence) >= 0
     if not (good and rising and finite):
         return None
-    return CostModel(sizes, seconds, switch, padded, branch, fork)
+    return CostModel(sizes, seconds, switch, padded, branch, fork, sequence)

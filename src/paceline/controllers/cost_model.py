@@ -4,7 +4,8 @@ A draft's nodes carry estimated probabilities of acceptance. Verifying a set of 
 roots commits B + sum(S) tokens in expected value and costs time(B + |S|), so the best set holds
 the likeliest nodes of the whole batch, as many as raise the ratio; speculation fades out by
 itself as a batch fills the machine. Estimates are calibrated per sequence against what was
-accepted. All of it depends on committed tokens and earlier steps alone, and deterministic drafts
+accepted. Drafts that cannot be pruned share the batch's rows in the same way, before they are
+made. All of it depends on committed tokens and earlier steps alone, and deterministic drafts
 may be pruned freely, so no guarantee is touched.
 """
 
@@ -18,45 +19,32 @@ import numpy as np
 
 from paceline import tree as trees
 from paceline.controllers.base import Controller, ControllerContext
+from paceline.controllers.calibration import Calibration
+from paceline.controllers.chain_depths import ChainReach, best_depths
 from paceline.controllers.cost import CostModel
+from paceline.controllers.side_branches import Priced, Worth, worth_keeping
 from paceline.controllers.sizing import Sizing
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, TokenTree, Verdict
 
-_PRIOR = 4.0
-"""Expected acceptances that the global calibration counts for in a sequence's own."""
-
-_MEMORY = 0.98
-"""Decay per step of calibration counts."""
-
-
 _ASK_LEAST = 8
 """Fewest nodes to ask a drafter for that prunes well: growing drafts costs time too."""
-
 
 _PROBE = 32
 """Plain steps after which a drafter that had stopped to pay is tried again with one token."""
 
+_EVERY = 4
+"""Where drafting takes longer than drafts lately saved, ask in one of so many steps."""
 
-class _Ratio:
-    """Accepted over predicted, with decay."""
-
-    def __init__(self) -> None:
-        self.accepted = 0.0
-        self.predicted = 0.0
-
-    def add(self, accepted: float, predicted: float) -> None:
-        self.accepted = _MEMORY * self.accepted + accepted
-        self.predicted = _MEMORY * self.predicted + predicted
-
-    def value(self, prior: float, weight: float) -> float:
-        return (self.accepted + prior * weight) / (self.predicted + weight)
+_SMOOTHING = 0.05
+"""Weight of one step in what drafting costs and saves."""
 
 
 class CostModelController(Controller):
     """Picks the number of nodes per step from c(n), draft cost and calibrated acceptance."""
 
     name: ClassVar[str] = "cost-model"
+    costs: CostModel
 
     def __init__(
         self,
@@ -79,13 +67,11 @@ class CostModelController(Controller):
         """
         self.costs = costs
         self._limit = Budget(nodes, depth)
-        self._global = _Ratio()
-        self._own: dict[int, _Ratio] = {}
-        # For drafts without estimates, taken as chains: how often a node at depth d + 1 stood,
-        # given its parent did.
-        self._stood = np.full(depth, chain_acceptance * 8)
-        self._tried = np.full(depth, 8.0)
+        self._calibration = Calibration()
+        self._reach = ChainReach(depth, chain_acceptance)  # drafts without estimates, as chains
         self._level_seconds = draft_level_seconds
+        self._draft_seconds = 0.0
+        self._saved = costs.time(1)  # hopeful: drafts are asked for until they have been seen
         self._estimates = True
         self._proposed: dict[int, TokenTree] = {}
         self._idle = 0
@@ -99,16 +85,21 @@ class CostModelController(Controller):
         return cls(costs, **context.chosen(cls))
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """The largest draft if nodes can be pruned later, else the best depth of a chain."""
+        """The largest draft if nodes can be pruned later, else the best depths of chains."""
         if self._estimates:
             # Twice what was verified last: a draft in good text grows to the limit in two steps.
             nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
-            return [Budget(nodes, self._limit.depth)] * len(sequences)
-        depth = self._best_depth(len(sequences))
-        self._idle = 0 if depth else self._idle + 1
+            budget = Budget(nodes, self._limit.depth) if self._asking() else Budget(0, 0)
+            return [budget] * len(sequences)
+        reach = []
+        for sequence in sequences:
+            allowed = sequence.speculation.cap(self._limit).depth
+            reach.append(self._reach.reach(sequence.id)[:allowed])
+        depths = best_depths(reach, self.costs, self._level_seconds, self.beside)
+        self._idle = 0 if any(depths) else self._idle + 1
         if self._idle == _PROBE:  # what does not pay now may pay later in the text
-            self._idle, depth = 0, 1
-        return [Budget(depth, depth)] * len(sequences)
+            self._idle, depths = 0, [1] * len(sequences)
+        return [Budget(depth, depth) for depth in depths]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         """Keep the likeliest nodes of the batch while they raise committed tokens per second."""
@@ -121,20 +112,26 @@ class CostModelController(Controller):
         if not self._estimates:
             self.rows = 0
             return list(drafts)
-        trust = [self._calibration(sequence) for sequence in sequences]
-        thin = [self._thin(*each) for each in zip(sequences, drafts, trust, strict=True)]
+        worth = self._worth(sequences, drafts)
         scored = [
-            (min(scores[node] * factor, 1.0), index, node)
-            for index, (factor, (scores, nodes)) in enumerate(zip(trust, thin, strict=True))
-            for node in nodes
+            (value, index, node)
+            for index, nodes in enumerate(worth)
+            for node, value in nodes.items()
         ]
         scored.sort(key=_likeliest_first)
-        ranked = [score for score, _, _ in scored]
-        count, self.rows = self._sizing.choose(ranked, len(sequences), self.costs)
+        ranked = [value for value, _, _ in scored]
+        if ranked:
+            saved = self._sizing.saved(ranked, len(sequences), self.costs)
+            self._saved += _SMOOTHING * (saved - self._saved)
+        count, self.rows = self._sizing.choose(ranked, len(sequences), self.costs, self.beside)
         chosen: list[list[int]] = [[] for _ in drafts]
         for _, index, node in scored[:count]:
             chosen[index].append(node)
         out = [_part(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
+        if 0 < count < len(scored):
+            # A side branch that was cut may not be worth its path any more.
+            again = self._worth(sequences, out)
+            out = [_part(draft, list(nodes)) for draft, nodes in zip(out, again, strict=True)]
         self._verified = max(map(len, out))
         return out
 
@@ -149,28 +146,57 @@ class CostModelController(Controller):
         """Calibrate estimates and costs by what happened."""
         rows = len(sequences) + sum(len(draft) for draft in drafts)
         size = self.costs.size(max(rows, self.rows))
-        if self._sizing.ran(size):
-            self.costs.observe(size, forward_seconds)
+        if not self.beside and self._sizing.ran(size):
+            self.costs.observe(size, forward_seconds, len(sequences))
         depth = 0
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
-            if not len(draft):
+            accepted = len(verdict.path)
+            if self._estimates and len(draft):
+                predicted = 0.0 if draft.scores is None else float(draft.scores.sum())
+                self._calibration.learn(sequence.id, accepted, predicted)
+            elif self._estimates:
                 self._learn_unverified(sequence, verdict)
-            elif draft.scores is not None:
-                self._learn(sequence, len(verdict.path), float(draft.scores.sum()))
             else:
-                deepest = int(trees.depths(draft).max())
+                deepest = int(trees.depths(draft).max(initial=0))
                 depth = max(depth, deepest)
-                self._learn_chain(deepest, len(verdict.path))
+                self._reach.learn(sequence.id, deepest, accepted)
         if depth:
-            self._level_seconds += 0.05 * (draft_seconds / depth - self._level_seconds)
+            self._level_seconds += _SMOOTHING * (draft_seconds / depth - self._level_seconds)
+        if any(map(len, self._proposed.values())):
+            self._draft_seconds += _SMOOTHING * (draft_seconds - self._draft_seconds)
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own calibration."""
-        self._own.pop(sequence.id, None)
+        self._calibration.close(sequence.id)
+        self._reach.close(sequence.id)
 
-    def _learn(self, sequence: Sequence, accepted: float, predicted: float) -> None:
-        self._global.add(accepted, predicted)
-        self._own.setdefault(sequence.id, _Ratio()).add(accepted, predicted)
+    def _asking(self) -> bool:
+        """Whether drafts that may be pruned are worth making in this step."""
+        asking = self._saved >= self._draft_seconds or self._idle + 1 == _EVERY
+        self._idle = 0 if asking else self._idle + 1
+        return asking
+
+    def _promise(self, sequence: Sequence, draft: TokenTree) -> list[float]:
+        """Calibrated probabilities that the nodes are accepted."""
+        if draft.scores is None:
+            return []
+        factor = self._calibration.factor(sequence.id)
+        return [min(score * factor, 1.0) for score in draft.scores.tolist()]
+
+    def _worth(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[Worth]:
+        """The nodes without side branches that promise less than they cost."""
+        roots = len(sequences)
+        rate = roots / self.costs.time(roots, roots)  # of the batch without drafts
+        price = rate * self.costs.branch
+        priced = [
+            Priced(
+                draft.parents.tolist(),
+                self._promise(sequence, draft),
+                price * len(sequence.tokens),
+            )
+            for sequence, draft in zip(sequences, drafts, strict=True)
+        ]
+        return worth_keeping(priced, rate * self.costs.fork)
 
     def _learn_unverified(self, sequence: Sequence, verdict: Verdict) -> None:
         """A draft that was dropped whole tells whether its first tokens would have stood.
@@ -182,61 +208,7 @@ class CostModelController(Controller):
             return
         first = draft.parents == ROOT
         stood = bool((draft.tokens[first] == verdict.next_token).any())
-        self._learn(sequence, float(stood), float(draft.scores[first].sum()))
-
-    def _calibration(self, sequence: Sequence) -> float:
-        shared = self._global.value(1.0, 2 * _PRIOR)
-        own = self._own.get(sequence.id)
-        return shared if own is None else own.value(shared, _PRIOR)
-
-    def _thin(
-        self, sequence: Sequence, draft: TokenTree, trust: float
-    ) -> tuple[list[float], List[int]]:
-        """All scores, and the nodes without side branches that promise less than they cost.
-
-        In layout "exact" every root-to-leaf path attends to the whole context on its own. The
-        likeliest path is free of that; another must promise more tokens than plain decoding would
-        commit in the time it takes, and all others together what branching itself costs.
-        """
-        if draft.scores is None or not len(draft):
-            return [], ()
-        scores, parents = draft.scores.tolist(), draft.parents.tolist()
-        everything = range(len(scores))
-        if parents == list(range(-1, len(parents) - 1)):
-            return scores, everything
-        plain = self.costs.time(1)
-        price, fork = self.costs.branch * len(sequence.tokens) / plain, self.costs.fork / plain
-        if not price and not fork:
-            return scores, everything
-        promise = [score * trust for score in scores]
-        best: dict[int, int] = {}
-        for node in reversed(everything):  # children before parents
-            if node in best:
-                promise[node] += promise[best[node]]
-            rival = best.get(parents[node])
-            if rival is None or promise[node] >= promise[rival]:
-                best[parents[node]] = node
-        likeliest, kept, gain = {ROOT}, {ROOT}, 0.0
-        for node, parent in enumerate(parents):
-            first = best[parent] == node
-            if first and parent in likeliest:
-                likeliest.add(node)
-            if parent in kept and (first or promise[node] > price):
-                kept.add(node)
-                gain += 0.0 if first else promise[node] - price
-        return scores, sorted((kept if gain > fork else likeliest) - {ROOT})
-
-    def _best_depth(self, roots: int) -> int:
-        reach = np.cumprod(self._stood / self._tried)
-        committed = roots * (1 + np.concatenate([[0.0], np.cumsum(reach)]))
-        depths = range(len(committed))
-        seconds = self.costs.times(roots * (1 + np.arange(len(committed))))
-        return int(np.argmax(committed / (seconds + np.array(depths) * self._level_seconds)))
-
-    def _learn_chain(self, drafted: int, accepted: int) -> None:
-        for depth in range(min(drafted, accepted + 1, len(self._tried))):
-            self._tried[depth] = _MEMORY * self._tried[depth] + 1
-            self._stood[depth] = _MEMORY * self._stood[depth] + (depth < accepted)
+        self._calibration.learn(sequence.id, float(stood), float(draft.scores[first].sum()))
 
 
 def _likeliest_first(node: tuple[float, int, int]) -> float:

@@ -37,7 +37,9 @@ class Sizing:
         self._worth: list[float] = []
         self._committed = self._spent = 0.0
 
-    def choose(self, ranked: Sequence[float], roots: int, costs: CostModel) -> tuple[int, int]:
+    def choose(
+        self, ranked: Sequence[float], roots: int, costs: CostModel, beside: int = 0
+    ) -> tuple[int, int]:
         """How many of the ranked nodes to verify beside `roots` roots, and the size to pad to.
 
         A size may be kept through a step whose draft cannot fill it. Where size changes cost
@@ -47,18 +49,26 @@ class Sizing:
             ranked: probabilities of acceptance, descending.
             roots: sequences in the batch.
             costs: what forwards cost.
+            beside: rows of the forward that belong to none of the sequences. They are there for
+                their own sake: a node must gain more than its own time would commit in a plain
+                step. And such a forward is an exception, so no size is kept for it.
         """
         gains = list(accumulate(ranked, initial=float(roots)))
         most = len(gains) - 1
+        if beside:
+            rate = MARGIN * roots / costs.time(roots, roots)
+            taken = roots + beside
+            left = [gain - rate * costs.time(taken + n) for n, gain in enumerate(gains)]
+            return left.index(max(left)), 0
         if not costs.padded or not costs.switch:
-            rates = [gain / costs.time(roots + nodes) for nodes, gain in enumerate(gains)]
+            rates = [gain / costs.time(roots + nodes, roots) for nodes, gain in enumerate(gains)]
             best = rates.index(max(rates))
             return best if rates[best] > MARGIN * rates[0] else 0, 0
         if roots != self._roots:
             self._restart(roots, costs)
         nodes = [min(max(size - roots, 0), most) for size in self._sizes]
         plain = self._sizes[0]
-        seconds = [costs.time(s) * (MARGIN if s > plain else 1.0) for s in self._sizes]
+        seconds = [costs.time(s, roots) * (MARGIN if s > plain else 1.0) for s in self._sizes]
         rate, fee = self._rate, self._rate * costs.switch
         value = [
             gains[n] - rate * s + worth
@@ -76,6 +86,20 @@ class Sizing:
         ]
         self._worth = [each - worth[0] for each in worth]
         return nodes[best], size
+
+    @staticmethod
+    def saved(ranked: Sequence[float], roots: int, costs: CostModel) -> float:
+        """Seconds that verifying the best number of the ranked nodes saves, in a steady run.
+
+        That is what plain decoding would need for the tokens that they gain, less their own time.
+        """
+        gains = list(accumulate(ranked, initial=0.0))
+        plain = costs.time(roots, roots)
+        most = len(ranked)
+        counts = {min(size - roots, most) for size in costs.sizes if size > roots} | {0, most}
+        return max(
+            gains[n] * plain / roots - (costs.time(roots + n, roots) - plain) for n in counts
+        )
 
     def ran(self, size: int) -> bool:
         """Note the padded size of a forward; whether it was that of the one before."""
@@ -95,4 +119,4 @@ class Sizing:
         self._worth = [0.0] * len(self._sizes)
         # Plain decoding is the rate to beat, believed like a few steps.
         self._committed = 4.0 * roots
-        self._spent = 4.0 * costs.time(roots)
+        self._spent = 4.0 * costs.time(roots, roots)

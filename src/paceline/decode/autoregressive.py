@@ -2,40 +2,27 @@
 
 `AutoregressiveDecoder.step` is all of speculative decoding on one screen. It works on a list of
 sequences; a batch is ragged, every sequence accepts its own number of tokens, nothing is padded.
+Chunks of prompts may ride along in the same forward (`reading.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass
 from time import perf_counter
 
 from paceline import tree as trees
 from paceline.controllers.base import Controller
+from paceline.decode.commit import Commit
+from paceline.decode.reading import Reader
 from paceline.drafters.base import Drafter
 from paceline.sampling import NodeLaws, logprobs
+from paceline.scheduling.chunks import Chunk
+from paceline.scheduling.memory import fitted, memory_of
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules, TextWatch
 from paceline.target import Output, Pass, Target
-from paceline.types import Budget, FinishReason, TokenTree, Verdict
+from paceline.types import Budget, TokenTree, Verdict
 from paceline.verifiers.base import Verifier
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Tokens that one step added to a sequence.
-
-    Attributes:
-        sequence: the sequence, already extended.
-        tokens: the new tokens, at least one.
-        sources: per token, the drafter it came from, or None if the target chose it.
-        finish_reason: why the sequence ended with them, or None.
-    """
-
-    sequence: Sequence
-    tokens: tuple[int, ...]
-    sources: tuple[str | None, ...]
-    finish_reason: FinishReason | None
 
 
 class AutoregressiveDecoder:
@@ -49,44 +36,78 @@ class AutoregressiveDecoder:
         controller: Controller,
         stops: StopRules,
     ) -> None:
-        """Bind the parts; all but `stops` may be replaced between steps."""
+        """Bind the parts; drafter, verifier and controller may be replaced between steps."""
         self.target = target
         self.drafter = drafter
         self.verifier = verifier
         self.controller = controller
         self.stops = stops
+        self.memory = memory_of(target)
+        """The target's key-value memory, if it states what it has."""
+        self._reader = Reader(target)
         self._watches: dict[int, TextWatch] = {}
 
+    def admit(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
+        """Open a sequence's cache. Chunks bring its tokens up to the root in, then `begin` it."""
+        self._reader.open(sequence, self.drafter.needs.features)
+        if watch is not None:
+            self._watches[sequence.id] = watch
+
+    def begin(self, sequence: Sequence) -> None:
+        """Let the drafter know an admitted sequence, if all its tokens up to the root are cached.
+
+        What others have read of them meanwhile counts.
+        """
+        self._reader.share(sequence, self.drafter.needs.features)
+        if sequence.unread:
+            return
+        begin = perf_counter()
+        try:
+            self.drafter.open(sequence)
+            features = self._reader.features(sequence)
+            if features is not None:
+                self.drafter.read(sequence, features)
+        except BaseException:
+            self.drafter.close(sequence)
+            raise
+        self._reader.done(sequence)
+        sequence.stats.draft_seconds += perf_counter() - begin
+
     def open(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
-        """Admit a sequence: prefill all of its prompt but the root.
+        """Admit a sequence, read all of its prompt but the root, and begin it.
 
         Raises:
             OutOfMemory: the target's cache has no room for the prompt.
         """
         begin = perf_counter()
-        sequence.cache = self.target.open()
+        self.admit(sequence, watch)
         try:
-            wanted = self.drafter.needs.features
-            features = self.target.prefill(sequence.cache, sequence.tokens[:-1], wanted)
-            prefilled = perf_counter()
-            self.drafter.open(sequence)
-            if features is not None:
-                self.drafter.read(sequence, features)
+            self._reader.read_all(sequence, self.drafter.needs.features)
+            sequence.stats.prefill_seconds += perf_counter() - begin
+            self.begin(sequence)
         except BaseException:
             self.close(sequence)
             raise
-        if watch is not None:
-            self._watches[sequence.id] = watch
-        sequence.stats.prefill_seconds += prefilled - begin
-        sequence.stats.draft_seconds += perf_counter() - prefilled
 
-    def step(self, sequences: List[Sequence]) -> list[Commit]:
+    def read(self, chunks: List[Chunk]) -> None:
+        """Cache chunks of admitted sequences' tokens in a forward of their own."""
+        begin = perf_counter()
+        outputs = self.target.forward(self._reader.passes(chunks, self.drafter.needs.features))
+        self._reader.take(chunks, outputs, perf_counter() - begin)
+
+    def step(self, sequences: List[Sequence], chunks: List[Chunk] = ()) -> list[Commit]:
         """One round for every sequence; each commits at least one token.
 
         Sequences whose commit has a finish reason must be closed by the caller.
+
+        Args:
+            sequences: those that have begun, at least one.
+            chunks: tokens of others to cache in the same forward.
         """
         begin = perf_counter()
-        budgets = list(map(self._cap, sequences, self.controller.budgets(sequences)))
+        beside = self.controller.beside = sum(chunk.tokens for chunk in chunks)
+        capped = list(map(self._cap, sequences, self.controller.budgets(sequences)))
+        budgets = fitted(self.memory, sequences, capped)
         start_draft = perf_counter()
         proposed = self.drafter.propose(sequences, budgets)
         end_draft = perf_counter()
@@ -99,8 +120,13 @@ class AutoregressiveDecoder:
             for s, draft in zip(sequences, shown, strict=True)
         ]
         start_forward = perf_counter()
+        passes += self._reader.passes(chunks, needs.features)
         outputs = self.target.forward(passes, self.controller.rows)
         end_forward = perf_counter()
+        share = beside / (beside + len(sequences) + sum(map(len, shown)))
+        reading = share * (end_forward - start_forward)
+        self._reader.take(chunks, outputs[len(sequences) :], reading)
+        del outputs[len(sequences) :]
         verdicts = list(map(self._verify, sequences, shown, outputs))
         start_keep = perf_counter()
         for sequence, verdict in zip(sequences, verdicts, strict=True):
@@ -111,9 +137,9 @@ class AutoregressiveDecoder:
         self.drafter.observe(sequences, drafts, verdicts, outputs)
         end_observe = perf_counter()
         drafting = (end_draft - start_draft) + (end_observe - start_observe)
-        forwarding = (end_forward - start_forward) + (end_keep - start_keep)
+        forwarding = (end_forward - start_forward) - reading + (end_keep - start_keep)
         self.controller.observe(sequences, drafts, verdicts, drafting, forwarding)
-        overhead = perf_counter() - begin - drafting - forwarding
+        overhead = perf_counter() - begin - drafting - forwarding - reading
         for sequence in sequences:
             stats = sequence.stats
             stats.draft_seconds += drafting / len(sequences)
@@ -122,13 +148,14 @@ class AutoregressiveDecoder:
         return commits
 
     def close(self, sequence: Sequence) -> None:
-        """Forget a sequence: release its cache and tell drafter and controller."""
+        """Forget a sequence: release its cache and tell drafter and controller.
+
+        One that has not ended may be admitted again later, and goes on where it was.
+        """
         self._watches.pop(sequence.id, None)
         self.drafter.close(sequence)
         self.controller.close(sequence)
-        if sequence.cache is not None:
-            self.target.release(sequence.cache)
-            sequence.cache = None
+        self._reader.close(sequence)
 
     def _cap(self, sequence: Sequence, budget: Budget) -> Budget:
         """No more than the request allows, and no deeper than tokens are left: the last one always

@@ -8,6 +8,9 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+from paceline.controllers.cost import CostModel
+from paceline.networks.runner import Runner
+from paceline.networks.weights import Trained
 from paceline.options import arguments
 from paceline.sequence import Sequence
 from paceline.target import Output, Target
@@ -25,6 +28,13 @@ class DrafterContext:
         accepts: draft laws that the verifier takes; None stands for deterministic drafts.
         shape: whether it takes drafts with branches.
         options: what the user set, as text.
+        model: fingerprint of the target's weights.
+        run_network: makes a drafter network ready to run beside the target; None if the runtime
+            cannot.
+        add_embeddings: lets nodes carry embeddings in place of tokens, and returns the id of the
+            first; None if the runtime cannot, or the verifier or another drafter would take such
+            nodes for tokens.
+        costs: what the target's forwards cost, measured when first asked for.
     """
 
     target: Capabilities
@@ -32,6 +42,10 @@ class DrafterContext:
     accepts: frozenset[LawKind | None] = frozenset({None})
     shape: Shape = "tree"
     options: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    run_network: Callable[[Trained], Runner] | None = None
+    add_embeddings: Callable[[LogitArray], int] | None = None
+    costs: Callable[[], CostModel] | None = None
 
     @property
     def report_law(self) -> bool:
@@ -61,7 +75,8 @@ class Drafter(ABC):
         return cls(**arguments(cls, "drafter", context.options))
 
     def open(self, sequence: Sequence) -> None:
-        """A sequence is admitted; its tokens are the prompt."""
+        """A sequence is admitted; its tokens are the prompt, and what was generated already if it
+        gave way to others before."""
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
         """Features of all tokens but the last of a sequence just opened, if they are needed.

@@ -177,7 +177,7 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 
 def inverse_frequencies(config: ModelConfig) -> ProbArray:
     """Rotary angle per position: float64 `[head_dim // 2]`, in radians."""
-    plain = _plain_frequencies(config.rope_base, config.head_dim)
+    plain = rotary_frequencies(config.rope_base, config.head_dim)
     if config.rope_divisors is None:
         return plain
     return plain / np.asarray(config.rope_divisors, dtype=np.float64)
@@ -250,7 +250,8 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _plain_frequencies(base: float, head_dim: int) -> ProbArray:
+def rotary_frequencies(base: float, head_dim: int) -> ProbArray:
+    """Rotary angle per position without context extension: float64 `[head_dim // 2]`."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     return np.asarray(base**-exponents, dtype=np.float64)
 
@@ -262,7 +263,7 @@ def _divisors(rope: Mapping[str, Any], base: float, head_dim: int) -> tuple[floa
     if kind == "linear":
         return (float(rope["factor"]),) * (head_dim // 2)
     if kind == "llama3":
-        return _llama3_divisors(rope, _plain_frequencies(base, head_dim))
+        return _llama3_divisors(rope, rotary_frequencies(base, head_dim))
     raise _unsupported(f"rotary positions of type {kind!r}")
 
 

@@ -17,32 +17,48 @@ fixed shape (`openvino_requests`).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import openvino as ov
 
 from paceline import tree as trees
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, OutOfMemory
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
-from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape, tree_bias
+from paceline.networks.weights import Trained
+from paceline.runtimes.extra_embeddings import no_rows, with_rows
+from paceline.runtimes.openvino_batch import FIXED_SHAPES, ROW_BUCKETS, Batch, Shape, tree_bias
+from paceline.runtimes.openvino_core import core
 from paceline.runtimes.openvino_graph import Tensors, build, fix_rows
-from paceline.runtimes.openvino_requests import Instance, Requests
+from paceline.runtimes.openvino_profile import Counted, count
+from paceline.runtimes.openvino_requests import NO_ROOM, Instance, Requests
+from paceline.runtimes.openvino_runner import OpenVinoRunner
+from paceline.runtimes.openvino_settings import (
+    KV_FORMATS,
+    KvFormat,
+    check_kv_precision,
+    check_processor,
+    plugin_settings,
+    products_are_exact,
+    quantises_activations,
+)
 from paceline.runtimes.openvino_weights import load_prepared
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
-from paceline.runtimes.quantise import check_precision
+from paceline.runtimes.processor import usable_threads
+from paceline.runtimes.quantise import Precision, check_precision
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
 from paceline.types import Capabilities, Layout, LogitArray
 
+KV_TOKENS = 65_536
+"""Tokens that may be cached by default."""
+
+PREFIX_TOKENS = 4_096
+"""Tokens of ended sequences that are kept by default: 180 MiB for a model of 135M weights."""
+
 _CHUNK = 512
 """Prompt tokens per prefill pass."""
-
-_QUANTISATION_GROUP = 64
-"""Activations per dynamic quantisation scale. 32 is more exact (KL against fp32 0.006, not 0.008)
-but makes forwards over 8 to 16 rows 7% slower; larger groups gain little more."""
 
 
 class OpenVinoTarget:
@@ -52,11 +68,13 @@ class OpenVinoTarget:
         self,
         config: ModelConfig,
         tensors: Tensors,
-        precision: str,
+        precision: Precision,
         *,
         layout: Layout = "exact",
-        kv_tokens: int = 65_536,
+        kv_tokens: int = KV_TOKENS,
+        prefix_tokens: int = PREFIX_TOKENS,
         threads: int | None = None,
+        kv_precision: str = "fp32",
     ) -> None:
         """Build and compile the graph.
 
@@ -68,45 +86,44 @@ class OpenVinoTarget:
                 cheaper attention, approximate).
             kv_tokens: capacity of the key-value cache over all sequences; memory is used as it
                 fills, not reserved.
+            prefix_tokens: how much of it is kept of ended sequences, for others that begin alike;
+                0 shares nothing. Nothing is shared either where rows depend on how they were
+                batched: layout "masked", precision "int4", coarse caches.
             threads: default all cores this process may use.
+            kv_precision: of the key-value cache: "fp32" (exact), "fp16", or "u8" (lossy).
+
+        Raises:
+            InvalidOption: unknown layout or cache precision.
+            RuntimeUnavailable: the processor lacks instructions that attention needs.
+            OutOfMemory: there is no memory for the model or the cache.
         """
         if layout not in ("exact", "masked"):
             raise InvalidOption(f"layout {layout!r} is unknown: use exact or masked")
         self._layout = layout
-        context = config.max_context
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self.threads = threads or cores or 1
-        settings = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": "1",
-            "INFERENCE_NUM_THREADS": str(self.threads),
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(
-                0 if precision == "fp32" else _QUANTISATION_GROUP
-            ),
-        }
+        if kv_tokens < 2 * BLOCK or prefix_tokens < 0:
+            raise InvalidOption(
+                f"kv_tokens must be {2 * BLOCK} or more and prefix_tokens 0 or more, not "
+                f"{kv_tokens} and {prefix_tokens}"
+            )
+        context = min(config.max_context, kv_tokens // BLOCK * BLOCK)
+        check_processor()
+        kv = check_kv_precision(kv_precision)
+        quantised = quantises_activations(precision)
+        self.threads = usable_threads(threads)
+        settings = plugin_settings(self.threads, kv, quantised)
         self._tensors = tensors  # the graph shares their memory
-        core = ov.Core()
-        general, direct = build(config, tensors), build(config, tensors, direct=True)
-        pool = BlockPool(config.layers, config.kv_heads, config.head_dim, kv_tokens // BLOCK)
+        self._settings = plugin_settings(self.threads, KV_FORMATS["fp32"], quantised)
+        self._kv_tokens = kv_tokens
+        # Shared rows must be those that their new holder would have computed, to the last bit.
+        same = layout == "exact" and products_are_exact(config, precision, quantised)
+        kept = prefix_tokens // BLOCK if same and kv_precision == "fp32" else 0
+        pool = _pool(config, kv, kv_tokens // BLOCK, kept)
         self._pool = pool
-        [self._scratch] = pool.take(1)
-
-        # Without `self`: a cycle would keep gigabytes alive until the next garbage collection.
-        def compile_request(shape: Shape | None) -> ov.InferRequest:
-            graph = general
-            if shape is not None:
-                graph = fix_rows(direct if shape.dense == shape.attention else general, shape)
-            request = core.compile_model(graph, "CPU", settings).create_infer_request()
-            for layer in range(config.layers):
-                for offset, kind in enumerate(("key", "value")):
-                    blocks = ov.Tensor(pool.memory[2 * layer + offset], shared_memory=True)
-                    request.set_tensor(f"{kind}_cache.{layer}", blocks)
-            return request
-
-        size = sum(array.nbytes for array in tensors.values())
-        self._requests = Requests(compile_request, size)
+        self._config, self._graph_settings = config, settings
+        self._extra = no_rows(config.hidden_size)
+        self._start()
+        self.inference_seconds = 0.0
+        """What the last forward spent inside the plugin."""
         self._capabilities = Capabilities(
             runtime="openvino",
             device="cpu",
@@ -115,10 +132,13 @@ class OpenVinoTarget:
             max_context=context,
             hidden_size=config.hidden_size,
             hidden_states=True,
-            bit_exact=layout == "exact",
+            bit_exact=layout == "exact" and products_are_exact(config, precision, quantised),
             layout=layout,
             row_buckets=ROW_BUCKETS,
             feature_layers=feature_layers(config.layers),
+            kv_precision=kv_precision,
+            kv_lossy=kv.lossy,
+            kv_bytes_per_token=pool.bytes_per_token,
         )
 
     @classmethod
@@ -126,27 +146,80 @@ class OpenVinoTarget:
         """Load a model, keeping its prepared weights on disk for the next start.
 
         Raises:
-            InvalidOption: unknown precision, layout or device.
+            InvalidOption: unknown precision, layout or device, and as for `OpenVinoTarget`.
             ModelError: the model is damaged or not of the Llama family.
+            OutOfMemory: the model does not fit.
         """
         if options.device not in (None, "cpu"):
             raise InvalidOption(
                 f"runtime 'openvino' runs on cpu, not {options.device!r}: use --runtime torch"
             )
         precision = check_precision(options.precision or "int8")
+        kv_precision = options.kv_precision or "fp32"
+        check_kv_precision(kv_precision)  # before anything takes long
+        check_processor()
         config = replace(source.config, max_context=options.limit(source.config.max_context))
+        try:
+            tensors = load_prepared(source, precision)
+        except MemoryError as error:
+            raise OutOfMemory(NO_ROOM) from error
         return cls(
             config,
-            load_prepared(source, precision),
+            tensors,
             precision,
             layout=options.layout or "exact",
+            kv_tokens=KV_TOKENS if options.kv_tokens is None else options.kv_tokens,
+            prefix_tokens=(
+                PREFIX_TOKENS if options.prefix_tokens is None else options.prefix_tokens
+            ),
             threads=options.threads,
+            kv_precision=kv_precision,
         )
 
     @property
     def capabilities(self) -> Capabilities:
         """What this target can do."""
         return self._capabilities
+
+    def run_network(self, trained: Trained) -> OpenVinoRunner:
+        """Make a drafter network ready to run: in the same precision, or int8."""
+        runner = OpenVinoRunner(
+            trained,
+            self._tensors,
+            self._settings,
+            precision=self._capabilities.precision,
+            max_context=self._capabilities.max_context,
+            kv_tokens=self._kv_tokens,
+        )
+        runner.warm_up()
+        return runner
+
+    def add_embeddings(self, rows: LogitArray) -> int:
+        """Let nodes of drafts carry embeddings in place of tokens.
+
+        The graph is compiled again; what it makes of tokens stays the same to the last bit.
+
+        Args:
+            rows: float32 `[m, hidden_size]`, at least one.
+
+        Returns:
+            The id of the first row, at least `vocab_size`; the others follow it. Rows that were
+            added before keep their ids.
+
+        Raises:
+            InvalidOption: the rows are none, of another width, or not finite.
+            OutOfMemory: the graph does not fit a second time.
+        """
+        table, first = with_rows(self._extra, rows)
+        if table is not self._extra:
+            self._extra = table
+            self._start()
+        return self._capabilities.vocab_size + first
+
+    @property
+    def memory(self) -> BlockPool:
+        """The key-value memory of all sequences."""
+        return self._pool
 
     def warm_up(self) -> None:
         """Compile the instances of fixed shape that use would bring about."""
@@ -180,9 +253,9 @@ class OpenVinoTarget:
 
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """One ragged forward. Logits are views that the next forward overwrites."""
-        batch = Batch()
-        spans = [self._add(batch, each) for each in passes]
-        batch.pad(self._scratch, rows)
+        if not passes:
+            return []
+        batch, spans = self._batch(passes, rows)
         outcome = self._infer(batch)
         logits = outcome.output("logits")
         hidden = outcome.output("hidden") if any(each.hidden for each in passes) else None
@@ -195,6 +268,14 @@ class OpenVinoTarget:
             )
             for each, (rows, read) in zip(passes, spans, strict=True)
         ]
+
+    def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
+        """Repeat a forward on an instance whose nodes count their time; it commits nothing."""
+        batch, _ = self._batch(passes, 0)
+        shape = Shape(len(batch.ids), len(batch.attention_rows))
+        fixed = shape if shape in FIXED_SHAPES else None
+        instance = Instance(self._compile(fixed, counting=True))
+        return count(lambda: instance.run(batch.inputs()), instance, runs)
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
         """Commit pending tokens and path: adopt the path's blocks, or move its rows (masked)."""
@@ -217,6 +298,26 @@ class OpenVinoTarget:
     def release(self, cache: PagedCache) -> None:
         """Give the cache's blocks back."""
         cache.release()
+
+    def _start(self) -> None:
+        """Compile the graph with the embeddings that there are."""
+        tensors = self._tensors
+        if len(self._extra):
+            tensors = {**tensors, "embed.extra": self._extra}
+        self._compile = _compiler(self._config, tensors, self._graph_settings, self._pool)
+        self._requests = Requests(self._compile, sum(array.nbytes for array in tensors.values()))
+
+    def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
+        """The inputs of a forward, and what `_add` says of each pass."""
+        batch = Batch()
+        try:
+            spans = [self._add(batch, each) for each in passes]
+        except OutOfMemory:
+            for each in passes:  # their branches would keep others from trying with less
+                each.cache.discard()
+            raise
+        batch.pad(self._pool.scratch, rows)
+        return batch, spans
 
     def _add(self, batch: Batch, each: Pass) -> tuple[slice, slice]:
         """Add one pass's dense rows and subsequences to the batch.
@@ -258,4 +359,50 @@ class OpenVinoTarget:
         """Run the graph; its outputs are "logits", "hidden" and "features"."""
         instance = self._requests.get(Shape(len(batch.ids), len(batch.attention_rows)))
         instance.run(batch.inputs())
+        self.inference_seconds = instance.seconds
         return instance
+
+
+# Not a method: a cycle through the target would keep gigabytes alive until the next garbage
+# collection.
+def _compiler(
+    config: ModelConfig, tensors: Tensors, settings: Mapping[str, str], pool: BlockPool
+) -> Callable[..., ov.InferRequest]:
+    """What compiles the graph, for a fixed shape or for any, and binds the cache's memory."""
+    general, direct = build(config, tensors), build(config, tensors, direct=True)
+
+    def compile_request(shape: Shape | None, counting: bool = False) -> ov.InferRequest:
+        graph = general
+        if shape is not None:
+            graph = fix_rows(direct if shape.dense == shape.attention else general, shape)
+        chosen = {**settings, "PERF_COUNT": "YES"} if counting else settings
+        request = core().compile_model(graph, "CPU", chosen).create_infer_request()
+        for layer in range(config.layers):
+            for offset, kind in enumerate(("key", "value")):
+                blocks = ov.Tensor(pool.memory[2 * layer + offset], shared_memory=True)
+                request.set_tensor(f"{kind}_cache.{layer}", blocks)
+        return request
+
+    return compile_request
+
+
+def _pool(config: ModelConfig, kv: KvFormat, blocks: int, keep: int) -> BlockPool:
+    """The memory of the key-value cache.
+
+    Raises:
+        OutOfMemory: the system does not give so much address space.
+    """
+    try:
+        return BlockPool(
+            config.layers,
+            config.kv_heads,
+            config.head_dim + kv.extra,
+            blocks,
+            keep=keep,
+            dtype=kv.dtype,
+        )
+    except MemoryError as error:
+        raise OutOfMemory(
+            f"no memory for a key-value cache of {blocks * BLOCK} tokens: load the model with a "
+            "smaller kv_tokens or a coarser kv_precision"
+        ) from error

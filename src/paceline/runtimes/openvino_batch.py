@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from paceline import tree as trees
 from paceline.runtimes.paged_cache import BLOCK
 from paceline.types import TokenTree
 
-Input = int | list[int] | npt.NDArray[np.uint8]
+Input = int | list[int] | npt.NDArray[Any]
 """What an input of the graph is filled from."""
 
 

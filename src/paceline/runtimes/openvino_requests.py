@@ -9,16 +9,19 @@ part of the machine's. Until then, and for all other shapes, the general instanc
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from paceline.errors import OutOfMemory
 from paceline.runtimes.openvino_batch import FIXED_SHAPES, Input, Shape
 from paceline.types import LogitArray
 
@@ -27,6 +30,11 @@ _AFTER = 64
 
 _MEMORY_SHARE = 8
 """All instances together may take this fraction of physical memory."""
+
+NO_ROOM = "no memory to load the model: free some, or load a smaller model or precision int8"
+"""The error of a model that does not fit."""
+
+_LOG = logging.getLogger(__name__)
 
 
 class Instance:
@@ -40,21 +48,40 @@ class Instance:
         """Bind nothing yet."""
         self._request = request
         self._bound: dict[str, npt.NDArray[Any]] = {}
+        self.seconds = 0.0
+        """What the last inference took, inputs and outputs left out."""
 
     def run(self, inputs: Mapping[str, Input]) -> None:
-        """Set all inputs and infer."""
+        """Set all inputs and infer.
+
+        Raises:
+            OutOfMemory: the forward is too large for the machine; the instance stays usable.
+        """
         for name, values in inputs.items():
             bound = self._bound.get(name)
             size = 1 if isinstance(values, int) else len(values)
-            if bound is not None and bound.size == size:
+            if bound is not None and (1 if bound.ndim == 0 else len(bound)) == size:
                 bound[...] = values
                 continue
-            kind = np.uint8 if isinstance(values, np.ndarray) else np.int32
+            kind = values.dtype if isinstance(values, np.ndarray) else np.int32
             bound = np.array(values, dtype=kind)
             tensor = ov.Tensor(bound, shared_memory=True) if size else ov.Tensor(bound)
             self._request.set_tensor(name, tensor)
             self._bound[name] = bound
-        self._request.infer()
+        begin = perf_counter()
+        try:
+            self._request.infer()
+        except (RuntimeError, MemoryError) as error:
+            if not _no_memory(error):
+                raise
+            raise OutOfMemory(
+                "no memory for a forward of this size: send fewer or shorter requests"
+            ) from error
+        self.seconds = perf_counter() - begin
+
+    def nodes(self) -> Any:
+        """What the nodes of the last inference took; empty without counters."""
+        return self._request.get_profiling_info()
 
     def output(self, name: str) -> LogitArray:
         """float32 view of an output, which the next run overwrites."""
@@ -74,9 +101,17 @@ class Requests:
             compile_request: compiles the graph once more, for a fixed shape or for any, and
                 binds the key-value caches.
             weight_bytes: what one instance's weights take.
+
+        Raises:
+            OutOfMemory: there is no memory for a single instance.
         """
         self._compile = compile_request
-        self._general = Instance(compile_request(None))
+        try:
+            self._general = Instance(compile_request(None))
+        except (RuntimeError, MemoryError) as error:
+            if not _no_memory(error):
+                raise
+            raise OutOfMemory(NO_ROOM) from error
         self._fixed: dict[Shape, Instance] = {}
         affordable = _physical_memory() // _MEMORY_SHARE // max(weight_bytes, 1) - 1
         self._missing = list(FIXED_SHAPES)[: max(0, affordable)]
@@ -104,10 +139,23 @@ class Requests:
             try:
                 self._fixed[shape] = Instance(self._compile(shape))
                 self._missing.remove(shape)
-            except RuntimeError:  # out of memory, say: the general instance can do without
+            except (RuntimeError, MemoryError) as error:
+                reason = str(error).strip().rsplit("\n", 1)[-1] or "out of memory"
+                _LOG.warning(
+                    "no instance of its own for forwards over %d rows (%s): they go on with the "
+                    "general one, somewhat slower",
+                    shape.dense,
+                    reason,
+                )
                 self._missing.clear()
                 break
         self._worker = None
+
+
+def _no_memory(error: Exception) -> bool:
+    """Whether an error of the plugin means that an allocation failed; each part words it anew."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "alloc" in text or "memalign" in text
 
 
 def _physical_memory() -> int:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+import zlib
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from paceline.models.cache import cache_dir
+from paceline.models.cache import cache_dir, unwritable
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.runtimes.quantise import Precision, pack
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever the content of prepared files changes, so that old ones are not read."""
+
+_LOG = logging.getLogger(__name__)
 
 
 def prepare(config: ModelConfig, weights: Weights, precision: Precision) -> dict[str, np.ndarray]:
@@ -58,27 +62,56 @@ def prepare(config: ModelConfig, weights: Weights, precision: Precision) -> dict
 
 
 def load_prepared(source: ModelSource, precision: Precision) -> dict[str, np.ndarray]:
-    """Prepared weights from the cache, made and stored if absent, remade if unreadable."""
-    path = cache_dir() / "prepared" / f"{source.fingerprint}-{precision}-v{_FORMAT}.safetensors"
+    """Prepared weights from the cache, made and stored if absent.
+
+    A file that is truncated, damaged or of another making is made again, and a cache that cannot
+    be written only costs the next start time; either is logged in one line.
+    """
+    key = f"{source.fingerprint}-{precision}-v{_FORMAT}"
+    path = cache_dir() / "prepared" / f"{key}.safetensors"
     try:
-        return load_file(path)
-    except (OSError, SafetensorError):
-        pass  # absent, truncated or foreign: the sources are at hand, so make it again
+        return _read(path, key)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, SafetensorError, ValueError) as error:
+        _LOG.warning("prepared weights in %s are unusable (%s): making them again", path, error)
     tensors = prepare(source.config, source.weights(), precision)
-    _store(path, tensors)
+    try:
+        _store(path, key, tensors)
+    except (OSError, SafetensorError) as error:  # the latter wraps the system's while writing
+        reason = error if isinstance(error, OSError) else OSError(str(error))
+        _LOG.warning("the next start will not be faster: %s", unwritable(path.parent, reason))
     return tensors
 
 
-def _store(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write atomically; a cache that cannot be written only costs the next start time."""
+def _read(path: Path, key: str) -> dict[str, np.ndarray]:
+    """The tensors of a file; ValueError if they are not those that `_store` put there as `key`."""
+    with safe_open(path, "np") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("key") != key:
+            raise ValueError(f"it holds {metadata.get('key', 'something else')}")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if metadata.get("checksum") != _checksum(tensors):
+        raise ValueError("its checksum is wrong")
+    return tensors
+
+
+def _store(path: Path, key: str, tensors: dict[str, np.ndarray]) -> None:
+    """Write atomically; nothing is left behind where that fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        os.close(handle)
-        try:
-            save_file(tensors, name)
-            os.replace(name, path)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError:
-        return
+        save_file(tensors, name, {"key": key, "checksum": _checksum(tensors)})
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _checksum(tensors: dict[str, np.ndarray]) -> str:
+    """CRC-32 of names, types, shapes and numbers; about 4 GB a second."""
+    crc = 0
+    for name, array in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
+        crc = zlib.crc32(np.ascontiguousarray(array).data, crc)
+    return f"{crc:08x}"

@@ -1,4 +1,4 @@
-"""Paged key-value memory: blocks of 32 tokens, shared between sequences until one writes.
+"""The block table of one sequence: blocks shared with others until it writes to them.
 
 Plain numpy, so that it can be tested without the runtime that reads and writes the memory.
 """
@@ -8,69 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from paceline.errors import OutOfMemory
-from paceline.types import LogitArray
-
-BLOCK = 32
-"""Tokens per block, fixed by the attention kernel."""
-
-
-class BlockPool:
-    """The memory of all blocks, with reference counts.
-
-    `memory` is float32 `[2 * layers, blocks, kv_heads, 32, head_dim]`; slice 2l holds the keys of
-    layer l and slice 2l + 1 its values. Pages are only touched (and paid for) once used.
-    """
-
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, blocks: int) -> None:
-        """Reserve address space for `blocks` blocks."""
-        self.memory: LogitArray = np.zeros(
-            (2 * layers, blocks, kv_heads, BLOCK, head_dim), dtype=np.float32
-        )
-        self._references = np.zeros(blocks, dtype=np.int64)
-        # Low ids first, so that a lightly used pool touches few pages.
-        self._free = list(range(blocks - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        """Blocks nobody holds."""
-        return len(self._free)
-
-    def take(self, count: int) -> list[int]:
-        """Hand out `count` blocks.
-
-        Raises:
-            OutOfMemory: fewer are free; nothing is taken then.
-        """
-        if count > len(self._free):
-            raise OutOfMemory(
-                f"the key-value cache is full ({len(self._references) * BLOCK} tokens): finish or "
-                "cancel requests, or load the model with a larger kv_tokens"
-            )
-        blocks = [self._free.pop() for _ in range(count)]
-        self._references[blocks] = 1
-        return blocks
-
-    def share(self, blocks: Sequence[int]) -> None:
-        """Count one more holder of each block."""
-        self._references[list(blocks)] += 1
-
-    def drop(self, blocks: Sequence[int]) -> None:
-        """Count one holder less; blocks without holders become free."""
-        for block in blocks:
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._free.append(block)
-
-    def shared(self, block: int) -> bool:
-        """Whether more than one holder reads this block."""
-        return bool(self._references[block] > 1)
-
-    def copy(self, source: int, destination: int, tokens: int = BLOCK) -> None:
-        """Copy the keys and values of a block's first `tokens` tokens in all layers."""
-        self.memory[:, destination, :, :tokens] = self.memory[:, source, :, :tokens]
+from paceline.runtimes.block_pool import BLOCK as BLOCK
+from paceline.runtimes.block_pool import BlockPool as BlockPool
 
 
 @dataclass(eq=False)
@@ -90,22 +29,53 @@ class PagedCache:
     length: int = 0
     branches: list[tuple[tuple[int, ...], list[int] | None]] = field(default_factory=list)
 
+    def share(self, tokens: Sequence[int]) -> None:
+        """Go on from the full blocks that are known to hold the head of `tokens`.
+
+        Of these the cache must hold the first already; it changes if more are known.
+        """
+        found = self.pool.index.find(tokens) if self.pool.sharing else []
+        if len(found) * BLOCK > self.length:
+            self.pool.share(found)
+            self.pool.drop(self.blocks[: len(found)])
+            self.blocks[: len(found)] = found
+            self.length = len(found) * BLOCK
+
+    def publish(self, tokens: Sequence[int]) -> None:
+        """Let others begin with the full blocks of this cache, whose tokens are `tokens`.
+
+        Either may be longer than the other; what both have must agree.
+        """
+        if self.pool.sharing:
+            full = min(self.length, len(tokens)) // BLOCK
+            self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
+
+    def needed(self, tokens: int) -> int:
+        """Blocks that `reserve` would take."""
+        missing = -(-(self.length + tokens) // BLOCK) - len(self.blocks)
+        return max(missing, 0) + len(self._to_copy())
+
     def reserve(self, tokens: int) -> None:
         """Make the next `tokens` positions writable by this sequence alone.
 
         Raises:
             OutOfMemory: the pool is full; the cache is unchanged then.
         """
-        first = self.length // BLOCK
-        missing = -(-(self.length + tokens) // BLOCK) - len(self.blocks)
-        copied = [i for i in range(first, len(self.blocks)) if self.pool.shared(self.blocks[i])]
-        fresh = self.pool.take(max(missing, 0) + len(copied))
+        copied = self._to_copy()
+        fresh = self.pool.take(self.needed(tokens))
         for index in copied:
             block = fresh.pop()
             self.pool.copy(self.blocks[index], block)
             self.pool.drop([self.blocks[index]])
             self.blocks[index] = block
         self.blocks += fresh
+        for block in self.blocks[self.length // BLOCK :]:
+            self.pool.index.remove(block)  # what it holds is about to change
+
+    def _to_copy(self) -> list[int]:
+        """Places in the block table that this sequence would write to and others read."""
+        first = self.length // BLOCK
+        return [i for i in range(first, len(self.blocks)) if self.pool.shared(self.blocks[i])]
 
     def branch(self, nodes: tuple[int, ...], tokens: int) -> list[int]:
         """A block table for another continuation of the cached prefix.

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline import tree
-from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
+from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.llama import Llama, NamedTensors
 from paceline.models.source import ModelSource
+from paceline.networks.weights import Trained
+from paceline.runtimes.extra_embeddings import no_rows, with_rows
+from paceline.runtimes.processor import usable_threads
+from paceline.runtimes.torch_cache import TorchCache, attend, reserve
+from paceline.runtimes.torch_lent import lent
+from paceline.runtimes.torch_runner import TorchRunner
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
 from paceline.types import BoolArray, Capabilities, IntArray, Layout, LogitArray
 
@@ -22,20 +27,6 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float
 """Dtype of weights, activations and cache by precision name."""
 
 _CHUNK = 512  # tokens per prefill pass: bounds the mask and the activations
-_GROW = 256  # smallest capacity of a cache in tokens
-
-
-@dataclass(slots=True)
-class TorchCache:
-    """Keys and values of one sequence.
-
-    Attributes:
-        data: `[layers, 2, kv_heads, capacity, head_dim]`, keys at 0 and values at 1.
-        length: number of cached tokens. Rows behind it belong to the last forward, until `keep`.
-    """
-
-    data: Tensor
-    length: int = 0
 
 
 class TorchTarget:
@@ -67,6 +58,7 @@ class TorchTarget:
         self._dtype = torch_dtype(precision)
         self._network = Llama.build(config, tensors, self._device, self._dtype)
         self.config = config
+        self._extra = no_rows(config.hidden_size)
         self._capabilities = Capabilities(
             runtime="torch",
             device=self._device.type,
@@ -95,7 +87,7 @@ class TorchTarget:
         """
         require_masked(options.layout, "torch")
         if options.threads is not None:
-            torch.set_num_threads(options.threads)
+            torch.set_num_threads(usable_threads(options.threads))
         config = source.config
         config = replace(config, max_context=options.limit(config.max_context))
         return cls(config, source.weights(), options.device or "cpu", options.precision or "fp32")
@@ -105,14 +97,20 @@ class TorchTarget:
         """What this target can do."""
         return self._capabilities
 
+    def run_network(self, trained: Trained) -> TorchRunner:
+        """Make a drafter network ready to run, in the same precision."""
+        embedding = self._network.embed_tokens.weight
+        head = embedding if self.config.tied_embeddings else self._network.lm_head.weight
+        return TorchRunner(trained, embedding, head, lent(trained.network, self._network))
+
     def warm_up(self) -> None:
         """Nothing is left to do after loading."""
 
     def open(self) -> TorchCache:
         """A new, empty cache."""
         config = self.config
-        shape = (config.layers, 2, config.kv_heads, 0, config.head_dim)
-        return TorchCache(torch.empty(shape, dtype=self._dtype, device=self._device))
+        place = self._dtype, self._device
+        return TorchCache.empty(config.layers, config.kv_heads, config.head_dim, place)
 
     @torch.inference_mode()
     def prefill(
@@ -156,6 +154,22 @@ class TorchTarget:
                 passes, wanted, starts[:-1], counts, features.split_with_sizes(sizes), strict=True
             )
         ]
+
+    def add_embeddings(self, rows: LogitArray) -> int:
+        """Let nodes of drafts carry embeddings in place of tokens.
+
+        Args:
+            rows: float32 `[m, hidden_size]`, at least one.
+
+        Returns:
+            The id of the first row, at least `vocab_size`; the others follow it. Rows that were
+            added before keep their ids.
+
+        Raises:
+            InvalidOption: the rows are none, of another width, or not finite.
+        """
+        self._extra, first = with_rows(self._extra, rows)
+        return self.config.vocab_size + first
 
     @torch.inference_mode()
     def forward_superposed(
@@ -214,60 +228,31 @@ class TorchTarget:
         """
         sizes = [pass_rows(p) for p in passes]
         for p, size in zip(passes, sizes, strict=True):
-            _reserve(p.cache, p.cache.length + size)
+            reserve(p.cache, p.cache.length + size)
         masks = [torch.from_numpy(pass_mask(p, p.cache.length)).to(self._device) for p in passes]
 
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        def attended(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
             parts = zip(passes, masks, *split, strict=True)
-            return torch.cat([_attend(p.cache.data[layer], m, *qkv) for p, m, *qkv in parts])
+            return torch.cat([attend(p.cache.data[layer], m, *qkv) for p, m, *qkv in parts])
 
         positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
         if embeddings is None:
             tokens = np.concatenate([pass_tokens(p) for p in passes])
-            embeddings = self._network.embed_tokens(torch.from_numpy(tokens).to(self._device))
+            embeddings = self._embed(tokens)
         places = torch.from_numpy(positions).to(self._device)
-        hidden: Tensor = self._network(embeddings, places, attend, streams)
+        hidden: Tensor = self._network(embeddings, places, attended, streams)
         return hidden
 
-
-def _attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of one sequence in one layer, after writing its new rows to the cache.
-
-    Args:
-        cache: `[2, kv_heads, capacity, head_dim]`.
-        mask: bool `[rows, cached + rows]`.
-        queries: `[rows, heads, head_dim]`.
-        keys: `[rows, kv_heads, head_dim]`.
-        values: `[rows, kv_heads, head_dim]`.
-    """
-    rows, total = mask.shape
-    cache[0, :, total - rows : total] = keys.transpose(0, 1)
-    cache[1, :, total - rows : total] = values.transpose(0, 1)
-    out = functional.scaled_dot_product_attention(
-        queries.transpose(0, 1)[None],
-        cache[0, None, :, :total],
-        cache[1, None, :, :total],
-        attn_mask=mask,
-        enable_gqa=True,
-    )
-    return out[0].transpose(0, 1)
-
-
-def _reserve(cache: TorchCache, needed: int) -> None:
-    """Make room for `needed` tokens, doubling so that growth costs little in the long run."""
-    old = cache.data
-    if needed <= old.shape[3]:
-        return
-    capacity = max(_GROW, needed, 2 * old.shape[3])
-    try:
-        grown = old.new_empty((*old.shape[:3], capacity, old.shape[4]))
-    except RuntimeError as error:  # torch's out-of-memory errors are of this kind
-        raise OutOfMemory(
-            f"no memory for a cache of {capacity} tokens: use shorter or fewer sequences"
-        ) from error
-    grown[:, :, :, : cache.length] = old[:, :, :, : cache.length]
-    cache.data = grown
+    def _embed(self, ids: IntArray) -> Tensor:
+        """`[rows, hidden_size]` of token ids, and of ids that name added embeddings."""
+        extra = ids >= self.config.vocab_size
+        tokens = torch.from_numpy(np.where(extra, 0, ids)).to(self._device)
+        embeddings: Tensor = self._network.embed_tokens(tokens)
+        if extra.any():
+            rows = torch.from_numpy(self._extra[ids[extra] - self.config.vocab_size])
+            embeddings[torch.from_numpy(extra).to(self._device)] = rows.to(embeddings)
+        return embeddings
 
 
 def pass_rows(p: Pass) -> int:

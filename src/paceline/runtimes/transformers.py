@@ -18,6 +18,7 @@ from paceline.errors import ModelError, RuntimeUnavailable
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
+from paceline.runtimes.processor import usable_threads
 from paceline.runtimes.torch import (
     pass_mask,
     pass_positions,
@@ -112,7 +113,7 @@ class TransformersTarget:
         """
         require_masked(options.layout, "transformers")
         if options.threads is not None:
-            torch.set_num_threads(options.threads)
+            torch.set_num_threads(usable_threads(options.threads))
         precision = options.precision or "fp32"
         place, dtype = torch_device(options.device or "cpu"), torch_dtype(precision)
         try:

@@ -1,0 +1,139 @@
+"""`paceline train data`: the target writes text to train drafters with."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.errors import InvalidOption
+from paceline.version import __version__
+
+if TYPE_CHECKING:
+    from paceline.training.data.writing import Text
+
+
+def data(
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Argument(help="JSONL files: turns, prompt, question or instruction."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the shards; resumes.")] = Path("data"),
+    texts: Annotated[int, typer.Option(help="How many texts; later runs may ask for more.")] = 1024,
+    new_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 256,
+    self_written: Annotated[
+        float, typer.Option(help="Share of texts whose user turn the model writes, too.")
+    ] = 0.5,
+    temperatures: Annotated[
+        str, typer.Option(help="Of the answers, by turns; 0 is greedy.")
+    ] = "0,0,0,1",
+    batch: Annotated[int, typer.Option(help="Texts decoded together.")] = 32,
+    seed: o.Seed = 0,
+    model: o.Model = "smollm2-135m",
+    runtime: o.Runtime = "auto",
+    device: o.Device = None,
+    precision: o.Precision = None,
+    threads: o.Threads = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Let the model write training text: answers to prompts, and to user turns of its own.
+
+    Ctrl-C keeps every finished shard; the same command goes on, and gives the same texts as a run
+    that was never stopped.
+    """
+    if texts < 1 or batch < 1:
+        raise InvalidOption("--texts and --batch must be 1 or more")
+    checked = o.runtime_options(device=device, precision=precision, threads=threads)
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from paceline import loading
+    from paceline.cli.interrupt import interruptible
+    from paceline.cli.output import print_json
+    from paceline.training.data.plan import Plan
+    from paceline.training.data.shards import SHARD, Shards
+    from paceline.training.data.writing import write_texts
+    from paceline.training.prompts import digest, read_texts
+
+    given = read_texts(prompts) if prompts else []
+    plan = Plan(given, self_written, _numbers(temperatures), new_tokens, seed=seed)
+    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    capabilities = loaded.target.capabilities
+    shards = Shards(
+        out,
+        {
+            "model": loaded.source.fingerprint,
+            "model_name": loaded.source.name,
+            "runtime": capabilities.runtime,
+            "precision": capabilities.precision,
+            "prompts": digest(given),
+            "self_written": str(self_written),
+            "temperatures": temperatures,
+            "new_tokens": str(new_tokens),
+            "seed": str(seed),
+            "paceline": __version__,
+        },
+    )
+    engine = loading.make_engine(loaded, drafter="none", verifier="coupled", max_batch=batch)
+    indices = list(shards.missing(-(-texts // SHARD) * SHARD))
+    waiting: dict[int, int] = defaultdict(int)
+    for index in indices:
+        waiting[index // SHARD] += 1
+    done: dict[int, list[Text]] = defaultdict(list)
+    columns = ("writing", BarColumn(), MofNCompleteColumn(), "texts, {task.fields[rate]} tokens/s")
+    console = Console(stderr=True)
+    begin, written = perf_counter(), 0
+    with (
+        Progress(
+            *columns, TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty()
+        ) as bar,
+        interruptible() as interrupt,
+    ):
+        task = bar.add_task("", total=len(indices), rate="0")
+        for index, text in write_texts(engine, plan, indices, batch, lambda: bool(interrupt)):
+            shard = index // SHARD
+            waiting[shard] -= 1
+            if text is not None:
+                done[shard].append(text)
+                written += len(text.tokens) - text.prompt_length
+            if not waiting[shard]:
+                shards.write(shard, done.pop(shard, []))
+            bar.update(task, advance=1, rate=f"{written / (perf_counter() - begin):.0f}")
+    seconds = perf_counter() - begin
+    every = shards.read()
+    figures = {
+        "folder": str(out),
+        "texts": len(every),
+        "tokens": sum(len(each.tokens) for each in every),
+        "answer_tokens": sum(len(each.tokens) - each.prompt_length for each in every),
+        "written_now": written,
+        "seconds": round(seconds, 1),
+        "tokens_per_second": round(written / seconds, 1),
+        "complete": not interrupt,
+        "settings": shards.settings,
+    }
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(
+            f"{out}: {figures['texts']} texts of {figures['tokens']} tokens "
+            f"({figures['answer_tokens']} in answers); wrote {written} tokens in {seconds:.0f} s, "
+            f"{figures['tokens_per_second']} per second"
+        )
+    if interrupt:
+        raise typer.Exit(130)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(each) for each in text.split(","))
+    except ValueError as error:
+        raise InvalidOption(
+            f"--temperatures must be numbers with commas between, not {text!r}"
+        ) from error

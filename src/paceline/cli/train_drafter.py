@@ -1,0 +1,264 @@
+"""`paceline train drafter`: train a drafter network on text that the target wrote."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.errors import InvalidOption
+from paceline.version import __version__
+
+if TYPE_CHECKING:
+    from paceline.networks.base import Network
+    from paceline.networks.weights import Trained
+    from paceline.training.run_card import Course
+    from paceline.training.trainer import Trainer
+
+_SAVE_SECONDS = 60.0
+
+_KEPT = ("command", "data", "tokens")
+"""Of the provenance of weights that a run starts from, what is noted beside its own."""
+
+
+def drafter(
+    network: Annotated[str, typer.Argument(help="Network, with sizes: hydra:steps=5.")],
+    data: Annotated[Path, typer.Option(help="Folder of `paceline train data`.")] = Path("data"),
+    out: Annotated[
+        Path | None, typer.Option(help="Where the weights go. Default: NETWORK.safetensors.")
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Weights of the same network to start from, instead of drawn."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
+    vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192,
+    loss: Annotated[
+        str, typer.Option(help="cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")
+    ] = "forward-kl",
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per update.")] = 2048,
+    rate: Annotated[float, typer.Option(help="Highest learning rate of matrices (Muon).")] = 0.02,
+    prompt_weight: Annotated[
+        float, typer.Option(help="Weight of prompt tokens, which the target did not write.")
+    ] = 0.1,
+    training_precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "bf16",
+    keep_features: Annotated[
+        Path | None, typer.Option(help="Folder to keep hidden states in, for several runs.")
+    ] = None,
+    seed: o.Seed = 0,
+    model: o.Model = "smollm2-135m",
+    runtime: o.Runtime = "auto",
+    device: o.Device = None,
+    precision: o.Precision = None,
+    threads: o.Threads = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Train a drafter; Ctrl-C saves, and the same command goes on.
+
+    Beside the weights stand a card (NAME.md, NAME.json) and, while training, a checkpoint.
+    `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
+    --prompt-weight 1, and --from that on what the target wrote, by a divergence.
+    """
+    checked = o.runtime_options(device=device, precision=precision, threads=threads)
+
+    import torch
+
+    from paceline import loading
+    from paceline.cli.output import print_json
+    from paceline.networks.base import Geometry
+    from paceline.networks.catalogue import build
+    from paceline.networks.weights import Trained, save_network
+    from paceline.options import split_options
+    from paceline.training.batches import FeatureSource
+    from paceline.training.borrowing import borrow
+    from paceline.training.data.shards import Shards
+    from paceline.training.losses import CrossEntropy, find_loss
+    from paceline.training.run_card import Course, write_card
+    from paceline.training.token_source import TokenSource
+    from paceline.training.trainer import Recipe, Trainer
+    from paceline.training.vocabulary import count_tokens, keep_frequent
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    recipe = Recipe(
+        tokens,
+        loss,
+        batch_tokens,
+        matrix_rate=rate,
+        vector_rate=rate / 10,
+        prompt_weight=prompt_weight,
+        precision=training_precision,
+        seed=seed,
+    )
+    name, sizes = split_options(network, "network")
+    shards = Shards(data)
+    texts = shards.read()
+    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    if shards.settings["model"] != loaded.source.fingerprint:
+        raise InvalidOption(
+            f"{data} was written by another model: write text of {loaded.source.name} with "
+            "`paceline train data`"
+        )
+    config, weights = loaded.source.config, loaded.source.weights()
+    net = build(name, Geometry.of(config), sizes)
+    out = out or Path(f"{name}.safetensors")
+    earlier = None if start is None else _earlier(start, net, loaded.source.fingerprint, out)
+    source = FeatureSource(loaded.target, keep_features)
+    if not net.reads_features and isinstance(find_loss(recipe.loss), CrossEntropy):
+        source = TokenSource(config.hidden_size)
+    elif not loaded.target.capabilities.feature_layers:
+        raise InvalidOption(
+            f"runtime '{loaded.target.capabilities.runtime}' gives no features: use openvino or "
+            "torch"
+        )
+    counts = count_tokens((t.tokens[t.prompt_length :] for t in texts), config.vocab_size)
+    kept = keep_frequent(counts, min(vocabulary, config.vocab_size), config.eos_token_ids)
+    embedding = weights["model.embed_tokens.weight"]
+    trainer = Trainer(
+        net,
+        kept,
+        embedding,
+        embedding if config.tied_embeddings else weights["lm_head.weight"],
+        texts,
+        source,
+        recipe,
+        device=device or "cpu",
+        place=out.with_suffix(".checkpoint"),
+        borrowed=borrow(net, config, weights),
+        start=None if earlier is None else earlier.parameters,
+    )
+    course = Course(trainer.notes or None)
+    finished = _train(trainer, course)
+    held_out_loss, found = trainer.judge()
+    course.held_out(trainer.step, held_out_loss)
+    command = (
+        f"paceline train drafter {network} --data DATA --tokens {tokens} --vocabulary {vocabulary} "
+        f"--loss {loss} --batch-tokens {batch_tokens} --rate {rate} "
+        f"--prompt-weight {prompt_weight} "
+        f"--training-precision {training_precision} --seed {seed} --model {model}"
+    )
+    before = {}
+    if earlier is not None:
+        command += " --from WEIGHTS"
+        kept_keys = [key for key in earlier.metadata if key.split("from_")[-1] in _KEPT]
+        before = {f"from_{key}": earlier.metadata[key] for key in kept_keys}
+    trained = Trained(
+        net,
+        trainer.parameters(),
+        kept.ids,
+        {
+            **before,
+            "model": loaded.source.fingerprint,
+            "model_name": loaded.source.name,
+            "command": command,
+            "data": json.dumps(shards.settings, sort_keys=True),
+            "tokens": str(trainer.tokens),
+            "block_efficiency": f"{found.block_efficiency:.4f}",
+            "paceline": __version__,
+        },
+    )
+    save_network(out, trained)
+    figures: dict[str, Any] = {
+        "weights": str(out),
+        "finished": finished,
+        "steps": trainer.step,
+        "tokens": trainer.tokens,
+        "held_out": {
+            "texts": len(trainer.held_out),
+            "loss": held_out_loss,
+            "block_efficiency": found.block_efficiency,
+            "acceptance": found.acceptance,
+        },
+        "vocabulary": {"size": len(kept.ids), "coverage": kept.coverage},
+        "seconds": round(course.seconds, 1),
+        "tokens_per_second": round(course.tokens / max(course.seconds, 1e-9), 1),
+        "recipe": asdict(recipe),
+    }
+    write_card(
+        out,
+        trained,
+        course,
+        recipe,
+        shards.settings,
+        len(texts),
+        int(counts.sum()),
+        kept.coverage,
+        (len(trainer.held_out), found),
+    )
+    if finished:
+        out.with_suffix(".checkpoint").unlink(missing_ok=True)
+    if as_json:
+        print_json(figures)
+    else:
+        share = " ".join(f"{each:.2f}" for each in found.acceptance)
+        typer.echo(
+            f"{out}: {trainer.tokens} tokens in {course.seconds:.0f} s; held out: block efficiency "
+            f"{found.block_efficiency:.3f}, acceptance by depth {share}"
+        )
+    if not finished:
+        raise typer.Exit(130)
+
+
+def _earlier(path: Path, network: Network, model: str, out: Path) -> Trained:
+    """The weights to start from.
+
+    Raises:
+        InvalidOption: they cannot be read, are of another network, size or model, or would be
+            written over.
+    """
+    from paceline.networks.weights import load_network
+
+    found = load_network(path)
+    if out.exists() and out.samefile(path):
+        raise InvalidOption(f"--from and --out are both {path}: give another --out")
+    if found.network.name != network.name or found.network.shapes() != network.shapes():
+        raise InvalidOption(
+            f"{path} holds network '{found.network.name}' with settings "
+            f"{found.network.settings()}, not '{network.name}' with {network.settings()}: name "
+            "the same network and sizes"
+        )
+    if found.metadata.get("model") != model:
+        raise InvalidOption(f"{path} was trained for another model: begin without --from")
+    return found
+
+
+def _train(trainer: Trainer, course: Course) -> bool:
+    """Run to the end with a progress bar; whether it got there."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+    from paceline.cli.interrupt import interruptible
+
+    columns = (
+        "training",
+        BarColumn(),
+        TaskProgressColumn(),
+        "loss {task.fields[loss]}, {task.fields[rate]} tokens/s",
+        TimeRemainingColumn(),
+    )
+    console, saved = Console(stderr=True), perf_counter()
+    with (
+        Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar,
+        interruptible() as interrupt,
+    ):
+        task = bar.add_task("", total=trainer.steps, completed=trainer.step, loss="-", rate="-")
+        try:
+            for report in trainer.run():
+                course.add(report)
+                rate = f"{course.tokens / course.seconds:.0f}"
+                bar.update(task, completed=report.step, loss=f"{report.loss:.3f}", rate=rate)
+                trainer.notes = course.as_dict()
+                if interrupt:
+                    break
+                if perf_counter() - saved > _SAVE_SECONDS:
+                    trainer.save()
+                    saved = perf_counter()
+        finally:
+            trainer.save()
+    return trainer.step >= trainer.steps

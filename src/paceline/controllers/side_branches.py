@@ -1,0 +1,84 @@
+"""Which side branches of a batch's drafts promise more than they cost.
+
+In layout "exact" every root-to-leaf path attends to the whole context on its own. A draft's
+likeliest path is free of that; another must promise more tokens than the batch would commit
+without drafts in the time it takes, and all of them together what branching itself costs, which
+is paid once per forward. What is kept is worth what it promises less these prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paceline.types import ROOT
+
+Worth = dict[int, float]
+"""By node, ascending, the tokens that it is worth; at most its parent's worth."""
+
+
+class Priced(NamedTuple):
+    """A draft with a price on its branches.
+
+    Attributes:
+        parents: as in a `TokenTree`.
+        promise: per node, probability that it is accepted, at most its parent's.
+        path: price of a path beyond the first, in tokens.
+    """
+
+    parents: Sequence[int]
+    promise: Sequence[float]
+    path: float
+
+
+def worth_keeping(drafts: Sequence[Priced], fork: float) -> list[Worth]:
+    """Per draft, the nodes that remain, and what they are worth.
+
+    Args:
+        drafts: one per sequence.
+        fork: price of branching at all, in tokens, once for all drafts.
+    """
+    heads = [_heads(draft, bool(fork)) for draft in drafts]
+    gain = sum(
+        value - draft.path
+        for draft, side in zip(drafts, heads, strict=True)
+        for value in side.values()
+        if value > draft.path
+    )
+    left = 1 - fork / gain if gain > fork else 0.0
+    return [_worth(*each, left) for each in zip(drafts, heads, strict=True)]
+
+
+def _heads(draft: Priced, forked: bool) -> dict[int, float]:
+    """Where side branches begin, and the tokens that each promises along its likeliest path."""
+    chain = list(draft.parents) == list(range(-1, len(draft.parents) - 1))
+    if chain or not (draft.path or forked):
+        return {}
+    promise = list(draft.promise)
+    best: dict[int, int] = {}
+    for node in reversed(range(len(promise))):  # children before parents
+        if node in best:
+            promise[node] += promise[best[node]]
+        rival = best.get(draft.parents[node])
+        if rival is None or promise[node] >= promise[rival]:
+            best[draft.parents[node]] = node
+    firsts = set(best.values())
+    return {node: value for node, value in enumerate(promise) if node not in firsts}
+
+
+def _worth(draft: Priced, heads: dict[int, float], left: float) -> Worth:
+    """What remains of a draft if `left` is the share of a branch's gain beyond the fork's price."""
+    worth: Worth = {}
+    share = {ROOT: 1.0}  # of its promise that a node is worth: the same along a path
+    for node, (parent, promise) in enumerate(zip(draft.parents, draft.promise, strict=True)):
+        if parent not in share:
+            continue
+        value = heads.get(node)
+        if value is None:
+            share[node] = share[parent]
+        elif value > draft.path and left:
+            share[node] = left * (value - draft.path) / value
+        else:
+            continue
+        worth[node] = min(promise * share[node], worth.get(parent, 1.0))
+    return worth

@@ -1,0 +1,88 @@
+"""Tokens on their way into the target's cache before a sequence decodes: its prompt, or after a
+preemption all that it had.
+
+They come in chunks, which ride as passes without drafts in the forwards of other sequences' steps
+(where a chunk ends does not change a bit of the cache). A sequence begins with what others have
+cached of its head, unless its drafter needs features of every token: those come from reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+import numpy as np
+
+from paceline.scheduling.chunks import Chunk
+from paceline.scheduling.memory import memory_of
+from paceline.sequence import Sequence
+from paceline.target import Output, Pass, Target
+from paceline.types import LogitArray
+
+
+class Reader:
+    """Opens, fills and releases the caches of sequences in one target."""
+
+    def __init__(self, target: Target) -> None:
+        """Read nothing yet."""
+        self._target = target
+        self._paged = memory_of(target) is not None
+        self._features: dict[int, list[LogitArray]] = {}
+
+    def open(self, sequence: Sequence, features: bool) -> None:
+        """Give a sequence a cache, which may hold the head of its tokens already."""
+        sequence.cache = self._target.open()
+        sequence.reading = True
+        self.share(sequence, features)
+
+    def share(self, sequence: Sequence, features: bool) -> None:
+        """Go on from what others have cached of a sequence's head meanwhile."""
+        if self._paged and not features:
+            sequence.cache.share(sequence.tokens[:-1])
+
+    def read_all(self, sequence: Sequence, features: bool) -> None:
+        """Read what is unread at once; raises OutOfMemory."""
+        rest = sequence.tokens[sequence.cache.length : -1]
+        seen = self._target.prefill(sequence.cache, rest, features)
+        self._note(sequence, seen)
+
+    def passes(self, chunks: List[Chunk], features: bool) -> list[Pass]:
+        """What `chunks` bring into a forward."""
+        out = []
+        for sequence, tokens in chunks:
+            start = sequence.cache.length
+            pending = sequence.tokens[start : start + tokens]
+            out.append(Pass(sequence.cache, pending, features=features))
+        return out
+
+    def take(self, chunks: List[Chunk], outputs: List[Output], seconds: float) -> None:
+        """Keep what a forward has read in so many seconds."""
+        total = sum(chunk.tokens for chunk in chunks)
+        for (sequence, tokens), output in zip(chunks, outputs, strict=True):
+            self._target.keep(sequence.cache, tokens, ())
+            self._note(sequence, output.features)
+            sequence.stats.prefill_seconds += seconds * tokens / total
+
+    def features(self, sequence: Sequence) -> LogitArray | None:
+        """Features of all tokens but the root, if they were asked for."""
+        seen = self._features.get(sequence.id)
+        return None if seen is None else np.concatenate(seen)
+
+    def done(self, sequence: Sequence) -> None:
+        """The sequence decodes from now on."""
+        self._features.pop(sequence.id, None)
+        sequence.reading = False
+
+    def close(self, sequence: Sequence) -> None:
+        """Release a sequence's cache; others may still begin with what it held."""
+        self.done(sequence)
+        if sequence.cache is not None:
+            if self._paged:
+                sequence.cache.publish(sequence.tokens)
+            self._target.release(sequence.cache)
+            sequence.cache = None
+
+    def _note(self, sequence: Sequence, features: LogitArray | None) -> None:
+        if self._paged:
+            sequence.cache.publish(sequence.tokens)
+        if features is not None:
+            self._features.setdefault(sequence.id, []).append(features)

@@ -1,0 +1,172 @@
+"""Trees from a trained network, grown by any growth.
+
+A growth asks for laws, and the network answers level by level over the whole batch; where it
+drafts several tokens per step, a step answers several levels. Laws are those of the request, over
+the tokens that the network can draft: all others have probability zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import replace
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.drafters.base import DrafterContext
+from paceline.errors import InvalidOption
+from paceline.growth.base import Ask, Growth, drive
+from paceline.growth.choice import growth_for
+from paceline.networks.runner import Branch, Grown, Runner
+from paceline.networks.weights import Trained
+from paceline.sampling import Sampler
+from paceline.sequence import Sequence
+from paceline.types import Budget, IntArray, Law, LogitArray, SamplingParams, TokenTree
+
+_NEVER = -1e30
+"""Logit of a token that the network cannot draft. Its probability is exactly zero, and yet there is
+a law where all others are banned."""
+
+
+class TreeDrafts:
+    """Grows drafts of one network."""
+
+    def __init__(self, runner: Runner, trained: Trained, growth: Growth) -> None:
+        """Bind a network that is ready to run.
+
+        Args:
+            runner: runs it.
+            trained: its vocabulary, and how many tokens a step drafts.
+            growth: how drafts grow; the verifier must accept their kind.
+
+        Raises:
+            InvalidOption: the network drafts slots that may stay blank: no law belongs to a depth.
+        """
+        if trained.network.blank:
+            raise InvalidOption(
+                f"drafter '{trained.network.name}' drafts slots that may stay blank, which make "
+                "chains alone: leave out growth, and use a verifier of deterministic drafts"
+            )
+        self._runner = runner
+        self._growth = growth
+        self._width = trained.network.width
+        self._ids = trained.draft_ids
+        self._size = trained.network.geometry.vocab_size
+        self.kind = growth.kind
+
+    @classmethod
+    def chosen(cls, context: DrafterContext, runner: Runner, trained: Trained) -> TreeDrafts | None:
+        """By option `growth` (`growth/choice.py`), or what the verifier needs.
+
+        None stands for chains of the likeliest tokens, which cost one call.
+
+        Raises:
+            InvalidOption: the growth is unknown, or not one that network and verifier take.
+        """
+        named = context.options.get("growth", "")
+        if not named and not context.report_law:
+            return None
+        if "stop" in context.options:
+            raise InvalidOption(
+                "option stop ends chains of the likeliest tokens: leave it out with a growth, or "
+                "with a verifier of drawn drafts"
+            )
+        return cls(runner, trained, growth_for(context.accepts, context.shape, named))
+
+    def grow(
+        self, sequences: List[Sequence], budgets: List[Budget], grown: List[Grown]
+    ) -> list[TokenTree]:
+        """One draft per sequence, behind what its context has gained.
+
+        Raises:
+            OutOfMemory: the network's own cache is full.
+        """
+        known: list[dict[tuple[int, ...], Branch]]
+        known = [{(): root} for root in self._runner.start(grown)]
+        growing = [
+            self._growth.grow(
+                replace(budget, depth=min(budget.depth, self._runner.depth)),
+                sequence.randomness,
+                len(sequence.tokens),
+            )
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+
+        def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
+            paths = {index: list(map(tuple, _paths(ask))) for index, ask in asks.items()}
+            self._advance(known, paths)
+            return {
+                index: [self._law(sequences[index], known[index], path) for path in paths[index]]
+                for index in asks
+            }
+
+        return drive(growing, answer)
+
+    def _advance(
+        self,
+        known: List[dict[tuple[int, ...], Branch]],
+        paths: Mapping[int, List[tuple[int, ...]]],
+    ) -> None:
+        """Take the steps that lead to paths, as far as they are whole, in one call."""
+        missing = [
+            (index, steps)
+            for index, asked in paths.items()
+            for steps in dict.fromkeys(map(self._whole, asked))
+            if steps not in known[index]
+        ]
+        if not missing:
+            return
+        width = self._width
+        asked = [(known[index][steps[:-width]], steps[-width:]) for index, steps in missing]
+        for (index, steps), branch in zip(missing, self._runner.advance(asked), strict=True):
+            known[index][steps] = branch
+
+    def _whole(self, path: tuple[int, ...]) -> tuple[int, ...]:
+        return path[: len(path) - len(path) % self._width]
+
+    def _law(
+        self, sequence: Sequence, known: Mapping[tuple[int, ...], Branch], path: tuple[int, ...]
+    ) -> Law:
+        steps = self._whole(path)
+        logits = known[steps].logits[len(path) - len(steps)]
+        soft = self._growth.soft
+        return draft_law(sequence.sampler, logits, self._ids, self._size, path, soft=soft)
+
+
+def draft_law(
+    sampler: Sampler,
+    logits: LogitArray,
+    ids: IntArray,
+    size: int,
+    path: List[int],
+    *,
+    soft: bool,
+) -> Law:
+    """The law of a request over a draft vocabulary.
+
+    Args:
+        sampler: of the request.
+        logits: float32 `[draft vocabulary]`.
+        ids: int64 `[draft vocabulary]`, ascending token ids.
+        size: of the target's vocabulary.
+        path: drafted tokens between the root and that position.
+        soft: as for `Sampler.law`.
+    """
+    if _names_tokens(sampler.params):
+        wide = np.full(size, _NEVER, dtype=np.float32)
+        wide[ids] = logits
+        return sampler.law(wide, path, soft=soft)
+    law = sampler.law(logits, path, soft=soft)
+    return Law(law.probs, ids if law.ids is None else ids[law.ids], size)
+
+
+def _names_tokens(params: SamplingParams) -> bool:
+    """Whether the settings of a request treat tokens differently, and so need their own ids."""
+    penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
+    return bool(any(penalties) or params.logit_bias or params.banned_tokens or params.forced_tokens)
+
+
+def _paths(ask: Ask) -> list[list[int]]:
+    """Drafted tokens from the root down to each node asked for."""
+    return [ask.tree.tokens[list(trees.path_to(ask.tree, node))].tolist() for node in ask.nodes]

@@ -1,0 +1,171 @@
+"""A cheap drafter first, a dearer one where the cheap one promises little.
+
+A copy of earlier text costs almost nothing, and is nearly sure where much text agrees; a network
+costs a tenth of a step and is equally good everywhere. So the first part is always asked, and each
+further part only where it should commit more tokens per second: by what its drafts have promised
+and kept of late, and what asking it takes. Of two drafts the one that promises more is verified.
+
+What is promised is the sum of a draft's scores, corrected by how earlier promises of that part came
+true. All of it is known before verification, and drafts have no law, so every guarantee holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from time import perf_counter
+from typing import ClassVar
+
+from paceline import tree as trees
+from paceline.drafters.base import Drafter
+from paceline.drafters.parts import Parts
+from paceline.errors import InvalidOption
+from paceline.sequence import Sequence
+from paceline.target import Output
+from paceline.types import Budget, TokenTree, Verdict
+
+_WEIGHT = 1 / 32
+"""Of the newest observation in running means."""
+
+_LOOK = 16
+"""A part that was not asked for so many steps is asked again, to see what it is worth now."""
+
+_GUESS = 1.5
+"""Tokens that a part is taken to promise before it was asked."""
+
+_NOTHING = Budget(0, 0)
+
+
+@dataclass(slots=True)
+class _Worth:
+    """Running means about one part.
+
+    Attributes:
+        promised: tokens that its drafts promise, corrected.
+        kept: tokens accepted of its drafts per token promised.
+        seconds: what asking it takes; 0 until it was asked.
+        waiting: steps since it was asked.
+    """
+
+    promised: float = _GUESS
+    kept: float = 1.0
+    seconds: float = 0.0
+    waiting: int = 0
+
+
+class Prefer(Parts):
+    """Asks its parts in order of price, each only where it should pay."""
+
+    name: ClassVar[str] = "prefer"
+
+    def __init__(self, parts: List[Drafter], *, clock: Callable[[], float] = perf_counter) -> None:
+        """Set the order.
+
+        Args:
+            parts: the drafters, the cheapest first.
+            clock: seconds, from any start.
+
+        Raises:
+            InvalidOption: fewer than two or too many, or one that draws from its law: which of two
+                drawn drafts is kept must not depend on what was drawn.
+        """
+        super().__init__(parts)
+        drawn = next((part for part in parts if part.kind is not None), None)
+        if drawn is not None:
+            raise InvalidOption(
+                f"drafter '{drawn.name}' draws {drawn.kind} drafts for this verifier, and drafts "
+                "with a law cannot be compared: use verifier 'coupled'"
+            )
+        self._clock = clock
+        self._step = 0.0
+        self._begin = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything learned, in all parts and about them."""
+        super().reset()
+        self._worth = [_Worth() for _ in self.parts]
+        self._made: dict[int, tuple[int, float]] = {}
+        self._step = 0.0
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """The draft that promises most, of the parts that were worth asking."""
+        self._begin = self._clock()
+        best = [trees.EMPTY] * len(sequences)
+        gains = [0.0] * len(sequences)
+        makers = [0] * len(sequences)
+        for index, part in enumerate(self.parts):
+            worth = self._worth[index]
+            asked = [
+                bool(budget.nodes and budget.depth)
+                and (index == 0 or self._pays(worth, gain, budget))
+                for gain, budget in zip(gains, budgets, strict=True)
+            ]
+            wanted = [b if ask else _NOTHING for b, ask in zip(budgets, asked, strict=True)]
+            begin = self._clock()
+            drafts = part.propose(sequences, wanted)
+            if not any(asked):
+                worth.waiting += 1
+                continue
+            worth.waiting = 0
+            seconds = self._clock() - begin
+            worth.seconds = _mean(worth.seconds or seconds, seconds)
+            for place, draft in enumerate(drafts):
+                if not asked[place]:
+                    continue
+                gain = worth.kept * _promised(draft)
+                worth.promised = _mean(worth.promised, gain)
+                if gain > gains[place] or not len(best[place]):
+                    best[place], gains[place], makers[place] = draft, gain, index
+        self._made = {
+            sequence.id: (maker, _promised(draft))
+            for sequence, maker, draft in zip(sequences, makers, best, strict=True)
+            if len(draft)
+        }
+        return best
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """Learn how promises came true; all parts learn from what was verified."""
+        seconds = self._clock() - self._begin
+        self._step = _mean(self._step or seconds, seconds)
+        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+            made = self._made.pop(sequence.id, None)
+            if made is None or not len(draft):
+                continue
+            promised = _promised(draft)  # it may have been cut since
+            if promised > 0:
+                worth = self._worth[made[0]]
+                ratio = min(4.0, len(verdict.path) / promised)
+                weight = _WEIGHT * min(1.0, promised)
+                worth.kept += weight * (ratio - worth.kept)
+        super().observe(sequences, drafts, verdicts, outputs)
+
+    def close(self, sequence: Sequence) -> None:
+        """Tell all parts."""
+        self._made.pop(sequence.id, None)
+        super().close(sequence)
+
+    def _pays(self, worth: _Worth, gain: float, budget: Budget) -> bool:
+        """Whether asking a part should commit more tokens per second than verifying now."""
+        if worth.waiting >= _LOOK or not worth.seconds or not self._step:
+            return True
+        dearer = 1 + worth.seconds / self._step
+        return 1 + min(worth.promised, budget.depth) > (1 + gain) * dearer
+
+
+def _promised(draft: TokenTree) -> float:
+    """Accepted tokens to expect by the draft's own scores; without scores, half of a chain."""
+    if draft.scores is None:
+        return 0.5 * len(draft)
+    return float(draft.scores.sum())
+
+
+def _mean(mean: float, value: float) -> float:
+    return mean + _WEIGHT * (value - mean)

@@ -1,0 +1,1 @@
+"""Trained drafters in the layouts that other engines load."""

@@ -1,0 +1,1 @@
+"""Drafter networks that are trained: each is written once, and runs on PyTorch and OpenVINO."""

@@ -1,0 +1,60 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import InvalidOption
+from paceline.networks.base import Geometry, Network
+from paceline.networks.block_parallel import BlockParallel
+from paceline.networks.chimera import Chimera
+from paceline.networks.clover import Clover
+from paceline.networks.ctc import CTC
+from paceline.networks.draft_lm import DraftLM
+from paceline.networks.eagle import Eagle
+from paceline.networks.eagle3 import Eagle3
+from paceline.networks.falcon import Falcon
+from paceline.networks.hydra import Hydra
+from paceline.networks.kangaroo import Kangaroo
+from paceline.networks.longspec import LongSpec
+from paceline.networks.medusa import Medusa
+from paceline.networks.s2d import S2D
+from paceline.networks.specformer import SpecFormer
+from paceline.options import arguments
+
+NETWORKS: dict[str, type[Network]] = {
+    each.name: each
+    for each in (
+        *(Medusa, Hydra, Clover, Eagle, Eagle3, Chimera),
+        *(Falcon, CTC, SpecFormer, BlockParallel, S2D),
+        *(DraftLM, Kangaroo, LongSpec),
+    )
+}
+
+
+def build(name: str, geometry: Geometry, settings: Mapping[str, Any]) -> Network:
+    """A network of a given size.
+
+    Args:
+        name: of the network.
+        geometry: of the target.
+        settings: arguments of its constructor, as values or as the text of an option.
+
+    Raises:
+        InvalidOption: there is no such network or setting, or a value is of the wrong type or out
+            of range.
+    """
+    if name not in NETWORKS:
+        raise InvalidOption(f"network {name!r} is unknown: use {', '.join(NETWORKS)}")
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in settings.items()
+    }
+    given = arguments(NETWORKS[name], "network", texts)
+    for key, value in given.items():
+        if value < 0:
+            raise InvalidOption(f"{key} of network '{name}' must not be below 0, as {value} is")
+    network: Network = NETWORKS[name](geometry, **given)
+    return network

@@ -1,0 +1,95 @@
+"""Hydra: heads that know the tokens drafted before them (Ankner et al. 2024, sections 3 and 4).
+
+With `prefix`, a decoder layer reads the whole context first (Hydra++), here with the features of
+several layers and the root's embedding. Then each depth is a small residual step: the state moves
+by what the token drafted last says of it. All depths share the target's LM head, and the weights
+of the step, so that drafts may be deeper than those trained on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import decoder_layer, layer_shapes
+from paceline.networks.ops import Ops, Rows
+
+
+class Hydra(Network):
+    """Drafts one token per step; a step reads its state and the token before."""
+
+    name: ClassVar[str] = "hydra"
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        steps: int = 4,
+        prefix: bool = True,
+        hidden: int = 0,
+        ffn_size: int = 0,
+    ) -> None:
+        """Size the network; 0 takes the target's own width.
+
+        Args:
+            geometry: of the target.
+            steps: most tokens of one draft.
+            prefix: whether a decoder layer reads the context.
+            hidden: width inside a step.
+            ffn_size: of the decoder layer.
+        """
+        super().__init__(geometry, steps=steps)
+        self.prefix = prefix
+        self.layers = 1 if prefix else 0  # type: ignore[misc]
+        self.hidden = hidden or geometry.width
+        self.ffn_size = ffn_size or geometry.ffn_size
+
+    def settings(self) -> dict[str, Any]:
+        """All sizes."""
+        return {
+            "steps": self.steps,
+            "prefix": self.prefix,
+            "hidden": self.hidden,
+            "ffn_size": self.ffn_size,
+        }
+
+    def shapes(self) -> Shapes:
+        """Fusion of features and root, the decoder layer, the step."""
+        width = self.geometry.width
+        out: Shapes = {
+            "embed_norm": (width,),
+            "step.up": (2 * self.hidden, 2 * width),
+            "step.down.residual": (width, self.hidden),
+            "norm": (width,),
+        }
+        if self.prefix:
+            out |= {"scale": (4 * width,), "fuse": (width, 4 * width), "fuse_norm": (width,)}
+            out |= layer_shapes("prefix", self.geometry, 2 * width, self.ffn_size)
+        return out
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        """The context layer's output, or one step from the hidden state."""
+        width = self.geometry.width
+        embedded = ops.norm(ops.embed(tokens), "embed_norm")
+        if not self.prefix:
+            hidden = ops.split(features, (3 * width, width))[1]
+            return ops.last(self._step(ops, hidden, embedded))
+        fused = ops.linear(features * ops.weight("scale"), "fuse")
+        read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
+        x = decoder_layer(
+            ops, "prefix", self.geometry, self.ffn_size, fused, read, ops.attend_context
+        )
+        return ops.last(x)
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        """By the shared LM head, after a norm."""
+        return ops.head(ops.norm(state, "norm"))
+
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        """Move the state by the token."""
+        return self._step(ops, state, ops.norm(ops.embed(tokens), "embed_norm"))
+
+    def _step(self, ops: Ops, state: Rows, embedded: Rows) -> Rows:
+        read = ops.concat([ops.norm(state, "norm"), embedded])
+        gate, up = ops.split(ops.linear(read, "step.up"), (self.hidden, self.hidden))
+        return state + ops.linear(ops.silu(gate) * up, "step.down.residual")

@@ -1,0 +1,90 @@
+"""Trained prompt tokens on disk: embeddings, how often their guesses are right, and provenance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from paceline.errors import InvalidOption
+from paceline.types import LogitArray, ProbArray
+
+NETWORK = "ppd"
+"""What the metadata calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """Embeddings that ask the target for tokens further ahead.
+
+    Attributes:
+        embeddings: float32 `[m, hidden_size]`; the one at index i is asked at offset i + 1.
+        accuracies: float64 `[m, ranks]`, chance on held-out text that the token behind i right
+            guesses is the one of that rank at index i.
+        metadata: provenance, as text; "model" is the fingerprint of the target's weights.
+    """
+
+    embeddings: LogitArray
+    accuracies: ProbArray
+    metadata: Mapping[str, str]
+
+
+def save_prompt_tokens(path: Path, trained: PromptTokens) -> None:
+    """Write prompt tokens, whole or not at all.
+
+    Raises:
+        InvalidOption: the file cannot be written.
+    """
+    tensors: dict[str, np.ndarray] = {
+        "embeddings": trained.embeddings,
+        "accuracies": trained.accuracies,
+    }
+    part = path.with_name(path.name + ".part")
+    try:
+        save_file(tensors, part, {**trained.metadata, "network": NETWORK})
+        os.replace(part, path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
+
+
+def load_prompt_tokens(path: Path, model: str, width: int) -> PromptTokens:
+    """Read prompt tokens of a model.
+
+    Args:
+        path: what `save_prompt_tokens` wrote.
+        model: fingerprint of the target's weights.
+        width: of the target's hidden states.
+
+    Raises:
+        InvalidOption: the file is missing, damaged, or holds something else, or they were trained
+            for another model.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise InvalidOption(f"there is no file {path}: name trained prompt tokens") from error
+    except (SafetensorError, OSError) as error:
+        raise InvalidOption(f"{path} is damaged ({error}): train or fetch it again") from error
+    if metadata.get("network") != NETWORK or tensors.keys() != {"embeddings", "accuracies"}:
+        raise InvalidOption(
+            f"{path} holds no prompt tokens: train some with `paceline train prompt-tokens`"
+        )
+    rows, shares = tensors["embeddings"], tensors["accuracies"]
+    good = rows.ndim == shares.ndim == 2 and len(rows) == len(shares) > 0 and shares.shape[1] > 0
+    if not good or not all(np.isfinite(each).all() for each in tensors.values()):
+        raise InvalidOption(f"{path} holds impossible numbers: train it again")
+    if shares.min() < 0 or shares.sum(axis=1).max() > 1 + 1e-6:
+        raise InvalidOption(f"{path} holds shares that cannot be: train it again")
+    if metadata.get("model") != model or rows.shape[1] != width:
+        raise InvalidOption(
+            f"{path} was trained for another model: train some with `paceline train prompt-tokens`"
+        )
+    return PromptTokens(rows.astype(np.float32), shares.astype(np.float64), metadata)

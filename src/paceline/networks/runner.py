@@ -1,0 +1,161 @@
+"""The contract of a drafter network that is ready to run on some runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.networks.base import Network
+from paceline.networks.ctc import collapse
+from paceline.types import IntArray, LogitArray, ProbArray
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """What a sequence's context has gained since its last draft.
+
+    Attributes:
+        cache: the sequence's, from `Runner.open`.
+        features: float32 `[rows, 4 * width]` of the new positions, at least one; no width if the
+            network reads none.
+        tokens: int64 `[rows]`, what follows each; the last is the root.
+    """
+
+    cache: Any
+    features: LogitArray
+    tokens: Sequence[int]
+
+    def parts(self, size: int) -> list[Grown]:
+        """The same in parts of at most `size` rows, oldest first."""
+        return [
+            Grown(self.cache, self.features[at : at + size], self.tokens[at : at + size])
+            for at in range(0, len(self.tokens), size)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What a network drafts.
+
+    Attributes:
+        tokens: int64 `[depth]`, the most likely one at each depth.
+        chances: float64 `[depth]`, the network's probability of each.
+    """
+
+    tokens: IntArray
+    chances: ProbArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """A place in a draft, whole steps behind the last context row.
+
+    Attributes:
+        cache: of its sequence.
+        above: the branch one step before; None behind the context row itself.
+        tokens: `[width]` token ids, drafted between the two; empty where there is no other.
+        state: the network's, in the runner's own form.
+        logits: float32 `[width, draft vocabulary]` of the next step.
+    """
+
+    cache: Any
+    above: Branch | None
+    tokens: Sequence[int]
+    state: Any
+    logits: LogitArray
+
+
+class Runner(Protocol):
+    """Runs a network for any number of sequences."""
+
+    @property
+    def depth(self) -> int:
+        """Most tokens of a draft."""
+        ...
+
+    def open(self) -> Any:
+        """A new, empty cache of context rows."""
+        ...
+
+    def release(self, cache: Any) -> None:
+        """Give a cache's memory back."""
+        ...
+
+    def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
+        """Take in context rows and draft behind the last of each sequence.
+
+        Args:
+            grown: one per sequence.
+            depth: most tokens wanted; 0 only takes in.
+
+        Returns:
+            One chain per sequence, of at most `depth` tokens; none if that is 0.
+
+        Raises:
+            OutOfMemory: the network's own cache is full.
+        """
+        ...
+
+    def start(self, grown: Sequence[Grown]) -> list[Branch]:
+        """Take in context rows and return the root of a tree behind the last of each sequence.
+
+        Args:
+            grown: one per sequence.
+
+        Raises:
+            OutOfMemory: the network's own cache is full.
+        """
+        ...
+
+    def advance(self, asked: Sequence[tuple[Branch, Sequence[int]]]) -> list[Branch]:
+        """One step on from branches, which may be of different depths.
+
+        So a network's step must be the same at every depth, as all of the catalogue are. Branches
+        hold until their sequence's next `draft` or `start`.
+
+        Args:
+            asked: branches, those of a sequence together, and the `[width]` tokens of their step.
+
+        Raises:
+            OutOfMemory: the network's own cache is full.
+        """
+        ...
+
+
+class Tail:
+    """The newest tokens of a context, for networks that read windows; token 0 stands before it."""
+
+    def __init__(self, network: Network) -> None:
+        """An empty context."""
+        self._window = max(network.window, 1)
+        self._tokens = [0] * (self._window - 1)
+
+    def windows(self, tokens: Sequence[int]) -> IntArray:
+        """int64 `[rows, window]`: new tokens, and before each those that it followed."""
+        known = np.array([*self._tokens, *tokens], dtype=np.int64)
+        return np.lib.stride_tricks.sliding_window_view(known, self._window)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The context has grown."""
+        known = [*self._tokens, *tokens]
+        self._tokens = known[len(known) - self._window + 1 :]
+
+
+def chains(
+    network: Network, tokens: npt.NDArray[Any], chances: npt.NDArray[Any], depth: int
+) -> list[Chain]:
+    """Drafts of at most `depth` tokens from what all steps say, `[sequences, slots]` each.
+
+    Where slots may stay blank, -1 stands for that.
+    """
+    out = []
+    for row, sure in zip(tokens.astype(np.int64), chances.astype(np.float64), strict=True):
+        if network.blank:
+            places = collapse(row.tolist(), -1)
+            row, sure = row[places], sure[places]
+        out.append(Chain(row[:depth], sure[:depth]))
+    return out

@@ -1,0 +1,81 @@
+"""SpecFormer: slots from hooks of several layers (Shi et al. 2025).
+
+Each hook is normed and projected down, and all are fused. A decoder layer reads the context of
+these; a matrix makes the slots of what it says of the last row, and a second layer lets them see
+one another, both ways as in the paper. Blind to tokens, the root included, as Medusa is: the
+target's hidden states are all that it reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import among_slots, decoder_layer, layer_shapes
+from paceline.networks.ops import Ops, Rows
+
+_HOOKS = 4
+
+
+class SpecFormer(Network):
+    """Drafts `width` tokens in one pass over the slots."""
+
+    name: ClassVar[str] = "specformer"
+    layers: ClassVar[int] = 1
+
+    def __init__(
+        self, geometry: Geometry, *, width: int = 8, hook_width: int = 0, ffn_size: int = 0
+    ) -> None:
+        """Size the network.
+
+        Args:
+            geometry: of the target.
+            width: tokens per pass.
+            hook_width: of a hook after its projection; 0 takes half the target's width.
+            ffn_size: of both layers; 0 takes the target's own.
+        """
+        super().__init__(geometry, steps=1, width=width)
+        self.hook_width = hook_width or geometry.width // 2
+        self.ffn_size = ffn_size or geometry.ffn_size
+
+    def settings(self) -> dict[str, Any]:
+        """All sizes."""
+        return {"width": self.width, "hook_width": self.hook_width, "ffn_size": self.ffn_size}
+
+    def shapes(self) -> Shapes:
+        """Hooks and their fusion, the context's layer, slots and their layer."""
+        width = self.geometry.width
+        hooks: Shapes = {}
+        for index in range(_HOOKS):
+            hooks[f"hook.{index}.norm"] = (width,)
+            hooks[f"hook.{index}.down"] = (self.hook_width, width)
+        return {
+            "scale": (4 * width,),
+            **hooks,
+            "fuse": (width, _HOOKS * self.hook_width),
+            "context_norm": (width,),
+            **layer_shapes("context", self.geometry, width, self.ffn_size),
+            "spread": (self.width * width, width),
+            "slots_norm": (width,),
+            **layer_shapes("block", self.geometry, width, self.ffn_size),
+            "norm": (width,),
+        }
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        """The context layer, then the slots behind each context row."""
+        shape, size = self.geometry, self.ffn_size
+        hooks = ops.split(features * ops.weight("scale"), (shape.width,) * _HOOKS)
+        lowered = [
+            ops.linear(ops.norm(hook, f"hook.{index}.norm"), f"hook.{index}.down")
+            for index, hook in enumerate(hooks)
+        ]
+        x = ops.linear(ops.concat(lowered), "fuse")
+        read = ops.norm(x, "context_norm")
+        x = ops.last(decoder_layer(ops, "context", shape, size, x, read, ops.attend_context))
+        x = ops.slots(ops.linear(x, "spread"), self.width)
+        read = ops.norm(x, "slots_norm")
+        return decoder_layer(ops, "block", shape, size, x, read, among_slots(ops))
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        """By the target's LM head, after a norm that all slots share."""
+        return ops.head(ops.norm(state, "norm"))

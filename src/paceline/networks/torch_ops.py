@@ -1,0 +1,171 @@
+"""Drafter networks on PyTorch, behind every position of a batch of texts at once: for training.
+
+Attention behind position t sees the context up to t, and draft rows of t alone: each draft is a
+branch of its own that no other sees (training-time test of EAGLE-3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.models.config import rotary_frequencies
+from paceline.networks.base import Geometry
+
+
+class TorchOps:
+    """One pass over `[batch, time]` context rows; used once. Implements `Ops`."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        parameters: Mapping[str, Tensor],
+        embedding: Tensor,
+        head: Tensor,
+        reach: int = 0,
+    ) -> None:
+        """Bind the weights.
+
+        Args:
+            geometry: of the target.
+            parameters: of the network, and what it borrows.
+            embedding: `[vocabulary, width]`, the target's.
+            head: `[draft vocabulary, width]`, rows of the target's LM head.
+            reach: as of `Network`.
+        """
+        self._geometry = geometry
+        self._parameters = parameters
+        self._embedding = embedding
+        self._head = head
+        self._reach = reach
+        self._context: dict[int, tuple[Tensor, Tensor]] = {}
+        self._drafted: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+
+    def weight(self, name: str) -> Tensor:
+        """The parameter."""
+        return self._parameters[name]
+
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """`x` times the transposed matrix."""
+        return functional.linear(x, self._parameters[name])
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        """RMS norm in float32 or better."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._geometry.norm_eps)
+        return (wide * scale).to(x.dtype) * self._parameters[name]
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x sigmoid(x)."""
+        return functional.silu(x)
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        """Side by side on the last axis."""
+        return torch.cat(list(parts), dim=-1)
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Parts of the last axis."""
+        return list(torch.split(x, list(sizes), dim=-1))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding."""
+        return functional.embedding(tokens, self._embedding)
+
+    def embed_windows(self, tokens: Tensor) -> Tensor:
+        """`[batch, time, window * width]` from `[batch, time, window]`."""
+        return self.embed(tokens).flatten(-2)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits over the draft vocabulary."""
+        return functional.linear(x, self._head)
+
+    def last(self, x: Tensor) -> Tensor:
+        """Every context row, with an axis of one slot: a draft starts behind each."""
+        return x.unsqueeze(-2)
+
+    def slots(self, x: Tensor, count: int) -> Tensor:
+        """`[batch, time, count, width]` from `[batch, time, 1, count * width]`."""
+        return _parted(x, count).squeeze(-3)
+
+    def attend_context(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Causal attention over `[batch, time, width]` rows."""
+        shape = self._geometry
+        places = torch.arange(queries.shape[1], device=queries.device)
+        q = self._rotate(_parted(queries, shape.heads), places[:, None])
+        k = self._rotate(_parted(keys, shape.kv_heads), places[:, None])
+        v = _parted(values, shape.kv_heads)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        self._context[layer] = k, v
+        seen = None
+        if self._reach:
+            back = places[:, None] - places
+            seen = (back >= 0) & (back < self._reach)
+        out = functional.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=True
+        )
+        return out.transpose(1, 2).flatten(-2)
+
+    def attend_draft(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of `[batch, time, slots, width]` rows: of every position, its own."""
+        shape = self._geometry
+        batch, time, slots, _ = queries.shape
+        drafted = self._drafted[layer]
+        before = sum(k.shape[2] for k, _ in drafted)
+        place = torch.arange(time, device=queries.device)[:, None] + 1 + before
+        place = (place + torch.arange(slots, device=queries.device))[:, :, None]
+        q = self._rotate(_parted(queries, shape.heads), place)
+        k = self._rotate(_parted(keys, shape.kv_heads), place)
+        drafted.append((k, _parted(values, shape.kv_heads)))
+        own_k, own_v = (torch.cat(part, dim=2) for part in zip(*drafted, strict=True))
+        group = shape.heads // shape.kv_heads
+        q = q.reshape(batch, time, slots, shape.kv_heads, group, -1) / math.sqrt(shape.head_dim)
+        context_k, context_v = self._context[layer]
+        # b batch, t and u time, s and r slots, k kv head, g query heads of it, d head_dim
+        far = torch.einsum("btskgd,bkud->bkgtsu", q, context_k)
+        at = torch.arange(time, device=q.device)
+        hidden = (at > at[:, None])[:, None]
+        if self._reach:
+            hidden = hidden | (place - at >= self._reach)
+        far = far.masked_fill(hidden, -math.inf)
+        near = torch.einsum("btskgd,btrkd->bkgtsr", q, own_k)
+        every = torch.ones(slots, before + slots, dtype=torch.bool, device=q.device)
+        hidden = every.triu(before + 1)
+        if self._reach:
+            hidden = hidden | every.tril(before - self._reach)
+        near = near.masked_fill(hidden, -math.inf)
+        weights = torch.cat([far, near], dim=-1).softmax(-1)
+        far, near = torch.split(weights, [time, before + slots], dim=-1)
+        out = torch.einsum("bkgtsu,bkud->btskgd", far, context_v)
+        out = out + torch.einsum("bkgtsr,btrkd->btskgd", near, own_v)
+        return out.reshape(batch, time, slots, -1)
+
+    def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention among the slots of `[batch, time, slots, width]` rows."""
+        shape = self._geometry
+        heads = shape.heads, shape.kv_heads, shape.kv_heads
+        q, k, v = (
+            _parted(x.flatten(0, 1), count).transpose(1, 2)
+            for x, count in zip((queries, keys, values), heads, strict=True)
+        )
+        out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return out.transpose(1, 2).reshape(*queries.shape)
+
+    def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
+        """Rotary positions on `[..., heads, head_dim]`; `places` has an axis for the heads."""
+        frequencies = torch.from_numpy(
+            rotary_frequencies(self._geometry.rope_base, self._geometry.head_dim)
+        ).to(places.device, torch.float32)
+        angles = places[..., None].float() * frequencies
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _parted(x: Tensor, count: int) -> Tensor:
+    """`[..., count, width]` from `[..., count * width]`."""
+    return x.reshape(*x.shape[:-1], count, -1)

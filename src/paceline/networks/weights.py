@@ -1,0 +1,94 @@
+"""Trained networks on disk: safetensors with the network's description and its provenance."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from paceline.errors import InvalidOption
+from paceline.networks.base import Network, describe, geometry_from
+from paceline.networks.catalogue import build
+from paceline.types import IntArray, LogitArray
+
+_IDS = "draft_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A network with its parameters.
+
+    Attributes:
+        network: the network.
+        parameters: float32, by the network's own names.
+        draft_ids: int64 `[draft vocabulary]`, ascending token ids that it can draft.
+        metadata: provenance, as text; "model" is the fingerprint of the target's weights.
+    """
+
+    network: Network
+    parameters: Mapping[str, LogitArray]
+    draft_ids: IntArray
+    metadata: Mapping[str, str]
+
+
+def save_network(path: Path, trained: Trained) -> None:
+    """Write a network, its parameters as float16, whole or not at all.
+
+    Raises:
+        InvalidOption: the file cannot be written.
+    """
+    tensors: dict[str, np.ndarray] = {
+        name: array.astype(np.float16) for name, array in trained.parameters.items()
+    }
+    tensors[_IDS] = trained.draft_ids.astype(np.int32)
+    metadata = {**trained.metadata, "network": json.dumps(describe(trained.network))}
+    part = path.with_name(path.name + ".part")
+    try:
+        save_file(tensors, part, metadata)
+        os.replace(part, path)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
+
+
+def load_network(path: Path) -> Trained:
+    """Read a network.
+
+    Raises:
+        InvalidOption: the file is missing, damaged, or holds something else.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        entry: dict[str, Any] = json.loads(metadata["network"])
+        network = build(entry["network"], geometry_from(entry["geometry"]), entry["settings"])
+        expected = network.shapes()
+    except FileNotFoundError as error:
+        raise InvalidOption(f"there is no file {path}: name trained weights") from error
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        raise InvalidOption(
+            f"{path} holds no drafter network, or is damaged ({error}): train or fetch it again"
+        ) from error
+    ids = tensors.pop(_IDS, None)
+    shapes = {name: array.shape for name, array in tensors.items()}
+    if ids is None or ids.ndim != 1 or shapes != expected:
+        raise InvalidOption(
+            f"{path} does not hold the tensors of network '{network.name}': train it again"
+        )
+    ids = ids.astype(np.int64)
+    if not len(ids) or ids[0] < 0 or (np.diff(ids) <= 0).any():
+        raise InvalidOption(f"{path} has draft ids out of order: train it again")
+    if ids[-1] >= network.geometry.vocab_size or not all(
+        np.isfinite(array).all() for array in tensors.values()
+    ):
+        raise InvalidOption(f"{path} holds impossible numbers: train it again")
+    parameters = {name: array.astype(np.float32) for name, array in tensors.items()}
+    return Trained(network, parameters, ids, metadata)

@@ -1,0 +1,124 @@
+"""Drafter networks on PyTorch at decoding: behind the last context row of every sequence.
+
+Rows of all sequences are stacked everywhere but in attention, which runs per sequence over its own
+cache, so a batch is ragged and nothing is padded. Draft rows are written behind the context, each
+step or branch behind those before it, and masks say which of them a row sees.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from paceline.networks.base import Geometry
+from paceline.networks.torch_ops import TorchOps
+from paceline.runtimes.torch_cache import TorchCache, attend
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """New rows of one sequence.
+
+    Attributes:
+        cache: where they are written.
+        places: int64 `[rows]`, their positions.
+        mask: bool `[rows, total]`, which rows of the cache each sees; the last are its own.
+    """
+
+    cache: TorchCache
+    places: Tensor
+    mask: Tensor
+
+    @classmethod
+    def causal(cls, cache: TorchCache, past: int, rows: int, reach: int) -> Span:
+        """Rows that see those before them and themselves: the last `reach`, or if 0 all."""
+        device = cache.data.device
+        mask = torch.ones(rows, past + rows, dtype=torch.bool, device=device).tril(past)
+        if reach:
+            mask = mask.triu(past - reach + 1)
+        return cls(cache, torch.arange(past, past + rows, device=device), mask)
+
+
+class TorchDraftOps(TorchOps):
+    """One draft, or one step of many branches. Implements `networks.ops.Ops`.
+
+    Context rows are `[rows, width]`, draft rows `[sequences, slots, width]`.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        parameters: Mapping[str, Tensor],
+        embedding: Tensor,
+        head: Tensor,
+        reach: int,
+        context: Sequence[Span],
+        branches: Sequence[Span] = (),
+    ) -> None:
+        """Bind weights and rows.
+
+        Args:
+            geometry: of the target.
+            parameters: of the network, and what it borrows.
+            embedding: `[vocabulary, width]`, the target's.
+            head: `[draft vocabulary, width]`, rows of the target's LM head.
+            reach: as of `Network`.
+            context: the new context rows; without `branches`, drafts are chains behind them.
+            branches: draft rows, where they are no chains.
+        """
+        super().__init__(geometry, parameters, embedding, head, reach)
+        self._context_rows = context
+        self._branches = branches
+        self._written: dict[int, int] = defaultdict(int)
+
+    @property
+    def written(self) -> int:
+        """Draft rows of chains in the cache so far, of each sequence."""
+        return max(self._written.values(), default=0)
+
+    def last(self, x: Tensor) -> Tensor:
+        """The last context row of every sequence."""
+        ends = accumulate(len(span.places) for span in self._context_rows)
+        return x[[end - 1 for end in ends]].unsqueeze(1)
+
+    def attend_context(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of the new context rows over all of them."""
+        return self._over(layer, self._context_rows, queries, keys, values)
+
+    def attend_draft(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of draft rows, which are overwritten by the next context."""
+        spans, slots = self._branches, queries.shape[1]
+        if not spans:
+            before = self._written[layer]
+            self._written[layer] += slots
+            spans = [
+                Span.causal(span.cache, span.mask.shape[1] + before, slots, self._reach)
+                for span in self._context_rows
+            ]
+        return self._over(layer, spans, queries, keys, values)
+
+    def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention among the slots of every sequence."""
+        return super().attend_slots(queries[None], keys[None], values[None])[0]
+
+    def _over(
+        self, layer: int, spans: Sequence[Span], queries: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        head_dim = self._geometry.head_dim
+        q, k, v = (
+            x.reshape(-1, x.shape[-1] // head_dim, head_dim) for x in (queries, keys, values)
+        )
+        places = torch.cat([span.places for span in spans])[:, None]
+        rows = self._rotate(q, places), self._rotate(k, places), v
+        sizes = [len(span.places) for span in spans]
+        split = (x.split_with_sizes(sizes) for x in rows)
+        out = [
+            attend(span.cache.data[layer], span.mask, *qkv)
+            for span, *qkv in zip(spans, *split, strict=True)
+        ]
+        return torch.cat(out).reshape(*queries.shape)

@@ -1,0 +1,214 @@
+"""Runs a drafter network on PyTorch, on CPU and CUDA, for ragged batches of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
+from paceline.networks.weights import Trained
+from paceline.runtimes.torch_cache import TorchCache, reserve
+from paceline.runtimes.torch_draft_ops import Span, TorchDraftOps
+from paceline.types import IntArray
+
+_CHUNK = 512
+"""Context rows of a prompt taken in together: bounds the mask and the activations."""
+
+Asked = tuple[Branch, Sequence[int]]
+
+
+@dataclass(eq=False, slots=True)
+class NetworkCache:
+    """Context rows of one sequence.
+
+    Attributes:
+        rows: keys and values of the network's layers.
+        tail: the last tokens taken in.
+        drafted: draft rows behind the context that branches may see.
+    """
+
+    rows: TorchCache
+    tail: Tail
+    drafted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Of a branch.
+
+    Attributes:
+        value: `[slots, ...]`, the network's.
+        sees: rows of the cache behind the context that its steps wrote.
+    """
+
+    value: Tensor
+    sees: tuple[int, ...]
+
+
+class TorchRunner:
+    """A network with its weights on a device. Implements `networks.runner.Runner`."""
+
+    def __init__(
+        self, trained: Trained, embedding: Tensor, head: Tensor, borrowed: Mapping[str, Tensor]
+    ) -> None:
+        """Bind the weights; the embedding's device and dtype are those of everything.
+
+        Args:
+            trained: network and parameters.
+            embedding: `[vocabulary, width]`, the target's.
+            head: `[vocabulary, width]`, the target's LM head.
+            borrowed: what the network borrows of the target, by its own names.
+        """
+        self._network = trained.network
+        self._place = embedding.dtype, embedding.device
+        blank = [-1] if trained.network.blank else []
+        self._ids = self._tensor(np.array([*trained.draft_ids, *blank], dtype=np.int64))
+        parameters = {
+            name: self._tensor(array).to(embedding.dtype)
+            for name, array in trained.parameters.items()
+        }
+        rows = head[self._tensor(trained.draft_ids)]
+        reach = trained.network.reach
+        self._weights = (
+            *(trained.network.geometry, {**parameters, **borrowed}, embedding),
+            *(rows, reach),
+        )
+
+    @property
+    def depth(self) -> int:
+        """Most tokens of a draft."""
+        return self._network.depth
+
+    def open(self) -> NetworkCache:
+        """A new, empty cache."""
+        network, shape = self._network, self._network.geometry
+        rows = TorchCache.empty(network.layers, shape.kv_heads, shape.head_dim, self._place)
+        return NetworkCache(rows, Tail(network))
+
+    def release(self, cache: NetworkCache) -> None:
+        """Give its memory back."""
+        cache.rows.data = cache.rows.data[:, :, :, :0].clone()
+        cache.rows.length = 0
+
+    @torch.inference_mode()
+    def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
+        """Take in what is new and draft; every step's tokens stay on the device."""
+        network = self._network
+        steps = -(-depth // network.width)
+        ops, state = self._take_in(grown, max(steps, 1))
+        drafted: list[Tensor] = []
+        chances: list[Tensor] = []
+        for step in range(steps):
+            if step:
+                state = network.advance(ops, state, drafted[-1], step)
+            law = network.logits(ops, state, step).float().softmax(-1)
+            sure, best = law.max(-1)
+            drafted.append(self._ids[best])
+            chances.append(sure)
+        if not drafted:
+            return []
+        tokens, sure = (torch.cat(each, dim=1).cpu().numpy() for each in (drafted, chances))
+        return chains(network, tokens, sure, depth)
+
+    @torch.inference_mode()
+    def start(self, grown: Sequence[Grown]) -> list[Branch]:
+        """Take in what is new; the roots see the draft rows that the first step wrote."""
+        ops, state = self._take_in(grown, 1)
+        sees = [
+            tuple(range(cache.rows.length, cache.rows.length + cache.drafted))
+            for cache in (each.cache for each in grown)
+        ]
+        asked = [(each.cache, None, ()) for each in grown]
+        return self._branches(ops, state, sees, asked, 0)
+
+    @torch.inference_mode()
+    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+        """One step of all branches at once; their rows stay behind those of the others."""
+        spans, sees = self._spans(asked) if self._network.layers else ([], [()] * len(asked))
+        ops = TorchDraftOps(*self._weights, (), spans)
+        above = torch.stack([branch.state.value for branch, _ in asked])
+        tokens = self._tensor(np.array([tokens for _, tokens in asked], dtype=np.int64))
+        state = self._network.advance(ops, above, tokens, 1)
+        places = [(branch.cache, branch, tokens) for branch, tokens in asked]
+        return self._branches(ops, state, sees, places, 1)
+
+    def _take_in(self, grown: Sequence[Grown], steps: int) -> tuple[TorchDraftOps, Tensor]:
+        """Append context rows, long prompts in chunks; room for so many steps is made."""
+        rest = []
+        for each in grown:
+            *heads, last = each.parts(_CHUNK)
+            for head in heads:
+                self._run([head], 1)
+            rest.append(last)
+        return self._run(rest, steps)
+
+    def _run(self, grown: Sequence[Grown], steps: int) -> tuple[TorchDraftOps, Tensor]:
+        caches: list[NetworkCache] = [each.cache for each in grown]
+        spans = []
+        for cache, each in zip(caches, grown, strict=True):
+            past, rows = cache.rows.length, len(each.tokens)
+            reserve(cache.rows, past + rows + steps * self._network.width)
+            spans.append(Span.causal(cache.rows, past, rows, self._network.reach))
+        ops = TorchDraftOps(*self._weights, spans)
+        features: Tensor | None = None
+        if self._network.reads_features:
+            read = np.concatenate([each.features for each in grown])
+            features = self._tensor(read).to(self._place[0])
+        windows = [cache.tail.windows(g.tokens) for cache, g in zip(caches, grown, strict=True)]
+        tokens = self._tensor(np.concatenate(windows))
+        if tokens.shape[1] == 1:
+            tokens = tokens[:, 0]
+        state: Tensor = self._network.start(ops, features, tokens)
+        for cache, each in zip(caches, grown, strict=True):
+            cache.rows.length += len(each.tokens)
+            cache.tail.extend(each.tokens)
+            cache.drafted = ops.written
+        return ops, state
+
+    def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
+        """Rows of branches, a step's slots each: they see the context, and those above them."""
+        width, reach = self._network.width, self._network.reach
+        spans: list[Span] = []
+        sees: list[tuple[int, ...]] = []
+        for cache, group in groupby(asked, key=lambda each: each[0].cache):
+            branches = [branch for branch, _ in group]
+            context, rows = cache.rows.length, len(branches) * width
+            first = context + cache.drafted
+            reserve(cache.rows, first + rows)
+            mask = np.zeros((rows, first + rows), dtype=np.bool_)
+            places = np.empty(rows, dtype=np.int64)
+            for index, branch in enumerate(branches):
+                begin = index * width
+                seen = (*branch.state.sees, *range(first + begin, first + begin + width))
+                for slot in range(width):
+                    end = context + len(seen) - width + slot + 1  # by position
+                    oldest = max(0, end - reach) if reach else 0
+                    mask[begin + slot, oldest:context] = True
+                    mask[begin + slot, seen[max(0, oldest - context) : end - context]] = True
+                    places[begin + slot] = end - 1
+                sees.append(seen)
+            cache.drafted += rows
+            spans.append(Span(cache.rows, self._tensor(places), self._tensor(mask)))
+        return spans, sees
+
+    def _branches(
+        self,
+        ops: TorchDraftOps,
+        state: Tensor,
+        sees: Sequence[tuple[int, ...]],
+        places: Sequence[tuple[NetworkCache, Branch | None, Sequence[int]]],
+        step: int,
+    ) -> list[Branch]:
+        logits = self._network.logits(ops, state, step).float().cpu().numpy()
+        return [
+            Branch(*place, _State(value, seen), row)
+            for place, value, seen, row in zip(places, state, sees, logits, strict=True)
+        ]
+
+    def _tensor(self, array: IntArray | np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._place[1])

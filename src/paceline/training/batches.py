@@ -1,0 +1,130 @@
+"""Batches for training: texts side by side, with features that the target computes meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paceline.errors import InvalidOption
+from paceline.target import Target
+from paceline.training.data.writing import Text
+from paceline.types import IntArray, LogitArray
+
+_STRETCH = 256
+"""Texts that are sorted by length together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts side by side, padded behind.
+
+    Attributes:
+        features: float32 `[texts, time, 4 * hidden_size]`; zero in the padding.
+        tokens: int64 `[texts, time]`; zero in the padding.
+        lengths: int64 `[texts]`.
+        prompt_lengths: int64 `[texts]`.
+    """
+
+    features: LogitArray
+    tokens: IntArray
+    lengths: IntArray
+    prompt_lengths: IntArray
+
+    @property
+    def size(self) -> int:
+        """Tokens, padding left out."""
+        return int(self.lengths.sum())
+
+
+class FeatureSource:
+    """Computes features of texts by the target."""
+
+    def __init__(self, target: Target, folder: Path | None = None) -> None:
+        """Bind the target.
+
+        Args:
+            target: gives features.
+            folder: if given, features are kept there, as float16, and read again: 4 KiB a token
+                and more, for several runs over the same texts.
+        """
+        self._target = target
+        self._folder = folder
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def of(self, text: Text) -> LogitArray:
+        """float32 `[tokens, 4 * hidden_size]`.
+
+        Raises:
+            InvalidOption: features are to be kept and cannot be written.
+        """
+        if self._folder is None:
+            return self._compute(text)
+        path = self._folder / f"{text.index}.npy"
+        if path.exists():
+            kept = np.load(path, allow_pickle=False)
+            if len(kept) == len(text.tokens):
+                features: LogitArray = kept.astype(np.float32)
+                return features
+        features = self._compute(text)
+        part = path.with_suffix(".part")
+        try:
+            with part.open("wb") as file:
+                np.save(file, features.astype(np.float16))
+            os.replace(part, path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise InvalidOption(
+                f"cannot keep features in {self._folder} ({error.strerror or error}): leave out "
+                "--keep-features, or give another folder"
+            ) from error
+        return features
+
+    def _compute(self, text: Text) -> LogitArray:
+        cache = self._target.open()
+        try:
+            features = self._target.prefill(cache, text.tokens.tolist(), True)
+        finally:
+            self._target.release(cache)
+        assert features is not None
+        return features
+
+    def batch(self, texts: Sequence[Text]) -> Batch:
+        """Texts with their features."""
+        features = [self.of(text) for text in texts]
+        time = max(len(text.tokens) for text in texts)
+        padded = np.zeros((len(texts), time, features[0].shape[1]), dtype=np.float32)
+        tokens = np.zeros((len(texts), time), dtype=np.int64)
+        for row, (text, rows) in enumerate(zip(texts, features, strict=True)):
+            padded[row, : len(rows)] = rows
+            tokens[row, : len(text.tokens)] = text.tokens
+        lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)
+        prompts = np.array([text.prompt_length for text in texts], dtype=np.int64)
+        return Batch(padded, tokens, lengths, prompts)
+
+
+def order(texts: Sequence[Text], batch_tokens: int, seed: int) -> list[list[Text]]:
+    """All texts once, in random batches of texts of about the same length.
+
+    Args:
+        texts: the data set.
+        batch_tokens: most tokens of a batch, padding included; a longer text is alone.
+        seed: of the order.
+    """
+    generator = np.random.default_rng(seed)
+    shuffled = [texts[i] for i in generator.permutation(len(texts))]
+    groups: list[list[Text]] = []
+    for begin in range(0, len(shuffled), _STRETCH):
+        group: list[Text] = []
+        # Sorted within stretches alone, so that batches differ from one pass to the next.
+        for text in sorted(shuffled[begin : begin + _STRETCH], key=lambda t: len(t.tokens)):
+            if group and len(text.tokens) * (len(group) + 1) > batch_tokens:
+                groups.append(group)
+                group = []
+            group.append(text)
+        groups.append(group)
+    return [groups[i] for i in generator.permutation(len(groups))]

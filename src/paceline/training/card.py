@@ -1,0 +1,190 @@
+"""What a trained drafter is delivered with: where it comes from, what it does and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Plain = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What a drafter was trained on.
+
+    Attributes:
+        sources: where prompts came from, in words.
+        prompts: number of prompts.
+        tokens: tokens that the target wrote.
+        digest: of the data, as text.
+        settings: how it was written: seed, temperature and so on.
+    """
+
+    sources: tuple[str, ...]
+    prompts: int
+    tokens: int
+    digest: str
+    settings: Mapping[str, Plain]
+
+
+@dataclass(frozen=True, slots=True)
+class LossPoint:
+    """The loss at a step: mean over training batches since the last point, and held out."""
+
+    step: int
+    training: float
+    held_out: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """How a drafter does on prompts that it was not trained on.
+
+    Attributes:
+        prompts: number of prompts.
+        tokens: tokens committed.
+        conditions: decoding settings, in words: runtime, precision, controller, draft size.
+        block_efficiency: committed tokens per target forward.
+        acceptance: at depth 1, 2, ..., the share of drafts of at least that depth that were
+            accepted down to it.
+    """
+
+    prompts: int
+    tokens: int
+    conditions: str
+    block_efficiency: float
+    acceptance: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What training took.
+
+    Attributes:
+        machine: in words.
+        seconds: of training, pauses left out.
+        tokens: trained on, each as often as it was seen.
+        peak_bytes: most memory held.
+    """
+
+    machine: str
+    seconds: float
+    tokens: int
+    peak_bytes: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Training throughput; 0 if no time was taken."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A training run.
+
+    Attributes:
+        drafter: its name.
+        target: the model that it drafts for.
+        target_digest: fingerprint of that model's weights.
+        licence: of the base model, in a line.
+        command: that trained it, as typed.
+        parameters: trained numbers.
+        file_bytes: size of the weights as shipped.
+        settings: of the training.
+        data: what it was trained on.
+        losses: the loss curve, in order of steps.
+        held_out: how it does.
+        cost: what it took.
+    """
+
+    drafter: str
+    target: str
+    target_digest: str
+    licence: str
+    command: str
+    parameters: int
+    file_bytes: int
+    settings: Mapping[str, Plain]
+    data: Data
+    losses: tuple[LossPoint, ...]
+    held_out: HeldOut
+    cost: Cost
+
+
+def as_dict(card: Card) -> dict[str, Any]:
+    """All of a card as plain values for JSON, throughput included."""
+    whole = asdict(card)
+    whole["cost"]["tokens_per_second"] = card.cost.tokens_per_second
+    return whole
+
+
+def markdown(card: Card, plot: str | None = None) -> str:
+    """A card to read.
+
+    Args:
+        card: what to show.
+        plot: link to the figure of the loss curve, or None.
+    """
+    parts = [
+        f"# {card.drafter} for {card.target}",
+        f"{card.parameters:,} parameters, {card.file_bytes / 2**20:.1f} MiB. Target weights: "
+        f"`{card.target_digest}`.",
+        f"Licence: {card.licence}",
+        f"```\n{card.command}\n```",
+        "## On held-out prompts",
+        _held_out(card.held_out),
+        "## Data",
+        _data(card.data),
+        "## Training",
+        _table(card.settings),
+        *([f"![Loss by step]({plot})"] if plot else []),
+        _losses(card.losses),
+        "## Cost",
+        f"{card.cost.seconds / 3600:.2f} h on {card.cost.machine}: {card.cost.tokens:,} tokens, "
+        f"{card.cost.tokens_per_second:,.0f} tokens/s, at most {card.cost.peak_bytes / 2**30:.2f} "
+        "GiB of memory.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _held_out(held_out: HeldOut) -> str:
+    depths = " | ".join(str(depth) for depth in range(1, len(held_out.acceptance) + 1))
+    shares = " | ".join(f"{share:.1%}" for share in held_out.acceptance)
+    rule = "---|" * (len(held_out.acceptance) + 1)
+    return (
+        f"Block efficiency {held_out.block_efficiency:.2f} tokens per forward over "
+        f"{held_out.prompts:,} prompts and {held_out.tokens:,} tokens ({held_out.conditions})."
+        f"\n\n| depth | {depths} |\n|{rule}\n| accepted | {shares} |"
+    )
+
+
+def _data(data: Data) -> str:
+    sources = "\n".join(f"- {source}" for source in data.sources)
+    return (
+        f"{data.tokens:,} tokens that the target wrote for {data.prompts:,} prompts; digest "
+        f"`{data.digest}`.\n\n{sources}\n\n{_table(data.settings)}"
+    ).rstrip()
+
+
+def _losses(losses: tuple[LossPoint, ...]) -> str:
+    if not losses:
+        return ""
+    first, last = losses[0], losses[-1]
+    held = [point.held_out for point in losses if point.held_out is not None]
+    ending = f"; held out {held[0]:.4g} to {held[-1]:.4g}" if held else ""
+    return (
+        f"Loss {first.training:.4g} at step {first.step:,}, {last.training:.4g} at step "
+        f"{last.step:,}{ending}."
+    )
+
+
+def _table(values: Mapping[str, Plain]) -> str:
+    if not values:
+        return ""
+    rows = "\n".join(f"| {_cell(key)} | {_cell(value)} |" for key, value in values.items())
+    return f"| setting | value |\n|---|---|\n{rows}"
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

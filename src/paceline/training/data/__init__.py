@@ -1,0 +1,1 @@
+"""Training text that the target writes itself, kept in shards on disk."""

@@ -1,0 +1,300 @@
+"""Trains a drafter network on texts of its target; resumes exactly where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.errors import InvalidOption
+from paceline.networks.base import Network, describe
+from paceline.options import require
+from paceline.training import checkpoint
+from paceline.training.auxiliary import likeliest_tokens, network_loss
+from paceline.training.batches import Batch, FeatureSource, order
+from paceline.training.data.writing import Text
+from paceline.training.digest import digest
+from paceline.training.finite import check_finite
+from paceline.training.fused_losses import fused
+from paceline.training.losses import find_loss
+from paceline.training.module import DraftModule
+from paceline.training.objective import Hits, hits
+from paceline.training.schedule import cosine
+from paceline.training.vocabulary import DraftVocabulary
+from paceline.types import LogitArray
+
+_HELD_OUT_EVERY = 41
+"""One text in so many is held out. An odd number, so that turns of temperatures are all there."""
+
+_HELD_OUT_MOST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a network is trained.
+
+    Attributes:
+        tokens: how many to train on, counting each time that one is seen.
+        loss: as for `losses.find_loss`.
+        batch_tokens: tokens per update, padding included.
+        matrix_rate: highest learning rate of matrices, by Muon (Jordan et al. 2024).
+        vector_rate: that of norms, scales and slots, by AdamW.
+        warm_up: share of the updates in which rates rise.
+        decay: weight of a depth beside the one above it.
+        prompt_weight: weight of prompt tokens, which the target did not write.
+        clip: longest gradient.
+        feature_weight: of the loss on hidden states, for networks that foretell them.
+        precision: of matrix products in training, "fp32" or "bf16".
+        seed: of first weights and of the order of texts.
+    """
+
+    tokens: int
+    loss: str = "forward-kl"
+    batch_tokens: int = 2048
+    matrix_rate: float = 0.02
+    vector_rate: float = 2e-3
+    warm_up: float = 0.05
+    decay: float = 0.8
+    prompt_weight: float = 0.1
+    clip: float = 1.0
+    feature_weight: float = 1.0
+    precision: str = "bf16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.tokens >= 1, "tokens", self.tokens, "1 or more")
+        require(self.batch_tokens >= 1, "batch tokens", self.batch_tokens, "1 or more")
+        require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
+        require(self.matrix_rate > 0 < self.vector_rate, "learning rates", 0, "more than 0")
+        find_loss(self.loss)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An update.
+
+    Attributes:
+        step: from 1.
+        tokens: seen so far.
+        loss: of the update.
+        hits: of its batch, before the update.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    hits: Hits
+
+
+class Trainer:
+    """One run. Iterate over `run` until it ends, or stop and go on another day."""
+
+    def __init__(
+        self,
+        network: Network,
+        vocabulary: DraftVocabulary,
+        embedding: LogitArray,
+        head: LogitArray,
+        texts: Sequence[Text],
+        source: FeatureSource,
+        recipe: Recipe,
+        *,
+        device: str = "cpu",
+        place: Path | None = None,
+        borrowed: Mapping[str, LogitArray] = MappingProxyType({}),
+        start: Mapping[str, LogitArray] | None = None,
+    ) -> None:
+        """Draw the first weights, or go on from others, or take up a checkpoint.
+
+        Args:
+            network: what to train.
+            vocabulary: what it may draft.
+            embedding: float32 `[vocabulary, width]` of the target.
+            head: float32 `[vocabulary, width]`, the target's LM head.
+            texts: of the target; some are held out.
+            source: gives features of texts.
+            recipe: how to train.
+            device: where the network is trained.
+            place: file of the checkpoint; None keeps none.
+            borrowed: what `borrowing.borrow` gave.
+            start: parameters of the same network to start from, float32.
+
+        Raises:
+            InvalidOption: there are too few texts, or the checkpoint is of other settings.
+            ModelError: the checkpoint is damaged.
+        """
+        self.held_out = [text for i, text in enumerate(texts) if i % _HELD_OUT_EVERY == 40]
+        self.held_out = self.held_out[:_HELD_OUT_MOST]
+        apart = {text.index for text in self.held_out}
+        self._texts = [text for text in texts if text.index not in apart]
+        if not self.held_out:
+            raise InvalidOption(
+                f"{len(texts)} texts are too few to train on: write {_HELD_OUT_EVERY} or more with "
+                "`paceline train data`"
+            )
+        self.network = network
+        self.recipe = recipe
+        self._source = source
+        self._device = torch.device(device)
+        generator = torch.Generator().manual_seed(recipe.seed)
+        rows = torch.from_numpy(np.ascontiguousarray(head[vocabulary.ids]))
+        lent = _tensors(borrowed)
+        self.module = DraftModule(network, torch.from_numpy(embedding), rows, generator, lent)
+        self.module.to(self._device)
+        every = np.arange(vocabulary.size)
+        self._places = torch.from_numpy(vocabulary.labels(every)).to(self._device)
+        self._loss = fused(find_loss(recipe.loss))
+        self._optimisers = _optimisers(self.module, recipe)
+        size = sum(len(text.tokens) for text in self._texts)
+        passes = recipe.tokens / size
+        per_pass = len(order(self._texts, recipe.batch_tokens, recipe.seed))
+        self.steps = max(2, round(passes * per_pass))
+        self.step = 0
+        self.tokens = 0
+        self._place = place
+        self._saved = False
+        self.notes: dict[str, Any] = {}
+        """Plain values of the caller's that checkpoints keep."""
+        self._state = checkpoint.Run(
+            self.module, self._optimisers, generator, np.random.default_rng(recipe.seed)
+        )
+        self._settings: dict[str, Any] = {
+            **describe(network),
+            **asdict(recipe),
+            "vocabulary": len(vocabulary.ids),
+            "texts": len(self._texts),
+        }
+        if start is not None:
+            self._settings["start"] = digest(_tensors(start), "")
+        if place is not None and place.exists():
+            progress = checkpoint.load(place, self._state, self._settings)
+            self.step, self.tokens = progress.step, int(progress.data["tokens"])
+            self.notes = dict(progress.data["notes"])
+            self._saved = True
+        elif start is not None:
+            self.module.load(_tensors(start))
+        else:
+            sample = [source.of(text) for text in self._texts[:32]]
+            self.module.fit_scale(torch.from_numpy(np.concatenate(sample)).to(self._device))
+
+    def run(self) -> Iterator[Report]:
+        """Train to the end, one update at a time.
+
+        Raises:
+            InvalidOption: the loss is not finite.
+        """
+        while self.step < self.steps:
+            groups, first = self._pass()
+            for texts in groups[first:]:
+                if self.step >= self.steps:
+                    break
+                yield self._update(self._source.batch(texts))
+
+    def save(self) -> None:
+        """Write the checkpoint, if the run has one."""
+        if self._place is not None:
+            progress = checkpoint.Progress(self.step, {"tokens": self.tokens, "notes": self.notes})
+            checkpoint.save(self._place, self._state, progress, self._settings)
+            self._saved = True
+
+    def judge(self) -> tuple[float, Hits]:
+        """Loss and hits on the texts that are held out."""
+        losses, found = [], None
+        with torch.no_grad():
+            for texts in order(self.held_out, self.recipe.batch_tokens, 0):
+                batch = self._source.batch(texts)
+                drafted, loss = self._forward(batch)
+                losses.append(float(loss))
+                each = hits(drafted, batch, self._places)
+                found = each if found is None else found + each
+        assert found is not None
+        return float(np.mean(losses)), found
+
+    def parameters(self) -> dict[str, LogitArray]:
+        """The network's parameters now."""
+        named = self.module.named().items()
+        return {name: value.detach().float().cpu().numpy() for name, value in named}
+
+    def _pass(self) -> tuple[list[list[Text]], int]:
+        """The batches of the pass that the next step is in, and its place there."""
+        begin, number = 0, 0
+        while True:
+            groups = order(self._texts, self.recipe.batch_tokens, self.recipe.seed + number)
+            if self.step < begin + len(groups):
+                return groups, self.step - begin
+            begin, number = begin + len(groups), number + 1
+
+    def _update(self, batch: Batch) -> Report:
+        recipe = self.recipe
+        warm = round(recipe.warm_up * self.steps)
+        for optimiser, peak in zip(
+            self._optimisers, (recipe.matrix_rate, recipe.vector_rate), strict=True
+        ):
+            rate = cosine(self.step, peak=peak, steps=self.steps, warm=warm, floor=0.02 * peak)
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.zero_grad(set_to_none=True)
+        if not np.isfinite(batch.features).all():
+            raise InvalidOption(
+                f"the target gives hidden states that are no numbers at step {self.step}: its "
+                "weights are damaged; fetch them again"
+            )
+        drafted, loss = self._forward(batch)
+        value = float(loss.detach())
+        check_finite(value, self.step, self._place if self._saved else None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
+        for optimiser in self._optimisers:
+            optimiser.step()
+        self.step += 1
+        self.tokens += batch.size
+        return Report(self.step, self.tokens, value, hits(drafted, batch, self._places))
+
+    def _forward(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
+        features = torch.from_numpy(batch.features).to(self._device)
+        tokens = torch.from_numpy(batch.tokens).to(self._device)
+        half = self.recipe.precision == "bf16"
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=half):
+            drafts = self.module.draft(features, tokens)
+            with torch.no_grad():
+                teacher = self.module.teacher(features)
+        trained = drafts
+        if not self.network.reads_features:  # deeper drafts are the same ones, further on
+            trained = replace(drafts, logits=drafts.logits[:1])
+        loss = network_loss(
+            self.network,
+            trained,
+            features,
+            teacher.float(),
+            batch,
+            self._places,
+            self._loss,
+            decay=self.recipe.decay,
+            prompt_weight=self.recipe.prompt_weight,
+            feature_weight=self.recipe.feature_weight,
+        )
+        return likeliest_tokens(self.network, drafts.logits), loss
+
+
+def _tensors(arrays: Mapping[str, LogitArray]) -> dict[str, Tensor]:
+    """The same as tensors, which share their memory."""
+    return {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in arrays.items()}
+
+
+def _optimisers(module: DraftModule, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for everything else."""
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
+    for name, parameter in module.named().items():
+        is_matrix = parameter.ndim == 2 and name not in ("slots", "blank")
+        (matrices if is_matrix else others).append(parameter)
+    return [
+        torch.optim.Muon(matrices, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]

@@ -1,0 +1,105 @@
+"""Starts of engines that are scripts: what is timed, in which order, and what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from benchmarks.peers import startup
+
+from paceline.audit.lines import ProcessEngine
+from paceline.audit.peers import scripts
+from paceline.errors import EngineFailed
+
+ANSWERING = f"""
+import os, sys, time
+sys.path.insert(0, {str(scripts())!r})
+from answering import claim_output, serve
+lines = claim_output()
+held = b"x" * (64 * 2**20)
+def continuations(prompt, speculation, temperature, tokens, seeds):
+    return [[5] * tokens], None
+def timing(prompt, speculation, tokens):
+    time.sleep(0.2)
+    return {{"tokens": [5] * tokens, "seconds": 0.2, "first_seconds": 0.2}}
+serve(lines, {{"cache": os.environ.get("PACELINE_CACHE", "")}}, continuations, None, timing)
+"""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """Replaces the engines; collects what was started, and with which cache."""
+    seen: list[Any] = []
+
+    def start(name: str, source: Any, threads: int, *flags: str) -> ProcessEngine:
+        if name == "vllm-cpu":
+            raise EngineFailed("engine 'vllm-cpu' has no environment")
+        seen.append((name, flags, os.environ.get("PACELINE_CACHE") == str(tmp_path)))
+        return ProcessEngine([sys.executable, "-c", ANSWERING], name=name)
+
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    monkeypatch.setattr(startup, "start", start)
+    monkeypatch.setattr(startup, "_forget", lambda name, source: seen.append(("forget", name)))
+    return seen
+
+
+def test_every_kind_of_start(started: list[Any], tmp_path: Path) -> None:
+    source: Any = SimpleNamespace(name="model", path=tmp_path / "model.gguf")
+    names = ["paceline-int8", "genai-u8", "vllm-cpu"]
+    rows = startup.measure(names, source, 2, 1)
+    assert started == [
+        ("paceline-int8", ("--plain",), False),
+        ("forget", "paceline-int8"),
+        *[("paceline-int8", ("--plain",), True)] * 2,
+        ("paceline-int8", (), False),
+        ("forget", "paceline-int8"),
+        *[("paceline-int8", (), True)] * 2,
+        ("forget", "genai-u8"),
+        *[("genai-u8", ("--plain",), True)] * 2,
+        ("forget", "vllm-cpu"),
+    ]
+    plain, auto, peer, missing = rows
+    assert (plain["mode"], auto["mode"], peer["mode"]) == ("plain", "auto", "plain")
+    for row in (plain, auto, peer):
+        assert row["warm_seconds"] - row["warm_loaded_seconds"] >= 0.2
+        assert len(row["samples"]["cold"]) == 1
+        if sys.platform.startswith("linux"):
+            assert row["warm_peak_mib"] > 64
+    assert "first_seconds" in plain
+    assert "first_seconds" not in peer
+    assert "environment" in missing["error"]
+    table = startup.table(rows)
+    assert len(table.splitlines()) == 5
+    assert "has no environment" in table.splitlines()[-1]
+
+
+def test_files_are_forgotten_without_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    folder = tmp_path / "peers" / "env-genai"
+    folder.mkdir(parents=True)
+    (folder / "library.so").write_bytes(b"x" * 10_000)
+    (folder / "gone").symlink_to(tmp_path / "nowhere")
+    source: Any = SimpleNamespace(path=tmp_path / "absent.gguf")
+    startup._forget("genai-u8", source)
+    assert (folder / "library.so").read_bytes() == b"x" * 10_000
+
+
+def test_the_command(
+    started: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = SimpleNamespace(name="model", path=tmp_path / "model.gguf")
+    monkeypatch.setattr(startup, "resolve", lambda name: source)
+    out = tmp_path / "out"
+    assert startup.main(["--only", "genai-u8", "--rounds", "1", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((out / "startup.json").read_text())
+    assert found["rows"][0]["engine"] == "genai-u8"
+    assert startup.main(["--only", "vllm-cpu", "--rounds", "1"]) == 1

@@ -1,0 +1,57 @@
+"""`doctor --profile` over a table: every part is there, and the parts add up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.cli.conftest import Command, one_line
+
+from paceline.target import RuntimeOptions
+
+
+def test_parts_of_a_plain_and_a_drafted_step(command: Command, loads: list[RuntimeOptions]) -> None:
+    report = json.loads(command("doctor", "--profile", "--json").out)
+    assert "c_n" not in report
+    assert set(report["profile"]) == {"plain", "drafted"}
+    for name, rows in (("plain", 1), ("drafted", 8)):
+        step = report["profile"][name]
+        assert step["rows"] == rows
+        assert step["context"] == 256
+        assert step["counting_slowdown"] is None, "a table has no nodes"
+        assert set(step["parts"]) == {
+            *("inference", "keeping the path", "sampling and verification", "drafting"),
+            *("draft sizing", "loop and text"),
+        }
+        total = sum(part["ms"] for part in step["parts"].values())
+        assert total == pytest.approx(step["closure"] * step["step_ms"])
+        assert 0.5 < step["closure"] < 2
+        assert step["parts"]["inference"]["ms"] > 0
+
+
+def test_what_people_read(command: Command, loads: list[RuntimeOptions]) -> None:
+    text = command("doctor", "--profile", "--rows", "4").out
+    assert "plain step: " in text
+    assert "(4 rows, context 256, faster half of 30 steps)" in text
+    assert "sampling and verification" in text
+    assert "sum of the parts" in text
+    assert "a drafted step costs" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--rows", "1"), "--rows"),
+        (("--quick",), "--quick"),
+        (("--drafter", "oracle"), "oracle"),
+        (("--drafter", "none"), "drafter"),
+    ],
+)
+def test_refuses(
+    arguments: tuple[str, ...], named: str, command: Command, loads: list[RuntimeOptions]
+) -> None:
+    outcome = command("doctor", "--profile", *arguments, "--json")
+    assert outcome.code == 2
+    assert named in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert one_line(outcome)

@@ -1,0 +1,84 @@
+"""`train drafter` on a tiny model: two stages, and what does not fit together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.cli.conftest import Command, one_line
+from tests.tiny import save_directory, tiny_config
+
+from paceline.models.source import resolve
+from paceline.networks.weights import load_network
+from paceline.training.data.shards import Shards
+from paceline.training.data.writing import Text
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_directory(tmp_path_factory.mktemp("model"), tiny_config(layers=3))
+
+
+@pytest.fixture(scope="module")
+def data(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    settings = {"model": resolve(str(model)).fingerprint, "prompts": "counting"}
+    texts = [Text(i, (np.arange(16) + 5 * i) % 300, 3) for i in range(42)]
+    Shards(folder, settings).write(0, texts)
+    return folder
+
+
+@pytest.fixture
+def train(command: Command, model: Path, data: Path):
+    def call(network: str, out: Path, *more: str):
+        sizes = ("--tokens", "600", "--batch-tokens", "128", "--training-precision", "fp32")
+        where = ("--data", str(data), "--out", str(out), "--model", str(model))
+        given = ("--runtime", "torch", "--vocabulary", "200", "--json", *more)
+        return command("train", "drafter", network, *where, *sizes, *given)
+
+    return call
+
+
+NETWORK = "draft-lm:layers=1,steps=3"
+
+
+def test_a_language_model_is_trained_in_two_stages(train, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    done = train(NETWORK, first, "--loss", "cross-entropy", "--prompt-weight", "1")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["recipe"]["prompt_weight"] == 1
+    done = train(NETWORK, second, "--loss", "forward-kl", "--from", str(first))
+    assert done.code == 0, done.err
+    metadata = load_network(second).metadata
+    assert metadata["command"].endswith("--from WEIGHTS")
+    assert "--loss cross-entropy" in metadata["from_command"]
+    assert "--prompt-weight 1.0" in metadata["from_command"]
+    assert metadata["from_tokens"] == load_network(first).metadata["tokens"]
+    third = tmp_path / "third.safetensors"
+    assert train(NETWORK, third, "--from", str(second)).code == 0
+    assert load_network(third).metadata["from_from_command"] == metadata["from_command"]
+
+
+def test_weights_that_do_not_fit_are_named(train, tmp_path: Path, model: Path) -> None:
+    first, out = tmp_path / "first.safetensors", tmp_path / "out.safetensors"
+    assert train(NETWORK, first, "--loss", "cross-entropy").code == 0
+    for network, weights, message in (
+        (NETWORK, tmp_path / "gone", "there is no file"),
+        (NETWORK, model / "model.safetensors", "holds no drafter network"),
+        ("draft-lm:layers=2", first, "holds network 'draft-lm' with settings"),
+        ("medusa", first, "holds network 'draft-lm'"),
+    ):
+        done = train(network, out, "--from", str(weights))
+        assert one_line(done), done.err
+        assert message in done.err
+    done = train(NETWORK, first, "--from", str(first))
+    assert one_line(done)
+    assert "are both" in done.err
+    done = train("kangaroo:exit=3", out)
+    assert one_line(done)
+    assert "must be 1 to 2, not 3" in done.err

@@ -1,0 +1,110 @@
+"""A cheap drafter before a dearer one: who is asked, what is verified, and that the text stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.drafters.test_bandit import GREEDY, Clock, Guesses, decode
+from tests.drafters.test_merged import start
+
+from paceline.drafters.none import NoDrafter
+from paceline.drafters.prefer import Prefer
+from paceline.drafters.prompt_lookup import PromptLookup
+from paceline.errors import InvalidOption
+from paceline.naming import check_drafter
+from paceline.sequence import Sequence
+from paceline.types import Budget, SamplingParams, TokenTree
+
+LONG = replace(GREEDY, max_new_tokens=400)
+
+
+class Says(Guesses):
+    """Right with a chance, and says with which."""
+
+    def __init__(self, clock: Clock, chance: float, price: float, says: float | None = None):
+        super().__init__(clock, [chance], price)
+        self.says = chance if says is None else says
+
+    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        draft = super()._propose(sequence, budget)
+        return replace(draft, scores=self.says ** np.arange(1, len(draft) + 1))
+
+
+def shares(cheap: float, dear: float, price: float, **more: float) -> tuple[float, float]:
+    """Of steps, those in which the dearer part was asked, and those in which it drafted.
+
+    A step takes a second.
+    """
+    clock = Clock()
+    parts = Says(clock, cheap, 0.0), Says(clock, dear, price, **more)
+    decode(Prefer(parts, clock=clock), clock, params=LONG)
+    asked = parts[1].turns[0]
+    return asked / parts[0].turns[0], asked / max(1, len(parts[1].asked))
+
+
+def test_where_the_cheap_part_is_sure_the_dear_one_is_seldom_asked() -> None:
+    assert shares(0.99, 0.9, 0.2)[0] < 0.15
+    assert shares(0.1, 0.9, 0.2)[0] > 0.95
+
+
+def test_the_price_decides_between_equals() -> None:
+    cheap = shares(0.5, 0.7, 0.01)[0]
+    dear = shares(0.5, 0.7, 2.0)[0]
+    assert cheap > 0.95
+    assert dear < 0.15
+
+
+def test_empty_promises_are_seen_through() -> None:
+    """A part that says 0.9 and keeps 0.1 is asked less and less."""
+    assert shares(0.6, 0.1, 0.05, says=0.9)[0] < 0.6
+    assert shares(0.6, 0.9, 0.05, says=0.9)[0] > 0.95
+
+
+def test_the_draft_that_promises_more_is_verified() -> None:
+    clock = Clock()
+    prefer = Prefer([Says(clock, 0.3, 0.0), Says(clock, 0.6, 0.0)], clock=clock)
+    sequences = [start([0, 1, 2], id) for id in range(2)]
+    for sequence in sequences:
+        prefer.open(sequence)
+    drafts = prefer.propose(sequences, [Budget(3, 3), Budget(0, 0)])
+    assert [len(draft) for draft in drafts] == [3, 0]
+    np.testing.assert_allclose(drafts[0].scores, 0.6 ** np.arange(1, 4))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_text_is_that_of_plain_decoding(seed: int) -> None:
+    params = SamplingParams(temperature=0.8 * (seed > 0), seed=seed, max_new_tokens=40)
+    clock = Clock()
+    parts = [Says(clock, 0.4, 0.0), Says(clock, 0.7, 0.2), PromptLookup()]
+    drafted = decode(Prefer(parts, clock=clock), clock, 3, params)
+    assert drafted == decode(NoDrafter(), Clock(), 3, params)
+
+
+def test_parts_hear_everything_and_nothing_is_left_behind() -> None:
+    clock = Clock()
+    parts = Says(clock, 0.4, 0.0), Says(clock, 0.7, 0.2)
+    prefer = Prefer(parts, clock=clock)
+    decode(prefer, clock, 2)
+    assert parts[0].heard == parts[1].heard
+    assert not parts[0].opened | parts[1].opened
+    assert not prefer._made
+
+
+def test_drawn_drafts_and_lone_parts_are_refused() -> None:
+    clock = Clock()
+    drawn = Guesses(clock, [0.5])
+    drawn.kind = "iid"
+    with pytest.raises(InvalidOption, match="cannot be compared"):
+        Prefer([PromptLookup(), drawn])
+    with pytest.raises(InvalidOption, match="2 to"):
+        Prefer([PromptLookup()])
+
+
+def test_names() -> None:
+    check_drafter("suffix-automaton>recycling+prompt-lookup|none")
+    with pytest.raises(InvalidOption, match="empty part"):
+        check_drafter("suffix-automaton>")
+    with pytest.raises(InvalidOption, match="nonsense"):
+        check_drafter("suffix-automaton>nonsense")

@@ -1,0 +1,107 @@
+"""Networks of a tiny geometry with random weights, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tests.networks.plain_ops import PlainOps
+from torch import Tensor
+
+from paceline.networks.base import Geometry, Network
+from paceline.networks.block_parallel import BlockParallel
+from paceline.networks.chimera import Chimera
+from paceline.networks.clover import Clover
+from paceline.networks.ctc import CTC
+from paceline.networks.draft_lm import DraftLM
+from paceline.networks.eagle import Eagle
+from paceline.networks.eagle3 import Eagle3
+from paceline.networks.falcon import Falcon
+from paceline.networks.hydra import Hydra
+from paceline.networks.kangaroo import Kangaroo
+from paceline.networks.llama_layers import stack_shapes
+from paceline.networks.longspec import LongSpec
+from paceline.networks.medusa import Medusa
+from paceline.networks.s2d import S2D
+from paceline.networks.specformer import SpecFormer
+from paceline.training.module import DraftModule
+
+GEOMETRY = Geometry(
+    width=8,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,  # heads are wider together than the width, as in some models
+    ffn_size=12,
+    rope_base=100.0,
+    norm_eps=1e-5,
+    vocab_size=17,
+)
+DRAFT_VOCABULARY = 11
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "medusa": lambda: Medusa(GEOMETRY, width=3),
+    "hydra": lambda: Hydra(GEOMETRY, steps=4, hidden=10),
+    "hydra-without-prefix": lambda: Hydra(GEOMETRY, steps=3, prefix=False),
+    "clover": lambda: Clover(GEOMETRY, steps=3),
+    "eagle": lambda: Eagle(GEOMETRY, steps=3),
+    "eagle3": lambda: Eagle3(GEOMETRY, steps=4, ffn_size=10),
+    "chimera": lambda: Chimera(GEOMETRY, steps=4),
+    "falcon": lambda: Falcon(GEOMETRY, steps=3),
+    "falcon-of-three": lambda: Falcon(GEOMETRY, steps=2, width=3),
+    "ctc": lambda: CTC(GEOMETRY, width=5, tokens=2),
+    "specformer": lambda: SpecFormer(GEOMETRY, width=4, hook_width=3),
+    "s2d": lambda: S2D(GEOMETRY, steps=3, layers=2),
+    "block-parallel": lambda: BlockParallel(GEOMETRY, width=4),
+    "draft-lm": lambda: DraftLM(GEOMETRY, steps=4, layers=2, ffn_size=10),
+    "kangaroo": lambda: Kangaroo(GEOMETRY, steps=4, exit=2),
+    "longspec": lambda: LongSpec(GEOMETRY, steps=4, reach=4),
+    "longspec-of-two": lambda: LongSpec(GEOMETRY, steps=4, reach=2),  # drafts outgrow the window
+}
+
+
+def module(network: Network, seed: int = 0, randomise: bool = True) -> DraftModule:
+    """In float64, by default with no parameter left at zero or one."""
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(GEOMETRY.vocab_size, GEOMETRY.width, generator=generator)
+    head = torch.randn(DRAFT_VOCABULARY, GEOMETRY.width, generator=generator)
+    layers = stack_shapes("target", GEOMETRY, network.exit, GEOMETRY.ffn_size)
+    lent = {name: torch.randn(shape, generator=generator) / 2 for name, shape in layers.items()}
+    out = DraftModule(network, embedding, head, generator, lent).double()
+    if randomise:
+        with torch.no_grad():
+            for parameter in out.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    return out
+
+
+def texts(count: int, time: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Float64 `[count, time, 4 * width]` features and int64 `[count, time]` tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, time, 4 * GEOMETRY.width, generator=generator).double()
+    return features, torch.randint(GEOMETRY.vocab_size, (count, time), generator=generator)
+
+
+def plain(trained: DraftModule) -> PlainOps:
+    """The same weights in plain NumPy."""
+    parameters = {name: each.detach().numpy() for name, each in trained.named().items()}
+    parameters |= {name: each.numpy() for name, each in trained.borrowed().items()}
+    target = (trained.get_buffer(name).numpy() for name in ("embedding", "head"))
+    network = trained.network
+    return PlainOps(network.geometry, parameters, *target, network.reach)
+
+
+def context_rows(
+    network: Network, features: Tensor, tokens: Tensor, begin: int, end: int
+) -> tuple[npt.NDArray[np.float64], list[int]]:
+    """What decoding takes in as the context grows: of positions `begin` to `end` of one text.
+
+    Networks that read tokens alone have a row for the first token, too, and features of no width.
+    """
+    following = tokens[begin + 1 : end + 1].tolist()
+    if network.reads_features:
+        return features[begin:end].numpy(), following
+    if begin == 0:
+        following = [int(tokens[0]), *following]
+    return np.zeros((len(following), 0)), following

@@ -1,0 +1,178 @@
+"""Drafter networks in plain NumPy, one sequence and one row at a time: what backends must equal.
+
+Nothing is shared with the backends that ship. A cache is a list of rows. Draft rows are appended
+behind the last context row and are dropped before the next, as decoding does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.networks.base import Geometry, Network
+
+Array = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
+
+
+class PlainOps:
+    """Context rows are `[rows, width]`, draft rows `[slots, width]`. Implements `Ops`."""
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        parameters: Mapping[str, Array],
+        embedding: Array,
+        head: Array,
+        reach: int = 0,
+    ) -> None:
+        """Bind the weights: of the network, and the target's embedding and LM head."""
+        self._geometry = geometry
+        self._parameters = parameters
+        self._embedding = embedding
+        self._head = head
+        self._reach = reach
+        self._caches: dict[int, list[tuple[Array, Array]]] = {}
+        self._context_rows: dict[int, int] = {}
+
+    def drop_drafts(self) -> None:
+        """Forget all rows but those of the context."""
+        for layer, cache in self._caches.items():
+            del cache[self._context_rows[layer] :]
+
+    def forget_context_row(self, layer: int, row: int) -> None:
+        """Lose a row, which decoding must never do."""
+        del self._caches[layer][row]
+        self._context_rows[layer] -= 1
+
+    def weight(self, name: str) -> Array:
+        return self._parameters[name]
+
+    def linear(self, x: Array, name: str) -> Array:
+        return x @ self._parameters[name].T
+
+    def norm(self, x: Array, name: str) -> Array:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        return x / np.sqrt(mean_square + self._geometry.norm_eps) * self._parameters[name]
+
+    def silu(self, x: Array) -> Array:
+        return x / (1 + np.exp(-x))
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        return np.concatenate(parts, axis=-1)
+
+    def split(self, x: Array, sizes: Sequence[int]) -> list[Array]:
+        assert sum(sizes) == x.shape[-1]
+        ends = np.cumsum(sizes)
+        return [x[..., end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+    def embed(self, tokens: Tokens) -> Array:
+        return self._embedding[tokens]
+
+    def embed_windows(self, tokens: Tokens) -> Array:
+        return np.stack([np.concatenate([self._embedding[t] for t in row]) for row in tokens])
+
+    def head(self, x: Array) -> Array:
+        return x @ self._head.T
+
+    def last(self, x: Array) -> Array:
+        return x[-1:]
+
+    def slots(self, x: Array, count: int) -> Array:
+        assert len(x) == 1
+        return x.reshape(count, -1)
+
+    def attend_context(self, layer: int, queries: Array, keys: Array, values: Array) -> Array:
+        cache = self._caches.setdefault(layer, [])
+        assert len(cache) == self._context_rows.get(layer, 0), "draft rows are still there"
+        out = self._append(cache, queries, keys, values)
+        self._context_rows[layer] = len(cache)
+        return out
+
+    def attend_draft(self, layer: int, queries: Array, keys: Array, values: Array) -> Array:
+        return self._append(self._caches[layer], queries, keys, values)
+
+    def attend_slots(self, queries: Array, keys: Array, values: Array) -> Array:
+        rows = list(zip(self._heads(keys), self._heads(values), strict=True))
+        return np.stack([self._attend(query, rows) for query in self._heads(queries)])
+
+    def _append(
+        self, cache: list[tuple[Array, Array]], queries: Array, keys: Array, values: Array
+    ) -> Array:
+        """Write one row after another, each of which sees the cache up to itself."""
+        out = []
+        given = map(self._heads, (queries, keys, values))
+        for query, key, value in zip(*given, strict=True):
+            place = len(cache)
+            cache.append((self._rotate(key, place), value))
+            first = max(0, place + 1 - self._reach) if self._reach else 0
+            out.append(self._attend(self._rotate(query, place), cache[first:]))
+        return np.stack(out)
+
+    def _attend(self, query: Array, rows: Sequence[tuple[Array, Array]]) -> Array:
+        """`[heads * head_dim]` of a `[heads, head_dim]` query over `[kv_heads, head_dim]` rows."""
+        shape = self._geometry
+        out = []
+        for head in range(shape.heads):
+            shared = head // (shape.heads // shape.kv_heads)
+            scores = np.array([query[head] @ key[shared] for key, _ in rows])
+            weights = np.exp((scores - scores.max()) / np.sqrt(shape.head_dim))
+            weights /= weights.sum()
+            mixed = [w * value[shared] for w, (_, value) in zip(weights, rows, strict=True)]
+            out.append(np.sum(mixed, axis=0))
+        return np.concatenate(out)
+
+    def _heads(self, x: Array) -> Array:
+        return x.reshape(len(x), -1, self._geometry.head_dim)
+
+    def _rotate(self, x: Array, place: int) -> Array:
+        """Rotary position of `[heads, head_dim]`: pairs are half a head apart."""
+        half = self._geometry.head_dim // 2
+        out = np.empty_like(x)
+        for i in range(half):
+            angle = place * self._geometry.rope_base ** (-i / half)
+            cos, sin = np.cos(angle), np.sin(angle)
+            out[:, i] = x[:, i] * cos - x[:, i + half] * sin
+            out[:, i + half] = x[:, i + half] * cos + x[:, i] * sin
+        return out
+
+
+class PlainDrafter:
+    """Drafts behind a text that grows."""
+
+    def __init__(self, network: Network, ops: PlainOps) -> None:
+        """Start with an empty context; windows that reach before it see zeros."""
+        self._network = network
+        self._ops = ops
+        self._tokens = [0] * (network.window - 1)
+
+    def draft(self, features: Array, tokens: Sequence[int], follow: Sequence[int]) -> Array:
+        """Take in context rows and draft behind the last.
+
+        Args:
+            features: `[rows, 4 * width]` of positions that were not given before.
+            tokens: what follows each; networks that read no features begin with the first token.
+            follow: the draft's own tokens, as many as steps before the last take in.
+
+        Returns:
+            `[depth, columns]` logits.
+        """
+        network, ops = self._network, self._ops
+        ops.drop_drafts()
+        self._tokens += tokens
+        state = network.start(ops, features, self._newest(len(tokens)))
+        out = [network.logits(ops, state, 0)]
+        for step in range(1, network.steps):
+            drafted = follow[(step - 1) * network.width : step * network.width]
+            state = network.advance(ops, state, np.array(drafted), step)
+            out.append(network.logits(ops, state, step))
+        return np.concatenate(out)
+
+    def _newest(self, count: int) -> Tokens:
+        window, length = self._network.window, len(self._tokens)
+        if window == 1:
+            return np.array(self._tokens[-count:])
+        ends = range(length - count + 1, length + 1)
+        return np.array([self._tokens[end - window : end] for end in ends])

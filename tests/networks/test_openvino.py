@@ -1,0 +1,64 @@
+"""What only the CPU runtime does with networks: windows that slide, and layers that it lends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino")
+
+from tests.networks.cases import GEOMETRY, context_rows, module, plain, texts
+from tests.networks.plain_ops import PlainDrafter
+from tests.networks.runners import IDS, runner
+
+from paceline.errors import InvalidOption
+from paceline.networks.kangaroo import Kangaroo
+from paceline.networks.longspec import LongSpec
+from paceline.networks.runner import Grown
+from paceline.networks.weights import Trained
+from paceline.runtimes.openvino_runner import OpenVinoRunner
+from paceline.runtimes.paged_cache import BLOCK
+
+
+@pytest.mark.parametrize("reach", [3, 40])
+def test_a_window_is_exact_and_its_cache_does_not_grow(
+    reach: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions go on while blocks leave, and what has left is what no row sees."""
+    monkeypatch.setattr("paceline.runtimes.openvino_runner._FEW", ())  # one graph for all
+    trained = module(LongSpec(GEOMETRY, steps=3, reach=reach))
+    network = trained.network
+    compiled: Any = runner("openvino", trained, max_context=300)
+    features, tokens = texts(1, 230)
+    cache, drafter = compiled.open(), PlainDrafter(network, plain(trained))
+    begin = 0
+    for gained in (70, 1, 3, 60, 30, 1, 40, 2):
+        read, behind = context_rows(network, features[0], tokens[0], begin, begin + gained)
+        (chain,) = compiled.draft([Grown(cache, read.astype(np.float32), behind)], network.depth)
+        logits = drafter.draft(read, behind, chain.tokens.tolist())
+        assert chain.tokens.tolist() == IDS[logits.argmax(-1)].tolist()
+        law = np.exp(logits - logits.max(-1, keepdims=True))
+        np.testing.assert_allclose(
+            chain.chances, (law / law.sum(-1, keepdims=True)).max(-1), atol=1e-4
+        )
+        begin += gained
+        held = cache.paged.length + network.depth
+        assert held <= reach + BLOCK + gained + network.depth
+        assert len(cache.paged.blocks) <= -(-held // BLOCK) + 1
+    assert cache.left + cache.paged.length == begin
+
+
+def test_layers_that_the_target_lacks_are_named() -> None:
+    trained = module(Kangaroo(GEOMETRY, exit=2))
+    target = {"embed.weight": np.zeros((17, 8), np.float32), "layers.0.attention_norm": np.ones(8)}
+    with pytest.raises(InvalidOption, match="runs 2 layers of its target, which has fewer"):
+        OpenVinoRunner(
+            Trained(trained.network, {}, IDS, {}),
+            target,
+            {},
+            precision="fp32",
+            max_context=64,
+            kv_tokens=512,
+        )

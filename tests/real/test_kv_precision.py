@@ -1,0 +1,41 @@
+"""Coarser key-value caches of the real model: another function for u8, the same for all drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.real.test_bit_exact import TOKENS, TREE, opened, plain_rows, prompt
+
+from paceline import tree as trees
+from paceline.runtimes.openvino import OpenVinoTarget
+from paceline.runtimes.openvino_weights import load_prepared
+from paceline.target import Pass
+
+pytestmark = pytest.mark.real
+
+
+@pytest.mark.parametrize("kv", ["fp16", "u8"])
+def test_drafts_change_no_bit_of_a_coarse_cache(loaded, kv):
+    precision = loaded.target.capabilities.precision
+    tensors = load_prepared(loaded.source, precision)
+    target = OpenVinoTarget(loaded.source.config, tensors, precision, kv_precision=kv)
+    assert target.capabilities.bit_exact
+    exact = loaded.target.capabilities.kv_bytes_per_token
+    assert target.capabilities.kv_bytes_per_token / exact == {"fp16": 1 / 2, "u8": 9 / 32}[kv]
+    for length in (31, 270):
+        cache = opened(target, prompt(length, 1))
+        expected = plain_rows(target, cache, TOKENS[:17])
+        rows = target.forward([Pass(cache, TOKENS[:1], trees.chain(TOKENS[1:17]))])[0].logits
+        assert np.array_equal(rows, expected)
+        target.forward([Pass(cache, [9], TREE)])
+        target.keep(cache, 1, (1, 5))
+        fresh = opened(target, [*prompt(length, 1), 9, 12, 16])
+        a, b = target.forward([Pass(cache, [77]), Pass(fresh, [77])])
+        assert np.array_equal(a.logits, b.logits)
+        target.release(cache)
+        target.release(fresh)
+    reference = opened(loaded.target, prompt(270, 1))
+    cache = opened(target, prompt(270, 1))
+    a, b = (t.forward([Pass(c, [7])])[0] for t, c in ((loaded.target, reference), (target, cache)))
+    assert not np.array_equal(a.logits, b.logits), "a control: the option does something"
+    loaded.target.release(reference)

@@ -1,0 +1,134 @@
+"""Nodes that carry embeddings: their rows are right, and no token's row knows of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino")
+
+from tests import tiny
+from tests.runtimes import tiny_openvino
+
+from paceline import tree as trees
+from paceline.errors import InvalidOption
+from paceline.runtimes import openvino_requests
+from paceline.runtimes.extra_embeddings import no_rows, with_rows
+from paceline.runtimes.openvino_batch import Shape
+from paceline.runtimes.torch import TorchTarget
+from paceline.target import Pass
+from paceline.types import ROOT, LogitArray, TokenTree
+
+PROMPT = [5, 9, 17, 23, 9, 42, 7]
+REAL = TokenTree(np.array([11, 12, 13]), np.array([ROOT, 0, ROOT]))
+WIDTH = {"openvino": 64, "torch": 32}
+
+
+def make(runtime: str, precision: str) -> Any:
+    if runtime == "openvino":
+        return tiny_openvino.target(precision)
+    config = tiny.tiny_config()
+    return TorchTarget(config, tiny.random_tensors(config), precision=precision)
+
+
+def rows_of(runtime: str, scale: float = 1.0) -> LogitArray:
+    rng = np.random.default_rng(3)
+    return (scale * rng.standard_normal((3, WIDTH[runtime]))).astype(np.float32)
+
+
+def with_prompts(first: int) -> TokenTree:
+    """`REAL` with chains of embeddings behind the root and every node."""
+    tokens, parents = REAL.tokens.tolist(), REAL.parents.tolist()
+    for above in (ROOT, 0, 1, 2):
+        for index in range(3):
+            parents.append(above if index == 0 else len(tokens) - 1)
+            tokens.append(first + index)
+    return TokenTree(np.array(tokens), np.array(parents))
+
+
+def logits(target: Any, draft: TokenTree, tokens: list[int] = PROMPT) -> LogitArray:
+    cache = target.open()
+    target.prefill(cache, tokens[:-1])
+    (output,) = target.forward([Pass(cache, tokens[-1:], draft)])
+    found: LogitArray = output.logits.copy()
+    target.release(cache)
+    return found
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp32"])
+def test_rows_of_tokens_are_the_same_numbers_with_embeddings_and_beside_them(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = (Shape(4, 4), Shape(16, 32))  # that of a chain, and of the tree
+    monkeypatch.setattr(openvino_requests, "FIXED_SHAPES", shapes)
+    target = make("openvino", precision)
+    before = logits(target, REAL)
+    first = target.add_embeddings(rows_of("openvino"))
+    assert first == target.capabilities.vocab_size == 320
+    np.testing.assert_array_equal(logits(target, REAL), before)
+    beside = logits(target, with_prompts(first))
+    assert beside.shape == (1 + 3 + 12, 320)
+    np.testing.assert_array_equal(beside[:4], before)
+    chain = trees.chain([first, first + 1, first + 2])
+    alone = logits(target, chain)
+    target.warm_up()  # instances of fixed shape know the embeddings too
+    np.testing.assert_array_equal(logits(target, with_prompts(first)), beside)
+    np.testing.assert_array_equal(logits(target, chain), alone)
+    np.testing.assert_array_equal(beside[4:7], alone[1:])
+    other = make("openvino", precision)
+    other.add_embeddings(rows_of("openvino", scale=2.0))
+    assert np.abs(logits(other, with_prompts(first))[4:] - beside[4:]).max() > 0.01
+
+
+@pytest.mark.parametrize(("runtime", "precision"), [("openvino", "fp32"), ("torch", "fp64")])
+def test_an_embedding_that_is_a_tokens_is_worth_that_token(runtime: str, precision: str) -> None:
+    target = make(runtime, precision)
+    config = tiny_openvino.config() if runtime == "openvino" else tiny.tiny_config()
+    table = tiny.random_tensors(config)["model.embed_tokens.weight"]
+    first = target.add_embeddings(table[[21, 22, 23]])
+    found = logits(target, trees.chain([11, first, first + 1, first + 2]))
+    expected = logits(target, trees.chain([11, 21, 22, 23]))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10 if runtime == "torch" else 0)
+
+
+def test_torch_rows_of_tokens_see_no_embedding() -> None:
+    target = make("torch", "fp64")
+    before = logits(target, REAL)
+    first = target.add_embeddings(rows_of("torch"))
+    beside = logits(target, with_prompts(first))
+    np.testing.assert_allclose(beside[:4], before, rtol=0, atol=1e-10)
+    assert np.abs(beside[4] - beside[0]).max() > 0.01
+
+
+@pytest.mark.parametrize(("runtime", "precision"), [("openvino", "int8"), ("torch", "fp64")])
+def test_a_path_beside_embeddings_can_be_kept(runtime: str, precision: str) -> None:
+    target = make(runtime, precision)
+    first = target.add_embeddings(rows_of(runtime))
+    for path in ((), (0,), (0, 1), (2,)):
+        cache = target.open()
+        target.prefill(cache, PROMPT[:-1])
+        target.forward([Pass(cache, PROMPT[-1:], with_prompts(first))])
+        target.keep(cache, 1, path)
+        (output,) = target.forward([Pass(cache, [33], trees.chain([34]))])
+        found = output.logits.copy()
+        plain = logits(target, trees.chain([34]), [*PROMPT, *REAL.tokens[list(path)].tolist(), 33])
+        np.testing.assert_allclose(found, plain, rtol=0, atol=1e-10 if runtime == "torch" else 0)
+
+
+def test_rows_that_are_there_keep_their_ids() -> None:
+    rows = rows_of("torch")
+    table, first = with_rows(no_rows(32), rows)
+    assert first == 0
+    assert with_rows(table, rows[1:]) == (table, 1)
+    table, first = with_rows(table, -rows)
+    assert (len(table), first) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.zeros((2, 31)), np.zeros(32), np.zeros((0, 32)), np.full((1, 32), np.nan)]
+)
+def test_rows_that_do_not_fit_are_refused(rows: LogitArray) -> None:
+    with pytest.raises(InvalidOption, match="embeddings must be finite rows of width 32"):
+        with_rows(no_rows(32), rows)
