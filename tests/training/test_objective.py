@@ -64,16 +64,20 @@ def test_hits_are_those_of_drafting_one_by_one() -> None:
         drafted.append(logits + boost * (right & (label >= 0))[..., None])
     starts, accepted = 0, [0] * DEPTH
     for row in range(4):
-        for position in range(10):
-            first, last = position + 2, position + 1 + DEPTH
-            if first < data.prompt_lengths[row] or last >= data.lengths[row]:
-                continue
+        text = data.tokens[row, : data.lengths[row]].tolist()
+        position = max(0, data.prompt_lengths[row] - 2)
+        while position + 1 + DEPTH < len(text):
             starts += 1
+            kept = 0
             for depth in range(1, DEPTH + 1):
-                own = int(PLACES[data.tokens[row, position + 1 + depth]])
+                own = int(PLACES[text[position + 1 + depth]])
                 if int(drafted[depth - 1][row, position].argmax()) != own:
                     break
                 accepted[depth - 1] += 1
+                kept += 1
+            position += kept + 1
+    assert starts >= 3
+    assert accepted[0] > 0
     found = hits([logits.argmax(-1) for logits in drafted], data, PLACES)
     assert (found.starts, found.accepted.tolist()) == (starts, accepted)
     assert found.block_efficiency == 1 + sum(accepted) / starts

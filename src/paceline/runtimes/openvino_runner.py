@@ -23,6 +23,10 @@ from paceline.runtimes.quantise import pack
 _CHUNK = 512
 """Context rows of a prompt taken in together."""
 
+_STEPS = (2, 3)
+"""Steps of graphs that are compiled beside the deepest. A step too many costs little, a graph for
+every depth costs time at the start."""
+
 _FEW = (1, 4, 8)
 """A lone sequence that has gained no more rows than the last of these runs on a graph of fixed
 shape, which saves half of the time: the network is so small that working out shapes counts. Rows
@@ -108,7 +112,7 @@ class OpenVinoRunner:
 
     def warm_up(self) -> None:
         """Compile the graphs that a lone sequence needs, a tenth of a second each."""
-        for steps in {1, 2, self._network.steps}:
+        for steps in {*_STEPS, self._network.steps}:
             for rows in _FEW:
                 self._instance(self._at_least(steps), rows)
 
@@ -180,7 +184,7 @@ class OpenVinoRunner:
 
     def _at_least(self, steps: int) -> int:
         """Steps of the graph to run: few sizes are compiled, since a step too many costs little."""
-        sizes = (0, 2, self._network.steps)
+        sizes = (0, *_STEPS, self._network.steps)
         return min((size for size in sizes if steps <= size <= self._network.steps), default=steps)
 
     def _paging(self, grown: Sequence[Grown], idle: int, depth: int) -> dict[str, Input]:
