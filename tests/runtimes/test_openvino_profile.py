@@ -26,13 +26,20 @@ BRANCHES = TokenTree(np.array([1, 2, 3]), np.array([-1, -1, 0]))
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_every_group_is_found(family: Any, precision: str) -> None:
+def test_every_group_is_found(family: Any, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[str] = set()  # times of tiny products may be below the counters' microsecond
+
+    def noted(name: str, kind: str) -> str:
+        seen.add(group(name, kind))
+        return group(name, kind)
+
+    monkeypatch.setattr("paceline.runtimes.openvino_profile.group", noted)
     shape = tiny_openvino.config(
         family=family,
         qkv_bias=family == "qwen2",
         qk_norm=family == "qwen3",
         tied_embeddings=family in ("llama", "qwen3"),
-        ffn_size=512,  # products of a microsecond or more
+        ffn_size=512,
         hidden_size=256,
     )
     target = tiny_openvino.target(precision, shape)
@@ -40,11 +47,12 @@ def test_every_group_is_found(family: Any, precision: str) -> None:
     target.prefill(cache, list(range(60)))
     before = target.forward([Pass(cache, [5])])[0].logits.copy()
     for draft in (tree.EMPTY, tree.chain([1] * 7), BRANCHES):
+        seen.clear()
         found = target.counted([Pass(cache, [5], draft)], 4)
         assert tuple(found.groups) == GROUPS
-        assert {name for name in PRODUCTS if found.groups[name] > 0} == PRODUCTS
-        assert found.groups["attention"] > 0
-        assert found.groups["other products"] == 0
+        assert seen >= PRODUCTS | {"attention", "rotary positions", "norms"}
+        assert "other products" not in seen
+        assert sum(found.groups.values()) > 0
         assert found.seconds > 0
     assert cache.length == 60
     assert np.array_equal(target.forward([Pass(cache, [5])])[0].logits, before)

@@ -22,10 +22,9 @@ Every method that is registered, built in or by a plugin. This page is the outpu
 the same sampling parameters. *Seed-exact*: with the same seed, also the same tokens.
 
 Drafters combine: `A+B` puts both drafts in one tree, `graft:floor=0.3+A+B` and `fuse+A+B` merge
-them in two published ways, `"A>B"` asks B where A promises little,
-and `"A|B"` lets them take turns, whichever pays. Options follow a
-colon, as in `aded:search=puct`. A *growth* says how a draft model draws its tree:
-`draft-model:growth=branching-3.2.1`.
+them in two published ways, `"A>B"` asks B where A promises little, and `"A|B"` lets them take
+turns, whichever pays. Options follow a colon, as in `aded:search=puct`. A *growth* says how a draft
+model or a trained network draws its tree: `draft-model:growth=branching-3.2.1`.
 
 """
 
