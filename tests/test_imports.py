@@ -32,7 +32,7 @@ LAYERS = (
         "engine",
         "intake",
         "method",
-        "built_in",
+        *("built_in", "built_in_drafters"),
         "registry",
         "naming",
         "search",

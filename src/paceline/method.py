@@ -9,6 +9,10 @@ from typing import Any, Literal
 Kind = Literal["drafter", "growth", "verifier", "controller", "decoder", "runtime"]
 
 
+LOSSLESS = "lossless"
+"""The guarantee of most methods."""
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """One registered method.

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.train_bar import train_with_bar
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.networks.base import Network
     from paceline.networks.weights import Trained
-    from paceline.training.run_card import Course
-    from paceline.training.trainer import Trainer
 
-_SAVE_SECONDS = 60.0
 
 _KEPT = ("command", "data", "tokens")
 """Of the provenance of weights that a run starts from, what is noted beside its own."""
@@ -134,7 +130,7 @@ def drafter(
         start=None if earlier is None else earlier.parameters,
     )
     course = Course(trainer.notes or None)
-    finished = _train(trainer, course)
+    finished = train_with_bar(trainer, course)
     held_out_loss, found = trainer.judge()
     course.held_out(trainer.step, held_out_loss)
     command = (
@@ -226,39 +222,3 @@ def _earlier(path: Path, network: Network, model: str, out: Path) -> Trained:
     if found.metadata.get("model") != model:
         raise InvalidOption(f"{path} was trained for another model: begin without --from")
     return found
-
-
-def _train(trainer: Trainer, course: Course) -> bool:
-    """Run to the end with a progress bar; whether it got there."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    from paceline.cli.interrupt import interruptible
-
-    columns = (
-        "training",
-        BarColumn(),
-        TaskProgressColumn(),
-        "loss {task.fields[loss]}, {task.fields[rate]} tokens/s",
-        TimeRemainingColumn(),
-    )
-    console, saved = Console(stderr=True), perf_counter()
-    with (
-        Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar,
-        interruptible() as interrupt,
-    ):
-        task = bar.add_task("", total=trainer.steps, completed=trainer.step, loss="-", rate="-")
-        try:
-            for report in trainer.run():
-                course.add(report)
-                rate = f"{course.tokens / course.seconds:.0f}"
-                bar.update(task, completed=report.step, loss=f"{report.loss:.3f}", rate=rate)
-                trainer.notes = course.as_dict()
-                if interrupt:
-                    break
-                if perf_counter() - saved > _SAVE_SECONDS:
-                    trainer.save()
-                    saved = perf_counter()
-        finally:
-            trainer.save()
-    return trainer.step >= trainer.steps
