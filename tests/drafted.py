@@ -11,6 +11,7 @@ from paceline.exactness.oracle import enumerate_law
 from paceline.exactness.tabular import LawOf, TabularLaws
 from paceline.growth.base import Growth
 from paceline.law import from_dense
+from paceline.noise import TokenNoise
 from paceline.randomness import Draw, Randomness
 from paceline.types import Budget, DraftLaw, Law, ProbArray, TokenTree, Verdict
 from paceline.verifiers.base import Verifier
@@ -32,6 +33,9 @@ class Sampled:
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         return np.maximum(self._generator.random(size), 2.0**-54)
+
+    def noise(self, draw: Draw) -> TokenNoise:
+        return TokenNoise(self._generator.bytes(16))
 
 
 def constant(*probs: float) -> LawOf:

@@ -21,7 +21,17 @@ LAYERS = (
     ("errors", "version"),
     ("types",),
     (
-        *("options", "tree", "law", "randomness", "sampling", "metrics", "target", "sequence"),
+        *(
+            "options",
+            "tree",
+            "law",
+            "noise",
+            "randomness",
+            "sampling",
+            "metrics",
+            "target",
+            "sequence",
+        ),
         *("stopping", "text", "transcript", "models", "weights"),
     ),
     ("networks",),
@@ -32,7 +42,7 @@ LAYERS = (
         "engine",
         "intake",
         "method",
-        *("built_in", "built_in_drafters"),
+        *("built_in", "built_in_drafters", "drafting"),
         "registry",
         "naming",
         "search",
@@ -50,7 +60,8 @@ RUNTIMES_MAY = {"runtimes", "types", "target", "tree", "errors", "models", "netw
 HEAVY = {
     "openvino": {
         *("runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_requests"),
-        *("runtimes.openvino_branches", "runtimes.openvino_core"),
+        *("runtimes.openvino_attention", "runtimes.openvino_paths", "runtimes.openvino_plugin"),
+        *("runtimes.openvino_branches", "runtimes.openvino_core", "runtimes.native.build"),
         *("runtimes.openvino_network", "runtimes.openvino_nodes", "runtimes.openvino_runner"),
     },
     "torch": {
@@ -60,6 +71,9 @@ HEAVY = {
         *("training.module", "training.objective", "training.optimiser_state", "training.trainer"),
         *("runtimes.torch_cache", "runtimes.torch_draft_ops", "runtimes.torch_lent"),
         *("runtimes.torch_runner", "training.run_card", "cli.train_drafter"),
+        *("training.glancing", "runtimes.torch_network_cache"),
+        *("training.acceptance_training", "training.forward", "training.frozen", "training.online"),
+        *("training.on_policy", "training.optimisers", "training.own_drafts"),
         *("training.prompt_tokens", "training.prompt_tokens_forward", "cli.train_prompt_tokens"),
         *("training.prompt_tokens_card", "training.prompt_tokens_recipe"),
     },

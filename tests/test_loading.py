@@ -11,6 +11,7 @@ import paceline
 from paceline import loading, registry
 from paceline.controllers.cost import CostModel
 from paceline.drafters.none import NoDrafter
+from paceline.drafting import DEFAULT_DRAFTER
 from paceline.engine import Engine
 from paceline.errors import InvalidOption, ModelError, PacelineError, RuntimeUnavailable
 from paceline.exactness.tabular import TabularModel, TabularTarget
@@ -66,7 +67,7 @@ def one_line(error: PacelineError) -> str:
 
 def test_defaults(loaded: Loaded) -> None:
     engine = make_engine(loaded)
-    assert engine.config["drafter"] == loading.DEFAULT_DRAFTER
+    assert engine.config["drafter"] == DEFAULT_DRAFTER
     assert engine.config["verifier"] == "coupled"
     assert engine.config["controller"] == "cost-model"
     assert engine.config["lossless"] is True

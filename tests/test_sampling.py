@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import BadLogits
-from paceline.law import one_hot
+from paceline.law import gumbel_max, one_hot
 from paceline.randomness import Draw, KeyedRandomness, Purpose
 from paceline.sampling import NodeLaws, Sampler, logprobs, top_k_ids
 from paceline.target import Output
 from paceline.types import ROOT, Law, LogitArray, SamplingParams, TokenTree
-from paceline.verifiers.coupled import gumbel_max
 
 SIZE = 8
 ids = st.integers(0, SIZE - 1)
@@ -263,15 +263,83 @@ def test_coupled_noise_takes_vanishing_probabilities(gap: float) -> None:
 
 
 def test_coupled_choice_is_the_gumbel_maximum() -> None:
-    """The shortcut over bounds against the definition argmax(log p - log(-log u))."""
+    """Against the definition argmax(log p + g) with g = -log E."""
     rng = np.random.default_rng(3)
     for position in range(200):
         probs = rng.dirichlet(np.full(500, 0.1 if position % 2 else 3.0))
         keyed = KeyedRandomness(position)
-        noise = keyed.uniform(500, Draw(position, Purpose.NOISE))
+        noise = keyed.noise(Draw(position, Purpose.NOISE)).of(np.arange(500))
         with np.errstate(divide="ignore"):
-            scores = np.log(probs) - np.log(-np.log(noise))
+            scores = np.log(probs) - np.log(noise)
         assert gumbel_max(Law(probs, None, 500), position, keyed) == int(scores.argmax())
+
+
+@given(
+    logits=logit_rows(),
+    params=parameters(),
+    output=st.lists(ids, max_size=3),
+    path=st.lists(ids, max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_the_winner_is_that_of_the_law(
+    logits: LogitArray, params: SamplingParams, output: list[int], path: list[int], seed: int
+) -> None:
+    sampler = Sampler(params, [3])
+    sampler.commit(output)
+    keyed = KeyedRandomness(seed)
+    expected = gumbel_max(sampler.law(logits, path), 9, keyed)
+    assert sampler.winner(logits, path, 9, keyed) == expected
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 0.7},
+        {"banned_tokens": (5, 900)},
+        {"logit_bias": {17: 9.0}, "frequency_penalty": 0.5},
+        {"top_k": 40},
+        {"top_p": 0.9},
+    ],
+)
+def test_the_winner_over_a_whole_vocabulary_is_that_of_the_law(more: dict[str, Any]) -> None:
+    sampler = Sampler(SamplingParams(**{"temperature": 1.0, **more}), [3])
+    rng = np.random.default_rng(5)
+    for seed in range(20):
+        logits = (rng.normal(size=49_152) * 3).astype(np.float32)
+        logits[rng.integers(49_152, size=30)] += 10
+        keyed = KeyedRandomness(seed)
+        expected = gumbel_max(sampler.law(logits, [7]), 9, keyed)
+        assert sampler.winner(logits, [7], 9, keyed) == expected
+
+
+def test_a_winner_among_broken_logits_is_an_error_that_names_the_node() -> None:
+    logits = np.zeros((2, 5000), dtype=np.float32)
+    logits[1, 4000] = np.nan
+    draft = TokenTree(np.array([1]), np.array([ROOT]))
+    sampler = Sampler(SamplingParams(temperature=1), [0])
+    laws = NodeLaws(sampler, draft, Output(logits), 2, "coupled")
+    assert 0 <= laws.winner(ROOT, 2, KeyedRandomness(0)) < 5000
+    with pytest.raises(BadLogits, match="'coupled' at node 0: the logits hold NaN"):
+        laws.winner(0, 3, KeyedRandomness(0))
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99, 0.999])
+def test_a_nucleus_cut_near_its_goal_is_that_of_the_exact_sum(top_p: float) -> None:
+    """Logits such that a float32 sum alone would now and then cut elsewhere."""
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(size=20_000).astype(np.float32)
+        weights = np.exp(logits.astype(np.float64) - logits.max())
+        order = np.argsort(-weights, kind="stable")
+        mass = np.cumsum(weights[order])
+        goal = top_p * weights.sum()
+        count = int(np.searchsorted(mass, goal)) + 1
+        if min(abs(mass[count - 1] - goal), abs(mass[count - 2] - goal)) < 1e-9 * goal:
+            continue  # rounding may decide
+        law = Sampler(SamplingParams(temperature=1, top_p=top_p), [0]).law(logits)
+        assert law.ids is not None
+        assert sorted(order[:count].tolist()) == law.ids.tolist()
 
 
 def test_one_hot() -> None:

@@ -139,7 +139,7 @@ def test_losers_stop_as_soon_as_they_cannot_win() -> None:
 def test_equal_lengths_go_to_the_lowest_index() -> None:
     engine, _ = make()
     ties = 0
-    for seed in range(60):
+    for seed in range(120):
         found = first_finish(engine, PROMPT, 4, PARAMS, seed=seed)
         ended = [i for i, each in enumerate(found.samples) if each.finish_reason == "stop"]
         ties += len(ended) > 1

@@ -16,11 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import table
-from benchmarks.peers.engines import ENGINES, USUAL, configurations, start
+from benchmarks.peers import report, table
+from benchmarks.peers.batches import BatchEngine, batches, rotations
+from benchmarks.peers.engines import ENGINES, USUAL, alone, configurations, start
 from benchmarks.peers.timing import Race, Samples
 
-from paceline.audit.lines import ProcessEngine
 from paceline.audit.own import encode
 from paceline.bench.builtin import BUILT_IN, NOISE_TEXT
 from paceline.bench.machine import machine
@@ -35,36 +35,42 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run what is not in --out yet; an interrupt ends it with what there is.
 
     Raises:
-        PacelineError: the prompts or --out cannot be used.
+        PacelineError: the prompts or --out cannot be used, or --batch is larger than there are
+            prompts.
     """
     source = resolve(DEFAULT_MODEL)
     tokenizer = source.tokenizer()
     prompts = list(BUILT_IN) if arguments.prompts is None else read_prompts(arguments.prompts)
     prompts = spread(prompts, arguments.limit)
     ids = [encode(tokenizer, each.turns[0], True) for each in prompts]
+    size = arguments.batch
+    groups = batches(range(len(ids)), size)
     names = [name for name in ENGINES if name in (arguments.only or USUAL)]
     settings = {
         "model": source.name,
         "weights": source.fingerprint,
         "prompts": len(ids),
         "prompts_sha256": hashlib.sha256(repr(ids).encode()).hexdigest(),
+        "batch": size,
         "max_new_tokens": arguments.max_new_tokens,
         "threads": arguments.threads,
         "engines": names,
     }
     samples = Samples(arguments.out, settings)
-    wanted = configurations(names)
+    everyone = configurations(names)
+    not_run = {each.name: why for each in everyone if size > 1 and (why := alone(each))}
+    wanted = [each for each in everyone if each.name not in not_run]
+    flags = ("--batch", str(size)) if size > 1 else ()
     done = frozenset((turn.round, turn.prompt) for turn in samples.turns)
-    everything = {(r, p) for r in range(arguments.rounds) for p in range(len(ids))}
+    everything = {(r, p) for r in range(arguments.rounds) for p in range(len(groups))}
     left = len(everything - done)
-    not_run: dict[str, str] = {}
     with ExitStack() as stack:
         try:
-            engines: dict[str, ProcessEngine] = {}
-            for name in names if left else ():
+            engines: dict[str, BatchEngine] = {}
+            for name in dict.fromkeys(each.engine for each in wanted if left):
                 _say(f"starting {name}")
                 try:
-                    engines[name] = start(name, source, arguments.threads)
+                    engines[name] = start(name, source, arguments.threads, *flags)
                 except PacelineError as error:
                     not_run[name] = str(error)
                     _say(f"{name}: left out: {error}", keep=True)
@@ -74,10 +80,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             race = Race(engines, [each for each in wanted if each.engine in engines])
             if left:
                 _say("warming up")
-                race.warm_up(encode(tokenizer, NOISE_TEXT, True))
+                race.warm_up(rotations(encode(tokenizer, NOISE_TEXT, True), size))
             not_run |= race.failed
             begun = time.monotonic()
-            turns = race.run(ids, arguments.rounds, arguments.max_new_tokens, done, _say)
+            asked = [tuple(ids[number] for number in group) for group in groups]
+            turns = race.run(asked, arguments.rounds, arguments.max_new_tokens, done, _say)
             for taken, turn in enumerate(turns, 1):
                 samples.add_turn(turn)
                 minutes = (time.monotonic() - begun) / taken * (left - taken) / 60
@@ -86,10 +93,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         except KeyboardInterrupt:
             resume = "; the same command goes on from here" if arguments.out else ""
             _say(f"stopped{resume}", keep=True)
-    rows = table.rows(samples.turns, wanted)
+    rows = table.rows(samples.turns, wanted, size)
     for each in wanted:  # of an earlier run that failed to start them
         if each.name not in {row["configuration"] for row in rows} and each.engine not in not_run:
             not_run.setdefault(each.name, "no samples")
+    categories = [each.category for each in prompts] if size == 1 else []  # batches mix them
     return {
         "settings": settings,
         "rounds": arguments.rounds,
@@ -97,11 +105,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "about": samples.about,
         "not_run": not_run,
         "rows": rows,
-        "by_category": table.by_category(samples.turns, rows, [each.category for each in prompts]),
+        "by_category": table.by_category(samples.turns, rows, categories),
         "turns": [
             {
                 "round": turn.round,
-                "prompt": prompts[turn.prompt].question_id,
+                "prompts": [prompts[number].question_id for number in groups[turn.prompt]],
                 "timings": {
                     name: {**asdict(timing), "tokens": len(timing.tokens)}
                     for name, timing in turn.timings.items()
@@ -137,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=_count, help="prompts, round-robin over categories")
     parser.add_argument("--rounds", type=_count, default=3)
     parser.add_argument("--max-new-tokens", type=_count, default=64)
+    parser.add_argument("--batch", type=_count, default=1, help="prompts answered together")
     parser.add_argument("--threads", type=_count, default=2, help="of every engine")
     parser.add_argument("--out", type=Path, help="folder for results; the same one goes on")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
@@ -146,13 +155,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = dumps(results, indent=1)
         if arguments.out is not None:
             (arguments.out / "results.json").write_text(text + "\n", encoding="utf-8")
-            (arguments.out / "results.md").write_text(table.markdown(results), encoding="utf-8")
-            if not table.plot(results["rows"], arguments.out / "speeds.svg"):
+            (arguments.out / "results.md").write_text(report.markdown(results), encoding="utf-8")
+            if not report.plot(results["rows"], arguments.out / "speeds.svg"):
                 _say("no plot: pip install 'paceline[report]'", keep=True)
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(text if arguments.json else table.plain(results))
+    print(text if arguments.json else report.plain(results))
     return 0 if results["rows"] else 1
 
 

@@ -43,6 +43,7 @@ def serve(
     continuations: Callable[..., Continuations],
     law: Callable[[list[int], float], Law | None],
     timing: Callable[..., Timing] | None = None,
+    batch: Callable[..., Timing] | None = None,
 ) -> None:
     """Answer requests until the input ends; an engine that raises has no answer, and says why.
 
@@ -53,6 +54,8 @@ def serve(
         law: called with prompt and temperature.
         timing: called with prompt, speculation and tokens by name, from engines that know when
             their first token came; the others are timed from outside.
+        batch: called with prompts, speculation and tokens by name, from engines that answer
+            several prompts together; what `Arrivals.timing` gives.
     """
     timing = timing or timed_by_difference(continuations)
 
@@ -71,6 +74,8 @@ def serve(
                 answer = {"law": law(request["law"]["prompt"], request["law"]["temperature"])}
             elif "time" in request:
                 answer = timing(**request["time"])
+            elif "batch" in request and batch is not None:
+                answer = batch(**request["batch"])
             else:
                 answer = {"error": f"no request of this kind: {sorted(request)}"}
         except Exception as error:

@@ -6,10 +6,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Configuration
 
 from paceline.audit import peers
-from paceline.audit.lines import ProcessEngine
 from paceline.models.source import ModelSource
 
 BOTH = ("plain", "prompt lookup")
@@ -50,7 +50,17 @@ def configurations(names: Sequence[str]) -> list[Configuration]:
     ]
 
 
-def start(name: str, source: ModelSource, threads: int, *flags: str) -> ProcessEngine:
+def alone(configuration: Configuration) -> str | None:
+    """Why it cannot answer several prompts together; None if it can."""
+    engine = ENGINES[configuration.engine][0]
+    if engine == "llama-cpp-python":
+        return "no batches: its Python class decodes one prompt at a time"
+    if engine == "transformers" and configuration.speculation:
+        return "no batches: it drafts for one prompt at a time"
+    return None
+
+
+def start(name: str, source: ModelSource, threads: int, *flags: str) -> BatchEngine:
     """Start the process of an engine, with further flags for its script.
 
     Raises:
@@ -67,4 +77,4 @@ def start(name: str, source: ModelSource, threads: int, *flags: str) -> ProcessE
         command = [sys.executable, str(script), *arguments]
     else:
         command = peers.command(engine, *arguments)
-    return ProcessEngine(command, name=name)
+    return BatchEngine(command, name=name)

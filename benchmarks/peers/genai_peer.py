@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from answering import Continuations, Timing, claim_output, serve
+from arrivals import Arrivals
 from model_files import coarse_gguf, genai_model
 
 CACHE_GIB = 1
 """Key-value cache where the schedule is set by hand; the library would take none then."""
+
+ROWS = 8192
+"""Most rows of a pass over several prompts; the library would read them in pieces of 256."""
 
 
 def main() -> None:
@@ -29,6 +33,9 @@ def main() -> None:
     parser.add_argument("--cache", choices=("u8", "f32"), default="u8", help="key-value cache")
     parser.add_argument("--prefix-caching", choices=("on", "off"), default="on")
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument(
+        "--batch", type=int, default=1, help="prompts together; above 1, answer no other requests"
+    )
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
@@ -39,7 +46,7 @@ def main() -> None:
 
     precision = arguments.precision
     folder = genai_model(arguments.model, arguments.files / f"genai-{precision}", precision)
-    properties: dict[str, Any] = {"ATTENTION_BACKEND": "PA"}
+    properties: dict[str, Any] = {}
     if arguments.threads:
         properties["INFERENCE_NUM_THREADS"] = arguments.threads
     if precision == "fp32" or arguments.cache == "f32":  # bfloat16 would not take such a cache
@@ -47,14 +54,21 @@ def main() -> None:
     if arguments.cache == "f32":
         properties["KV_CACHE_PRECISION"] = "f32"
 
-    if arguments.prefix_caching == "off":
-        scheduling = openvino_genai.SchedulerConfig()
-        scheduling.enable_prefix_caching = False
-        scheduling.cache_size = CACHE_GIB
-        properties["scheduler_config"] = scheduling
+    scheduling = openvino_genai.SchedulerConfig()
+    scheduling.enable_prefix_caching = arguments.prefix_caching == "on"
+    scheduling.cache_size = CACHE_GIB
+    if arguments.batch == 1:
+        properties["ATTENTION_BACKEND"] = "PA"
+        if arguments.prefix_caching == "off":
+            properties["scheduler_config"] = scheduling
 
     def load(**extra: Any) -> Any:
-        return openvino_genai.LLMPipeline(str(folder), "CPU", **properties, **extra)
+        if arguments.batch == 1:
+            return openvino_genai.LLMPipeline(str(folder), "CPU", **properties, **extra)
+        scheduling.max_num_batched_tokens = ROWS
+        return openvino_genai.ContinuousBatchingPipeline(
+            str(folder), scheduling, "CPU", {**properties, **extra}
+        )
 
     assistance: dict[str, Any] = {"num_assistant_tokens": arguments.tokens}
     if arguments.plain:
@@ -94,13 +108,16 @@ def main() -> None:
             accepted += len(out[-1]) - len(answer.perf_metrics.raw_metrics.token_infer_durations)
         return out, accepted if speculation else None
 
-    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
-        setting = openvino_genai.GenerationConfig(
+    def greedy(speculation: bool, tokens: int) -> Any:
+        return openvino_genai.GenerationConfig(
             max_new_tokens=tokens,
             ignore_eos=True,
             do_sample=False,
             **(assistance if speculation else {}),
         )
+
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        setting = greedy(speculation, tokens)
         ids = ov.Tensor(np.array([prompt], dtype=np.int64))
         begun = time.perf_counter()
         answer = pipes[speculation].generate(ids, setting)
@@ -111,6 +128,23 @@ def main() -> None:
             "first_seconds": answer.perf_metrics.get_ttft().mean / 1000,
         }
 
+    def batch(prompts: list[list[int]], speculation: bool, tokens: int) -> Timing:
+        pipe, setting = pipes[speculation], greedy(speculation, tokens)
+        arrivals = Arrivals(len(prompts))
+        handles = [
+            pipe.add_request(number, ov.Tensor(np.array([prompt], dtype=np.int64)), setting)
+            for number, prompt in enumerate(prompts)
+        ]
+        while pipe.has_non_finished_requests():
+            pipe.step()
+            step = {
+                number: [token for part in handle.read().values() for token in part.generated_ids]
+                for number, handle in enumerate(handles)
+                if handle.can_read()
+            }
+            arrivals.take(step)
+        return arrivals.timing()
+
     about = {
         "engine": "OpenVINO GenAI",
         "version": version("openvino-genai"),
@@ -119,7 +153,7 @@ def main() -> None:
         "prefix caching": arguments.prefix_caching,
         "drafting": drafting,
     }
-    serve(lines, about, continuations, lambda prompt, temperature: None, timing)
+    serve(lines, about, continuations, lambda prompt, temperature: None, timing, batch)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from arrivals import Arrivals
 from model_files import coarse_gguf, q8_gguf
 
 NGRAM = 2
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--batch", type=int, default=1, help="slots for prompts together")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     if arguments.rule == "rejection" and arguments.draft != "model":
@@ -47,7 +49,8 @@ def main() -> None:
     def load(speculation: bool) -> Any:
         setting = xllamacpp.CommonParams()
         setting.model.path = str(weights)
-        setting.n_ctx = arguments.context
+        setting.n_ctx = arguments.context * arguments.batch  # the slots share it
+        setting.n_parallel = arguments.batch
         setting.warmup = False
         if arguments.threads:
             setting.cpuparams.n_threads = arguments.threads
@@ -95,16 +98,17 @@ def main() -> None:
             accepted += drafted
         return rows, accepted if speculation else None
 
-    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+    def greedy(prompt: list[int] | list[list[int]], tokens: int) -> dict[str, Any]:
         """Without log-probabilities, and with the shortest of its chains of samplers."""
+        return {
+            **{"prompt": prompt, "n_predict": tokens, "ignore_eos": True},
+            **{"temperature": 0.0, "samplers": ["top_k"], "top_k": 1},
+            **{"return_tokens": True, "verbose": True},
+        }
+
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
         begun = time.perf_counter()
-        answer = servers[speculation].handle_completions(
-            {
-                **{"prompt": prompt, "n_predict": tokens, "ignore_eos": True},
-                **{"temperature": 0.0, "samplers": ["top_k"], "top_k": 1},
-                **{"return_tokens": True, "verbose": True},
-            }
-        )
+        answer = servers[speculation].handle_completions(greedy(prompt, tokens))
         seconds = time.perf_counter() - begun
         if "__verbose" not in answer:
             raise RuntimeError(f"llama.cpp answers {answer}")
@@ -113,6 +117,26 @@ def main() -> None:
             "seconds": seconds,
             "first_seconds": seconds - answer["timings"]["predicted_ms"] / 1000,
         }
+
+    def batch(prompts: list[list[int]], speculation: bool, tokens: int) -> Timing:
+        """Streamed: an answer as a whole would give the tokens of its first text alone."""
+        arrivals = Arrivals(len(prompts))
+        errors: list[Any] = []
+
+        def take(part: dict[str, Any] | None) -> bool:
+            if part is None:  # nothing to say yet
+                return False
+            if "__verbose" not in part:
+                errors.append(part)
+            else:
+                said = part["__verbose"]
+                arrivals.take({said["index"]: [] if said["stop"] else said["tokens"]})
+            return False  # go on
+
+        servers[speculation].handle_completions({**greedy(prompts, tokens), "stream": True}, take)
+        if errors:
+            raise RuntimeError(f"llama.cpp answers {errors[0]}")
+        return arrivals.timing()
 
     def law(prompt: list[int], temperature: float) -> Law:
         known, _ = complete(False, prompt=prompt, temperature=0.0, n_predict=1, n_probs=VOCABULARY)
@@ -130,7 +154,7 @@ def main() -> None:
         "key-value cache": "f16",
         "drafting": drafting,
     }
-    serve(lines, about, continuations, law, timing)
+    serve(lines, about, continuations, law, timing, batch)
 
 
 if __name__ == "__main__":

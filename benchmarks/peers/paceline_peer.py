@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from answering import Continuations, Law, Timing, claim_output, serve
+from arrivals import Arrivals
 
 
 def main() -> None:
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
     parser.add_argument("--drafter", default="auto")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--batch", type=int, default=1, help="most prompts together")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
@@ -35,7 +37,7 @@ def main() -> None:
     )
     drafters = {False: "none"} if arguments.plain else {True: arguments.drafter, False: "none"}
     engines = {
-        speculation: make_engine(loaded, drafter=drafter)
+        speculation: make_engine(loaded, drafter=drafter, max_batch=arguments.batch)
         for speculation, drafter in drafters.items()
     }
     audited = OwnEngine(loaded, drafter=arguments.drafter)
@@ -61,6 +63,16 @@ def main() -> None:
             "first_seconds": done.stats.first_token_seconds,
         }
 
+    def batch(prompts: list[list[int]], speculation: bool, tokens: int) -> Timing:
+        engine = engines[speculation]
+        engine.decoder.drafter.reset()
+        arrivals = Arrivals(len(prompts))
+        requests = [engine.add(each, max_new_tokens=tokens, ignore_eos=True) for each in prompts]
+        while engine.pending:
+            step = {requests.index(each.request): each.token_ids for each in engine.step()}
+            arrivals.take(step)
+        return arrivals.timing()
+
     config = engines[not arguments.plain].config
     about = {
         "engine": "paceline",
@@ -68,7 +80,7 @@ def main() -> None:
         "weights": str(config["precision"]),
         "drafting": f"{config['drafter']}, controller {config['controller']}",
     }
-    serve(lines, about, continuations, law, timing)
+    serve(lines, about, continuations, law, timing, batch)
 
 
 if __name__ == "__main__":

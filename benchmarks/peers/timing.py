@@ -1,4 +1,7 @@
-"""Engines by turns: for each prompt every configuration answers once before the next prompt."""
+"""Engines by turns: for each prompt every configuration answers once before the next prompt.
+
+Where prompts are answered together, a batch of them takes the place of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,15 @@ from paceline.errors import EngineFailed, InvalidOption
 
 WARM_UP_TOKENS = 12
 
+Batch = tuple[tuple[int, ...], ...]
+"""Prompts that are answered together, or just one."""
+
 
 class Timed(Protocol):
-    """An engine in a process of its own; `ProcessEngine` is one."""
+    """An engine in a process of its own; `BatchEngine` is one."""
 
-    def time(self, prompt: tuple[int, ...], speculation: bool, tokens: int) -> Timing:
-        """A greedy answer and its times; EngineFailed if there is none."""
+    def time_batch(self, prompts: Batch, speculation: bool, tokens: int) -> Timing:
+        """Greedy answers and their times; EngineFailed if there are none."""
         ...
 
 
@@ -49,11 +55,11 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What every configuration made of one prompt, one after the other.
+    """What every configuration made of one batch, one after the other.
 
     Attributes:
         round: number of the repetition, from 0.
-        prompt: number of the prompt, from 0.
+        prompt: number of the batch, from 0; of the prompt where each is answered alone.
         timings: by configuration; those that had failed by then are missing.
     """
 
@@ -72,42 +78,40 @@ class Race:
         self.failed: dict[str, str] = {}
         """Why a configuration is out of the race."""
 
-    def warm_up(self, prompt: tuple[int, ...]) -> None:
+    def warm_up(self, prompts: Batch) -> None:
         """Let caches fill and kernels compile outside the measurement."""
         for configuration in list(self._left):
-            self._time(configuration, prompt, WARM_UP_TOKENS)
+            self._time(configuration, prompts, WARM_UP_TOKENS)
 
     def run(
         self,
-        prompts: Sequence[tuple[int, ...]],
+        batches: Sequence[Batch],
         rounds: int,
         tokens: int,
         done: frozenset[tuple[int, int]] = frozenset(),
         say: Callable[[str], None] = lambda line: None,
     ) -> Iterator[Turn]:
-        """Turns, round by round; those in `done`, as pairs of round and prompt, are left out.
+        """Turns, round by round; those in `done`, as pairs of round and batch, are left out.
 
         Who begins changes from turn to turn, so that no one always follows the same one.
         """
-        for number in range(rounds * len(prompts)):
-            place = divmod(number, len(prompts))
+        for number in range(rounds * len(batches)):
+            place = divmod(number, len(batches))
             if place in done or not self._left:
                 continue
             timings = {}
             shift = number % len(self._left)
             for configuration in self._left[shift:] + self._left[:shift]:
                 say(configuration.name)
-                timing = self._time(configuration, prompts[place[1]], tokens)
+                timing = self._time(configuration, batches[place[1]], tokens)
                 if timing is not None:
                     timings[configuration.name] = timing
             yield Turn(*place, timings)
 
-    def _time(
-        self, configuration: Configuration, prompt: tuple[int, ...], tokens: int
-    ) -> Timing | None:
+    def _time(self, configuration: Configuration, prompts: Batch, tokens: int) -> Timing | None:
         try:
             engine = self._engines[configuration.engine]
-            return engine.time(prompt, configuration.speculation, tokens)
+            return engine.time_batch(prompts, configuration.speculation, tokens)
         except EngineFailed as error:
             self.failed[configuration.name] = str(error)
             self._left.remove(configuration)

@@ -7,13 +7,16 @@ starts it.
 from __future__ import annotations
 
 import argparse
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from arrivals import Arrivals
 from model_files import coarse_gguf
+
+PADDING = 0
+"""A token to the left of shorter prompts of a batch, which attention masks."""
 
 
 def main() -> None:
@@ -24,6 +27,7 @@ def main() -> None:
     parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of a prompt-lookup draft")
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--batch", type=int, help="prompts together; any number will do")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
@@ -42,7 +46,7 @@ def main() -> None:
             quantization_config=GgufConfig(dequantize=True),
         ).eval()
         model.generation_config.eos_token_id = None  # texts go on after end tokens
-        model.generation_config.pad_token_id = 0
+        model.generation_config.pad_token_id = PADDING
         return model
 
     model = load(arguments.model)
@@ -80,37 +84,43 @@ def main() -> None:
         rows = [generate(ids, seed, **speculative)[0] for seed in seeds]
         return rows, sum(map(len, rows)) - len(passes)  # a pass brings one token of its own
 
-    class Clock:
-        """Notes when tokens come; generation hands it the prompt first."""
+    class Stream:
+        """Notes when tokens come; generation hands it the prompts first."""
 
-        def __init__(self) -> None:
-            self.arrivals: list[tuple[float, int]] = []
+        def __init__(self, texts: int) -> None:
+            self.arrivals = Arrivals(texts)
+            self._texts = texts
+            self._begun = False
 
         def put(self, tokens: torch.Tensor) -> None:
-            self.arrivals.append((time.perf_counter(), tokens.numel()))
+            if self._begun:
+                self.arrivals.take(dict(enumerate(tokens.reshape(self._texts, -1).tolist())))
+            self._begun = True
 
         def end(self) -> None:
             pass
 
-    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
-        clock, ids = Clock(), torch.tensor([prompt])
-        begun = time.perf_counter()
-        row = model.generate(
+    def batch(prompts: list[list[int]], speculation: bool, tokens: int) -> Timing:
+        longest = max(map(len, prompts))
+        ids = torch.full((len(prompts), longest), PADDING)
+        mask = torch.zeros_like(ids)
+        for number, prompt in enumerate(prompts):
+            ids[number, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[number, longest - len(prompt) :] = 1
+        stream = Stream(len(prompts))
+        model.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
+            attention_mask=mask,
             max_new_tokens=tokens,
             do_sample=False,
-            streamer=clock,
+            streamer=stream,
             **(speculative if speculation else {}),
-        )[0, len(prompt) :]
-        seconds = time.perf_counter() - begun
-        first, count = clock.arrivals[1]
-        return {
-            "tokens": row.tolist(),
-            "seconds": seconds,
-            "first_seconds": first - begun,
-            "first_tokens": count,
-        }
+        )
+        return stream.arrivals.timing()
+
+    def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        found = batch([prompt], speculation, tokens)
+        return {**found, "tokens": found["tokens"][0]}
 
     @torch.no_grad()
     def law(prompt: list[int], temperature: float) -> Law:
@@ -123,7 +133,7 @@ def main() -> None:
         "weights": "float32",
         "drafting": drafting,
     }
-    serve(lines, about, continuations, law, timing)
+    serve(lines, about, continuations, law, timing, batch)
 
 
 if __name__ == "__main__":

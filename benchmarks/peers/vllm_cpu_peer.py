@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from arrivals import Arrivals
+
+SEEDS = 16
+"""Most continuations of a prompt that are drawn together."""
 
 
 def hugging_face_directory(source: Path, folder: Path) -> Path:
@@ -42,6 +46,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
+    parser.add_argument("--batch", type=int, default=1, help="prompts together")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
     arguments = parser.parse_args()
     lines = claim_output()
@@ -52,6 +57,7 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
 
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
 
     folder = hugging_face_directory(arguments.model, arguments.files / "hugging-face")
 
@@ -61,7 +67,7 @@ def main() -> None:
             dtype="float32",
             max_model_len=arguments.context,
             max_logprobs=-1,
-            max_num_seqs=16,
+            max_num_seqs=max(SEEDS, arguments.batch),
             enforce_eager=True,
             enable_prefix_caching=True,
             disable_log_stats=False,
@@ -119,6 +125,24 @@ def main() -> None:
             "first_seconds": answer.metrics.first_token_latency,
         }
 
+    def batch(prompts: list[list[int]], speculation: bool, tokens: int) -> Timing:
+        engine = models[speculation].llm_engine
+        setting = SamplingParams(
+            temperature=0.0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        arrivals = Arrivals(len(prompts))
+        for number, prompt in enumerate(prompts):
+            engine.add_request(str(number), {"prompt_token_ids": prompt}, setting)
+        while engine.has_unfinished_requests():
+            arrivals.take(
+                {int(each.request_id): each.outputs[0].token_ids for each in engine.step()}
+            )
+        return arrivals.timing()
+
     def law(prompt: list[int], temperature: float) -> Law:
         setting = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1, detokenize=False)
         row = generate(False, prompt, [setting])[0].logprobs[0]
@@ -130,7 +154,7 @@ def main() -> None:
         "weights": "float32",
         "drafting": f"n-gram, {arguments.tokens} tokens, n-grams of 1 to 3",
     }
-    serve(lines, about, continuations, law, timing)
+    serve(lines, about, continuations, law, timing, batch)
 
 
 if __name__ == "__main__":

@@ -166,6 +166,14 @@ DRAFTERS: tuple[Method, ...] = (
         "paceline.drafters.trained:KangarooDrafter",
     ),
     Method(
+        "hidden-transfer",
+        "drafter",
+        LOSSLESS,
+        "features; weights for the model (paceline train drafter)",
+        "after Wu et al. 2024, arXiv:2404.12022",
+        "paceline.drafters.trained:HiddenTransferDrafter",
+    ),
+    Method(
         "ppd",
         "drafter",
         LOSSLESS,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.noise import finishers
+from paceline.randomness import Draw, Purpose, Randomness
 from paceline.types import Law, ProbArray
 
 AGREE = 1e-12
@@ -46,3 +48,13 @@ def without(law: Law, token: int) -> Law | None:
         return None
     probs /= mass
     return Law(probs, law.ids, law.size)
+
+
+def gumbel_max(law: Law, position: int, randomness: Randomness) -> int:
+    """The token of `law` that wins under the noise of `position`; distributed as `law`.
+
+    A certain token needs no noise, so that greedy runs can be enumerated.
+    """
+    if len(law.probs) == 1:
+        return law.token(0)
+    return finishers(law, randomness.noise(Draw(position, Purpose.NOISE)))[0]

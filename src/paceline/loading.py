@@ -12,17 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline import registry, tuned
-from paceline.controllers.base import ControllerContext
+from paceline import registry
 from paceline.controllers.cost import COST_FORMAT, CostModel, load_or_measure
-from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.base import DrafterContext
+from paceline.drafting import Assembly
 from paceline.engine import Engine
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import FirstLayers, ModelSource, resolve
-from paceline.naming import make_drafter
 from paceline.options import split_options
 from paceline.runtimes import processor
 from paceline.stopping import StopRules
@@ -39,8 +36,6 @@ _PACKAGES = {
     "transformers": ("transformers", "torch"),
 }
 """What the built-in runtimes import."""
-
-DEFAULT_DRAFTER = "suffix-automaton"
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,7 +77,12 @@ class Loaded:
     def costs(self) -> CostModel:
         """c(n) on this machine, from the cache if it was measured before."""
         return load_or_measure(
-            self.target, {"version": f"{__version__}.{COST_FORMAT}", **self.place}
+            self.target,
+            {
+                "version": f"{__version__}.{COST_FORMAT}",
+                **self.place,
+                "attention": self.target.capabilities.attention,
+            },
         )
 
 
@@ -233,65 +233,19 @@ def make_engine(
             )
         )
     )
-    auto = None
-    if drafter == "auto":
-        # Rules for drawn drafts take other drafters than those that are tuned.
-        saved = tuned.read(loaded.place) if None in rule.accepts else None
-        auto = "default" if saved is None else "tuned"
-        chosen = Configuration(DEFAULT_DRAFTER) if saved is None else saved.configuration
-        drafter = chosen.drafter
-        if controller == "auto" and nodes is None and depth is None:
-            controller, nodes, depth = chosen.controller, chosen.nodes, chosen.depth
-    if controller == "auto":
-        controller = "cost-model" if nodes is None and depth is None else "fixed"
-    sizing, sizes = split_options(controller, "controller")
-    make_controller = registry.find("controller", sizing).load().create
-    if drafter == "none":
-        controller, nodes, depth, sizes = "fixed", 1, 1, {}
-        make_controller = Fixed.create
-    unused = [draft_model] if draft_model is not None else []
-
-    def load_draft_model() -> Target:
-        if draft_model is None:
-            raise InvalidOption(
-                f"drafter '{drafter}' needs a draft model: name one with --draft-model"
-            )
-        unused.clear()
-        return load_draft(loaded, draft_model, progress=progress).target
-
-    drafting = make_drafter(
-        drafter,
-        DrafterContext(
-            loaded.target.capabilities,
-            load_draft_model,
-            rule.accepts,
-            rule.shape,
-            model=loaded.source.fingerprint,
-            run_network=getattr(loaded.target, "run_network", None),
-            # A lossy rule might accept nodes that hold no token.
-            add_embeddings=(
-                getattr(loaded.target, "add_embeddings", None) if rule.lossless else None
-            ),
-            costs=lambda: loaded.costs,
-        ),
+    assembly = Assembly(
+        loaded,
+        rule,
+        verifier,
+        draft_model,
+        lambda model: load_draft(loaded, model, progress=progress).target,
     )
-    if drafter != "none" and drafting.kind not in rule.accepts:
-        takes = ", ".join(sorted(kind or "deterministic" for kind in rule.accepts))
-        raise InvalidOption(
-            f"verifier '{verifier}' takes {takes} drafts, and drafter '{drafter}' makes "
-            f"{drafting.kind or 'deterministic'} ones: use verifier 'coupled' or drafter "
-            "'draft-model'"
-        )
-    if unused:
-        raise InvalidOption(
-            f"drafter '{drafter}' uses no draft model: use drafter 'draft-model' or leave out "
-            f"{draft_model}"
-        )
+    drafting = assembly.make(Configuration(drafter, controller, nodes, depth))
     decoder = AutoregressiveDecoder(
         loaded.target,
-        drafting,
+        drafting.drafter,
         rule,
-        make_controller(ControllerContext(lambda: loaded.costs, nodes, depth, sizes)),
+        drafting.controller,
         StopRules(loaded.tokenizer.eos_token_ids, loaded.target.capabilities.max_context),
     )
     capabilities = loaded.target.capabilities
@@ -303,13 +257,9 @@ def make_engine(
         "layout": capabilities.layout,
         "kv_precision": capabilities.kv_precision,
         "kv_lossy": capabilities.kv_lossy,
-        "drafter": drafter,
-        "auto": auto,
+        **drafting.settings,
         "verifier": verifier,
         "lossless": rule.lossless,
-        "controller": controller,
-        "nodes": nodes,
-        "depth": depth,
         "draft_model": draft_model,
         "version": __version__,
     }
@@ -362,7 +312,8 @@ def load(
             nothing.
         kv_precision: of the key-value cache: "fp32", "fp16", or "u8" (lossy).
         drafter: see `paceline methods`; "none" is plain decoding. "auto" is what `paceline tune`
-            found, sizes and controller included unless they are given here, or prompt lookup.
+            found for greedy requests and for sampled ones, sizes and controller included unless
+            they are given here, or a suffix automaton where nothing was tuned.
         verifier: see `paceline methods`; "auto" is "coupled". Options follow after a colon, as in
             "relaxed:ratio=1.5".
         controller: "auto" measures costs and chooses draft sizes, or keeps `nodes` and `depth`

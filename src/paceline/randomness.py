@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from paceline.noise import TokenNoise
 from paceline.types import ProbArray
 
 
@@ -57,7 +58,11 @@ class Randomness(Protocol):
         ...
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
-        """Noise for every token of a vocabulary: float64 `[size]`, uniform in (0, 1)."""
+        """Many numbers at once: float64 `[size]`, uniform in (0, 1)."""
+        ...
+
+    def noise(self, draw: Draw) -> TokenNoise:
+        """Noise for every token id, computed for those that are asked for."""
         ...
 
 
@@ -68,7 +73,7 @@ _BLOCK = 512
 class KeyedRandomness:
     """Every draw is a function of seed, stream and name: a hash, or a generator seeded by one.
 
-    For a whole vocabulary the generator is SFC64, the fastest that numpy has.
+    The generator, for many numbers at once, is SFC64, the fastest that numpy has.
     """
 
     def __init__(self, seed: int, stream: int = 0) -> None:
@@ -81,10 +86,13 @@ class KeyedRandomness:
         values = np.random.Generator(np.random.SFC64(named)).random(size)
         return np.maximum(values, 2.0**-54, out=values)
 
+    def noise(self, draw: Draw) -> TokenNoise:
+        """Keyed by a hash; a digest of another length is another hash than that of `unit`."""
+        return TokenNoise(self._digest(draw, 16))
+
     def unit(self, draw: Draw) -> float:
         """One number like those of `uniform`, by a hash: cheaper than a generator."""
-        name = repr((*self._key, *map(int, draw))).encode()
-        bits = int.from_bytes(blake2b(name, digest_size=8).digest(), "little") >> 11
+        bits = int.from_bytes(self._digest(draw, 8), "little") >> 11
         return max(bits * 2.0**-53, 2.0**-54)
 
     def choice(self, weights: ProbArray, draw: Draw) -> int:
@@ -107,3 +115,7 @@ class KeyedRandomness:
     def bernoulli(self, probability: float, draw: Draw) -> bool:
         """True when the draw's uniform lies under `probability`."""
         return self.unit(draw) < probability
+
+    def _digest(self, draw: Draw, size: int) -> bytes:
+        name = repr((*self._key, *map(int, draw))).encode()
+        return blake2b(name, digest_size=size).digest()

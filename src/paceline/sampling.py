@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 
 from paceline.errors import BadLogits
-from paceline.law import one_hot
+from paceline.law import gumbel_max, one_hot
+from paceline.noise import block_maxima, race
+from paceline.randomness import Draw, Purpose, Randomness
 from paceline.target import Output
 from paceline.tree import node_name, path_to
 from paceline.types import (
@@ -50,20 +53,41 @@ def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
     return result
 
 
-def _nucleus(logits: ProbArray, top_p: float) -> IntArray:
-    """Positions of the smallest set of most likely entries whose mass reaches `top_p`.
+_ROUGH = 1e-5
+"""More than the relative error of a sum of float32 exponentials over a vocabulary."""
+
+
+def _nucleus(
+    logits: LogitArray | ProbArray, peak: float, temperature: float, top_p: float
+) -> IntArray:
+    """Ascending positions of the fewest likeliest entries whose mass reaches `top_p`, in (0, 1).
 
     Only entries that may belong to it are sorted: first the likely ones, all if those do not do.
+    The whole mass is summed in float32, several times faster, and in float64 where the error of
+    that might move the cut.
     """
-    weights = np.exp(logits - logits.max())
-    goal = top_p * weights.sum()
-    for floor in (1e-2, 1e-4, 0.0):
-        inside = np.flatnonzero(weights >= floor)
-        order = inside[np.argsort(-weights[inside], kind="stable")]  # ties to the lower id
-        mass = np.cumsum(weights[order])
-        if mass[-1] >= goal:
+
+    def mass() -> float:
+        return float(np.exp(_scaled(logits, peak, temperature)).sum())
+
+    error = _ROUGH if temperature > 1e-3 else 0.0
+    if error:
+        rough = (logits - peak).astype(np.float32, copy=False)
+        rough /= temperature
+        goal = top_p * float(np.exp(rough, out=rough).sum(dtype=np.float64))
+    else:
+        goal = top_p * mass()
+    for floor in (-5.0, -10.0, -np.inf):
+        inside = np.flatnonzero(logits >= peak + floor * temperature)
+        weights = np.exp(_scaled(logits[inside], peak, temperature))
+        order = np.argsort(-weights, kind="stable")  # ties to the lower id
+        reached = np.cumsum(weights[order])
+        if reached[-1] >= goal * (1 + error):
             break
-    return order[: int(np.searchsorted(mass, goal)) + 1]
+    cut, latest = np.searchsorted(reached, (goal * (1 - error), goal * (1 + error))).tolist()
+    if cut < latest:
+        cut = int(np.searchsorted(reached, top_p * mass()))
+    return np.sort(inside[order[: cut + 1]])
 
 
 def _adjust(
@@ -86,30 +110,38 @@ def _adjust(
     return x
 
 
-def _truncate(x: ProbArray, params: SamplingParams) -> Law:
-    """Temperature, top-k, top-p, min-p and softmax over float64 `[vocabulary]` logits, in place."""
-    size = len(x)
-    x -= _peak(x)
-    with np.errstate(over="ignore"):  # the peak is taken out first, so only -inf can come of it
-        x /= params.temperature
+def _truncate(logits: LogitArray | ProbArray, params: SamplingParams) -> Law:
+    """Top-k, temperature, top-p, min-p and softmax over `[vocabulary]` logits, in float64."""
+    size = len(logits)
+    peak = _peak(logits)
+    temperature = params.temperature
     ids: IntArray | None = None
-
-    def narrow(keep: IntArray) -> None:
-        nonlocal x, ids
-        keep = np.sort(keep)
-        ids = keep if ids is None else ids[keep]
-        x = x[keep]
-
     if 0 < params.top_k < size:
-        narrow(np.flatnonzero(x >= x[top_k_ids(x, params.top_k)[-1]]))
+        ids = np.flatnonzero(logits >= logits[top_k_ids(logits, params.top_k)[-1]])
+        logits = logits[ids]
     if params.top_p < 1:
-        narrow(_nucleus(x, params.top_p))
+        keep = _nucleus(logits, peak, temperature, params.top_p)
+        ids, logits = keep if ids is None else ids[keep], logits[keep]
+    x = _scaled(logits, peak, temperature)
     if params.min_p > 0:
         with np.errstate(divide="ignore"):
-            narrow(np.flatnonzero(x >= np.log(params.min_p)))
+            keep = np.flatnonzero(x >= np.log(params.min_p))
+        ids, x = keep if ids is None else ids[keep], x[keep]
     np.exp(x, out=x)
     x /= x.sum()
     return Law(x, ids, size)
+
+
+def _scaled(logits: LogitArray | ProbArray, peak: float, temperature: float) -> ProbArray:
+    """float64 logits over the temperature, the largest 0.
+
+    The peak is taken out first, so that no temperature makes infinity of it.
+    """
+    x: ProbArray = logits.astype(np.float64)
+    x -= peak
+    with np.errstate(over="ignore"):
+        x /= temperature
+    return x
 
 
 def _peak(x: LogitArray | ProbArray) -> float:
@@ -152,6 +184,8 @@ class Sampler:
             and not params.logit_bias
             and not params.banned_tokens
         )
+        truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self._whole = not params.greedy and not truncated
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append generated tokens to the context of penalties."""
@@ -173,17 +207,39 @@ class Sampler:
             return one_hot(forced, size)
         if params.greedy and self._plain:
             return one_hot(_argmax(logits), size)
-        output = self._output
-        if path:
-            output = output + Counter(path)
-        x = (
-            logits.astype(np.float64)
-            if self._plain
-            else _adjust(logits, params, self._prompt, output)
-        )
+        x = self._adjusted(logits, path)
         if params.greedy:
             return one_hot(_argmax(x), size)
         return _truncate(x, params)
+
+    def winner(
+        self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
+    ) -> int:
+        """The token that wins by `law` under the noise of `position`.
+
+        Where all tokens are possible, a race over logits replaces a law over the vocabulary.
+
+        Args:
+            logits: as for `law`.
+            path: as for `law`.
+            position: absolute position of the token.
+            randomness: of the sequence.
+        """
+        forced = self._generated + len(path) in self.params.forced_tokens
+        if forced or not self._whole:
+            return gumbel_max(self.law(logits, path), position, randomness)
+        x = self._adjusted(logits, path)
+        maxima = block_maxima(x)
+        peak, temperature = _peak(maxima), self.params.temperature
+        noise = randomness.noise(Draw(position, Purpose.NOISE))
+        return race(x, maxima, lambda values: _scaled(values, peak, temperature), noise)[0]
+
+    def _adjusted(self, logits: LogitArray, path: Sequence[int]) -> LogitArray | ProbArray:
+        """Logits after penalties, bias and bans; the logits themselves where there are none."""
+        if self._plain:
+            return logits
+        output = self._output + Counter(path) if path else self._output
+        return _adjust(logits, self.params, self._prompt, output)
 
 
 class NodeLaws:
@@ -228,17 +284,36 @@ class NodeLaws:
         """As `law`, but at temperature 1 where the request is greedy."""
         return self._law(node, soft=True)
 
+    def winner(self, node: int, position: int, randomness: Randomness) -> int:
+        """The token that wins by the law at `node` under the noise of `position`.
+
+        Raises:
+            BadLogits: as `law`.
+        """
+        with self._blaming(node):
+            return self._sampler.winner(*self._at(node), position, randomness)
+
     def _law(self, node: int, soft: bool) -> Law:
         known = self._known.get((node, soft))
         if known is None:
-            path = self._draft.tokens[list(path_to(self._draft, node))].tolist()
-            try:
-                known = self._sampler.law(self._output.logits[node + 1], path, soft=soft)
-            except BadLogits as error:
-                where = node_name(node)
-                raise BadLogits(f"verifier '{self._rule}' at {where}: {error}") from None
+            with self._blaming(node):
+                known = self._sampler.law(*self._at(node), soft=soft)
             self._known[node, soft] = known
         return known
+
+    def _at(self, node: int) -> tuple[LogitArray, list[int]]:
+        """The logits at a node, and the drafted tokens down to it."""
+        path = self._draft.tokens[list(path_to(self._draft, node))].tolist()
+        return self._output.logits[node + 1], path
+
+    @contextmanager
+    def _blaming(self, node: int) -> Iterator[None]:
+        """Errors about logits name the node and who asked."""
+        try:
+            yield
+        except BadLogits as error:
+            where = node_name(node)
+            raise BadLogits(f"verifier '{self._rule}' at {where}: {error}") from None
 
     def hidden(self, node: int) -> LogitArray:
         """float32 `[hidden_size]`, the target's final hidden state at `node`."""

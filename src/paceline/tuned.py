@@ -1,4 +1,7 @@
-"""What `paceline tune` chose for a model on a machine, as `drafter="auto"` reads it."""
+"""What `paceline tune` chose for a model on a machine, as `drafter="auto"` reads it.
+
+Greedy and sampled decoding (temperature above 0) have a choice each.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from paceline import registry
 from paceline.errors import InvalidOption
@@ -18,7 +21,12 @@ from paceline.naming import check_drafter
 from paceline.options import split_options
 from paceline.version import __version__
 
-_FORMAT = 1
+Kind = Literal["greedy", "sampled"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Kinds of decoding that have a choice of their own."""
+
+_FORMAT = 2
 """Raised when the meaning of a choice changes, so that older ones are not read."""
 
 _PLACE = ("model", "runtime", "device", "precision", "layout", "machine")
@@ -59,13 +67,13 @@ class Choice:
 
 
 def path_of(place: Mapping[str, object]) -> Path:
-    """The file of the choice for a place (`Loaded.place`)."""
+    """The file of the choices for a place (`Loaded.place`)."""
     name = "-".join(str(place[field]).replace("/", "_") for field in _PLACE)
     return cache_dir() / "tuned" / f"{name}.json"
 
 
-def read(place: Mapping[str, object]) -> Choice | None:
-    """The saved choice, or None.
+def read(place: Mapping[str, object]) -> dict[Kind, Choice]:
+    """The saved choices of the kinds that were tuned.
 
     A file that is damaged, foreign or of another version is set aside with a warning.
     """
@@ -73,20 +81,24 @@ def read(place: Mapping[str, object]) -> Choice | None:
     try:
         return _checked(json.loads(path.read_text(encoding="utf-8")), place)
     except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, InvalidOption) as error:
+        return {}
+    except (
+        *(OSError, ValueError, TypeError, KeyError, AttributeError),
+        *(RecursionError, InvalidOption),
+    ) as error:
         set_aside(path, str(error))
-        return None
+        return {}
 
 
-def write(place: Mapping[str, object], choice: Choice) -> Path:
-    """Save a choice in place of an earlier one, and return its file.
+def write(place: Mapping[str, object], kind: Kind, choice: Choice) -> Path:
+    """Save a choice in place of an earlier one of its kind, and return the file.
 
     Raises:
         ModelError: the cache cannot be written.
     """
     path = path_of(place)
-    content = {**_origin(place), **asdict(choice)}
+    choices = {each: asdict(known) for each, known in {**read(place), kind: choice}.items()}
+    content = {**_origin(place), "choices": choices}
     text = json.dumps({**content, "digest": _digest(content)}, indent=1)
     try:
         write_atomically(path, text + "\n")
@@ -112,14 +124,19 @@ def _origin(place: Mapping[str, object]) -> dict[str, Any]:
     return {"format": _FORMAT, "version": __version__, "place": held}
 
 
-def _checked(content: Any, place: Mapping[str, object]) -> Choice:
-    """The choice in a file; an error of some kind if the file is not what `write` made here."""
+def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, Choice]:
+    """The choices in a file; an error of some kind if the file is not what `write` made here."""
     digest = content.pop("digest") if isinstance(content, dict) else None
     if digest is None or digest != _digest(content):
         raise ValueError("it is damaged or no tuned choice")
     for key, value in _origin(place).items():
         if content[key] != value:
-            raise ValueError(f"its {key} is another one")
+            what = "for another model or machine" if key == "place" else "by another version"
+            raise ValueError(f"it was saved {what}")
+    return {kind: _choice(found) for kind in KINDS if (found := content["choices"].get(kind))}
+
+
+def _choice(content: Mapping[str, Any]) -> Choice:
     configuration = Configuration(**content["configuration"])
     check_drafter(configuration.drafter)  # a plugin may be gone by now
     controller = split_options(configuration.controller, "controller")[0]

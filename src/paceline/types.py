@@ -216,6 +216,8 @@ class Capabilities:
         bit_exact: whether a token's logits are the same numbers however its pass was batched and
             drafted (layout "exact"). Where False, near-ties may resolve differently.
         layout: tree layout in use.
+        attention: which operation attends: "paths" (our own) or "plugin" on runtime openvino; empty
+            where there is one only.
         tree: whether drafts with branches are supported.
         row_buckets: if not empty, forwards are padded to the next of these row counts, and
             changing from one to another costs extra.
@@ -240,6 +242,7 @@ class Capabilities:
     kv_precision: str | None = None
     kv_lossy: bool = False
     kv_bytes_per_token: int = 0
+    attention: str = ""
 
 
 @dataclass(frozen=True, slots=True)

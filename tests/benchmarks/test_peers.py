@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import table
-from benchmarks.peers.timing import Configuration, Race, Samples, Turn
+from benchmarks.peers.batches import BatchEngine
+from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 
 from paceline.audit.engine import Timing
-from paceline.audit.lines import ProcessEngine
 from paceline.audit.peers import scripts
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
@@ -33,11 +33,11 @@ class Fake:
         self._name, self._log, self._dies_at = name, log, dies_at
         self._asked = 0
 
-    def time(self, prompt: tuple[int, ...], speculation: bool, tokens: int) -> Timing:
+    def time_batch(self, prompts: Batch, speculation: bool, tokens: int) -> Timing:
         self._asked += 1
         if self._asked == self._dies_at:
             raise EngineFailed("it is gone")
-        self._log.append((self._name, speculation, prompt[0]))
+        self._log.append((self._name, speculation, prompts[0][0]))
         return Timing((7,) * tokens, 1.0, 0.5)
 
 
@@ -49,7 +49,7 @@ def timing(speed: float, tokens: Sequence[int] = (1, 2, 3, 4, 5), first: int = 1
 def test_every_configuration_answers_a_prompt_before_the_next_prompt() -> None:
     log: list[tuple[str, bool, int]] = []
     race = Race({"own": Fake("own", log), "fast": Fake("fast", log)}, [PLAIN, DRAFTS, FAST])
-    turns = list(race.run([(10,), (20,)], 2, 4))
+    turns = list(race.run([((10,),), ((20,),)], 2, 4))
     assert [(turn.round, turn.prompt) for turn in turns] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [prompt for _, _, prompt in log] == [10] * 3 + [20] * 3 + [10] * 3 + [20] * 3
     for start in range(0, 12, 3):
@@ -65,14 +65,14 @@ def test_finished_turns_are_left_out() -> None:
     log: list[tuple[str, bool, int]] = []
     race = Race({"own": Fake("own", log)}, [PLAIN])
     done = frozenset({(0, 0), (1, 1)})
-    turns = list(race.run([(10,), (20,)], 2, 4, done))
+    turns = list(race.run([((10,),), ((20,),)], 2, 4, done))
     assert [(turn.round, turn.prompt) for turn in turns] == [(0, 1), (1, 0)]
 
 
 def test_an_engine_that_fails_does_not_stop_the_others() -> None:
     log: list[tuple[str, bool, int]] = []
     race = Race({"own": Fake("own", log), "fast": Fake("fast", log, 2)}, [PLAIN, FAST])
-    turns = list(race.run([(10,)], 4, 4))
+    turns = list(race.run([((10,),)], 4, 4))
     assert [sorted(turn.timings) for turn in turns] == [
         ["fast plain", "own plain"],
         *[["own plain"]] * 3,
@@ -82,8 +82,8 @@ def test_an_engine_that_fails_does_not_stop_the_others() -> None:
 
 def test_a_race_without_engines_ends() -> None:
     race = Race({"fast": Fake("fast", [], 1)}, [FAST])
-    race.warm_up((1,))
-    assert list(race.run([(10,)], 3, 4)) == []
+    race.warm_up(((1,),))
+    assert list(race.run([((10,),)], 3, 4)) == []
 
 
 def test_speed_leaves_out_the_first_tokens_and_their_time() -> None:
@@ -205,7 +205,7 @@ def program(tmp_path: Path) -> list[str]:
 
 
 def test_an_engine_without_a_clock_is_timed_from_outside(program: list[str]) -> None:
-    engine = ProcessEngine(program)
+    engine = BatchEngine(program)
     found = engine.time((1, 2), True, 4)
     assert found.tokens == (5, 5, 5, 5)
     assert found.timed == "difference"
@@ -226,11 +226,11 @@ def test_the_command(
     """Two engines of which one has no environment; the second run finds nothing left to do."""
     started: list[str] = []
 
-    def start(name: str, source: object, threads: int) -> ProcessEngine:
+    def start(name: str, source: object, threads: int) -> BatchEngine:
         started.append(name)
         if name == "genai-u8":
             raise InvalidOption("engine 'genai' has no environment: make it")
-        return ProcessEngine(program)
+        return BatchEngine(program)
 
     monkeypatch.setattr(command, "start", start)
     monkeypatch.setattr(command, "resolve", lambda name: Model())
@@ -281,7 +281,7 @@ class Model:
 def test_what_was_there_is_kept_when_a_run_is_interrupted(
     tmp_path: Path, program: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Interrupted(ProcessEngine):
+    class Interrupted(BatchEngine):
         asked = 0
 
         def time(self, prompt: object, speculation: bool, tokens: int) -> Timing:
@@ -297,7 +297,7 @@ def test_what_was_there_is_kept_when_a_run_is_interrupted(
     results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     assert [row["samples"] for row in results["rows"]] == [1, 1]
 
-    monkeypatch.setattr(command, "start", lambda *_: ProcessEngine(program))
+    monkeypatch.setattr(command, "start", lambda *_: BatchEngine(program))
     assert command.main(line) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     assert [row["samples"] for row in results["rows"]] == [3, 3]

@@ -15,8 +15,8 @@ from tests.cli import fakes
 from tests.cli.conftest import Command
 
 from paceline.cli.paint import Painter
+from paceline.drafting import DEFAULT_DRAFTER
 from paceline.engine import Engine, Event
-from paceline.loading import DEFAULT_DRAFTER
 from paceline.target import RuntimeOptions
 
 pytestmark = pytest.mark.usefixtures("loads")

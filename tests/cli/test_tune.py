@@ -19,8 +19,9 @@ from tests.cli.conftest import Command, one_line
 from paceline import tuned
 from paceline.cli import tune as module
 from paceline.engine import Engine
-from paceline.tuned import Choice, Configuration
-from paceline.tuning.space import DEFAULT, EVERYTHING
+from paceline.tuned import KINDS, Choice, Configuration
+from paceline.tuning.kinds import tune_kinds
+from paceline.tuning.space import DEFAULT, Space
 from paceline.tuning.tuner import Tuner
 
 pytestmark = pytest.mark.usefixtures("loads")
@@ -36,7 +37,7 @@ ROW = {
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock takes a second, however slow this machine is."""
     ticks = itertools.count()
-    monkeypatch.setitem(Tuner.__init__.__kwdefaults__, "clock", lambda: float(next(ticks)))
+    monkeypatch.setitem(tune_kinds.__kwdefaults__, "clock", lambda: float(next(ticks)))
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, tokens in (("recycling, fixed 7x4", 1.8), ("prompt-lookup, cost-model", 1.5))
     ]
     monkeypatch.setattr(Tuner, "finals", lambda self: rows)
-    monkeypatch.setattr(Tuner, "decision", lambda self: EVERYTHING["recycling, fixed 7x4"])
+    monkeypatch.setattr(Tuner, "decision", lambda self: Space().everything["recycling, fixed 7x4"])
 
 
 def test_the_choice_is_saved_printed_and_explained(
@@ -72,16 +73,21 @@ def test_the_choice_is_saved_printed_and_explained(
 ) -> None:
     done = command(*arguments(prompts))
     assert done.code == 0, done.err
-    assert done.out.splitlines()[0].startswith("configuration")
-    assert "drafter auto is now recycling, fixed 7x4, saved in" in done.out
-    choice = tuned.read(fakes.loaded().place)
-    assert choice is not None
-    assert choice.configuration == Configuration("recycling", "fixed", 7, 4)
+    assert done.out.splitlines()[0] == "greedy:"
+    assert done.out.splitlines()[1].startswith("configuration")
+    assert "\nsampled:\n" in done.out
+    assert done.out.count("drafter auto is now recycling, fixed 7x4, saved in") == 2
+    choices = tuned.read(fakes.loaded().place)
+    for kind in KINDS:
+        assert choices[kind].configuration == Configuration("recycling", "fixed", 7, 4)
 
     told = command("tune", "--explain")
     assert told.code == 0, told.err
-    assert told.out.splitlines()[0].startswith("drafter auto is recycling, fixed 7x4, for table")
-    assert "mine.jsonl, 6 tokens each, temperature 0" in told.out
+    for kind in KINDS:
+        head = f"drafter auto is recycling, fixed 7x4 where decoding is {kind}, for table on"
+        assert sum(line.startswith(head) for line in told.out.splitlines()) == 1
+    assert "mine.jsonl, 6 tokens each, temperature 0\n" in told.out
+    assert "mine.jsonl, 6 tokens each, temperature 1\n" in told.out
     assert "c(1) = 1.00" in told.out
     assert (
         "why: recycling, fixed 7x4 makes 1.80 tokens per forward, which costs 1.20 times a plain "
@@ -100,31 +106,58 @@ def test_json_has_the_choice_and_its_evidence(
 ) -> None:
     done = json.loads(command(*arguments(prompts, "--json")).out)
     assert done["saved"] == str(tuned.path_of(fakes.loaded().place))
-    assert done["configuration"]["drafter"] == "recycling"
-    evidence: dict[str, Any] = done["evidence"]
+    assert set(done) == {*KINDS, "saved"}
+    assert done["sampled"]["configuration"]["drafter"] == "recycling"
+    assert done["sampled"]["evidence"]["settings"]["temperature"] == 1
+    evidence: dict[str, Any] = done["greedy"]["evidence"]
     assert evidence["settings"]["prompts"] == "mine.jsonl"
+    assert evidence["settings"]["temperature"] == 0
     assert {row["drafter"] for row in evidence["search"]} > {DEFAULT.name}
     assert all(set(row) == ROW for row in evidence["search"] + evidence["finals"])
     again = json.loads(command("tune", "--explain", "--json").out)
     assert again == {**done, "saved": None}
 
 
-def test_whatever_wins_here_is_a_configuration_that_runs(command: Command, prompts: Path) -> None:
-    done = command(*arguments(prompts, "--json", "--temperature", "1"))
+@pytest.mark.parametrize("decoding", ["sampled", "both"])
+def test_whatever_wins_here_is_a_configuration_that_runs(
+    command: Command, prompts: Path, decoding: str
+) -> None:
+    asked = ("--decoding", decoding, "--temperature", "0.7", "--time-limit", "160")
+    done = command(*arguments(prompts, "--json", *asked))
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    choice = Choice(Configuration(**result["configuration"]), result["evidence"])
-    assert tuned.read(fakes.loaded().place) == choice
-    assert all(row["prompts"] == 2 for row in result["evidence"]["finals"])
+    kinds = [kind for kind in KINDS if decoding in (kind, "both")]
+    assert [key for key in result if key != "saved"] == kinds
+    choices = tuned.read(fakes.loaded().place)
+    assert list(choices) == kinds
+    for kind, choice in choices.items():
+        found = result[kind]
+        assert choice == Choice(Configuration(**found["configuration"]), found["evidence"])
+        assert all(row["prompts"] == 2 for row in found["evidence"]["finals"])
+        temperature = 0.7 if kind == "sampled" else 0
+        assert found["evidence"]["settings"]["temperature"] == temperature
+    assert command("generate", "dog", "--max-new-tokens", "4", "--temperature", "1").code == 0
+
+
+def test_tuning_one_kind_leaves_the_other_s_choice_alone(
+    command: Command, prompts: Path, decided: None
+) -> None:
+    kept = Choice(Configuration("prompt-lookup", "fixed", 5, 3), {})
+    tuned.write(fakes.loaded().place, "greedy", kept)
+    assert command(*arguments(prompts, "--decoding", "sampled", "--time-limit", "20")).code == 0
+    choices = tuned.read(fakes.loaded().place)
+    assert choices["greedy"] == kept
+    assert choices["sampled"].configuration.drafter == "recycling"
 
 
 def test_too_little_time_saves_nothing(command: Command, prompts: Path) -> None:
     done = command(*arguments(prompts, "--time-limit", "0.001"))
     assert done.code == 0
     assert "nothing was saved" in done.out
-    assert tuned.read(fakes.loaded().place) is None
+    assert tuned.read(fakes.loaded().place) == {}
     as_json = json.loads(command(*arguments(prompts, "--time-limit", "0.001", "--json")).out)
-    assert as_json == {"configuration": None, "search": [], "saved": None}
+    nothing = {"configuration": None, "search": []}
+    assert as_json == {**dict.fromkeys(KINDS, nothing), "saved": None}
 
 
 def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
@@ -145,28 +178,30 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(
         patch.setattr(Engine, "step", step)
         first = command(*call)
     assert first.code == 130
-    search = {row["drafter"]: row["prompts"] for row in json.loads(first.out)["search"]}
+    told = json.loads(first.out)
+    assert set(told) == {"greedy", "saved"}  # the other kind had not begun
+    search = {row["drafter"]: row["prompts"] for row in told["greedy"]["search"]}
     assert search
-    assert json.loads(first.out)["saved"] is None
+    assert told["saved"] is None
 
     second = json.loads(command(*arguments(prompts, "--json", "--time-limit", "0.001")).out)
-    assert {row["drafter"]: row["prompts"] for row in second["search"]} == search
+    assert {row["drafter"]: row["prompts"] for row in second["greedy"]["search"]} == search
     other = command(*arguments(prompts, "--json", "--time-limit", "0.001", "--seed", "3"))
-    assert json.loads(other.out)["search"] == []
+    assert json.loads(other.out)["greedy"]["search"] == []
 
 
 def test_a_choice_once_saved_outlives_a_run_that_decides_nothing(
     command: Command, prompts: Path
 ) -> None:
     choice = Choice(Configuration("recycling", "fixed", 5, 3), {})
-    tuned.write(fakes.loaded().place, choice)
+    tuned.write(fakes.loaded().place, "greedy", choice)
     command(*arguments(prompts, "--time-limit", "0.001"))
-    assert tuned.read(fakes.loaded().place) == choice
+    assert tuned.read(fakes.loaded().place) == {"greedy": choice}
 
 
 def test_forgetting(command: Command, prompts: Path, decided: None, cache: Path) -> None:
     assert "nothing to forget" in command("tune", "--forget").out
-    command(*arguments(prompts))
+    command(*arguments(prompts, "--time-limit", "20"))
     assert len(list((cache / "tuned").iterdir())) == 2
     assert command("tune", "--forget").out == "forgotten\n"
     assert list((cache / "tuned").iterdir()) == []
@@ -179,7 +214,7 @@ def test_there_is_nothing_to_explain_before_tuning(command: Command) -> None:
 
 
 def test_a_damaged_choice_is_named_and_set_aside(command: Command) -> None:
-    path = tuned.write(fakes.loaded().place, Choice(Configuration("none"), {}))
+    path = tuned.write(fakes.loaded().place, "greedy", Choice(Configuration("none"), {}))
     path.write_text("{")
     done = command("tune", "--explain")
     assert done.code == 2
@@ -198,6 +233,8 @@ def test_a_damaged_choice_is_named_and_set_aside(command: Command) -> None:
         (("--time-limit", "9" * 400), "is no time"),
         (("--explain", "--forget"), "do not go together"),
         (("--temperature", "-1"), "temperature"),
+        (("--temperature", "0"), "--temperature is of sampled decoding"),
+        (("--decoding", "beam"), "--decoding 'beam' is unknown: use greedy, sampled or both"),
         (("--max-new-tokens", "0"), "max_new_tokens"),
         (("--runtime", "magic"), "runtime 'magic' is unknown"),
         (("--layout", "magic"), "layout 'magic' is unknown"),
@@ -245,5 +282,5 @@ def test_without_optuna_one_line_says_what_to_install(
     done = command(*arguments(prompts))
     assert one_line(done)
     assert done.err.endswith("pip install 'paceline[tune]'\n")
-    tuned.write(fakes.loaded().place, Choice(Configuration("none"), {}))
+    tuned.write(fakes.loaded().place, "greedy", Choice(Configuration("none"), {}))
     assert command("tune", "--forget").code == 0  # needs none

@@ -66,6 +66,10 @@ class TableRunner:
             out.append(Branch(above.cache, above, tokens, path, self._logits(above.cache, path)))
         return out
 
+    def hidden(self, branch: Branch) -> LogitArray:
+        """The newest drafted token and how many there are."""
+        return np.array([[branch.state[-1], len(branch.state)]], dtype=np.float32)
+
     def _take_in(self, grown: Sequence[Grown]) -> None:
         for each in grown:
             each.cache.extend(each.tokens)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from paceline.drafters.ahead import LONGEST, Ahead
 from paceline.exactness.tabular import TabularModel, processed
 from paceline.law import one_hot
+from paceline.noise import TokenNoise
 from paceline.randomness import Draw, KeyedRandomness, Purpose
 from paceline.sequence import Sequence
 from paceline.types import ProbArray, SamplingParams
@@ -41,6 +42,10 @@ class Names:
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         self.given.append(draw)
         return np.full(size, 0.5)
+
+    def noise(self, draw: Draw) -> TokenNoise:
+        self.given.append(draw)
+        return TokenNoise(bytes(16))
 
 
 def started(prompt: list[int], params: SamplingParams = PARAMS) -> tuple[Sequence, Names]:
@@ -110,6 +115,7 @@ def test_every_kind_of_draw_is_renamed() -> None:
     inside.choice(np.ones(2), draw)
     inside.bernoulli(0.5, draw)
     inside.uniform(2, draw)
+    inside.noise(draw)
     assert len(set(names.given)) == 1
     assert names.given[0] != draw
 

@@ -28,6 +28,7 @@ from paceline.growth.paths import Paths
 from paceline.growth.shared_noise import SharedNoise
 from paceline.growth.stochastic_beam import StochasticBeam
 from paceline.growth.top_and_one import TopAndOne
+from paceline.law import gumbel_max
 from paceline.randomness import Randomness
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
@@ -35,7 +36,7 @@ from paceline.target import Output, Pass, Target
 from paceline.tree import path_to
 from paceline.types import ROOT, Budget, SamplingParams, TokenTree
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.coupled import Coupled, gumbel_max
+from paceline.verifiers.coupled import Coupled
 from paceline.verifiers.greedy import Greedy
 from paceline.verifiers.k_seq import KSeq
 from paceline.verifiers.recursive import Recursive

@@ -19,7 +19,7 @@ from tests.runtimes import tiny_openvino
 
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters import trained as module
+from paceline.drafters import trained_weights as module
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.trained import TrainedDrafter

@@ -33,6 +33,7 @@ from paceline.exactness.oracle import Joint, ScriptedRandomness, enumerate_law
 from paceline.exactness.tabular import LawOf, TabularModel, TabularTarget, processed
 from paceline.growth.branching import Branching
 from paceline.growth.shared_noise import SharedNoise
+from paceline.noise import TokenNoise
 from paceline.randomness import Draw, KeyedRandomness, Purpose, Randomness
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
@@ -186,6 +187,9 @@ class Apart:
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         return self._randomness.uniform(size, self._named(draw))
+
+    def noise(self, draw: Draw) -> TokenNoise:
+        return self._randomness.noise(self._named(draw))
 
     def _named(self, draw: Draw) -> Draw:
         return draw._replace(sibling=draw.sibling + self._offset)

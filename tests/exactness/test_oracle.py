@@ -83,6 +83,8 @@ def test_a_drafter_that_peeks_at_the_target_is_caught() -> None:
 def test_noise_cannot_be_enumerated() -> None:
     with pytest.raises(TypeError, match="Monte-Carlo"):
         enumerate_law(lambda r: (int(r.uniform(3, draw(0)).argmax()),))
+    with pytest.raises(TypeError, match="Monte-Carlo"):
+        enumerate_law(lambda r: (int(r.noise(draw(0)).of(np.arange(3)).argmax()),))
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [-1.0, 2.0], [np.nan, 1.0], [np.inf, 1.0]])

@@ -24,6 +24,7 @@ from paceline.growth.static import Static
 from paceline.growth.stochastic_beam import StochasticBeam
 from paceline.growth.threshold import Threshold
 from paceline.growth.top_and_one import TopAndOne
+from paceline.noise import TokenNoise
 from paceline.randomness import Draw, KeyedRandomness, Purpose
 from paceline.shapes.published import MEDUSA
 from paceline.types import ROOT, Budget, Law, ProbArray, SamplingParams, TokenTree
@@ -76,6 +77,10 @@ class Recorded(KeyedRandomness):
         if draw not in self.names:  # `choice` asks for the number that it was given the name of
             self.names.append(draw)
         return super().uniform(size, draw)
+
+    def noise(self, draw: Draw) -> TokenNoise:
+        self.names.append(draw)
+        return super().noise(draw)
 
 
 @any_growth

@@ -14,10 +14,10 @@ from paceline.exactness.compare import goodness_of_fit, max_error
 from paceline.exactness.oracle import Joint, enumerate_law
 from paceline.growth.base import Names
 from paceline.growth.draws import race, successive
-from paceline.law import from_dense
+from paceline.law import from_dense, gumbel_max
+from paceline.noise import finishers
 from paceline.randomness import Draw, KeyedRandomness, Purpose
 from paceline.types import Law
-from paceline.verifiers.coupled import gumbel_max
 
 Q = np.array([0.4, 0.05, 0.3, 0.25])
 SPARSE = Law(Q, np.array([1, 3, 4, 7]), 9)
@@ -84,9 +84,11 @@ def test_finishers_come_in_the_order_of_the_perturbed_logarithms(seed: int, coun
 
 @given(st.integers(0, 999), st.booleans())
 def test_the_winner_is_the_coupled_token(seed: int, sparse: bool) -> None:
-    """Drafts with shared noise and coupled verification agree to the last bit."""
+    """Drafts with shared noise and coupled verification agree."""
     randomness = KeyedRandomness(seed)
     law = SPARSE if sparse else from_dense(Q)
-    uniform = randomness.uniform(law.size, Draw(5, Purpose.NOISE))
-    winner = race(law.probs, uniform if law.ids is None else uniform[law.ids], 1)
+    ids = np.arange(law.size) if law.ids is None else law.ids
+    noise = randomness.noise(Draw(5, Purpose.NOISE))
+    winner = race(law.probs, np.exp(-noise.of(ids)), 1)
     assert law.token(int(winner[0])) == gumbel_max(law, 5, randomness)
+    assert finishers(law, noise, 2)[0] == gumbel_max(law, 5, randomness)

@@ -19,8 +19,9 @@ from paceline.growth.paths import Paths
 from paceline.growth.shared_noise import SharedNoise
 from paceline.growth.top_and_one import TopAndOne
 from paceline.law import from_dense, one_hot
+from paceline.noise import TokenNoise
 from paceline.randomness import Draw, KeyedRandomness, Purpose, Randomness
-from paceline.types import ROOT, Budget, ProbArray, TokenTree
+from paceline.types import ROOT, Budget, TokenTree
 
 MODEL = TabularModel(3, 2, seed=5)
 
@@ -115,8 +116,8 @@ def test_shared_noise_proposes_the_best_under_the_noise_of_each_position() -> No
     for parent, nodes in trees.children(draft).items():
         path = trees.path_to(draft, parent)
         q = MODEL.law((0, *draft.tokens[list(path)].tolist())).probs
-        uniform = KeyedRandomness(8).uniform(3, Draw(1 + len(path), Purpose.NOISE))
-        best = np.argsort(-(np.log(q) - np.log(-np.log(uniform))))[:2]
+        noise = KeyedRandomness(8).noise(Draw(1 + len(path), Purpose.NOISE)).of(np.arange(3))
+        best = np.argsort(-(np.log(q) - np.log(noise)))[:2]
         assert draft.tokens[nodes].tolist() == best.tolist()
 
 
@@ -124,9 +125,9 @@ def test_shared_noise_is_drawn_once_per_level_and_not_for_a_certain_token() -> N
     class Counted(KeyedRandomness):
         calls = 0
 
-        def uniform(self, size: int, draw: Draw) -> ProbArray:
+        def noise(self, draw: Draw) -> TokenNoise:
             self.calls += 1
-            return super().uniform(size, draw)
+            return super().noise(draw)
 
     for law, calls in ((MODEL.law, 2), (lambda context: one_hot(1, 3), 0)):
         randomness = Counted(0)

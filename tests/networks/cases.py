@@ -19,6 +19,7 @@ from paceline.networks.draft_lm import DraftLM
 from paceline.networks.eagle import Eagle
 from paceline.networks.eagle3 import Eagle3
 from paceline.networks.falcon import Falcon
+from paceline.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.hydra import Hydra
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.llama_layers import stack_shapes
@@ -37,6 +38,7 @@ GEOMETRY = Geometry(
     rope_base=100.0,
     norm_eps=1e-5,
     vocab_size=17,
+    target_layers=5,
 )
 DRAFT_VOCABULARY = 11
 
@@ -56,8 +58,15 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "block-parallel": lambda: BlockParallel(GEOMETRY, width=4),
     "draft-lm": lambda: DraftLM(GEOMETRY, steps=4, layers=2, ffn_size=10),
     "kangaroo": lambda: Kangaroo(GEOMETRY, steps=4, exit=2),
+    "hidden-transfer": lambda: HiddenTransfer(GEOMETRY, width=3),
     "longspec": lambda: LongSpec(GEOMETRY, steps=4, reach=4),
     "longspec-of-two": lambda: LongSpec(GEOMETRY, steps=4, reach=2),  # drafts outgrow the window
+}
+"""Those that run without a target beside them."""
+
+EVERY: dict[str, Callable[[], Network]] = {
+    **NETWORKS,
+    "longspec-across": lambda: LongSpec(GEOMETRY, steps=4, reach=2, cross=True),
 }
 
 
@@ -66,7 +75,7 @@ def module(network: Network, seed: int = 0, randomise: bool = True) -> DraftModu
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(GEOMETRY.vocab_size, GEOMETRY.width, generator=generator)
     head = torch.randn(DRAFT_VOCABULARY, GEOMETRY.width, generator=generator)
-    layers = stack_shapes("target", GEOMETRY, network.exit, GEOMETRY.ffn_size)
+    layers = stack_shapes("target", GEOMETRY, len(network.runs), GEOMETRY.ffn_size)
     lent = {name: torch.randn(shape, generator=generator) / 2 for name, shape in layers.items()}
     out = DraftModule(network, embedding, head, generator, lent).double()
     if randomise:

@@ -6,7 +6,7 @@ behind the last context row and are dropped before the next, as decoding does it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ class PlainOps:
         self._reach = reach
         self._caches: dict[int, list[tuple[Array, Array]]] = {}
         self._context_rows: dict[int, int] = {}
+        self._target: list[tuple[Array, Array]] = []
+        self._places: list[int] = []
 
     def drop_drafts(self) -> None:
         """Forget all rows but those of the context."""
@@ -94,6 +96,16 @@ class PlainOps:
     def attend_draft(self, layer: int, queries: Array, keys: Array, values: Array) -> Array:
         return self._append(self._caches[layer], queries, keys, values)
 
+    def know_target(self, make: Callable[[], tuple[Array, Array]]) -> None:
+        for key, value in zip(*map(self._heads, make()), strict=True):
+            self._target.append((self._rotate(key, len(self._target)), value))
+
+    def attend_target(self, queries: Array) -> Array:
+        rows = zip(self._heads(queries), self._places, strict=True)
+        return np.stack(
+            [self._attend(self._rotate(q, at), self._target[: at + 1]) for q, at in rows]
+        )
+
     def attend_slots(self, queries: Array, keys: Array, values: Array) -> Array:
         rows = list(zip(self._heads(keys), self._heads(values), strict=True))
         return np.stack([self._attend(query, rows) for query in self._heads(queries)])
@@ -103,6 +115,7 @@ class PlainOps:
     ) -> Array:
         """Write one row after another, each of which sees the cache up to itself."""
         out = []
+        self._places = [*range(len(cache), len(cache) + len(queries))]
         given = map(self._heads, (queries, keys, values))
         for query, key, value in zip(*given, strict=True):
             place = len(cache)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.networks.batch import batch_of
-from tests.networks.cases import DRAFT_VOCABULARY, GEOMETRY, NETWORKS, module, texts
+from tests.networks.cases import DRAFT_VOCABULARY, EVERY, GEOMETRY, module, texts
 
 from paceline.training.auxiliary import likeliest_tokens, network_loss
 from paceline.training.losses import find_loss
@@ -13,9 +13,9 @@ from paceline.training.losses import find_loss
 TIME, STEPS = 12, 40
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_network_learns_a_text_by_heart(name: str) -> None:
-    network = NETWORKS[name]()
+    network = EVERY[name]()
     trained = module(network, randomise=False).float()
     features, tokens = texts(1, TIME)
     features, tokens = features.float(), tokens % DRAFT_VOCABULARY
@@ -26,7 +26,7 @@ def test_a_network_learns_a_text_by_heart(name: str) -> None:
     optimiser = torch.optim.Adam(trained.parameters(), lr=0.02)
     given = (teacher, batch, places, find_loss("forward-kl"))
     losses = []
-    slow = network.blank or network.exit  # slots settle late, and frozen layers leave few weights
+    slow = network.blank or network.runs  # slots settle late, and frozen layers leave few weights
     for _ in range(STEPS * (4 if slow else 1)):
         optimiser.zero_grad()
         drafts = trained.draft(features, tokens)

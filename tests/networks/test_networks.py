@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.networks.cases import (
     DRAFT_VOCABULARY,
+    EVERY,
     GEOMETRY,
-    NETWORKS,
     context_rows,
     module,
     plain,
@@ -20,19 +20,19 @@ from torch.nn.functional import cross_entropy
 
 TIME = 9
 BLIND = ("medusa", "specformer")
-every_network = pytest.mark.parametrize("name", NETWORKS)
+every_network = pytest.mark.parametrize("name", EVERY)
 
 
 def drafts(name: str, features: Tensor, tokens: Tensor, seed: int = 0) -> Tensor:
     """`[batch, time, depth, columns]` of a network with random weights."""
     with torch.no_grad():
-        return torch.stack(module(NETWORKS[name](), seed)(features, tokens), dim=2)
+        return torch.stack(module(EVERY[name](), seed)(features, tokens), dim=2)
 
 
 @every_network
 def test_every_position_gets_a_draft_of_full_depth(name: str) -> None:
     features, tokens = texts(2, TIME)
-    network = NETWORKS[name]()
+    network = EVERY[name]()
     columns = DRAFT_VOCABULARY + network.blank
     assert drafts(name, features, tokens).shape == (2, TIME, network.depth, columns)
 
@@ -43,7 +43,7 @@ def test_decoding_with_a_cache_equals_the_pass_over_all_positions(
     name: str, chunks: list[int]
 ) -> None:
     features, tokens = texts(1, TIME + 6)
-    trained = module(NETWORKS[name]())
+    trained = module(EVERY[name]())
     network = trained.network
     with torch.no_grad():
         expected = torch.stack(trained(features, tokens), dim=2)[0].numpy()
@@ -58,11 +58,11 @@ def test_decoding_with_a_cache_equals_the_pass_over_all_positions(
         begin = end
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if NETWORKS[name]().layers])
+@pytest.mark.parametrize("name", [name for name in EVERY if EVERY[name]().layers])
 def test_a_row_lost_from_the_cache_is_noticed(name: str) -> None:
     """Negative control: the equality above does see the cache, every layer of it."""
     features, tokens = texts(1, TIME)
-    trained = module(NETWORKS[name]())
+    trained = module(EVERY[name]())
     for layer in range(trained.network.layers):
         results = []
         for lose in (False, True):
@@ -83,7 +83,7 @@ def test_a_row_lost_from_the_cache_is_noticed(name: str) -> None:
 def test_drafts_know_nothing_that_comes_later(name: str) -> None:
     """What a depth may know: features up to its position, tokens of the steps before its own."""
     features, tokens = texts(1, TIME)
-    network, at = NETWORKS[name](), 3
+    network, at = EVERY[name](), 3
     plainly = drafts(name, features, tokens)[0, at]
     future = features.clone()
     future[:, at + 1 :] += 1
@@ -100,7 +100,7 @@ def test_drafts_know_nothing_that_comes_later(name: str) -> None:
 def test_drafts_hang_on_what_they_may_know(name: str) -> None:
     """Negative control: every one of those inputs matters, so the equalities above say much."""
     features, tokens = texts(1, TIME)
-    network, at = NETWORKS[name](), 3
+    network, at = EVERY[name](), 3
     plainly = drafts(name, features, tokens)[0, at]
     present = features.clone()
     present[:, at] += 1
@@ -117,7 +117,7 @@ def test_drafts_hang_on_what_they_may_know(name: str) -> None:
 @every_network
 def test_gradients_reach_every_parameter(name: str) -> None:
     """Zero matrices hide those before them from the first step; one step on, all must move."""
-    trained = module(NETWORKS[name](), randomise=False)
+    trained = module(EVERY[name](), randomise=False)
     features, tokens = texts(2, TIME)
     optimiser = torch.optim.SGD(trained.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(5)
@@ -139,7 +139,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
 @every_network
 def test_all_that_is_trained_on_has_one_shape_and_the_same_logits(name: str) -> None:
     features, tokens = texts(2, TIME)
-    trained = module(NETWORKS[name]())
+    trained = module(EVERY[name]())
     with torch.no_grad():
         found, plainly = trained.draft(features, tokens), trained(features, tokens)
     assert all(torch.equal(a, b) for a, b in zip(found.logits, plainly, strict=True))
@@ -156,12 +156,12 @@ def test_blind_networks_ignore_all_tokens(name: str) -> None:
     assert torch.equal(drafts(name, features, tokens), drafts(name, features, other))
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in BLIND])
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in BLIND])
 def test_sight_is_through_the_embeddings_alone(name: str) -> None:
     """With those zeroed, a network drafts the same whatever the tokens are."""
     features, tokens = texts(1, TIME)
     other = (tokens + 5) % 17
-    trained = module(NETWORKS[name]())
+    trained = module(EVERY[name]())
     with torch.no_grad():
         assert not torch.equal(trained(features, tokens)[0], trained(features, other)[0])
         trained.get_buffer("embedding").zero_()

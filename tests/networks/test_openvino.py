@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("openvino")
 
-from tests.networks.cases import GEOMETRY, context_rows, module, plain, texts
+from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, module, plain, texts
 from tests.networks.plain_ops import PlainDrafter
 from tests.networks.runners import IDS, runner
 
@@ -48,6 +48,24 @@ def test_a_window_is_exact_and_its_cache_does_not_grow(
         assert held <= reach + BLOCK + gained + network.depth
         assert len(cache.paged.blocks) <= -(-held // BLOCK) + 1
     assert cache.left + cache.paged.length == begin
+
+
+@pytest.mark.parametrize("name", ["medusa", "hidden-transfer", "falcon", "eagle3"])
+def test_graphs_of_all_steps_are_ready_before_they_are_wanted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of networks of one step, too; and a lone sequence's drafts compile nothing more."""
+    monkeypatch.setattr("paceline.runtimes.openvino_runner._FEW", (1, 4))
+    trained = module(NETWORKS[name]())
+    compiled: Any = runner("openvino", trained)
+    compiled.warm_up()
+    ready = set(compiled._instances)
+    features, tokens = texts(1, 8)
+    read, behind = context_rows(trained.network, features[0], tokens[0], 0, 3)
+    for depth in range(1, trained.network.depth + 1):
+        grown = Grown(compiled.open(), read.astype(np.float32), behind)
+        assert len(compiled.draft([grown], depth)[0].tokens) == depth
+    assert set(compiled._instances) == ready
 
 
 def test_layers_that_the_target_lacks_are_named() -> None:

@@ -38,10 +38,17 @@ def plain_rows(target, cache, tokens):
     return np.array(rows)
 
 
-@pytest.fixture(scope="module")
-def target(loaded):
-    loaded.target.warm_up()  # every size on its own compiled instance: they must agree, too
-    return loaded.target
+@pytest.fixture(scope="module", params=["paths", "plugin"])
+def target(loaded, request):
+    assert loaded.target.capabilities.attention == "paths"
+    found = loaded.target
+    if request.param == "paths":
+        found.warm_up()  # every size on its own compiled instance: they must agree, too
+    else:
+        precision = found.capabilities.precision
+        tensors = load_prepared(loaded.source, precision)
+        found = OpenVinoTarget(loaded.source.config, tensors, precision, attention="plugin")
+    return found
 
 
 @pytest.mark.parametrize("size", [2, 3, 8, 17, 33, 48])
@@ -167,10 +174,12 @@ def test_masked_layout_is_close_and_keeps_paths(loaded):
     loaded.target.release(reference)
 
 
-def test_a_single_attention_row_would_break_it(target, monkeypatch):
+def test_a_single_attention_row_would_break_the_plugins(target, monkeypatch):
     """Negative control: without the second row, plain decoding is another function."""
-    from paceline.runtimes.openvino_batch import Batch
+    from paceline.runtimes.openvino_plugin_batch import PluginBatch as Batch
 
+    if target.capabilities.attention == "paths":
+        return  # has rows of one kind only; `runtimes/test_path_attention.py` has its control
     cache = opened(target, prompt(270, 1))
     honest = plain_rows(target, cache, TOKENS[:8])
 

@@ -45,7 +45,7 @@ def test_scored_trees_change_no_token(
     assert [each.token_ids for each in found] == [each.token_ids for each in plain]
     if controller == "fixed":
         forwards = sum(each.stats.target_forwards for each in found)
-        assert sum(each.stats.committed_tokens for each in found) > 1.1 * forwards
+        assert sum(each.stats.committed_tokens for each in found) > 1.05 * forwards
 
 
 class Counting(Recycling):

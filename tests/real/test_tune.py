@@ -15,7 +15,7 @@ from paceline import tuned
 from paceline.bench.prompts import BenchPrompt
 from paceline.loading import make_engine
 from paceline.tuning.search import Search
-from paceline.tuning.space import EVERYTHING
+from paceline.tuning.space import Space
 from paceline.tuning.track import ModelTrack
 from paceline.tuning.tuner import Tuner
 from paceline.types import SamplingParams
@@ -23,23 +23,29 @@ from paceline.types import SamplingParams
 pytestmark = pytest.mark.real
 
 
-def test_greedy_text_under_what_was_tuned_is_plain_text(
+def test_text_under_what_was_tuned_is_plain_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load("int8")
     loaded.costs  # noqa: B018 (from the user's cache, before it is put aside)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     prompts = [BenchPrompt(str(n), "any", (text,)) for n, text in enumerate(PROMPTS[:4])]
+    space = Space.of(loaded)
+    assert "suffix-automaton>hydra" in space.drafters  # its weights ship
     track = ModelTrack(loaded, prompts, SamplingParams(max_new_tokens=12))
-    tuner = Tuner(Search(tmp_path / "tuned.journal", "study", 2), track, 8.0)
-    found = list(tuner.run())[-1]
-    plain = make_engine(loaded, drafter="none").generate(PROMPTS[3], max_new_tokens=40)
-    likely = EVERYTHING["suffix-decoding+recycling, fixed 7x4"]  # should the time not suffice
-    for choice in filter(None, (found, likely)):
-        tuned.write(loaded.place, tuned.Choice(choice, {}))
+    search = Search(tmp_path / "tuned.journal", "study", 2, space=space)
+    found = list(Tuner(search, track, 8.0).run())[-1]
+    # Should the time not suffice; and a network that sampled requests know nothing of.
+    likely = space.everything["suffix-decoding+recycling, fixed 7x4"]
+    trained = space.everything["suffix-automaton>hydra, fixed 3x3"]
+    plain = make_engine(loaded, drafter="none")
+    for greedy, sampled in ((found or likely, likely), (trained, likely)):
+        tuned.write(loaded.place, "greedy", tuned.Choice(greedy, {}))
+        tuned.write(loaded.place, "sampled", tuned.Choice(sampled, {}))
         engine = make_engine(loaded)
         assert engine.config["auto"] == "tuned"
-        assert engine.config["drafter"] == choice.drafter
-        done = engine.generate(PROMPTS[3], max_new_tokens=40)
-        assert done.token_ids == plain.token_ids
-        assert done.stats.drafted_tokens > 0 or choice.drafter == "none"
+        for chosen, temperature in ((greedy, 0.0), (sampled, 0.5)):
+            asked = {"max_new_tokens": 40, "temperature": temperature, "seed": 4}
+            done = engine.generate(PROMPTS[3], **asked)
+            assert done.token_ids == plain.generate(PROMPTS[3], **asked).token_ids
+            assert done.stats.drafted_tokens > 0 or chosen.drafter == "none"

@@ -14,9 +14,9 @@ from tests.runtimes import tiny_openvino
 
 from paceline import tree as trees
 from paceline.errors import InvalidOption
-from paceline.runtimes import openvino_requests
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
 from paceline.runtimes.openvino_batch import Shape
+from paceline.runtimes.openvino_paths import PathAttention
 from paceline.runtimes.torch import TorchTarget
 from paceline.target import Pass
 from paceline.types import ROOT, LogitArray, TokenTree
@@ -61,8 +61,8 @@ def logits(target: Any, draft: TokenTree, tokens: list[int] = PROMPT) -> LogitAr
 def test_rows_of_tokens_are_the_same_numbers_with_embeddings_and_beside_them(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = (Shape(4, 4), Shape(16, 32))  # that of a chain, and of the tree
-    monkeypatch.setattr(openvino_requests, "FIXED_SHAPES", shapes)
+    shapes = (Shape(4, 4), Shape(16, 16))  # that of a chain, and of the tree
+    monkeypatch.setattr(PathAttention, "fixed", shapes)
     target = make("openvino", precision)
     before = logits(target, REAL)
     first = target.add_embeddings(rows_of("openvino"))

@@ -27,9 +27,13 @@ from paceline.types import SamplingParams
 TEXT = np.random.default_rng(2).integers(3, 300, 200).tolist()
 
 
-@pytest.fixture(scope="module", params=KV_FORMATS)
+WAYS = [*((each, "plugin") for each in KV_FORMATS), ("fp32", "paths"), ("fp16", "paths")]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=" ".join)
 def target(request: pytest.FixtureRequest) -> Any:
-    return tiny_openvino.target("fp32", kv_precision=request.param)
+    precision, attention = request.param
+    return tiny_openvino.target("fp32", kv_precision=precision, attention=attention)
 
 
 def after(target: Any, tokens: list[int]) -> Any:
@@ -113,7 +117,7 @@ def test_int8_is_exact_in_whole_groups_and_int4_is_not(
 
 def test_a_full_cache_refuses_a_forward_and_stays_usable() -> None:
     """The last pass has no room for its branches: those of the others must not stay taken."""
-    target = tiny_openvino.target(kv_tokens=320)
+    target = tiny_openvino.target(kv_tokens=320, attention="plugin")
     caches = [contract.cache_with(target, TEXT[:90]) for _ in range(2)]
     before = [target.forward([Pass(cache, [5])])[0].logits.copy() for cache in caches]
     star = tree.TokenTree  # five paths, each with a copy of a block

@@ -12,7 +12,8 @@ pytest.importorskip("openvino")
 
 from paceline.errors import OutOfMemory
 from paceline.runtimes import openvino_requests
-from paceline.runtimes.openvino_batch import FIXED_SHAPES, Shape
+from paceline.runtimes.openvino_batch import Shape
+from paceline.runtimes.openvino_plugin_batch import FIXED_SHAPES
 from paceline.runtimes.openvino_requests import Instance, Requests
 
 PLAIN = FIXED_SHAPES[0]
@@ -24,6 +25,7 @@ class Request:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
         self.runs = 0
+        self.model_inputs: list[Any] = []
 
     def set_tensor(self, name: str, tensor: Any) -> None:
         pass
@@ -43,7 +45,7 @@ def requests(failing: dict[Shape | None, Exception], tried: list[Shape | None]) 
             raise failing[shape]
         return Request()
 
-    return Requests(compiled, 100)
+    return Requests(compiled, FIXED_SHAPES, 100)
 
 
 ERRORS = (MemoryError("std::bad_alloc"), MemoryError(), RuntimeError("first\nFailed to allocate 5"))

@@ -11,21 +11,21 @@ from paceline.errors import OutOfMemory
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 
 
-def pool(blocks: int = 64) -> BlockPool:
-    return BlockPool(layers=2, kv_heads=1, head_dim=2, blocks=blocks)
+def pool(blocks: int = 64, keys_by_number: bool = False) -> BlockPool:
+    return BlockPool(layers=2, kv_heads=1, head_dim=2, blocks=blocks, keys_by_number=keys_by_number)
 
 
 def write(cache: PagedCache, blocks: list[int], start: int, values: list[int]) -> None:
     """What a forward does: write rows at positions from `start` on."""
     for offset, value in enumerate(values):
         position = start + offset
-        cache.pool.memory[:, blocks[position // BLOCK], :, position % BLOCK] = value
+        for each in (cache.pool.keys, cache.pool.values):
+            each[:, blocks[position // BLOCK], :, position % BLOCK] = value
 
 
 def read(cache: PagedCache) -> list[int]:
-    rows = [
-        cache.pool.memory[:, cache.blocks[p // BLOCK], :, p % BLOCK] for p in range(cache.length)
-    ]
+    both = np.concatenate([cache.pool.keys, cache.pool.values])
+    rows = [both[:, cache.blocks[p // BLOCK], :, p % BLOCK] for p in range(cache.length)]
     assert all(np.unique(row).size == 1 for row in rows)
     return [int(row.flat[0]) for row in rows]
 
@@ -49,9 +49,9 @@ OPERATIONS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(OPERATIONS, st.randoms(use_true_random=False))
-def test_caches_behave_like_independent_lists(operations, random):
-    memory = pool(400)
+@given(OPERATIONS, st.booleans(), st.randoms(use_true_random=False))
+def test_caches_behave_like_independent_lists(operations, keys_by_number, random):
+    memory = pool(400, keys_by_number)
     caches = [(PagedCache(memory), [])]
     counter = 0
     for name, size in operations:
@@ -145,3 +145,21 @@ def test_move_brings_path_rows_together():
     cache.move([32, 35], 31)
     cache.length = 33
     assert read(cache) == [*range(30), 100, 102, 105]
+
+
+@pytest.mark.parametrize("keys_by_number", [False, True])
+def test_rows_move_to_where_a_path_goes_on(keys_by_number):
+    memory = pool(8, keys_by_number)
+    cache = PagedCache(memory)
+    append(cache, list(range(1, 31)))
+    cache.reserve(10)
+    write(cache, cache.blocks, 30, list(range(100, 110)))
+    cache.move([30, 33, 34, 39], 30)
+    cache.length += 4
+    assert read(cache) == [*range(1, 31), 100, 103, 104, 109]
+
+
+def test_keys_by_number_lie_number_by_number():
+    memory = pool(2, keys_by_number=True)
+    memory.keys[1, 0, 0, :, 1] = np.arange(BLOCK)
+    assert memory.memory[2, 0, 0].ravel()[BLOCK:].tolist() == list(range(BLOCK))

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.drafters.acceptance import unweighted
 from paceline.errors import InvalidOption
 from paceline.training.acceptance_head import (
     acceptance_labels,
     acceptance_loss,
     mix_tokens,
-    unweighted,
 )
 from paceline.training.calibration import reliability
 

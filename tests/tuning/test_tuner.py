@@ -12,11 +12,12 @@ from tests.tuning.simulated import Clock, SimulatedTrack
 
 from paceline.tuned import Configuration
 from paceline.tuning.search import Search
-from paceline.tuning.space import DEFAULT, DRAFTERS, EVERYTHING, PLAIN, configuration
+from paceline.tuning.space import DEFAULT, PLAIN, Space, configuration
 from paceline.tuning.tuner import Tuner
 
 BEST = configuration("suffix-decoding+recycling", "fixed 7x4")
 GOOD = configuration("recycling", "cost-model")
+SPACE = Space()
 HOUR = 3600.0
 PLAY = 5 * 1.5
 """Seconds that a play of a whole cohort takes, about."""
@@ -36,7 +37,7 @@ def test_the_best_is_found_and_chosen(tmp_path: Path, noise: float) -> None:
     # Its drafter and its sizing show in others too, as they do in life.
     speeds = {
         each.name: 1.0 + 0.3 * (each.drafter == BEST.drafter) + 0.2 * (each.nodes == BEST.nodes)
-        for each in EVERYTHING.values()
+        for each in SPACE.everything.values()
     }
     speeds[BEST.name] = 1.9
     clock = Clock()
@@ -53,7 +54,7 @@ def test_no_configuration_is_tried_twice_and_all_are_in_the_end(tmp_path: Path) 
     for _ in running.run():
         break
     cohorts = [each for opened in track.opened[:-1] for each in opened]
-    assert sorted(each.name for each in cohorts) == sorted(EVERYTHING)
+    assert sorted(each.name for each in cohorts) == sorted(SPACE.everything)
     assert running.elapsed < 1000 * HOUR / 2
 
 
@@ -115,7 +116,7 @@ def test_the_time_limit_is_kept_within_a_slice(tmp_path: Path, seconds: float) -
 
 def test_finals_are_for_those_that_were_not_pruned_and_the_default(tmp_path: Path) -> None:
     # A search of two prompts prunes nothing.
-    speeds = {configuration(drafter, "cost-model").name: 1.3 for drafter in DRAFTERS}
+    speeds = {configuration(drafter, "cost-model").name: 1.3 for drafter in SPACE.drafters}
     clock = Clock()
     track = SimulatedTrack(clock, {**speeds, DEFAULT.name: 1.1}, prompts=4)
     running = tuner(tmp_path, track, clock, 14 * PLAY)

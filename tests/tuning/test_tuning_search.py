@@ -14,7 +14,9 @@ from paceline.bench.report import BASELINE
 from paceline.bench.run import Record, Run
 from paceline.errors import ModelError
 from paceline.tuning.search import Search
-from paceline.tuning.space import DEFAULT, DRAFTERS, EVERYTHING
+from paceline.tuning.space import DEFAULT, Space
+
+SPACE = Space()
 
 
 def record(prompt: int, name: str, seconds: float) -> Record:
@@ -35,14 +37,14 @@ def test_evidence_and_trials_outlive_the_process(tmp_path: Path) -> None:
     assert row is not None
     assert row["speedup"] == pytest.approx(1.25)
     names = [each.configuration.name for each in second.cohort(1000)]
-    assert sorted([done.configuration.name, *names]) == sorted(EVERYTHING)
+    assert sorted([done.configuration.name, *names]) == sorted(SPACE.everything)
     assert {cut.configuration.name, lost.configuration.name} <= set(names)
 
 
 def test_every_drafter_is_tried_before_sizes_are_varied(tmp_path: Path) -> None:
-    first = Search(tmp_path / "a.journal", "one", 6).cohort(len(DRAFTERS) + 3)
+    first = Search(tmp_path / "a.journal", "one", 6).cohort(len(SPACE.drafters) + 3)
     drafters = [each.configuration.drafter for each in first]
-    assert set(drafters[: len(DRAFTERS)]) == set(DRAFTERS)
+    assert set(drafters[: len(SPACE.drafters)]) == set(SPACE.drafters)
     assert first[0].configuration == DEFAULT
 
 

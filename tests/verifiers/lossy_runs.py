@@ -202,10 +202,9 @@ class Truth:
         if self.params.greedy:
             return [math.log(p) if p else -math.inf for p in probs]
         draw = Draw(len(context), Purpose.NOISE)
-        noise = KeyedRandomness(self.params.seed).uniform(VOCABULARY, draw)
+        noise = KeyedRandomness(self.params.seed).noise(draw).of(np.arange(VOCABULARY))
         return [
-            math.log(p) - math.log(-math.log(u)) if p else -math.inf
-            for p, u in zip(probs, noise, strict=True)
+            math.log(p) - math.log(e) if p else -math.inf for p, e in zip(probs, noise, strict=True)
         ]
 
     def own(self, context: tuple[int, ...]) -> int:

@@ -62,9 +62,9 @@ def fused_own(step: Step, truth: Truth, drafted: tuple[int, ...], alpha: float) 
             ]
     if not truth.params.greedy and len(law.probs) > 1:
         draw = Draw(len(context), Purpose.NOISE)
-        noise = KeyedRandomness(truth.params.seed).uniform(VOCABULARY, draw)
+        noise = KeyedRandomness(truth.params.seed).noise(draw).of(np.arange(VOCABULARY))
         total = math.log(sum(math.exp(s) for s in scores))
-        scores = [s - total - math.log(-math.log(u)) for s, u in zip(scores, noise, strict=True)]
+        scores = [s - total - math.log(e) for s, e in zip(scores, noise, strict=True)]
     return scores.index(max(scores))
 
 

@@ -6,7 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ import typer
 
 from paceline.bench.builtin import BUILT_IN, NOISE_TEXT
 from paceline.bench.prompts import read_prompts, spread
+from paceline.cli import blocks
 from paceline.cli import options as o
 from paceline.errors import InvalidOption, PromptError
 from paceline.types import SamplingParams
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from paceline.loading import Loaded
 
 
+_DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"
+
+
+@blocks.in_blocks
 def bench(
+    *,
     workload: Annotated[
         str, typer.Option(help="prompts; or agentic: plan, workers, refinement on eight tasks.")
     ] = "prompts",
@@ -36,8 +42,12 @@ def bench(
         typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
     ] = None,
     drafters: Annotated[
-        str, typer.Option(help="Comma-separated; none is always measured too.")
-    ] = "none,suffix-automaton,prompt-lookup,recycling",
+        list[str] | None,
+        typer.Option(
+            help="Comma-separated, or one each time; options may follow, as in "
+            f"aded:search=puct,iterations=9. none is always measured too. Default: {_DRAFTERS}."
+        ),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(help="So many prompts, spread over categories; or tasks.")
     ] = None,
@@ -45,19 +55,9 @@ def bench(
         str, typer.Option(help="first: first turns alone; all: whole dialogues.")
     ] = "first",
     max_new_tokens: o.MaxNewTokens = 128,
-    model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    layout: o.TreeLayout = None,
-    verifier: o.Verifier = "auto",
-    controller: o.Controller = "auto",
-    nodes: o.Nodes = None,
-    depth: o.Depth = None,
-    draft_model: o.DraftModel = None,
-    threads: o.Threads = None,
-    max_context: o.MaxContext = None,
-    kv_precision: o.KvPrecision = None,
+    place: blocks.Place,
+    rules: blocks.Rules,
+    room: blocks.Room,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
@@ -79,11 +79,10 @@ def bench(
     ends the run with what there is; with --out, the same command takes it up again, and
     results.json, results.md and report.html tell the outcome.
     """
-    names = _drafters(drafters)
-    checked = o.runtime_options(
-        device, precision, layout, threads, max_context, kv_precision=kv_precision
-    )
-    o.check_names(runtime, verifier, controller, *names)
+    # The baseline first.
+    names = list(dict.fromkeys(["none", *o.drafter_names(drafters or [_DRAFTERS], "--drafters")]))
+    checked = blocks.runtime_options(place, room)
+    blocks.check_names(place, rules, *names)
     params = SamplingParams(
         temperature=temperature, seed=seed, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
     )
@@ -101,16 +100,12 @@ def bench(
     from paceline.bench.store import Store
     from paceline.cli.interrupt import interruptible
 
-    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    loaded = loading.load_model(place.model, runtime=place.runtime, options=checked)
     engines = {
         name: loading.make_engine(
             loaded,
             drafter=name,
-            verifier=verifier,
-            controller=controller,
-            nodes=nodes,
-            depth=depth,
-            draft_model=draft_model,
+            **asdict(rules),
             max_batch=batch,
         )
         for name in names
@@ -133,13 +128,13 @@ def bench(
         "kv_precision": capabilities.kv_precision,
         "kv_lossy": capabilities.kv_lossy,
         "max_context": capabilities.max_context,
-        "threads": threads,
+        "threads": room.threads,
         "drafters": names,
         "verifier": engines["none"].config["verifier"],
-        "controller": controller,
-        "nodes": nodes,
-        "depth": depth,
-        "draft_model": draft_model,
+        "controller": rules.controller,
+        "nodes": rules.nodes,
+        "depth": rules.depth,
+        "draft_model": rules.draft_model,
         "workload": work.name,
         "prompts": "built-in" if prompts is None else prompts.name,
         "prompts_sha256": _digest(work.content),
@@ -160,7 +155,7 @@ def bench(
         "machine": here,
         "bit_exact": capabilities.bit_exact,
         "noise_floor": noise_floor(loaded.target, loaded.tokenizer.encode(NOISE_TEXT)),
-        "fidelity": _fidelity(loaded, model) if fidelity else None,
+        "fidelity": _fidelity(loaded, place.model) if fidelity else None,
     }
     records = {} if store is None else {each.index: each for each in store.records}
     wanted = sum(map(len, work.groups))
@@ -201,17 +196,6 @@ def _workload(
     if prompts is not None or turns != "first":
         raise InvalidOption("--workload agentic has tasks of its own: leave out --prompts, --turns")
     return AgentLoop(TASKS[:limit])
-
-
-def _drafters(text: str) -> list[str]:
-    """Names from the command line, the baseline first."""
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise InvalidOption(f"--drafters {text!r} has an empty name: separate names by one comma")
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidOption(f"--drafters names {name} twice: name it once")
-    return ["none", *(name for name in names if name != "none")]
 
 
 def _digest(content: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
+from paceline.cli import blocks
 from paceline.cli import options as o
 from paceline.errors import PacelineError
 from paceline.types import SamplingParams
@@ -13,65 +15,30 @@ from paceline.types import SamplingParams
 _HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an answer"
 
 
+@blocks.in_blocks
 def chat(
-    model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    layout: o.TreeLayout = None,
+    *,
+    place: blocks.Place,
     drafter: o.Drafter = "auto",
-    verifier: o.Verifier = "auto",
-    controller: o.Controller = "auto",
-    nodes: o.Nodes = None,
-    depth: o.Depth = None,
-    draft_model: o.DraftModel = None,
-    threads: o.Threads = None,
-    max_context: o.MaxContext = None,
-    kv_precision: o.KvPrecision = None,
+    rules: blocks.Rules,
+    room: blocks.Room,
     max_new_tokens: o.MaxNewTokens = 512,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    repetition_penalty: o.RepetitionPenalty = 1.0,
+    sampling: blocks.Sampling,
     seed: o.Seed = 0,
     system: o.System = None,
 ) -> None:
     """Talk with a model. /reset starts anew, /quit leaves, Ctrl-C stops an answer."""
     params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
+        **asdict(sampling),
         seed=seed,
         max_new_tokens=max_new_tokens,
     )
-    checked = o.runtime_options(
-        device, precision, layout, threads, max_context, kv_precision=kv_precision
-    )
-    o.check_names(runtime, verifier, controller, drafter)
+    blocks.runtime_options(place, room)
+    blocks.check_names(place, rules, drafter)
 
-    from paceline import loading
     from paceline.cli.output import remark
 
-    engine = loading.load(
-        model,
-        runtime=runtime,
-        device=checked.device,
-        precision=checked.precision,
-        layout=checked.layout,
-        threads=checked.threads,
-        max_context=checked.max_context,
-        kv_precision=checked.kv_precision,
-        drafter=drafter,
-        verifier=verifier,
-        controller=controller,
-        nodes=nodes,
-        depth=depth,
-        draft_model=draft_model,
-        max_batch=1,
-    )
+    engine = blocks.load(place, room, drafter, rules, max_batch=1)
     remark(_HELP)
     first = [{"role": "system", "content": system}] if system else []
     messages = list(first)

@@ -161,6 +161,7 @@ def _model(loaded: Loaded) -> dict[str, Any]:
         "kv_precision": capabilities.kv_precision,
         "kv_lossy": capabilities.kv_lossy,
         "kv_bytes_per_token": capabilities.kv_bytes_per_token,
+        "attention": capabilities.attention,
     }
 
 

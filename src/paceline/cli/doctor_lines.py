@@ -16,6 +16,13 @@ PACKAGES = {
 """Packages that matter here, with the extra that brings each."""
 
 
+ATTENTION = {
+    "paths": "our own operation, compiled for this processor",
+    "plugin": "OpenVINO's own operation: slower, see docs/architecture.md",
+}
+"""What attends, by its name in a target's capabilities."""
+
+
 def lines(report: Mapping[str, Any]) -> list[str]:
     """The report, a line for each finding."""
     machine, folder = report["machine"], report["cache"]
@@ -39,6 +46,8 @@ def lines(report: Mapping[str, Any]) -> list[str]:
                 f"layout {model['layout']} ({exact}), loaded in {model['load_seconds']:.1f} s",
             ),
         ]
+        if model["attention"]:
+            found.append(("attention", ATTENTION[model["attention"]]))
         if model["kv_precision"]:
             lossy = " (lossy)" if model["kv_lossy"] else ""
             size = model["kv_bytes_per_token"] / 1024

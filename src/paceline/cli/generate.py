@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import blocks
 from paceline.cli import options as o
 from paceline.errors import InvalidOption, PromptError
 from paceline.types import SamplingParams
@@ -17,28 +18,16 @@ if TYPE_CHECKING:
     from paceline.search import FirstFinish
 
 
+@blocks.in_blocks
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    layout: o.TreeLayout = None,
+    *,
+    place: blocks.Place,
     drafter: o.Drafter = "auto",
-    verifier: o.Verifier = "auto",
-    controller: o.Controller = "auto",
-    nodes: o.Nodes = None,
-    depth: o.Depth = None,
-    draft_model: o.DraftModel = None,
-    threads: o.Threads = None,
-    max_context: o.MaxContext = None,
-    kv_precision: o.KvPrecision = None,
+    rules: blocks.Rules,
+    room: blocks.Room,
     max_new_tokens: o.MaxNewTokens = 256,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    repetition_penalty: o.RepetitionPenalty = 1.0,
+    sampling: blocks.Sampling,
     presence_penalty: o.PresencePenalty = 0.0,
     frequency_penalty: o.FrequencyPenalty = 0.0,
     seed: o.Seed = 0,
@@ -63,11 +52,7 @@ def generate(
 ) -> None:
     """Generate text for a prompt, streaming it as it becomes final."""
     params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
+        **asdict(sampling),
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
@@ -81,36 +66,17 @@ def generate(
     if first_of > 1 and (params.greedy or color):
         wrong = "--color" if color else "--temperature 0"
         raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
-    checked = o.runtime_options(
-        device, precision, layout, threads, max_context, kv_precision=kv_precision
-    )
-    o.check_names(runtime, verifier, controller, drafter)
+    blocks.runtime_options(place, room)
+    blocks.check_names(place, rules, drafter)
     text = _read(prompt, raw)
 
-    from paceline import loading
     from paceline.cli.interrupt import interruptible
     from paceline.cli.output import follow, print_json, remark, summary, write
     from paceline.cli.paint import Painter
     from paceline.engine import Event
     from paceline.search import first_finish
 
-    engine = loading.load(
-        model,
-        runtime=runtime,
-        device=checked.device,
-        precision=checked.precision,
-        layout=checked.layout,
-        threads=checked.threads,
-        max_context=checked.max_context,
-        kv_precision=checked.kv_precision,
-        drafter=drafter,
-        verifier=verifier,
-        controller=controller,
-        nodes=nodes,
-        depth=depth,
-        draft_model=draft_model,
-        max_batch=first_of,
-    )
+    engine = blocks.load(place, room, drafter, rules, max_batch=first_of)
     painter = Painter(engine.tokenizer) if color else None
     shown = 0
 

@@ -9,6 +9,7 @@ import typer
 
 from paceline import registry
 from paceline.cli import options as o
+from paceline.errors import InvalidOption
 
 _COLUMNS = ("method", "kind", "guarantee", "needs", "paper")
 
@@ -32,11 +33,30 @@ model or a trained network draws its tree: `draft-model:growth=branching-3.2.1`.
 def methods(
     as_json: o.AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/methods.md.")] = False,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="The cards of the weights that ship, in place of methods."),
+    ] = False,
 ) -> None:
-    """List methods: what they are, what they guarantee, what they need, where they come from."""
+    """List methods: what they are, what they guarantee, what they need, where they come from.
+
+    With --weights: what each file of trained weights is, what it was trained on and by which
+    command, and how it does on held-out text.
+    """
     from paceline.cli.output import print_json
 
-    if as_json:
+    if weights and markdown:
+        raise InvalidOption("--weights has no --markdown: use --json")
+    if weights:
+        from paceline.cli.shipped_lines import lines
+        from paceline.networks.shipped import shipped_cards
+
+        cards = shipped_cards()
+        if as_json:
+            print_json([asdict(card) for card in cards])
+        else:
+            typer.echo("\n".join(lines(cards)))
+    elif as_json:
         entries = [asdict(method) for method in registry.methods()]
         for entry in entries:
             entry["method"] = entry.pop("name")

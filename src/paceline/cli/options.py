@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Annotated, cast
 
 import typer
@@ -110,3 +112,36 @@ def check_names(runtime: str, verifier: str, controller: str, *drafters: str) ->
     for drafter in drafters:
         if drafter != "auto":
             check_drafter(drafter)
+
+
+_OPTION = re.compile(r"\s*[\w-]+\s*=")
+
+
+def drafter_names(texts: Iterable[str], option: str) -> list[str]:
+    """Names of drafters from lists with commas, which options have, too.
+
+    An item of the form key=value goes on with the options of the item before it, if that has a
+    colon: "a:x=1,y=2,b" is two drafters.
+
+    Args:
+        texts: as users write them, one list or several.
+        option: where they stand, for messages.
+
+    Raises:
+        InvalidOption: a name is empty, or stands there twice.
+    """
+    names: list[str] = []
+    for text in texts:
+        mine: list[str] = []
+        for item in text.split(","):
+            if mine and ":" in mine[-1] and _OPTION.match(item):
+                mine[-1] += f",{item.strip()}"
+            else:
+                mine.append(item.strip())
+        if not all(mine):
+            raise InvalidOption(f"{option} {text!r} has an empty name: separate names by one comma")
+        names += mine
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidOption(f"{option} names {name} twice: name it once")
+    return names

@@ -10,7 +10,6 @@ import typer
 
 from paceline.bench.strict_json import dumps
 from paceline.cli.interrupt import Interrupt
-from paceline.controllers.cost_model import CostModelController
 from paceline.engine import Completion, Engine, Event
 
 
@@ -51,10 +50,10 @@ def summary(engine: Engine, completion: Completion) -> str:
     parts = [f"{stats.committed_tokens} tokens at {stats.tokens_per_second:.1f} tokens/s"]
     if stats.target_forwards:
         forwards = f"{stats.block_efficiency:.2f} tokens per forward"
-        controller = engine.decoder.controller
-        if isinstance(controller, CostModelController):
+        costs = engine.decoder.controller.costs
+        if costs is not None:
             rows = round(1 + stats.drafted_tokens / stats.target_forwards)
-            forwards += f" at {controller.costs.c(rows):.2f} times the cost of a plain one"
+            forwards += f" at {costs.c(rows):.2f} times the cost of a plain one"
         parts.append(f"{forwards} ({stats.target_forwards} forwards)")
     if stats.first_token_seconds is not None:
         parts.append(f"first token after {stats.first_token_seconds:.2f} s")

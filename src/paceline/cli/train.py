@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.train_acceptance import acceptance_head
 from paceline.cli.train_data import data
 from paceline.cli.train_drafter import drafter
 from paceline.cli.train_prompt_tokens import prompt_tokens
@@ -33,6 +34,7 @@ train = typer.Typer(
 train.command("data")(data)
 train.command("drafter")(drafter)
 train.command("prompt-tokens")(prompt_tokens)
+train.command("acceptance-head")(acceptance_head)
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""
@@ -85,7 +87,7 @@ class _Job:
     @property
     def names(self) -> list[str]:
         """The drafters."""
-        return [name.strip() for name in self.drafters.split(",")]
+        return o.drafter_names([self.drafters], "--drafters")
 
     @property
     def command(self) -> str:

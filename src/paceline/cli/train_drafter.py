@@ -43,6 +43,9 @@ def drafter(
     prompt_weight: Annotated[
         float, typer.Option(help="Weight of prompt tokens, which the target did not write.")
     ] = 0.1,
+    on_policy: Annotated[
+        float, typer.Option(help="Share of batches that teach on the drafter's own drafts.")
+    ] = 0.0,
     training_precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "bf16",
     keep_features: Annotated[
         Path | None, typer.Option(help="Folder to keep hidden states in, for several runs.")
@@ -75,6 +78,7 @@ def drafter(
     from paceline.training.borrowing import borrow
     from paceline.training.data.shards import Shards
     from paceline.training.losses import CrossEntropy, find_loss
+    from paceline.training.on_policy import OnPolicy
     from paceline.training.run_card import Course, write_card
     from paceline.training.token_source import TokenSource
     from paceline.training.trainer import Recipe, Trainer
@@ -91,6 +95,7 @@ def drafter(
         prompt_weight=prompt_weight,
         precision=training_precision,
         seed=seed,
+        on_policy=on_policy,
     )
     name, sizes = split_options(network, "network")
     shards = Shards(data)
@@ -128,6 +133,7 @@ def drafter(
         place=out.with_suffix(".checkpoint"),
         borrowed=borrow(net, config, weights),
         start=None if earlier is None else earlier.parameters,
+        own=OnPolicy(loaded.target, kept.ids),
     )
     course = Course(trainer.notes or None)
     finished = train_with_bar(trainer, course)
@@ -136,7 +142,7 @@ def drafter(
     command = (
         f"paceline train drafter {network} --data DATA --tokens {tokens} --vocabulary {vocabulary} "
         f"--loss {loss} --batch-tokens {batch_tokens} --rate {rate} "
-        f"--prompt-weight {prompt_weight} "
+        f"--prompt-weight {prompt_weight} --on-policy {on_policy} "
         f"--training-precision {training_precision} --seed {seed} --model {model}"
     )
     before = {}

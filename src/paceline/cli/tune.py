@@ -6,30 +6,35 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline import tuned
 from paceline.bench.builtin import BUILT_IN
 from paceline.bench.prompts import read_prompts
+from paceline.cli import blocks
 from paceline.cli import options as o
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.tuned import KINDS, Kind
 from paceline.types import SamplingParams
 from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.loading import Loaded
-    from paceline.tuned import Choice
-    from paceline.tuning.tuner import Tuner
+    from paceline.tuning.kinds import Outcome
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+@blocks.in_blocks
 def tune(
+    *,
     prompts: Annotated[
         Path | None,
         typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
@@ -44,83 +49,94 @@ def tune(
     forget: Annotated[
         bool, typer.Option("--forget", help="Drop the saved choice and what was measured.")
     ] = False,
+    decoding: Annotated[
+        str, typer.Option(help="What to tune for: greedy, sampled, or both within the time limit.")
+    ] = "both",
+    temperature: Annotated[float, typer.Option(help="Of sampled decoding.")] = 1.0,
     max_new_tokens: o.MaxNewTokens = 48,
-    model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    layout: o.TreeLayout = None,
+    place: blocks.Place,
     threads: o.Threads = None,
     max_context: o.MaxContext = None,
-    temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     as_json: o.AsJson = False,
 ) -> None:
     """Find the fastest drafter and sizes for this machine, model and prompts, and keep them.
 
-    Ctrl-C ends the search with what there is, and the same command goes on with it. What is saved
-    was faster than plain decoding on prompts that took no part in the search; if nothing was,
-    plain decoding is saved.
+    Greedy and sampled requests get a choice each. Trained drafters are tried where the model has
+    weights for them. Ctrl-C ends the search with what there is, and the same command goes on with
+    it. What is saved was faster than plain decoding on prompts that took no part in the search; if
+    nothing was, plain decoding is saved.
     """
     seconds = _seconds(time_limit)
     if explain and forget:
         raise InvalidOption("--explain and --forget do not go together: give one of them")
-    checked = o.runtime_options(device, precision, layout, threads, max_context)
-    o.check_names(runtime, "auto", "auto")
-    params = SamplingParams(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens)
+    kinds = _kinds(decoding, temperature)
+    checked = blocks.runtime_options(place, blocks.Room(threads, max_context))
+    o.check_names(place.runtime, "auto", "auto")
+    params = {
+        kind: SamplingParams(
+            temperature=temperature if kind == "sampled" else 0.0,
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+        )
+        for kind in kinds
+    }
     chosen = BUILT_IN if prompts is None else read_prompts(prompts)
 
-    from paceline import loading, tuned
+    from paceline import loading
 
-    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    loaded = loading.load_model(place.model, runtime=place.runtime, options=checked)
     journal = tuned.path_of(loaded.place).with_suffix(".journal")
     if forget:
         _forget(loaded, journal)
         return
     if explain:
-        choice = tuned.read(loaded.place)
-        if choice is None:
-            raise InvalidOption(
-                f"nothing is tuned for {loaded.source.name} at "
-                f"{loaded.target.capabilities.precision} on this machine: run paceline tune first"
-            )
-        _report(choice, None, as_json)
+        _explain(loaded, kinds, as_json)
         return
     if find_spec("optuna") is None:
         raise RuntimeUnavailable("tuning needs optuna: pip install 'paceline[tune]'")
 
     from paceline.cli.interrupt import interruptible
-    from paceline.tuning.explain import evidence
+    from paceline.tuning.kinds import Task, tune_kinds
     from paceline.tuning.search import Search
-    from paceline.tuning.space import EVERYTHING
+    from paceline.tuning.space import Space
     from paceline.tuning.track import ModelTrack
-    from paceline.tuning.tuner import Tuner
 
-    track = ModelTrack(loaded, chosen, params)
-    settings = {
-        "prompts": "built-in" if prompts is None else prompts.name,
-        "prompts_sha256": _digest(track.work.content),
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "seed": seed,
-        "max_context": max_context,
-    }
-    # A study goes on only where all that its figures depend on is the same.
-    study = _digest(repr((__version__, loaded.place, settings, list(EVERYTHING))))
-    search = Search(journal, study, len(track.searching), seed)
-    saved = None
+    space = Space.of(loaded)
+
+    def task(kind: Kind) -> Task:
+        track = ModelTrack(loaded, chosen, params[kind])
+        settings = {
+            "prompts": "built-in" if prompts is None else prompts.name,
+            "prompts_sha256": _digest(track.work.content),
+            "max_new_tokens": max_new_tokens,
+            "temperature": params[kind].temperature,
+            "seed": seed,
+            "max_context": max_context,
+        }
+        # A study goes on only where all that its figures depend on is the same.
+        weights = (list(space.everything), space.weights)
+        study = _digest(repr((__version__, loaded.place, settings, weights)))
+        return Task(Search(journal, study, len(track.searching), seed, space), track, settings)
+
+    tasks = {kind: task(kind) for kind in kinds}
     with interruptible() as interrupt, _progress(seconds) as watch:
-        tuner = Tuner(search, track, seconds, interrupted=lambda: interrupt.requested, watch=watch)
-        for found in tuner.run():
-            if found is not None:
-                saved = tuned.Choice(found, evidence(loaded, tuner, settings, found.name))
-                tuned.write(loaded.place, saved)
-    if saved is None:
-        _undecided(tuner, as_json)
-    else:
-        _report(saved, tuned.path_of(loaded.place), as_json)
+        outcomes = tune_kinds(
+            loaded, tasks, seconds, interrupted=lambda: interrupt.requested, watch=watch
+        )
+    _report(outcomes, as_json)
     if interrupt:
         raise typer.Exit(130)
+
+
+def _kinds(decoding: str, temperature: float) -> tuple[Kind, ...]:
+    """The kinds of decoding that --decoding names."""
+    found = tuple(kind for kind in KINDS if decoding in (kind, "both"))
+    if not found:
+        raise InvalidOption(f"--decoding {decoding!r} is unknown: use greedy, sampled or both")
+    if temperature == 0:
+        raise InvalidOption("--temperature is of sampled decoding: for 0 use --decoding greedy")
+    return found
 
 
 def _seconds(text: str) -> float:
@@ -136,45 +152,57 @@ def _digest(content: str) -> str:
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _report(choice: Choice, path: Path | None, as_json: bool) -> None:
-    """Print a choice; `path` is where it was just saved."""
-    from dataclasses import asdict
-
+def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
+    """Print the saved choices and all that speaks for them."""
     from paceline.cli.output import print_json
-    from paceline.tuning import explain
+    from paceline.tuning.explain import lines
 
+    saved = tuned.read(loaded.place)
+    found = {kind: saved[kind] for kind in kinds if kind in saved}
+    if not found:
+        raise InvalidOption(
+            f"nothing is tuned for {loaded.source.name} at "
+            f"{loaded.target.capabilities.precision} on this machine: run paceline tune first"
+        )
     if as_json:
-        print_json({**asdict(choice), "saved": None if path is None else str(path)})
+        print_json({**{kind: asdict(choice) for kind, choice in found.items()}, "saved": None})
         return
-    if path is None:
-        for line in explain.lines(choice):
-            typer.echo(line)
-        return
-    typer.echo(explain.table(choice.evidence["finals"]))
-    typer.echo(f"why: {choice.evidence['why']}")
-    typer.echo(f"drafter auto is now {choice.configuration.name}, saved in {path}")
+    texts = ["\n".join(lines(kind, choice)) for kind, choice in found.items()]
+    typer.echo("\n\n".join(texts))
 
 
-def _undecided(tuner: Tuner, as_json: bool) -> None:
-    """Say that too little was measured."""
+def _report(outcomes: Mapping[Kind, Outcome], as_json: bool) -> None:
+    """Print what was found for every kind, and where it was saved."""
     from paceline.cli.output import print_json
     from paceline.tuning.explain import kept, table
 
-    rows = kept(tuner.searched())
+    path = next((each.path for each in outcomes.values() if each.path is not None), None)
     if as_json:
-        print_json({"configuration": None, "search": rows, "saved": None})
+        told = {
+            kind: {"configuration": None, "search": kept(each.tuner.searched())}
+            if each.choice is None
+            else asdict(each.choice)
+            for kind, each in outcomes.items()
+        }
+        print_json({**told, "saved": None if path is None else str(path)})
         return
-    if rows:
-        typer.echo(table(rows, tuner.pruned))
-    typer.echo(
-        "too little was measured to choose by, and nothing was saved: what there is was kept, and "
-        "the same command goes on"
-    )
+    for kind, each in outcomes.items():
+        typer.echo(f"{kind}:")
+        if each.choice is not None:
+            typer.echo(table(each.choice.evidence["finals"]))
+            typer.echo(f"why: {each.choice.evidence['why']}")
+            typer.echo(f"drafter auto is now {each.choice.configuration.name}, saved in {path}")
+            continue
+        rows = kept(each.tuner.searched())
+        if rows:
+            typer.echo(table(rows, each.tuner.pruned))
+        typer.echo(
+            "too little was measured to choose by, and nothing was saved: what there is was kept, "
+            "and the same command goes on"
+        )
 
 
 def _forget(loaded: Loaded, journal: Path) -> None:
-    from paceline import tuned
-
     found = [path for path in (tuned.path_of(loaded.place), journal) if path.exists()]
     for path in found:
         path.unlink()

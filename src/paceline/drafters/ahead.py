@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
+from paceline.noise import TokenNoise
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.sampling import Sampler
 from paceline.sequence import Sequence
@@ -75,6 +76,11 @@ class _AheadSampler(Sampler):
     def law(self, logits: LogitArray, path: List[int] = (), *, soft: bool = False) -> Law:
         return self._sampler.law(logits, (*self._drafted, *path), soft=soft)
 
+    def winner(
+        self, logits: LogitArray, path: List[int], position: int, randomness: Randomness
+    ) -> int:
+        return self._sampler.winner(logits, (*self._drafted, *path), position, randomness)
+
 
 class _Nested:
     """Draws of a decoder inside a drafter, renamed to draws of the round that it drafts for.
@@ -96,6 +102,9 @@ class _Nested:
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         return self._randomness.uniform(size, self._rename(draw))
+
+    def noise(self, draw: Draw) -> TokenNoise:
+        return self._randomness.noise(self._rename(draw))
 
     def _rename(self, draw: Draw) -> Draw:
         step = 0  # for draws that name no root

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from paceline.controllers.cost import CostModel
+from paceline.models.source import ModelSource
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
 from paceline.options import arguments
@@ -35,6 +36,7 @@ class DrafterContext:
             first; None if the runtime cannot, or the verifier or another drafter would take such
             nodes for tokens.
         costs: what the target's forwards cost, measured when first asked for.
+        source: where the target's weights can be read, for drafters that learn while they serve.
     """
 
     target: Capabilities
@@ -46,6 +48,7 @@ class DrafterContext:
     run_network: Callable[[Trained], Runner] | None = None
     add_embeddings: Callable[[LogitArray], int] | None = None
     costs: Callable[[], CostModel] | None = None
+    source: ModelSource | None = None
 
     @property
     def report_law(self) -> bool:

@@ -17,13 +17,12 @@ from typing import ClassVar, Self
 from paceline import tree as trees
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import BadLogits
-from paceline.law import one_hot
+from paceline.law import gumbel_max, one_hot
 from paceline.options import arguments
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import ROOT, Budget, DraftLaw, Law, Needs, TokenTree, Verdict
-from paceline.verifiers.coupled import gumbel_max
 
 Initial = Callable[[Sequence, int], Law]
 """From a sequence and an absolute position to the law of a first guess there. It may depend on

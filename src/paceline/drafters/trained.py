@@ -8,28 +8,23 @@ runtime's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
-from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from paceline import tree as trees
+from paceline.drafters.acceptance import DoubtfulStop
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.grown import TreeDrafts
-from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.networks.catalogue import build
+from paceline.drafters.online import Online
+from paceline.drafters.trained_making import Made, Version
 from paceline.networks.runner import Grown, Runner
-from paceline.networks.weights import Trained, load_network
 from paceline.options import arguments, require
 from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, LogitArray, Needs, ProbArray, TokenTree, Verdict
-
-_SHIPPED = "paceline.weights"
 
 
 @dataclass(slots=True)
@@ -39,6 +34,7 @@ class _Progress:
     `features[i]` belong to the position before `tokens[i]`; they have no width if none are read.
     """
 
+    version: Version
     cache: Any
     features: list[LogitArray]
     tokens: list[int]
@@ -58,16 +54,18 @@ class TrainedDrafter(Drafter):
             runner: the network.
             stop: a chain ends before the first token whose probability, the greatest in the
                 network's law there, is below this (the second early exit of Kangaroo). The law is
-                known before a token is chosen, so any verifier may be told; 0 never stops.
+                known before a token is chosen, so any verifier may be told; 0 never stops. With
+                option `head`, it is the least chance that all of a chain stands (`acceptance.py`).
 
         Raises:
             InvalidOption: `stop` is out of range.
         """
         require(0 <= stop < 1, "stop", stop, "0 or more, and below 1")
-        self._runner = runner
+        self._begin = self._newest = Version(runner)
         self._stop = stop
         self._progress: dict[int, _Progress] = {}
-        self._trees: TreeDrafts | None = None
+        self._online: Online[Version] | None = None
+        self._doubt: DoubtfulStop | None = None
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
@@ -78,93 +76,104 @@ class TrainedDrafter(Drafter):
                 network and target.
             RuntimeUnavailable: the runtime gives no features, or runs no networks.
         """
-        options = dict(context.options)
-        given = options.pop("weights", None)
-        for key in options:
-            if key not in (known := ("growth", "stop", *cls.sizes)):
-                raise InvalidOption(
-                    f"drafter '{cls.name}' has no option {key!r}: use weights, {', '.join(known)}"
-                )
-        target = context.target
-        if (cls.needs.features and not target.feature_layers) or context.run_network is None:
-            what = (
-                "gives no hidden states of several layers" if context.run_network else "runs none"
-            )
-            raise RuntimeUnavailable(
-                f"drafter '{cls.name}' is a trained network, and runtime '{target.runtime}' "
-                f"{what}: use --runtime openvino or torch"
-            )
-        path = Path(given) if given else shipped(cls.name, context.model)
-        chosen = {key: options.pop(key) for key in cls.sizes if key in options}
-        trained = resized(load_network(path), chosen)
-        if trained.network.name != cls.name:
-            raise InvalidOption(
-                f"{path} holds network '{trained.network.name}': use --drafter "
-                f"{trained.network.name}:weights={path}"
-            )
-        shape = trained.network.geometry
-        fits = (shape.vocab_size, shape.width) == (target.vocab_size, target.hidden_size)
-        if trained.metadata.get("model") != context.model or not fits:
-            raise InvalidOption(
-                f"{path} was trained for another model: train one with `paceline train drafter "
-                f"{cls.name}`"
-            )
-        options.pop("growth", None)
-        runner = context.run_network(trained)
-        drafter = cls(runner, **arguments(cls, "drafter", options, "runner"))
-        drafter.grow_by(TreeDrafts.chosen(context, runner, trained))
+        made = Made.of(context, cls.name, cls.sizes, cls.needs.features)
+        drafter = cls(made.begin.runner, **arguments(cls, "drafter", made.options, "runner"))
+        drafter.grow_by(made.begin.trees)
+        drafter._doubt = made.doubt(drafter._stop)
+        if made.online is not None:
+            drafter.learn_by(made.online)
         return drafter
 
     def grow_by(self, trees: TreeDrafts | None) -> None:
         """Draft trees, or chains of the likeliest tokens if None."""
-        self._trees = trees
+        self._begin = self._newest = replace(self._begin, trees=trees)
         self.kind = None if trees is None else trees.kind
+
+    def learn_by(self, online: Online[Version]) -> None:
+        """Learn while serving. A sequence drafts with one version from its first draft to its last,
+        and so its cache in the network never holds rows of two."""
+        self._online = online
+        self.needs = Needs(features=True)
+
+    def reset(self) -> None:
+        """Forget what was learnt from earlier sequences."""
+        if self._online is not None:
+            self._online.reset()
+            self._newest = self._begin
 
     def open(self, sequence: Sequence) -> None:
         """Open the network's cache; without features, all tokens can be read at once."""
-        self._progress[sequence.id] = _Progress(self._runner.open(), [], [])
-        if not self.needs.features:
+        version = self._take_up()
+        self._progress[sequence.id] = _Progress(version, version.runner.open(), [], [])
+        if not self._reads:
             self._take_in(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
         """Take the prompt in; features stand before all tokens but the first."""
-        self._take_in(sequence, sequence.tokens[1:], features)
+        if self._reads:
+            self._take_in(sequence, sequence.tokens[1:], features)
+        if self._online is not None:
+            self._online.read(sequence, features)
+
+    @property
+    def _reads(self) -> bool:
+        """Whether the network reads features; a drafter that learns needs them in any case."""
+        return type(self).needs.features
+
+    def _take_up(self) -> Version:
+        """The version for a sequence that begins: the newest, of at most two in use."""
+        older = any(each.version is not self._newest for each in self._progress.values())
+        if self._online is not None and not older:
+            self._newest = self._online.newest() or self._newest
+        return self._newest
 
     def _take_in(self, sequence: Sequence, tokens: list[int], features: LogitArray) -> None:
         """All rows but the last, which the first draft starts behind."""
         progress = self._progress[sequence.id]
         if len(tokens) > 1:
-            self._runner.draft([Grown(progress.cache, features[:-1], tokens[:-1])], 0)
+            read = Grown(progress.cache, features[:-1], tokens[:-1], sequence.cache)
+            progress.version.runner.draft([read], 0)
         progress.features, progress.tokens = [features[-1:]], tokens[-1:]
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """A draft for every sequence that has a budget; chains take one run of the network."""
+        """A draft for every sequence that has a budget; a version drafts for all that began with
+        it, chains in one run of the network."""
         drafts = [trees.EMPTY] * len(sequences)
-        wanted = [min(b.nodes, b.depth, self._runner.depth) for b in budgets]
-        asking = [
-            index
-            for index, sequence in enumerate(sequences)
-            if wanted[index] and self._progress[sequence.id].tokens
-        ]
-        if not asking:
-            return drafts
-        progress = [self._progress[sequences[index].id] for index in asking]
-        grown = [Grown(p.cache, np.concatenate(p.features), p.tokens) for p in progress]
-        if self._trees is None:
-            drafted = self._chains(grown, [wanted[index] for index in asking])
-        else:
-            parts = [sequences[index] for index in asking], [budgets[index] for index in asking]
-            drafted = self._trees.grow(*parts, grown)
-        for each in progress:
-            each.features, each.tokens = [], []
-        for index, draft in zip(asking, drafted, strict=True):
-            drafts[index] = replace(draft, source=self.name)
+        asking: dict[Version, list[int]] = {}
+        for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
+            progress = self._progress[sequence.id]
+            if min(budget.nodes, budget.depth) > 0 and progress.tokens:
+                asking.setdefault(progress.version, []).append(index)
+        for version, indices in asking.items():
+            parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
+            for index, draft in zip(indices, self._draft(version, *parts), strict=True):
+                drafts[index] = replace(draft, source=self.name)
         return drafts
 
-    def _chains(self, grown: List[Grown], wanted: List[int]) -> list[TokenTree]:
+    def _draft(
+        self, version: Version, sequences: List[Sequence], budgets: List[Budget]
+    ) -> list[TokenTree]:
+        """Drafts behind what contexts have gained."""
+        progress = [self._progress[sequence.id] for sequence in sequences]
+        grown = [
+            Grown(p.cache, np.concatenate(p.features), p.tokens, sequence.cache)
+            for sequence, p in zip(sequences, progress, strict=True)
+        ]
+        if version.trees is None:
+            wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
+            drafted = self._chains(version.runner, grown, wanted)
+        else:
+            drafted = version.trees.grow(sequences, budgets, grown)
+        for each in progress:
+            each.features, each.tokens = [], []
+        return drafted
+
+    def _chains(self, runner: Runner, grown: List[Grown], wanted: List[int]) -> list[TokenTree]:
         """Chains of at most so many tokens each."""
+        if self._doubt is not None:
+            return self._doubt.chains(runner, grown, wanted)
         drafts = []
-        for drafted, most in zip(self._runner.draft(grown, max(wanted)), wanted, strict=True):
+        for drafted, most in zip(runner.draft(grown, max(wanted)), wanted, strict=True):
             unsure = np.flatnonzero(drafted.chances < self._stop)
             kept = min(most, *unsure[:1].tolist(), len(drafted.tokens))
             scores: ProbArray = np.cumprod(drafted.chances[:kept], dtype=np.float64)
@@ -183,58 +192,26 @@ class TrainedDrafter(Drafter):
             rows = [0, *(node + 1 for node in verdict.path)]
             progress = self._progress[sequence.id]
             progress.tokens += sequence.tokens[-len(rows) :]
-            if self.needs.features:
+            if self._reads:
                 assert output.features is not None
                 progress.features.append(output.features[rows])
             else:
                 progress.features.append(_no_features(len(rows)))
+        if self._online is not None:
+            self._online.observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
         """Release the network's cache."""
         progress = self._progress.pop(sequence.id, None)
         if progress is not None:
-            self._runner.release(progress.cache)
+            progress.version.runner.release(progress.cache)
+        if self._online is not None:
+            self._online.close(sequence)
 
 
 def _no_features(rows: int) -> LogitArray:
     """What stands for features where none are read."""
     return np.zeros((rows, 0), dtype=np.float32)
-
-
-def resized(trained: Trained, sizes: Mapping[str, str]) -> Trained:
-    """A network cut to other sizes, as text, which its weights must hold.
-
-    Raises:
-        InvalidOption: there is no such size, or the weights are of a smaller network.
-    """
-    if not sizes:
-        return trained
-    whole = trained.network
-    network = build(whole.name, whole.geometry, {**whole.settings(), **sizes})
-    shapes = {name: array.shape for name, array in trained.parameters.items()}
-    if not network.shapes().items() <= shapes.items():
-        raise InvalidOption(
-            f"the weights of drafter '{whole.name}' hold {whole.settings()}, which is less than "
-            f"{dict(sizes)}: choose smaller sizes"
-        )
-    parameters = {name: trained.parameters[name] for name in network.shapes()}
-    return replace(trained, network=network, parameters=parameters)
-
-
-def shipped(name: str, model: str) -> Path:
-    """The weights that ship for a network and a target.
-
-    Raises:
-        InvalidOption: there are none.
-    """
-    with as_file(files(_SHIPPED)) as folder:
-        for path in sorted(folder.glob(f"{name}-*.safetensors")):
-            if load_network(path).metadata.get("model") == model:
-                return path
-    raise InvalidOption(
-        f"no weights ship for drafter '{name}' and this model: train some with `paceline train "
-        f"drafter {name}`, and name them with {name}:weights=FILE"
-    )
 
 
 class MedusaDrafter(TrainedDrafter):
@@ -308,6 +285,12 @@ class LongSpecDrafter(TrainedDrafter):
     """A drafter whose cache does not grow."""
 
     name: ClassVar[str] = "longspec"
+
+
+class HiddenTransferDrafter(TrainedDrafter):
+    """Slots carried through the target's last layers."""
+
+    name: ClassVar[str] = "hidden-transfer"
 
 
 class DraftLMDrafter(TrainedDrafter):

@@ -23,12 +23,11 @@ from paceline.exactness.bounds import (
     best_top_and_one,
     overlap,
 )
-from paceline.growth.draws import race
 from paceline.law import AGREE
+from paceline.noise import finishers
 from paceline.randomness import Draw, KeyedRandomness, Purpose
 from paceline.types import IntArray, Law, ProbArray
 from paceline.verifiers import k_seq as k_sequences
-from paceline.verifiers.coupled import gumbel_max
 from paceline.verifiers.path_count import MeasuredChain
 
 _STATES = 50_000
@@ -80,12 +79,9 @@ def coupled(p: Law, q: Law, drafts: int) -> float:
 
 def _wins(p: Law, q: Law, drafts: int, stream: int) -> bool:
     """Whether p's winner is drafted under one draw of noise."""
-    noise = KeyedRandomness(int(p.probs.max().view(np.uint64)), stream)
-    winner = gumbel_max(p, 0, noise)
-    uniform = noise.uniform(p.size, Draw(0, Purpose.NOISE))
-    if q.ids is not None:
-        uniform = uniform[q.ids]
-    return winner in map(q.token, race(q.probs, uniform, drafts).tolist())
+    keyed = KeyedRandomness(int(p.probs.max().view(np.uint64)), stream)
+    noise = keyed.noise(Draw(0, Purpose.NOISE))
+    return finishers(p, noise)[0] in finishers(q, noise, drafts)
 
 
 def recursive(p: Law, q: Law, drafts: int) -> float:

@@ -14,11 +14,10 @@ import numpy as np
 from paceline import tree as trees
 from paceline.exactness.drafting import Propose
 from paceline.exactness.tabular import LawOf
-from paceline.law import residual
+from paceline.law import gumbel_max, residual
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.types import Budget, DraftLaw, Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, walk
-from paceline.verifiers.coupled import gumbel_max
 
 
 class WrongChainRule(Verifier):

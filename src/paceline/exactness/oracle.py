@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
+from paceline.noise import TokenNoise
 from paceline.randomness import Draw, Randomness
 from paceline.types import ProbArray
 
@@ -70,6 +71,13 @@ class ScriptedRandomness:
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         """Raise ContinuousNoise."""
+        return self._refuse(draw)
+
+    def noise(self, draw: Draw) -> TokenNoise:
+        """Raise ContinuousNoise."""
+        return self._refuse(draw)
+
+    def _refuse(self, draw: Draw) -> NoReturn:
         raise ContinuousNoise(
             f"{draw} asks for noise, which is continuous and cannot be enumerated: "
             "use Monte-Carlo with KeyedRandomness"

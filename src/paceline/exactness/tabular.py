@@ -9,6 +9,8 @@ from functools import cache
 import numpy as np
 
 from paceline.errors import OutOfMemory
+from paceline.law import gumbel_max
+from paceline.randomness import Randomness
 from paceline.sampling import Sampler
 from paceline.target import Output, Pass
 from paceline.tree import path_to
@@ -90,6 +92,10 @@ class TabularLaws:
     def law(self, node: int) -> Law:
         """Law of the token after `node` (`ROOT` for the root)."""
         return self._law(self._at(node))
+
+    def winner(self, node: int, position: int, randomness: Randomness) -> int:
+        """The token that wins by the law at `node`."""
+        return gumbel_max(self.law(node), position, randomness)
 
     def soft(self, node: int) -> Law:
         """As `law`, at temperature 1."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.growth.base import Names
-from paceline.growth.draws import race
 from paceline.growth.levels import LevelGrowth
+from paceline.noise import finishers
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.types import Law, LawKind
 
@@ -36,7 +36,6 @@ class SharedNoise(LevelGrowth):
                 drawn.append([q.token(0)])
                 continue
             if noise is None:
-                noise = randomness.uniform(q.size, Draw(names.position, Purpose.NOISE))
-            uniform = noise if q.ids is None else noise[q.ids]
-            drawn.append([q.token(index) for index in race(q.probs, uniform, count).tolist()])
+                noise = randomness.noise(Draw(names.position, Purpose.NOISE))
+            drawn.append(finishers(q, noise, count))
         return drawn

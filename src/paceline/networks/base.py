@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from paceline.errors import InvalidOption
@@ -41,6 +41,8 @@ class Geometry:
         rope_base: base of the rotary frequencies.
         norm_eps: epsilon of RMS norms.
         vocab_size: of the target.
+        target_layers: decoder layers of the target, for networks that run its last ones; 0 where it
+            is not known.
     """
 
     width: int
@@ -51,6 +53,7 @@ class Geometry:
     rope_base: float
     norm_eps: float
     vocab_size: int
+    target_layers: int = 0
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self:
@@ -64,6 +67,7 @@ class Geometry:
             config.rope_base,
             config.norm_eps,
             config.vocab_size,
+            config.layers,
         )
 
 
@@ -91,6 +95,14 @@ class Network(ABC):
     """Rows that attention sees, the newest, its own included; 0 for all."""
     exit: int = 0
     """The target's first layers that the network runs with the target's weights: `borrowed`."""
+    above: int = 0
+    """Instead of those, the target's last layers that it runs."""
+    reads_target: bool = False
+    """Whether it attends to the target's own keys and values, those of the first layer that it
+    borrows of: `Ops.attend_target`."""
+    glances: bool = False
+    """Whether it is trained with some states put right (`training.glancing`): they must be foretold
+    hidden states, and nothing else."""
     tokens: int = 0
     """Tokens that slots which may stay blank are trained to say together."""
 
@@ -116,6 +128,12 @@ class Network(ABC):
         """Most tokens of one draft."""
         return self.steps * self.width
 
+    @property
+    def runs(self) -> range:
+        """Which of the target's layers the network runs."""
+        most = self.geometry.target_layers
+        return range(most - self.above, most) if self.above else range(self.exit)
+
     def settings(self) -> dict[str, Any]:
         """Arguments, beside the geometry, that make the same network again."""
         return {"steps": self.steps}
@@ -124,10 +142,11 @@ class Network(ABC):
     def shapes(self) -> Shapes:
         """Name and shape of every parameter.
 
-        Those of one axis are norms, and start as ones, but for two: "scale" starts as the inverse
-        of what features measure, axis by axis, which differ by a factor of hundreds, and
-        "hidden_scale" as that of the last hidden state alone. Names that end in "residual" start as
-        zeros, so that what they feed starts as nothing.
+        Those of one axis are norms, and start as ones, but for three: "scale" starts as the inverse
+        of what features measure, axis by axis, which differ by a factor of hundreds,
+        "hidden_scale" as that of the last hidden state alone, and "high_spread" as what enters the
+        high layer measures. Names that end in "residual" start as zeros, so that what they feed
+        starts as nothing.
         """
 
     def borrowed(self) -> dict[str, str]:
@@ -136,8 +155,8 @@ class Network(ABC):
         Its own name of each, and what `openvino_weights.prepare` calls it.
         """
         return {
-            f"target.{layer}.{mine}": f"layers.{layer}.{theirs}"
-            for layer in range(self.exit)
+            f"target.{index}.{mine}": f"layers.{layer}.{theirs}"
+            for index, layer in enumerate(self.runs)
             for mine, theirs in _TARGET_LAYER.items()
         }
 
@@ -175,9 +194,12 @@ class Network(ABC):
 
 def describe(network: Network) -> dict[str, Any]:
     """A network as plain values, for metadata."""
+    geometry = asdict(network.geometry)
+    if not network.above:
+        del geometry["target_layers"]  # so that files and checkpoints do not hang on it
     return {
         "network": network.name,
-        "geometry": asdict(network.geometry),
+        "geometry": geometry,
         "settings": network.settings(),
     }
 
@@ -188,12 +210,13 @@ def geometry_from(entry: Mapping[str, Any]) -> Geometry:
     Raises:
         InvalidOption: it is incomplete, or an entry is no positive number.
     """
+    known = [each for each in fields(Geometry) if each.name in entry or each.default is MISSING]
     try:
-        found = {each.name: entry[each.name] for each in fields(Geometry)}
+        found = {each.name: entry[each.name] for each in known}
     except KeyError as error:
         raise InvalidOption(f"the geometry of a network lacks {error}") from error
-    for each in fields(Geometry):
+    for each in known:
         value = found[each.name]
-        known = isinstance(value, int) or (each.type == "float" and isinstance(value, float))
-        require(known and value > 0, f"{each.name} of a geometry", value, "a positive number")
+        number = isinstance(value, int) or (each.type == "float" and isinstance(value, float))
+        require(number and value > 0, f"{each.name} of a geometry", value, "a positive number")
     return Geometry(**found)

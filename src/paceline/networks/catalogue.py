@@ -16,6 +16,7 @@ from paceline.networks.draft_lm import DraftLM
 from paceline.networks.eagle import Eagle
 from paceline.networks.eagle3 import Eagle3
 from paceline.networks.falcon import Falcon
+from paceline.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.hydra import Hydra
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.longspec import LongSpec
@@ -29,7 +30,7 @@ NETWORKS: dict[str, type[Network]] = {
     for each in (
         *(Medusa, Hydra, Clover, Eagle, Eagle3, Chimera),
         *(Falcon, CTC, SpecFormer, BlockParallel, S2D),
-        *(DraftLM, Kangaroo, LongSpec),
+        *(DraftLM, Kangaroo, LongSpec, HiddenTransfer),
     )
 }
 

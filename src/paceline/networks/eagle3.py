@@ -59,4 +59,7 @@ class Eagle3(Network):
     def _layer(self, ops: Ops, x: Rows, tokens: Rows, attend: Attend) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         read = ops.concat([embedded, ops.norm(x, "hidden_norm")])
+        return self._decode(ops, x, read, attend)
+
+    def _decode(self, ops: Ops, x: Rows, read: Rows, attend: Attend) -> Rows:
         return decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)

@@ -5,7 +5,8 @@ block foretells the one `width` places on, and the rows of a block see one anoth
 relaxed causal mask, here an attention of its own among the slots, before the causal layer). The
 first block has but one row to start from, the context's last, which a matrix spreads over the
 slots. The published network reads its input through an LSTM over the text; here a matrix does, as
-in EAGLE, since a recurrence would be one more state to keep for every sequence.
+in EAGLE, since a recurrence would be one more state to keep for every sequence. Training is by
+coupled sequential glancing distillation (`training.glancing`), as in the paper.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ class Falcon(Network):
     layers: ClassVar[int] = 1
 
     def __init__(
-        self, geometry: Geometry, *, steps: int = 3, width: int = 2, ffn_size: int = 0
+        self,
+        geometry: Geometry,
+        *,
+        steps: int = 3,
+        width: int = 2,
+        ffn_size: int = 0,
+        glancing: bool = True,
     ) -> None:
         """Size the network.
 
@@ -41,13 +48,16 @@ class Falcon(Network):
             steps: most passes of one draft.
             width: tokens per pass.
             ffn_size: of the layer; 0 takes the target's own.
+            glancing: whether some wrong states are put right in training.
         """
         super().__init__(geometry, steps=steps, width=width)
         self.ffn_size = ffn_size or geometry.ffn_size
+        self.glances = glancing
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
-        return {"steps": self.steps, "width": self.width, "ffn_size": self.ffn_size}
+        """All sizes, and how it is trained."""
+        sizes = {"steps": self.steps, "width": self.width, "ffn_size": self.ffn_size}
+        return {**sizes, "glancing": self.glances}
 
     def shapes(self) -> Shapes:
         """Fusion, attention inside a block, the layer, the first block."""

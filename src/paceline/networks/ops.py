@@ -11,7 +11,7 @@ the last axes alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
 Rows: TypeAlias = Any
@@ -81,6 +81,27 @@ class Ops(Protocol):
         `Network.reach` back.
 
         Rows are at consecutive positions, the first at that behind the last context row.
+        """
+        ...
+
+    def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
+        """Come to know the target's own keys and values of new context rows, in one layer.
+
+        Where the target runs beside the network they are read where it keeps them.
+
+        Args:
+            make: computes them, `[..., kv_heads * head_dim]` each, where there is no target.
+
+        Raises:
+            RuntimeUnavailable: the target lends none.
+        """
+        ...
+
+    def attend_target(self, queries: Rows) -> Rows:
+        """Attention over the target's own keys and values of the context, up to each row.
+
+        Args:
+            queries: `[..., heads * head_dim]` of the rows that attended last, at their positions.
         """
         ...
 

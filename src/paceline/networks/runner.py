@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,16 +23,22 @@ class Grown:
         features: float32 `[rows, 4 * width]` of the new positions, at least one; no width if the
             network reads none.
         tokens: int64 `[rows]`, what follows each; the last is the root.
+        target: the target's cache of the sequence, for networks that read it; it holds all rows.
     """
 
     cache: Any
     features: LogitArray
     tokens: Sequence[int]
+    target: Any = None
 
     def parts(self, size: int) -> list[Grown]:
         """The same in parts of at most `size` rows, oldest first."""
         return [
-            Grown(self.cache, self.features[at : at + size], self.tokens[at : at + size])
+            replace(
+                self,
+                features=self.features[at : at + size],
+                tokens=self.tokens[at : at + size],
+            )
             for at in range(0, len(self.tokens), size)
         ]
 
@@ -123,6 +129,10 @@ class Runner(Protocol):
         Raises:
             OutOfMemory: the network's own cache is full.
         """
+        ...
+
+    def hidden(self, branch: Branch) -> LogitArray:
+        """A branch's state as numbers, float32 `[slots, ...]`."""
         ...
 
 

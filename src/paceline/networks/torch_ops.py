@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class TorchOps:
         self._reach = reach
         self._context: dict[int, tuple[Tensor, Tensor]] = {}
         self._drafted: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        self._places: Tensor  # of the rows that attended last, `[time, slots, 1]`
+        self._target: tuple[Tensor, Tensor]
 
     def weight(self, name: str) -> Tensor:
         """The parameter."""
@@ -101,6 +103,7 @@ class TorchOps:
         v = _parted(values, shape.kv_heads)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         self._context[layer] = k, v
+        self._places = places[:, None, None]
         seen = None
         if self._reach:
             back = places[:, None] - places
@@ -118,6 +121,7 @@ class TorchOps:
         before = sum(k.shape[2] for k, _ in drafted)
         place = torch.arange(time, device=queries.device)[:, None] + 1 + before
         place = (place + torch.arange(slots, device=queries.device))[:, :, None]
+        self._places = place
         q = self._rotate(_parted(queries, shape.heads), place)
         k = self._rotate(_parted(keys, shape.kv_heads), place)
         drafted.append((k, _parted(values, shape.kv_heads)))
@@ -143,6 +147,26 @@ class TorchOps:
         out = torch.einsum("bkgtsu,bkud->btskgd", far, context_v)
         out = out + torch.einsum("bkgtsr,btrkd->btskgd", near, own_v)
         return out.reshape(batch, time, slots, -1)
+
+    def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        """Compute what the target would keep."""
+        keys, values = make()
+        count = self._geometry.kv_heads
+        places = torch.arange(keys.shape[1], device=keys.device)[:, None]
+        self._target = self._rotate(_parted(keys, count), places), _parted(values, count)
+
+    def attend_target(self, queries: Tensor) -> Tensor:
+        """Attention of `[batch, time, width]` or `[batch, time, slots, width]` rows."""
+        shape = self._geometry
+        rows = queries if queries.ndim == 4 else queries.unsqueeze(-2)
+        q = self._rotate(_parted(rows, shape.heads), self._places)
+        group = shape.heads // shape.kv_heads
+        q = q.reshape(*q.shape[:-2], shape.kv_heads, group, -1) / math.sqrt(shape.head_dim)
+        keys, values = self._target
+        scores = torch.einsum("btskgd,bukd->bkgtsu", q, keys)  # letters as in `attend_draft`
+        at = torch.arange(keys.shape[1], device=q.device)
+        weights = scores.masked_fill((at > at[:, None])[:, None], -math.inf).softmax(-1)
+        return torch.einsum("bkgtsu,bukd->btskgd", weights, values).reshape(queries.shape)
 
     def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention among the slots of `[batch, time, slots, width]` rows."""

@@ -58,6 +58,21 @@ def save_network(path: Path, trained: Trained) -> None:
         raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """Provenance of a weights file, of which only the head is read.
+
+    Raises:
+        InvalidOption: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except FileNotFoundError as error:
+        raise InvalidOption(f"there is no file {path}: name trained weights") from error
+    except (SafetensorError, OSError) as error:
+        raise InvalidOption(f"{path} is damaged ({error}): train or fetch it again") from error
+
+
 def load_network(path: Path) -> Trained:
     """Read a network.
 

@@ -21,11 +21,16 @@ BLOCK = 32
 """Tokens per block, fixed by the attention kernel."""
 
 
+Place = tuple[int, int]
+"""A token's block, and its row there."""
+
+
 class BlockPool:
     """The memory of all blocks, with reference counts.
 
     `memory` is `[2 * layers, blocks + 1, kv_heads, 32, head_dim]`; slice 2l holds the keys of layer
-    l and slice 2l + 1 its values. Pages are only touched (and paid for) once used.
+    l and slice 2l + 1 its values. Where `keys_by_number`, a block of keys holds the first number of
+    its 32 tokens, then the second, and so on. Pages are only touched (and paid for) once used.
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class BlockPool:
         *,
         keep: int | None = None,
         dtype: type[np.generic] = np.float32,
+        keys_by_number: bool = False,
     ) -> None:
         """Reserve address space.
 
@@ -48,10 +54,15 @@ class BlockPool:
             keep: most blocks to keep for sequences to come; None sets no limit, and at 0 no
                 sequence shares another's.
             dtype: of the numbers.
+            keys_by_number: see above.
         """
         self.memory: npt.NDArray[Any] = np.zeros(
             (2 * layers, blocks + 1, kv_heads, BLOCK, head_dim), dtype=dtype
         )
+        keys, self.values = self.memory[0::2], self.memory[1::2]
+        turned = (*keys.shape[:3], head_dim, BLOCK)
+        self.keys = keys.reshape(turned).swapaxes(3, 4) if keys_by_number else keys
+        """Views of the memory, `[layers, blocks + 1, kv_heads, 32, head_dim]` in either case."""
         self.scratch = blocks
         """A block that no sequence gets, for rows whose results nobody wants."""
         self.sharing = keep != 0
@@ -126,4 +137,11 @@ class BlockPool:
 
     def copy(self, source: int, destination: int, tokens: int = BLOCK) -> None:
         """Copy the keys and values of a block's first `tokens` tokens in all layers."""
-        self.memory[:, destination, :, :tokens] = self.memory[:, source, :, :tokens]
+        for each in (self.keys, self.values):
+            each[:, destination, :, :tokens] = each[:, source, :, :tokens]
+
+    def move(self, sources: Sequence[Place], destinations: Sequence[Place]) -> None:
+        """Move single tokens in all layers, one after the other."""
+        for (old, old_row), (new, row) in zip(sources, destinations, strict=True):
+            for each in (self.keys, self.values):
+                each[:, new, :, row] = each[:, old, :, old_row]

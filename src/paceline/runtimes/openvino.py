@@ -1,14 +1,9 @@
 """The CPU runtime: paged attention over ragged batches of token trees, bit-exact by construction.
 
-Two facts, both tested, make a token's logits the same numbers however its pass was composed:
-
-* Attention over one query row takes another kernel than over several. So no subsequence ever
-  enters attention with a single row: a plain step sends its row twice and keeps one result.
-* Attention groups sums by the distance between keys. So a branch must see its keys without gaps:
-  in layout "exact" every root-to-leaf path is a subsequence of its own in attention.
-
-Everything else (matrix products, norms) is computed row by row with the same result whatever the
-other rows are.
+Attention gives a token the same numbers however its pass was composed: by our own operation along
+paths (`openvino_paths`), or, where that cannot be compiled, by how rows are laid out for the
+plugin's (`openvino_plugin`). Everything else (matrix products, norms) is computed row by row with
+the same result whatever the other rows are.
 
 And one fact about speed: a change of shape makes the plugin prepare every node again, which costs
 a third of a step. So rows are padded to a few sizes, and the small ones get a compiled instance of
@@ -24,14 +19,17 @@ import numpy as np
 import openvino as ov
 
 from paceline import tree as trees
-from paceline.errors import InvalidOption, OutOfMemory
+from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
 from paceline.networks.weights import Trained
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
-from paceline.runtimes.openvino_batch import FIXED_SHAPES, ROW_BUCKETS, Batch, Shape, tree_bias
+from paceline.runtimes.openvino_attention import Attention
+from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape
 from paceline.runtimes.openvino_core import core
-from paceline.runtimes.openvino_graph import Tensors, build, fix_rows
+from paceline.runtimes.openvino_nodes import Tensors
+from paceline.runtimes.openvino_paths import path_attention
+from paceline.runtimes.openvino_plugin import PluginAttention
 from paceline.runtimes.openvino_profile import Counted, count
 from paceline.runtimes.openvino_requests import NO_ROOM, Instance, Requests
 from paceline.runtimes.openvino_runner import OpenVinoRunner
@@ -75,6 +73,7 @@ class OpenVinoTarget:
         prefix_tokens: int = PREFIX_TOKENS,
         threads: int | None = None,
         kv_precision: str = "fp32",
+        attention: str | None = None,
     ) -> None:
         """Build and compile the graph.
 
@@ -91,10 +90,12 @@ class OpenVinoTarget:
                 batched: layout "masked", precision "int4", coarse caches.
             threads: default all cores this process may use.
             kv_precision: of the key-value cache: "fp32" (exact), "fp16", or "u8" (lossy).
+            attention: "paths" (our own operation), "plugin", or None for the first that can be had.
 
         Raises:
             InvalidOption: unknown layout or cache precision.
-            RuntimeUnavailable: the processor lacks instructions that attention needs.
+            RuntimeUnavailable: the processor lacks instructions that attention needs, or "paths"
+                was asked for and cannot be had.
             OutOfMemory: there is no memory for the model or the cache.
         """
         if layout not in ("exact", "masked"):
@@ -117,8 +118,8 @@ class OpenVinoTarget:
         # Shared rows must be those that their new holder would have computed, to the last bit.
         same = layout == "exact" and products_are_exact(config, precision, quantised)
         kept = prefix_tokens // BLOCK if same and kv_precision == "fp32" else 0
-        pool = _pool(config, kv, kv_tokens // BLOCK, kept)
-        self._pool = pool
+        self._attention = _attention(attention, config, kv, layout)
+        self._pool = pool = _pool(self._attention, config, kv_tokens // BLOCK, kept)
         self._config, self._graph_settings = config, settings
         self._extra = no_rows(config.hidden_size)
         self._start()
@@ -134,6 +135,7 @@ class OpenVinoTarget:
             hidden_states=True,
             bit_exact=layout == "exact" and products_are_exact(config, precision, quantised),
             layout=layout,
+            attention=self._attention.name,
             row_buckets=ROW_BUCKETS,
             feature_layers=feature_layers(config.layers),
             kv_precision=kv_precision,
@@ -233,15 +235,11 @@ class OpenVinoTarget:
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
         """Append `tokens` in chunks. Where chunks end does not change a bit of the cache."""
-        cache.discard()
         seen = [np.zeros((0, 4 * self._capabilities.hidden_size), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = list(tokens[start : start + _CHUNK])
-            batch = Batch()
-            past = cache.length
-            cache.reserve(max(len(chunk), 2))
-            first = batch.rows(chunk, range(past, past + len(chunk)))
-            batch.subsequence(list(range(first, first + len(chunk))), past, cache.blocks)
+            batch = self._attention.batch()
+            first = batch.add(cache, chunk, trees.EMPTY)
             batch.logit_rows.append(first)  # the LM head needs a row; its result is not used
             if features:
                 batch.feature_rows += range(first, first + len(chunk))
@@ -272,20 +270,14 @@ class OpenVinoTarget:
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
         """Repeat a forward on an instance whose nodes count their time; it commits nothing."""
         batch, _ = self._batch(passes, 0)
-        shape = Shape(len(batch.ids), len(batch.attention_rows))
-        fixed = shape if shape in FIXED_SHAPES else None
+        shape = batch.shape()
+        fixed = shape if shape in self._attention.fixed else None
         instance = Instance(self._compile(fixed, counting=True))
         return count(lambda: instance.run(batch.inputs()), instance, runs)
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
-        """Commit pending tokens and path: adopt the path's blocks, or move its rows (masked)."""
-        if self._layout == "exact":
-            cache.adopt(pending, path)
-            return
-        start = cache.length + pending
-        if list(path) != list(range(len(path))):
-            cache.move([start + node for node in path], start)
-        cache.length = start + len(path)
+        """Commit the pending tokens and a path."""
+        self._attention.keep(cache, pending, path)
 
     def truncate(self, cache: PagedCache, length: int) -> None:
         """Forget all cached tokens from position `length` on."""
@@ -304,12 +296,15 @@ class OpenVinoTarget:
         tensors = self._tensors
         if len(self._extra):
             tensors = {**tensors, "embed.extra": self._extra}
-        self._compile = _compiler(self._config, tensors, self._graph_settings, self._pool)
-        self._requests = Requests(self._compile, sum(array.nbytes for array in tensors.values()))
+        self._compile = _compiler(
+            self._attention, self._config, tensors, self._graph_settings, self._pool
+        )
+        size = sum(array.nbytes for array in tensors.values())
+        self._requests = Requests(self._compile, self._attention.fixed, size)
 
     def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
         """The inputs of a forward, and what `_add` says of each pass."""
-        batch = Batch()
+        batch = self._attention.batch()
         try:
             spans = [self._add(batch, each) for each in passes]
         except OutOfMemory:
@@ -320,44 +315,23 @@ class OpenVinoTarget:
         return batch, spans
 
     def _add(self, batch: Batch, each: Pass) -> tuple[slice, slice]:
-        """Add one pass's dense rows and subsequences to the batch.
+        """Add one pass's rows to the batch.
 
         Returns:
             Which rows of the logits and of the features are the pass's.
         """
-        cache: PagedCache = each.cache
         logits, features = len(batch.logit_rows), len(batch.feature_rows)
-        cache.discard()
-        past, count = cache.length, len(each.pending)
         draft = each.draft or trees.EMPTY
-        root = past + count - 1
-        depths = trees.depths(draft).tolist()
-        positions = [*range(past, past + count), *(root + depth for depth in depths)]
-        first = batch.rows([*each.pending, *draft.tokens.tolist()], positions)
-        pending = list(range(first, first + count))
-        nodes = first + count
-        batch.logit_rows += range(nodes - 1, nodes + len(draft))
+        first = batch.add(each.cache, each.pending, draft)
+        last, behind = first + len(each.pending) - 1, first + len(each.pending) + len(draft)
+        batch.logit_rows += range(last, behind)
         if each.features:
-            batch.feature_rows += range(first, nodes + len(draft))
-        spans = slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))
-        if self._layout == "masked":
-            total = count + len(draft)
-            cache.reserve(max(total, 2))
-            bias = None if trees.is_chain(draft) else tree_bias(draft, count)
-            batch.subsequence(list(range(first, first + total)), past, cache.blocks, bias)
-            return spans
-        paths = trees.leaf_paths(draft) or [()]
-        cache.reserve(max(count + len(paths[0]), 2))
-        cache.branches.append((paths[0], None))
-        batch.subsequence(pending + [nodes + n for n in paths[0]], past, cache.blocks)
-        for path in paths[1:]:
-            blocks = cache.branch(path, count + len(path))
-            batch.subsequence(pending + [nodes + n for n in path], past, blocks)
-        return spans
+            batch.feature_rows += range(first, behind)
+        return slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))
 
     def _infer(self, batch: Batch) -> Instance:
         """Run the graph; its outputs are "logits", "hidden" and "features"."""
-        instance = self._requests.get(Shape(len(batch.ids), len(batch.attention_rows)))
+        instance = self._requests.get(batch.shape())
         instance.run(batch.inputs())
         self.inference_seconds = instance.seconds
         return instance
@@ -366,41 +340,49 @@ class OpenVinoTarget:
 # Not a method: a cycle through the target would keep gigabytes alive until the next garbage
 # collection.
 def _compiler(
-    config: ModelConfig, tensors: Tensors, settings: Mapping[str, str], pool: BlockPool
+    attention: Attention,
+    config: ModelConfig,
+    tensors: Tensors,
+    settings: Mapping[str, str],
+    pool: BlockPool,
 ) -> Callable[..., ov.InferRequest]:
     """What compiles the graph, for a fixed shape or for any, and binds the cache's memory."""
-    general, direct = build(config, tensors), build(config, tensors, direct=True)
+    graphs = attention.graphs(config, tensors)
 
     def compile_request(shape: Shape | None, counting: bool = False) -> ov.InferRequest:
-        graph = general
-        if shape is not None:
-            graph = fix_rows(direct if shape.dense == shape.attention else general, shape)
         chosen = {**settings, "PERF_COUNT": "YES"} if counting else settings
-        request = core().compile_model(graph, "CPU", chosen).create_infer_request()
-        for layer in range(config.layers):
-            for offset, kind in enumerate(("key", "value")):
-                blocks = ov.Tensor(pool.memory[2 * layer + offset], shared_memory=True)
-                request.set_tensor(f"{kind}_cache.{layer}", blocks)
+        request = core().compile_model(graphs.of(shape), "CPU", chosen).create_infer_request()
+        attention.bind(request, pool)
         return request
 
     return compile_request
 
 
-def _pool(config: ModelConfig, kv: KvFormat, blocks: int, keep: int) -> BlockPool:
+def _attention(name: str | None, config: ModelConfig, kv: KvFormat, layout: Layout) -> Attention:
+    """The attention of that name, or the fastest that model, cache and layout allow.
+
+    Raises:
+        InvalidOption: there is none of that name.
+        RuntimeUnavailable: it cannot be had.
+    """
+    if name not in (None, "paths", "plugin"):
+        raise InvalidOption(f"attention {name!r} is unknown: use paths or plugin")
+    own = path_attention(config, kv) if layout == "exact" and name != "plugin" else None
+    if own is None and name == "paths":
+        raise RuntimeUnavailable(
+            "attention 'paths' needs a C++ compiler, layout exact and a cache of fp32 or fp16"
+        )
+    return own or PluginAttention(kv, layout)
+
+
+def _pool(attention: Attention, config: ModelConfig, blocks: int, keep: int) -> BlockPool:
     """The memory of the key-value cache.
 
     Raises:
         OutOfMemory: the system does not give so much address space.
     """
     try:
-        return BlockPool(
-            config.layers,
-            config.kv_heads,
-            config.head_dim + kv.extra,
-            blocks,
-            keep=keep,
-            dtype=kv.dtype,
-        )
+        return attention.pool(config, blocks, keep)
     except MemoryError as error:
         raise OutOfMemory(
             f"no memory for a key-value cache of {blocks * BLOCK} tokens: load the model with a "

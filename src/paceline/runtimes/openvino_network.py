@@ -8,13 +8,14 @@ nothing of the target's care is taken here: single rows and padding are fine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset15 as op
 
+from paceline.errors import RuntimeUnavailable
 from paceline.models.config import rotary_frequencies
 from paceline.networks.base import Network
 from paceline.runtimes.openvino_nodes import (
@@ -156,6 +157,18 @@ class OpenVinoOps:
             self._paging.qq_bias_begins,
         )
         return self._attend(layer, (queries, keys, values), self._rotate(positions), paging, slots)
+
+    def know_target(self, make: Callable[[], tuple[Any, Any]]) -> None:
+        """Refuse: attention here writes rows of its own wherever it reads, which would spoil the
+        target's."""
+        raise RuntimeUnavailable(
+            "a network that reads keys and values of its target needs a runtime that lends them: "
+            "use --runtime torch, or weights of a network that does not"
+        )
+
+    def attend_target(self, queries: Any) -> Any:
+        """Never asked for, since `know_target` refuses."""
+        raise NotImplementedError
 
     def attend_slots(self, queries: Any, keys: Any, values: Any) -> Any:
         """Attention of the slots of each sequence over one another."""

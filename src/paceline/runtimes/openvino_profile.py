@@ -21,6 +21,7 @@ _OTHER_PRODUCT = "other products"
 
 _KINDS = {
     "PagedAttentionExtension": "attention",
+    "Reference": "attention",  # our own: the plugin names what it does not know so
     "RMS": "norms",
     "RoPE": "rotary positions",
     "Gather": "gathers and splits",

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.openvino_batch import FIXED_SHAPES, Input, Shape
+from paceline.runtimes.openvino_batch import Input, Shape
 from paceline.types import LogitArray
 
 _AFTER = 64
@@ -48,11 +48,15 @@ class Instance:
         """Bind nothing yet."""
         self._request = request
         self._bound: dict[str, npt.NDArray[Any]] = {}
+        self._lengths = _lengths(request)
         self.seconds = 0.0
         """What the last inference took, inputs and outputs left out."""
 
     def run(self, inputs: Mapping[str, Input]) -> None:
         """Set all inputs and infer.
+
+        A vector whose length the instance fixes may be given shorter: what is behind it is not
+        read.
 
         Raises:
             OutOfMemory: the forward is too large for the machine; the instance stays usable.
@@ -60,12 +64,15 @@ class Instance:
         for name, values in inputs.items():
             bound = self._bound.get(name)
             size = 1 if isinstance(values, int) else len(values)
-            if bound is not None and (1 if bound.ndim == 0 else len(bound)) == size:
-                bound[...] = values
+            length = self._lengths.get(name, size)
+            if bound is not None and bound.size == length:
+                bound[... if size == length else slice(size)] = values
                 continue
             kind = values.dtype if isinstance(values, np.ndarray) else np.int32
             bound = np.array(values, dtype=kind)
-            tensor = ov.Tensor(bound, shared_memory=True) if size else ov.Tensor(bound)
+            if size < length:
+                bound = np.concatenate([bound, np.zeros(length - size, dtype=kind)])
+            tensor = ov.Tensor(bound, shared_memory=True) if length else ov.Tensor(bound)
             self._request.set_tensor(name, tensor)
             self._bound[name] = bound
         begin = perf_counter()
@@ -89,17 +96,31 @@ class Instance:
         return data
 
 
+def _lengths(request: ov.InferRequest) -> dict[str, int]:
+    """Lengths of the inputs that are vectors of fixed length, by name."""
+    shapes = {port.get_any_name(): port.get_partial_shape() for port in request.model_inputs}
+    return {
+        name: shape.get_shape()[0]
+        for name, shape in shapes.items()
+        if shape.is_static and len(shape) == 1
+    }
+
+
 class Requests:
     """Hands out the instance for a shape of forward."""
 
     def __init__(
-        self, compile_request: Callable[[Shape | None], ov.InferRequest], weight_bytes: int
+        self,
+        compile_request: Callable[[Shape | None], ov.InferRequest],
+        shapes: Sequence[Shape],
+        weight_bytes: int,
     ) -> None:
         """Compile the general instance.
 
         Args:
             compile_request: compiles the graph once more, for a fixed shape or for any, and
                 binds the key-value caches.
+            shapes: those that an instance may be fixed to.
             weight_bytes: what one instance's weights take.
 
         Raises:
@@ -114,7 +135,7 @@ class Requests:
             raise OutOfMemory(NO_ROOM) from error
         self._fixed: dict[Shape, Instance] = {}
         affordable = _physical_memory() // _MEMORY_SHARE // max(weight_bytes, 1) - 1
-        self._missing = list(FIXED_SHAPES)[: max(0, affordable)]
+        self._missing = list(shapes)[: max(0, affordable)]
         self._used: Counter[Shape] = Counter()
         self._worker: threading.Thread | None = None
 

@@ -19,6 +19,7 @@ from paceline.runtimes.openvino_network import build
 from paceline.runtimes.openvino_requests import Instance
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.quantise import pack
+from paceline.types import LogitArray
 
 _CHUNK = 512
 """Context rows of a prompt taken in together."""
@@ -112,9 +113,10 @@ class OpenVinoRunner:
 
     def warm_up(self) -> None:
         """Compile the graphs that a lone sequence needs, a tenth of a second each."""
-        for steps in {*_STEPS, self._network.steps}:
+        most = self._network.steps
+        for steps in {min(each, most) for each in (*_STEPS, most)}:
             for rows in _FEW:
-                self._instance(self._at_least(steps), rows)
+                self._instance(steps, rows)
 
     def open(self) -> NetworkCache:
         """A new, empty cache."""
@@ -148,6 +150,11 @@ class OpenVinoRunner:
             parts = self._network, self._tensors, self._max_context
             self._branches = Branches(*parts, self._pool, self._compile)
         return self._branches.advance(asked)
+
+    def hidden(self, branch: Branch) -> LogitArray:
+        """As it left the graph."""
+        state: State = branch.state
+        return state.value
 
     def _take_in(self, grown: Sequence[Grown], steps: int) -> Instance:
         """Run the graph of so many steps; long prompts go before it in chunks."""

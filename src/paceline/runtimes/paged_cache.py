@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.runtimes.block_pool import BLOCK as BLOCK
 from paceline.runtimes.block_pool import BlockPool as BlockPool
+from paceline.runtimes.block_pool import Place
 
 
 @dataclass(eq=False)
@@ -20,6 +21,8 @@ class PagedCache:
         pool: where the blocks live.
         blocks: ids, in order of positions.
         length: cached tokens.
+        places: between a forward and its `keep`, where attention stored each drafted node: its
+            position in this table. Empty where branches are kept apart.
         branches: between a forward and its `keep`, one entry per root-to-leaf path: the nodes,
             and the private blocks that hold them (None: the sequence's own blocks do).
     """
@@ -27,6 +30,7 @@ class PagedCache:
     pool: BlockPool
     blocks: list[int] = field(default_factory=list)
     length: int = 0
+    places: list[int] = field(default_factory=list)
     branches: list[tuple[tuple[int, ...], list[int] | None]] = field(default_factory=list)
 
     def share(self, tokens: Sequence[int]) -> None:
@@ -107,22 +111,21 @@ class PagedCache:
         self.length += pending + len(kept)
 
     def discard(self) -> None:
-        """Drop all branches."""
+        """Drop all that was drafted."""
+        self.places = []
         for _, private in self.branches:
             if private is not None:
                 self.pool.drop(private)
         self.branches.clear()
 
     def move(self, sources: Sequence[int], destination: int) -> None:
-        """Move the rows at positions `sources` to the positions from `destination` on."""
+        """Move the rows at ascending positions `sources` to those from `destination` on."""
 
-        def place(position: int) -> tuple[int, int]:
+        def place(position: int) -> Place:
             return self.blocks[position // BLOCK], position % BLOCK
 
-        moves = [(place(s), place(destination + i)) for i, s in enumerate(sources)]
-        memory = self.pool.memory
-        for (old_block, old_row), (block, row) in moves:
-            memory[:, block, :, row] = memory[:, old_block, :, old_row]
+        moves = [(s, destination + i) for i, s in enumerate(sources) if s != destination + i]
+        self.pool.move([place(old) for old, _ in moves], [place(new) for _, new in moves])
 
     def truncate(self, length: int) -> None:
         """Forget positions from `length` on and give whole unused blocks back."""

@@ -53,10 +53,10 @@ def has(instructions: str) -> bool:
         True also where the system does not say: other systems, other processors.
     """
     order = list(_FLAGS)
-    flags = _flags()
-    if "sse2" not in flags:  # not x86, or not Linux
+    here = flags()
+    if "sse2" not in here:  # not x86, or not Linux
         return True
-    best = max((place for place, name in enumerate(order) if _FLAGS[name] in flags), default=-1)
+    best = max((place for place, name in enumerate(order) if _FLAGS[name] in here), default=-1)
     limit = os.environ.get(_LIMIT, "").upper()
     if limit == "SSE41":
         best = -1
@@ -71,7 +71,7 @@ def runs(runtime: str) -> bool:
 
 
 @functools.cache
-def _flags() -> frozenset[str]:
+def flags() -> frozenset[str]:
     """The processor's features as Linux lists them; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -8,12 +8,13 @@ step or branch behind those before it, and masks say which of them a row sees.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.networks.base import Geometry
 from paceline.networks.torch_ops import TorchOps
@@ -28,20 +29,38 @@ class Span:
         cache: where they are written.
         places: int64 `[rows]`, their positions.
         mask: bool `[rows, total]`, which rows of the cache each sees; the last are its own.
+        left: rows that have left the cache, so that a row's position is its place there and this.
+        target: `[2, kv_heads, context rows, head_dim]`, keys and values that the target lends.
     """
 
     cache: TorchCache
     places: Tensor
     mask: Tensor
+    left: int = 0
+    target: Tensor | None = None
 
     @classmethod
-    def causal(cls, cache: TorchCache, past: int, rows: int, reach: int) -> Span:
+    def causal(
+        cls,
+        cache: TorchCache,
+        past: int,
+        rows: int,
+        reach: int,
+        left: int = 0,
+        target: Tensor | None = None,
+    ) -> Span:
         """Rows that see those before them and themselves: the last `reach`, or if 0 all."""
         device = cache.data.device
         mask = torch.ones(rows, past + rows, dtype=torch.bool, device=device).tril(past)
         if reach:
             mask = mask.triu(past - reach + 1)
-        return cls(cache, torch.arange(past, past + rows, device=device), mask)
+        places = torch.arange(past + left, past + left + rows, device=device)
+        return cls(cache, places, mask, left, target)
+
+    def behind(self, before: int, rows: int, reach: int) -> Span:
+        """Rows of a draft behind these and `before` others."""
+        past = self.mask.shape[1] + before
+        return Span.causal(self.cache, past, rows, reach, self.left, self.target)
 
 
 class TorchDraftOps(TorchOps):
@@ -75,6 +94,7 @@ class TorchDraftOps(TorchOps):
         self._context_rows = context
         self._branches = branches
         self._written: dict[int, int] = defaultdict(int)
+        self._newest: Sequence[Span] = ()
 
     @property
     def written(self) -> int:
@@ -96,11 +116,29 @@ class TorchDraftOps(TorchOps):
         if not spans:
             before = self._written[layer]
             self._written[layer] += slots
-            spans = [
-                Span.causal(span.cache, span.mask.shape[1] + before, slots, self._reach)
-                for span in self._context_rows
-            ]
+            spans = [span.behind(before, slots, self._reach) for span in self._context_rows]
         return self._over(layer, spans, queries, keys, values)
+
+    def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None:
+        """The target keeps them."""
+
+    def attend_target(self, queries: Tensor) -> Tensor:
+        """Attention of the rows that attended last over what the target lends of each sequence."""
+        q = self._rotate(self._heads(queries), self._newest_places())
+        out = []
+        for span, rows in zip(self._newest, q.split_with_sizes(self._sizes()), strict=True):
+            assert span.target is not None
+            keys, values = span.target
+            seen = torch.arange(keys.shape[1], device=q.device) <= span.places[:, None]
+            mixed = functional.scaled_dot_product_attention(
+                rows.transpose(0, 1)[None],
+                keys[None],
+                values[None],
+                attn_mask=seen,
+                enable_gqa=True,
+            )
+            out.append(mixed[0].transpose(0, 1))
+        return torch.cat(out).reshape(*queries.shape)
 
     def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention among the slots of every sequence."""
@@ -109,16 +147,26 @@ class TorchDraftOps(TorchOps):
     def _over(
         self, layer: int, spans: Sequence[Span], queries: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
-        head_dim = self._geometry.head_dim
-        q, k, v = (
-            x.reshape(-1, x.shape[-1] // head_dim, head_dim) for x in (queries, keys, values)
-        )
-        places = torch.cat([span.places for span in spans])[:, None]
+        self._newest = spans
+        places = self._newest_places()
+        q, k, v = map(self._heads, (queries, keys, values))
         rows = self._rotate(q, places), self._rotate(k, places), v
-        sizes = [len(span.places) for span in spans]
-        split = (x.split_with_sizes(sizes) for x in rows)
+        split = (x.split_with_sizes(self._sizes()) for x in rows)
         out = [
             attend(span.cache.data[layer], span.mask, *qkv)
             for span, *qkv in zip(spans, *split, strict=True)
         ]
         return torch.cat(out).reshape(*queries.shape)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """`[rows of all spans, heads, head_dim]`."""
+        head_dim = self._geometry.head_dim
+        return x.reshape(-1, x.shape[-1] // head_dim, head_dim)
+
+    def _newest_places(self) -> Tensor:
+        """Of the rows that attended last, with an axis for the heads."""
+        return torch.cat([span.places for span in self._newest])[:, None]
+
+    def _sizes(self) -> list[int]:
+        """Rows of each span that attended last."""
+        return [len(span.places) for span in self._newest]

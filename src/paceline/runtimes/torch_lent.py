@@ -31,8 +31,8 @@ def lent(network: Network, llama: Llama) -> dict[str, Tensor]:
         layer, part = theirs.removeprefix("layers.").split(".")
         if int(layer) >= len(llama.layers):
             raise InvalidOption(
-                f"network '{network.name}' runs {network.exit} layers of its target, which has "
-                "fewer: use weights that were trained for this model"
+                f"network '{network.name}' runs {len(network.runs)} layers of its target, which "
+                "has fewer: use weights that were trained for this model"
             )
         names = [f"layers.{layer}.{name}.weight" for name in _LAYER[part]]
         out[mine] = torch.cat([llama.get_parameter(name) for name in names])

@@ -10,31 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.errors import RuntimeUnavailable
 from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.torch_cache import TorchCache, reserve
 from paceline.runtimes.torch_draft_ops import Span, TorchDraftOps
-from paceline.types import IntArray
+from paceline.runtimes.torch_network_cache import NetworkCache
+from paceline.types import IntArray, LogitArray
 
 _CHUNK = 512
 """Context rows of a prompt taken in together: bounds the mask and the activations."""
 
 Asked = tuple[Branch, Sequence[int]]
-
-
-@dataclass(eq=False, slots=True)
-class NetworkCache:
-    """Context rows of one sequence.
-
-    Attributes:
-        rows: keys and values of the network's layers.
-        tail: the last tokens taken in.
-        drafted: draft rows behind the context that branches may see.
-    """
-
-    rows: TorchCache
-    tail: Tail
-    drafted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +81,7 @@ class TorchRunner:
         """Give its memory back."""
         cache.rows.data = cache.rows.data[:, :, :, :0].clone()
         cache.rows.length = 0
+        cache.target = None
 
     @torch.inference_mode()
     def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
@@ -137,6 +125,11 @@ class TorchRunner:
         places = [(branch.cache, branch, tokens) for branch, tokens in asked]
         return self._branches(ops, state, sees, places, 1)
 
+    def hidden(self, branch: Branch) -> LogitArray:
+        """A copy on the CPU."""
+        out: LogitArray = branch.state.value.float().cpu().numpy()
+        return out
+
     def _take_in(self, grown: Sequence[Grown], steps: int) -> tuple[TorchDraftOps, Tensor]:
         """Append context rows, long prompts in chunks; room for so many steps is made."""
         rest = []
@@ -149,11 +142,14 @@ class TorchRunner:
 
     def _run(self, grown: Sequence[Grown], steps: int) -> tuple[TorchDraftOps, Tensor]:
         caches: list[NetworkCache] = [each.cache for each in grown]
+        reach = self._network.reach
         spans = []
         for cache, each in zip(caches, grown, strict=True):
+            cache.slide(reach)
             past, rows = cache.rows.length, len(each.tokens)
             reserve(cache.rows, past + rows + steps * self._network.width)
-            spans.append(Span.causal(cache.rows, past, rows, self._network.reach))
+            cache.target = self._lent(each, cache.left + past + rows)
+            spans.append(Span.causal(cache.rows, past, rows, reach, cache.left, cache.target))
         ops = TorchDraftOps(*self._weights, spans)
         features: Tensor | None = None
         if self._network.reads_features:
@@ -169,6 +165,22 @@ class TorchRunner:
             cache.tail.extend(each.tokens)
             cache.drafted = ops.written
         return ops, state
+
+    def _lent(self, grown: Grown, rows: int) -> Tensor | None:
+        """The target's keys and values of the context, in its own memory, if they are read.
+
+        Raises:
+            RuntimeUnavailable: the drafter gave no cache of the target.
+        """
+        if not self._network.reads_target:
+            return None
+        if grown.target is None:
+            raise RuntimeUnavailable(
+                f"network '{self._network.name}' reads keys and values of its target, and was "
+                "given none: give `Grown` the target's cache"
+            )
+        lent: Tensor = grown.target.data[self._network.runs.start]
+        return lent[:, :, :rows]
 
     def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
         """Rows of branches, a step's slots each: they see the context, and those above them."""
@@ -190,10 +202,11 @@ class TorchRunner:
                     oldest = max(0, end - reach) if reach else 0
                     mask[begin + slot, oldest:context] = True
                     mask[begin + slot, seen[max(0, oldest - context) : end - context]] = True
-                    places[begin + slot] = end - 1
+                    places[begin + slot] = end - 1 + cache.left
                 sees.append(seen)
             cache.drafted += rows
-            spans.append(Span(cache.rows, self._tensor(places), self._tensor(mask)))
+            parts = cache.rows, self._tensor(places), self._tensor(mask)
+            spans.append(Span(*parts, cache.left, cache.target))
         return spans, sees
 
     def _branches(

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from paceline.options import require
 from paceline.training.logits import log_probs, weighted_mean
-from paceline.types import BoolArray, IntArray, ProbArray
+from paceline.types import BoolArray, IntArray
 
 
 def mix_tokens(
@@ -61,7 +61,8 @@ def acceptance_loss(
     """Mean over drafted tokens of -y log s - w (1 - y) log(1 - s), s the sigmoid of a score.
 
     A token that is wrongly trusted costs more than one that is wrongly doubted, so w is above 1,
-    and the best s is then below y: `unweighted` turns one into the other.
+    and the best s is then below y: `drafters.acceptance.unweighted` turns one
+    into the other.
 
     Args:
         scores: `[n]`, the head's; of a head with two outputs, their difference.
@@ -79,12 +80,3 @@ def acceptance_loss(
     accepted = labels * functional.softplus(-scores)
     rejected = rejection * (1 - labels) * functional.softplus(scores)
     return weighted_mean(accepted + rejected, drafted)
-
-
-def unweighted(predictions: ProbArray, rejection: float) -> ProbArray:
-    """Probabilities of acceptance from those of a head trained with a rejection weight w.
-
-    The weighted loss is least at s = y / (y + w (1 - y)); this gives back y, float64 `[n]`.
-    """
-    found: ProbArray = rejection * predictions / (rejection * predictions + 1 - predictions)
-    return found

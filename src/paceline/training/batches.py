@@ -6,13 +6,22 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.errors import InvalidOption
 from paceline.target import Target
 from paceline.training.data.writing import Text
 from paceline.types import IntArray, LogitArray
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+_HELD_OUT_EVERY = 41
+"""One text in so many is held out. An odd number, so that turns of temperatures are all there."""
+
+_HELD_OUT_MOST = 64
 
 _STRETCH = 256
 """Texts that are sorted by length together."""
@@ -27,12 +36,15 @@ class Batch:
         tokens: int64 `[texts, time]`; zero in the padding.
         lengths: int64 `[texts]`.
         prompt_lengths: int64 `[texts]`.
+        weights: float32 `[texts, time]`, what each token counts, zero in the padding; None leaves
+            it to the prompts' lengths.
     """
 
     features: LogitArray
     tokens: IntArray
     lengths: IntArray
     prompt_lengths: IntArray
+    weights: LogitArray | None = None
 
     @property
     def size(self) -> int:
@@ -95,16 +107,35 @@ class FeatureSource:
 
     def batch(self, texts: Sequence[Text]) -> Batch:
         """Texts with their features."""
-        features = [self.of(text) for text in texts]
-        time = max(len(text.tokens) for text in texts)
-        padded = np.zeros((len(texts), time, features[0].shape[1]), dtype=np.float32)
-        tokens = np.zeros((len(texts), time), dtype=np.int64)
-        for row, (text, rows) in enumerate(zip(texts, features, strict=True)):
-            padded[row, : len(rows)] = rows
-            tokens[row, : len(text.tokens)] = text.tokens
         lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)
         prompts = np.array([text.prompt_length for text in texts], dtype=np.int64)
-        return Batch(padded, tokens, lengths, prompts)
+        features = padded([self.of(text) for text in texts])
+        return Batch(features, padded([text.tokens for text in texts]), lengths, prompts)
+
+
+def hold_out(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+    """Texts to train on, and some to judge on, the same ones each time.
+
+    Raises:
+        InvalidOption: there are too few.
+    """
+    apart = [text for i, text in enumerate(texts) if i % _HELD_OUT_EVERY == 40][:_HELD_OUT_MOST]
+    if not apart:
+        raise InvalidOption(
+            f"{len(texts)} texts are too few to train on: write {_HELD_OUT_EVERY} or more with "
+            "`paceline train data`"
+        )
+    indices = {text.index for text in apart}
+    return [text for text in texts if text.index not in indices], apart
+
+
+def padded(rows: Sequence[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:
+    """`[texts, time, ...]` from `[length, ...]` of each, with zeros behind."""
+    time = max(len(each) for each in rows)
+    out = np.zeros((len(rows), time, *rows[0].shape[1:]), dtype=rows[0].dtype)
+    for place, each in zip(out, rows, strict=True):
+        place[: len(each)] = each
+    return out
 
 
 def order(texts: Sequence[Text], batch_tokens: int, seed: int) -> list[list[Text]]:

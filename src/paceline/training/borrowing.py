@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from paceline.errors import InvalidOption
@@ -26,7 +27,7 @@ def borrow(network: Network, config: ModelConfig, weights: Weights) -> dict[str,
             layers that networks cannot compute: projections with a bias, normed queries, or
             scaled rotary positions.
     """
-    if not network.exit:
+    if not network.runs:
         return {}
     most = config.layers - 1
     require(network.exit <= most, f"exit of network '{network.name}'", network.exit, f"1 to {most}")
@@ -35,8 +36,30 @@ def borrow(network: Network, config: ModelConfig, weights: Weights) -> dict[str,
             f"network '{network.name}' runs layers of its target, and not those of this "
             f"{config.family} model: train another network, such as draft-lm"
         )
-    tensors = prepare(replace(config, layers=network.exit), weights, "fp32")
-    return {
-        mine: tensors[theirs] if theirs in tensors else tensors[f"{theirs}.weight"]
-        for mine, theirs in network.borrowed().items()
-    }
+    first = network.runs.start
+    part = replace(config, layers=len(network.runs))
+    tensors = prepare(part, _Above(weights, first), "fp32")
+    out = {}
+    for mine, theirs in network.borrowed().items():
+        _, layer, name = theirs.split(".")
+        ours = f"layers.{int(layer) - first}.{name}"
+        out[mine] = tensors[ours] if ours in tensors else tensors[f"{ours}.weight"]
+    return out
+
+
+class _Above:
+    """A target's weights without its first layers: those that are left count from 0."""
+
+    def __init__(self, weights: Weights, first: int) -> None:
+        self._weights = weights
+        self._first = first
+
+    def __getitem__(self, name: str) -> LogitArray:
+        return self._weights[self._theirs(name)]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._theirs(name) in self._weights
+
+    def _theirs(self, name: str) -> str:
+        layer = re.match(r"model\.layers\.(\d+)(.*)", name)
+        return f"model.layers.{int(layer[1]) + self._first}{layer[2]}" if layer else name

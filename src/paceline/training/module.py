@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -15,8 +16,14 @@ from torch.nn import functional
 from paceline.networks.base import Network
 from paceline.networks.torch_ops import TorchOps
 
-_Step: TypeAlias = tuple[TorchOps, Tensor, int]
+Step: TypeAlias = tuple[TorchOps, Tensor, int]
 """What `Network.logits` takes."""
+
+Feed: TypeAlias = Callable[[int], Tensor]
+"""Given a step, 1 or more: int64 `[batch, time, width]`, the tokens drafted in the step before."""
+
+Reveal: TypeAlias = Callable[[TorchOps, Tensor, int], Tensor]
+"""Of what `Network.logits` takes, a state of the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +92,16 @@ class DraftModule(nn.Module):
 
     def fit_scale(self, features: Tensor) -> None:
         """Set the network's scales, if it has any, by float32 `[rows, 4 * width]` features."""
-        inverse = 1 / features.square().mean(0).sqrt().clamp_min(1e-3)
-        for name, each in self.named().items():
-            if name in ("scale", "hidden_scale"):
-                with torch.no_grad():
-                    each.copy_(inverse[: len(each)] if name == "scale" else inverse[-len(each) :])
+        spread = features.square().mean(0).sqrt().clamp_min(1e-3)
+        width = self.network.geometry.width
+        with torch.no_grad():
+            for name, each in self.named().items():
+                if name == "scale":
+                    each.copy_(1 / spread[: len(each)])
+                elif name == "hidden_scale":
+                    each.copy_(1 / spread[-width:])
+                elif name == "high_spread":
+                    each.copy_(spread[2 * width : 3 * width])
 
     def teacher(self, features: Tensor) -> Tensor:
         """The target's own logits over the draft vocabulary, `[..., draft vocabulary]`."""
@@ -110,9 +122,9 @@ class DraftModule(nn.Module):
         """
         return self._logits(self._steps(features, tokens))
 
-    def draft(self, features: Tensor, tokens: Tensor) -> Drafts:
+    def draft(self, features: Tensor, tokens: Tensor, reveal: Reveal | None = None) -> Drafts:
         """Like `forward`, with all that a network may be trained on."""
-        network, steps = self.network, list(self._steps(features, tokens))
+        network, steps = self.network, list(self._steps(features, tokens, reveal))
         exits = [network.exits(*each) for each in steps]
         foretold = [network.features_of(ops, state) for ops, state, _ in steps]
         return Drafts(
@@ -121,7 +133,7 @@ class DraftModule(nn.Module):
             _slots([each for each in foretold if each is not None]),
         )
 
-    def _logits(self, steps: Iterable[_Step]) -> list[Tensor]:
+    def _logits(self, steps: Iterable[Step]) -> list[Tensor]:
         """Per depth, of all steps."""
         network = self.network
         out = _slots([network.logits(*each) for each in steps])
@@ -129,22 +141,44 @@ class DraftModule(nn.Module):
             out = [_ahead(out[0], depth) for depth in range(network.depth)]
         return out
 
-    def _steps(self, features: Tensor, tokens: Tensor) -> Iterator[_Step]:
-        """The state of every step; of the first alone if the network reads tokens alone."""
+    def unroll(
+        self, features: Tensor, tokens: Tensor, feed: Feed, reveal: Reveal | None = None
+    ) -> Iterator[Step]:
+        """The state of every step behind every position, whatever tokens are drafted.
+
+        Args:
+            features: as for `forward`.
+            tokens: as for `forward`.
+            feed: asked before each step but the first, when that before it has been looked at.
+            reveal: puts a state right before the next step starts from it.
+        """
         network = self.network
+        reads = network.reads_features
         embedding, head = self.get_buffer("embedding"), self.get_buffer("head")
         tensors = {**self.named(), **self.borrowed()}
         ops = TorchOps(network.geometry, tensors, embedding, head, network.reach)
-        if not network.reads_features:
-            yield ops, _ahead(network.start(ops, features, tokens), 1), 0  # a row for each token
-            return
-        state = network.start(ops, features, _context(tokens, network.window))
-        yield ops, state, 0
-        for step in range(1, network.steps):
+        state = network.start(ops, features, _context(tokens, network.window) if reads else tokens)
+        for step in range(network.steps):
+            if step:
+                drafted = feed(step)
+                state = state if reveal is None else reveal(ops, state, step - 1)
+                state = network.advance(ops, state, drafted if reads else _behind(drafted), step)
+            # Networks that read tokens alone have a row more, that of the text's first token.
+            yield ops, state if reads else _ahead(state, 1), step
+
+    def _steps(
+        self, features: Tensor, tokens: Tensor, reveal: Reveal | None = None
+    ) -> Iterator[Step]:
+        """The state of every step over true tokens; of the first alone if no others are needed."""
+        network = self.network
+
+        def feed(step: int) -> Tensor:
             first = 2 + (step - 1) * network.width
             drafted = [_ahead(tokens, first + slot) for slot in range(network.width)]
-            state = network.advance(ops, state, torch.stack(drafted, dim=-1), step)
-            yield ops, state, step
+            return torch.stack(drafted, dim=-1)
+
+        steps = self.unroll(features, tokens, feed, reveal)
+        return steps if network.reads_features else islice(steps, 1)
 
 
 def _slots(steps: Iterable[Tensor]) -> list[Tensor]:
@@ -164,6 +198,11 @@ def _context(tokens: Tensor, window: int) -> Tensor:
 def _ahead(rows: Tensor, count: int) -> Tensor:
     """`[batch, time, ...]` rows `count` places on; zeros where there is none."""
     return torch.cat([rows[:, count:], torch.zeros_like(rows[:, :count])], dim=1)
+
+
+def _behind(rows: Tensor) -> Tensor:
+    """`[batch, time, ...]` rows one place back; zeros in the first."""
+    return torch.cat([torch.zeros_like(rows[:, :1]), rows[:, :-1]], dim=1)
 
 
 def _first(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -61,12 +61,18 @@ def labels(batch: Batch, places: Tensor, depth: int) -> Tensor:
 def wanted(batch: Batch, depth: int, prompt_weight: float) -> Tensor:
     """float32 `[texts, time]`: what the draft at a depth behind each position counts.
 
-    1 if its token is in the answer, `prompt_weight` in the prompt, 0 behind the end.
+    As much as its token: 1 in the answer, `prompt_weight` in the prompt, 0 behind the end, or what
+    the batch says.
     """
-    place = np.arange(batch.tokens.shape[1])[None] + 1 + depth
-    weights = np.where(place >= batch.prompt_lengths[:, None], 1.0, prompt_weight)
-    weights[place >= batch.lengths[:, None]] = 0
-    return torch.from_numpy(weights.astype(np.float32))
+    counts = batch.weights
+    if counts is None:
+        place = np.arange(batch.tokens.shape[1])[None]
+        counts = np.where(place >= batch.prompt_lengths[:, None], 1.0, prompt_weight)
+        counts[place >= batch.lengths[:, None]] = 0
+    ahead = np.zeros(counts.shape, dtype=np.float32)
+    known = counts[:, 1 + depth :]
+    ahead[:, : known.shape[1]] = known
+    return torch.from_numpy(ahead)
 
 
 def total_loss(

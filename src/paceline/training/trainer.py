@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,23 +16,21 @@ from paceline.errors import InvalidOption
 from paceline.networks.base import Network, describe
 from paceline.options import require
 from paceline.training import checkpoint
-from paceline.training.auxiliary import likeliest_tokens, network_loss
-from paceline.training.batches import Batch, FeatureSource, order
+from paceline.training.batches import Batch, FeatureSource, hold_out, order
 from paceline.training.data.writing import Text
 from paceline.training.digest import digest
 from paceline.training.finite import check_finite
+from paceline.training.forward import forward
 from paceline.training.fused_losses import fused
+from paceline.training.glancing import glance
 from paceline.training.losses import find_loss
-from paceline.training.module import DraftModule
+from paceline.training.module import DraftModule, Reveal
 from paceline.training.objective import Hits, hits
-from paceline.training.schedule import cosine
+from paceline.training.on_policy import OnPolicy, check
+from paceline.training.optimisers import optimisers, update
+from paceline.training.schedule import cosine, is_on_policy
 from paceline.training.vocabulary import DraftVocabulary
 from paceline.types import LogitArray
-
-_HELD_OUT_EVERY = 41
-"""One text in so many is held out. An odd number, so that turns of temperatures are all there."""
-
-_HELD_OUT_MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,8 @@ class Recipe:
         clip: longest gradient.
         feature_weight: of the loss on hidden states, for networks that foretell them.
         precision: of matrix products in training, "fp32" or "bf16".
-        seed: of first weights and of the order of texts.
+        seed: of first weights, of the order of texts, and of drafts.
+        on_policy: share of the batches that teach on the network's own drafts (`on_policy.py`).
     """
 
     tokens: int
@@ -66,12 +65,14 @@ class Recipe:
     feature_weight: float = 1.0
     precision: str = "bf16"
     seed: int = 0
+    on_policy: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.tokens >= 1, "tokens", self.tokens, "1 or more")
         require(self.batch_tokens >= 1, "batch tokens", self.batch_tokens, "1 or more")
         require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
         require(self.matrix_rate > 0 < self.vector_rate, "learning rates", 0, "more than 0")
+        require(0 <= self.on_policy <= 1, "on-policy share", self.on_policy, "in [0, 1]")
         find_loss(self.loss)
 
 
@@ -82,7 +83,7 @@ class Report:
     Attributes:
         step: from 1.
         tokens: seen so far.
-        loss: of the update.
+        loss: of its batch, over the target's own text, before the update.
         hits: of its batch, before the update.
     """
 
@@ -109,6 +110,7 @@ class Trainer:
         place: Path | None = None,
         borrowed: Mapping[str, LogitArray] = MappingProxyType({}),
         start: Mapping[str, LogitArray] | None = None,
+        own: OnPolicy | None = None,
     ) -> None:
         """Draw the first weights, or go on from others, or take up a checkpoint.
 
@@ -124,20 +126,14 @@ class Trainer:
             place: file of the checkpoint; None keeps none.
             borrowed: what `borrowing.borrow` gave.
             start: parameters of the same network to start from, float32.
+            own: judges the network's own drafts, where the recipe wants them.
 
         Raises:
-            InvalidOption: there are too few texts, or the checkpoint is of other settings.
+            InvalidOption: there are too few texts, the checkpoint is of other settings, or network
+                or loss cannot learn from drafts.
             ModelError: the checkpoint is damaged.
         """
-        self.held_out = [text for i, text in enumerate(texts) if i % _HELD_OUT_EVERY == 40]
-        self.held_out = self.held_out[:_HELD_OUT_MOST]
-        apart = {text.index for text in self.held_out}
-        self._texts = [text for text in texts if text.index not in apart]
-        if not self.held_out:
-            raise InvalidOption(
-                f"{len(texts)} texts are too few to train on: write {_HELD_OUT_EVERY} or more with "
-                "`paceline train data`"
-            )
+        self._texts, self.held_out = hold_out(texts)
         self.network = network
         self.recipe = recipe
         self._source = source
@@ -150,7 +146,11 @@ class Trainer:
         every = np.arange(vocabulary.size)
         self._places = torch.from_numpy(vocabulary.labels(every)).to(self._device)
         self._loss = fused(find_loss(recipe.loss))
-        self._optimisers = _optimisers(self.module, recipe)
+        if recipe.on_policy:
+            assert own is not None
+            check(network, find_loss(recipe.loss))
+        self._own = own
+        self._optimisers = optimisers(self.module, recipe.matrix_rate, recipe.vector_rate)
         size = sum(len(text.tokens) for text in self._texts)
         passes = recipe.tokens / size
         per_pass = len(order(self._texts, recipe.batch_tokens, recipe.seed))
@@ -162,7 +162,10 @@ class Trainer:
         self.notes: dict[str, Any] = {}
         """Plain values of the caller's that checkpoints keep."""
         self._state = checkpoint.Run(
-            self.module, self._optimisers, generator, np.random.default_rng(recipe.seed)
+            self.module,
+            [optimiser for optimiser, _ in self._optimisers],
+            generator,
+            np.random.default_rng(recipe.seed),
         )
         self._settings: dict[str, Any] = {
             **describe(network),
@@ -170,6 +173,8 @@ class Trainer:
             "vocabulary": len(vocabulary.ids),
             "texts": len(self._texts),
         }
+        if not recipe.on_policy:
+            del self._settings["on_policy"]  # as in checkpoints from before there was such a thing
         if start is not None:
             self._settings["start"] = digest(_tensors(start), "")
         if place is not None and place.exists():
@@ -194,7 +199,7 @@ class Trainer:
             for texts in groups[first:]:
                 if self.step >= self.steps:
                     break
-                yield self._update(self._source.batch(texts))
+                yield self._update(self._source.batch(texts), texts)
 
     def save(self) -> None:
         """Write the checkpoint, if the run has one."""
@@ -230,71 +235,56 @@ class Trainer:
                 return groups, self.step - begin
             begin, number = begin + len(groups), number + 1
 
-    def _update(self, batch: Batch) -> Report:
+    def _update(self, batch: Batch, texts: Sequence[Text] = ()) -> Report:
         recipe = self.recipe
         warm = round(recipe.warm_up * self.steps)
-        for optimiser, peak in zip(
-            self._optimisers, (recipe.matrix_rate, recipe.vector_rate), strict=True
-        ):
+        for optimiser, peak in self._optimisers:
             rate = cosine(self.step, peak=peak, steps=self.steps, warm=warm, floor=0.02 * peak)
             for group in optimiser.param_groups:
                 group["lr"] = rate
-            optimiser.zero_grad(set_to_none=True)
         if not np.isfinite(batch.features).all():
             raise InvalidOption(
                 f"the target gives hidden states that are no numbers at step {self.step}: its "
                 "weights are damaged; fetch them again"
             )
-        drafted, loss = self._forward(batch)
-        value = float(loss.detach())
-        check_finite(value, self.step, self._place if self._saved else None)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), recipe.clip)
-        for optimiser in self._optimisers:
-            optimiser.step()
+        own = self._own if is_on_policy(self.step, recipe.on_policy, recipe.seed) else None
+        progress, seed = self.step / self.steps, (recipe.seed, self.step)
+        with torch.set_grad_enabled(own is None):
+            reveal = glance(self.network, batch, self._places, progress, seed)
+            drafted, loss = self._forward(batch, reveal)
+        value = float(loss.detach())  # over the target's text in any case, to be comparable
+        if own is not None:
+            loss = own.loss(
+                self.module,
+                texts,
+                batch,
+                self._loss,
+                decay=recipe.decay,
+                half=recipe.precision == "bf16",
+                seed=(recipe.seed, self.step, 1),
+            )
+        for each in (value, float(loss.detach())):
+            check_finite(each, self.step, self._place if self._saved else None)
+        update(self.module, self._optimisers, loss, recipe.clip)
         self.step += 1
         self.tokens += batch.size
         return Report(self.step, self.tokens, value, hits(drafted, batch, self._places))
 
-    def _forward(self, batch: Batch) -> tuple[list[Tensor], Tensor]:
-        features = torch.from_numpy(batch.features).to(self._device)
-        tokens = torch.from_numpy(batch.tokens).to(self._device)
-        half = self.recipe.precision == "bf16"
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=half):
-            drafts = self.module.draft(features, tokens)
-            with torch.no_grad():
-                teacher = self.module.teacher(features)
-        trained = drafts
-        if not self.network.reads_features:  # deeper drafts are the same ones, further on
-            trained = replace(drafts, logits=drafts.logits[:1])
-        loss = network_loss(
-            self.network,
-            trained,
-            features,
-            teacher.float(),
+    def _forward(self, batch: Batch, reveal: Reveal | None = None) -> tuple[list[Tensor], Tensor]:
+        recipe = self.recipe
+        return forward(
+            self.module,
             batch,
             self._places,
             self._loss,
-            decay=self.recipe.decay,
-            prompt_weight=self.recipe.prompt_weight,
-            feature_weight=self.recipe.feature_weight,
+            decay=recipe.decay,
+            prompt_weight=recipe.prompt_weight,
+            feature_weight=recipe.feature_weight,
+            half=recipe.precision == "bf16",
+            reveal=reveal,
         )
-        return likeliest_tokens(self.network, drafts.logits), loss
 
 
 def _tensors(arrays: Mapping[str, LogitArray]) -> dict[str, Tensor]:
     """The same as tensors, which share their memory."""
     return {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in arrays.items()}
-
-
-def _optimisers(module: DraftModule, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for everything else."""
-    matrices: list[Tensor] = []
-    others: list[Tensor] = []
-    for name, parameter in module.named().items():
-        is_matrix = parameter.ndim == 2 and name not in ("slots", "blank")
-        (matrices if is_matrix else others).append(parameter)
-    return [
-        torch.optim.Muon(matrices, lr=recipe.matrix_rate, momentum=0.95, weight_decay=0.0),
-        torch.optim.AdamW(others, lr=recipe.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.bench.machine import machine
 from paceline.bench.report import Row, aligned
-from paceline.tuned import Choice
-from paceline.tuning.space import EVERYTHING, PLAIN
+from paceline.tuned import Choice, Kind
+from paceline.tuning.space import PLAIN
 
 if TYPE_CHECKING:
     from paceline.loading import Loaded
@@ -40,7 +40,7 @@ def evidence(
         "place": {"name": loaded.source.name, **loaded.place},
         "machine": machine(),
         "settings": dict(settings),
-        "space": len(EVERYTHING),
+        "space": tuner.size,
         "finals": finals,
         "search": kept(tuner.searched()),
         "pruned": sorted(tuner.pruned),
@@ -82,15 +82,16 @@ def why(chosen: str, finals: Sequence[Row]) -> str:
     )
 
 
-def lines(choice: Choice) -> list[str]:
-    """The choice and all that speaks for it, for people."""
+def lines(kind: Kind, choice: Choice) -> list[str]:
+    """The choice for a kind of decoding and all that speaks for it, for people."""
     told = choice.evidence
     place, settings, machine = told["place"], told["settings"], told["machine"]
     search, pruned = told["search"], set(told["pruned"])
     costs = ", ".join(f"c({n}) = {c:.2f}" for n, c in told["c_n"].items())
     return [
-        f"drafter auto is {choice.configuration.name}, for {place['name']} on {place['runtime']} "
-        f"{place['device']}, {place['precision']}, layout {place['layout']}",
+        f"drafter auto is {choice.configuration.name} where decoding is {kind}, for "
+        f"{place['name']} on {place['runtime']} {place['device']}, {place['precision']}, layout "
+        f"{place['layout']}",
         f"measured {told['when']} on {machine['cpu']}, {machine['cores']} cores, in "
         f"{told['seconds']:.0f} s; prompts {settings['prompts']}, {settings['max_new_tokens']} "
         f"tokens each, temperature {settings['temperature']:g}",

@@ -21,7 +21,7 @@ from paceline.errors import ModelError
 from paceline.models.cache import make_dir
 from paceline.tuned import Configuration, set_aside
 from paceline.tuning.evidence import Evidence
-from paceline.tuning.space import DRAFTERS, EVERYTHING, FIRST_SIZING, SIZINGS, configuration
+from paceline.tuning.space import FIRST_SIZING, SIZINGS, Space, configuration
 
 _RUNG = 3
 """Prompts before a trial can be pruned: on a single one all drafters may be useless."""
@@ -41,9 +41,16 @@ class Candidate:
 
 
 class Search:
-    """A resumable study of the space; every configuration is tried once at most."""
+    """A resumable study of a space; every configuration is tried once at most.
 
-    def __init__(self, path: Path, name: str, prompts: int, seed: int = 0) -> None:
+    Attributes:
+        space: what is tried.
+        evidence: what was measured.
+    """
+
+    def __init__(
+        self, path: Path, name: str, prompts: int, seed: int = 0, space: Space | None = None
+    ) -> None:
         """Open the study `name` in a journal, or begin it.
 
         Args:
@@ -51,24 +58,27 @@ class Search:
             name: of everything that the figures depend on; studies of other names are left alone.
             prompts: prompts of a whole trial.
             seed: of the proposals.
+            space: what to try; None is all that needs no trained weights.
 
         Raises:
             ModelError: the cache cannot be written.
         """
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         make_dir(path.parent)
+        self.space = space or Space()
         self._prompts = prompts
+        begins = len(self.space.drafters)
         try:
             _mend(path)
-            self._study, self.evidence = _open(path, name, seed)
+            self._study, self.evidence = _open(path, name, seed, begins)
         except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             set_aside(path, f"damaged journal: {error}")
-            self._study, self.evidence = _open(path, name, seed)
+            self._study, self.evidence = _open(path, name, seed, begins)
         except OSError as error:
             raise ModelError(f"cannot keep the search in {path} ({error.strerror})") from error
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             self._study.tell(trial.number, state=TrialState.FAIL)  # a run that was killed
-        for drafter in DRAFTERS:
+        for drafter in self.space.drafters:
             first = {"drafter": drafter, "sizing": FIRST_SIZING}
             self._study.enqueue_trial(first, skip_if_exists=True)
 
@@ -77,12 +87,13 @@ class Search:
         out: list[Candidate] = []
         while len(out) < size:
             tried = self._tried() | {each.configuration.name for each in out}
-            if len(tried) == len(EVERYTHING):
+            untried = self.space.first_untried(tried)
+            if untried is None:
                 break
             candidate = self._ask()
             if candidate.configuration.name in tried:  # proposals repeat themselves
                 self._study.tell(candidate.trial, state=TrialState.FAIL)
-                self._study.enqueue_trial(_first_untried(tried))
+                self._study.enqueue_trial(dict(zip(("drafter", "sizing"), untried, strict=True)))
                 continue
             out.append(candidate)
         return out
@@ -112,7 +123,7 @@ class Search:
 
     def _ask(self) -> Candidate:
         trial = self._study.ask()
-        drafter = trial.suggest_categorical("drafter", DRAFTERS)
+        drafter = trial.suggest_categorical("drafter", self.space.drafters)
         return Candidate(
             configuration(drafter, trial.suggest_categorical("sizing", tuple(SIZINGS))), trial
         )
@@ -123,13 +134,14 @@ class Search:
         return {_of(trial.params).name for trial in trials}
 
 
-def _open(path: Path, name: str, seed: int) -> tuple[optuna.Study, Evidence]:
+def _open(path: Path, name: str, seed: int, begins: int) -> tuple[optuna.Study, Evidence]:
+    """The study and what it knows; its first `begins` trials are no proposals."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(
             study_name=name,
             storage=optuna.storages.JournalStorage(JournalFileBackend(str(path))),
-            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=len(DRAFTERS)),
+            sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=begins),
             pruner=optuna.pruners.SuccessiveHalvingPruner(
                 min_resource=_RUNG, reduction_factor=_HALVING
             ),
@@ -158,11 +170,3 @@ def _mend(path: Path) -> None:
 
 def _of(params: Mapping[str, str]) -> Configuration:
     return configuration(params["drafter"], params["sizing"])
-
-
-def _first_untried(tried: set[str]) -> dict[str, str]:
-    for sizing in SIZINGS:
-        for drafter in DRAFTERS:
-            if configuration(drafter, sizing).name not in tried:
-                return {"drafter": drafter, "sizing": sizing}
-    raise AssertionError("the caller has seen to it that something is left")

@@ -14,7 +14,7 @@ from paceline.bench.report import Row
 from paceline.bench.run import Stopped
 from paceline.tuned import Configuration
 from paceline.tuning.evidence import Evidence
-from paceline.tuning.space import DEFAULT, EVERYTHING, PLAIN
+from paceline.tuning.space import DEFAULT, PLAIN
 from paceline.tuning.track import Track
 
 if TYPE_CHECKING:
@@ -92,12 +92,17 @@ class Tuner:
             return None
         proven = [row for row in known if row["speedup"] >= 1 + MARGIN and self._surely(row) > 1]
         best = max(proven, key=lambda row: float(row["speedup"]), default=None)
-        return PLAIN if best is None else EVERYTHING[best["drafter"]]
+        return PLAIN if best is None else self._search.space.everything[best["drafter"]]
 
     @property
     def elapsed(self) -> float:
         """Seconds since `run` began."""
         return self._clock() - self._begin
+
+    @property
+    def size(self) -> int:
+        """Configurations that there are to try."""
+        return len(self._search.space.everything)
 
     @property
     def pruned(self) -> set[str]:
@@ -169,7 +174,8 @@ class Tuner:
         if self._over(until) or not good:
             return
         default = [name for name in good[_FINALISTS:] if name == DEFAULT.name]
-        finalists = [EVERYTHING[name] for name in (*good[:_FINALISTS], *default)]
+        everything = self._search.space.everything
+        finalists = [everything[name] for name in (*good[:_FINALISTS], *default)]
         play = self._track.open(finalists)
 
         def measured(prompt: int) -> int:

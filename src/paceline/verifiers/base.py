@@ -32,6 +32,11 @@ class TargetLaws(Protocol):
         """Law of the token after `node` (`ROOT` for the root)."""
         ...
 
+    def winner(self, node: int, position: int, randomness: Randomness) -> int:
+        """The token that wins under the noise of `position` by the law at `node`; cheaper than to
+        ask for the law."""
+        ...
+
     def soft(self, node: int) -> Law:
         """As `law`, but at temperature 1 where the request is greedy: how near others came."""
         ...

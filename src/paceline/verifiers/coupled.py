@@ -9,33 +9,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
-from paceline.randomness import Draw, Purpose, Randomness
-from paceline.types import Law, LawKind, TokenTree, Verdict
+from paceline.randomness import Randomness
+from paceline.types import LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
-
-
-def gumbel_max(law: Law, position: int, randomness: Randomness) -> int:
-    """The token of `law` that wins under the noise of `position`; distributed as `law`.
-
-    With Gumbel noise g = -log(-log u), argmax(log p + g) is argmin(-log(u) / p). Since
-    -log(u) >= 1 - u, the ratio (1 - u) / p bounds each token's score from below, and only the few
-    tokens whose bound does not exceed a score already reached need a logarithm.
-    """
-    if len(law.probs) == 1:
-        return law.token(0)
-    uniform = randomness.uniform(law.size, Draw(position, Purpose.NOISE))
-    if law.ids is not None:
-        uniform = uniform[law.ids]
-    bound = 1.0 - uniform
-    with np.errstate(divide="ignore", over="ignore"):
-        bound /= law.probs
-    first = int(bound.argmin())
-    reached = -np.log(uniform[first]) / law.probs[first]
-    candidates = np.flatnonzero(bound <= reached)
-    scores = -np.log(uniform[candidates]) / law.probs[candidates]
-    return law.token(int(candidates[scores.argmin()]))
 
 
 class Coupled(Verifier):
@@ -52,5 +28,5 @@ class Coupled(Verifier):
         check_law(self, draft)
         return walk(
             draft,
-            lambda node, depth: gumbel_max(target.law(node), target.position + depth, randomness),
+            lambda node, depth: target.winner(node, target.position + depth, randomness),
         )

@@ -16,10 +16,10 @@ from typing import ClassVar
 import numpy as np
 
 from paceline import tree as trees
+from paceline.law import gumbel_max
 from paceline.randomness import Randomness
 from paceline.types import Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
-from paceline.verifiers.coupled import gumbel_max
 
 _FLOOR = 1e-5
 """Added to probabilities inside the logarithm of an entropy, as Medusa's code does."""

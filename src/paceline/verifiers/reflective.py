@@ -22,13 +22,12 @@ from typing import ClassVar, Self
 import numpy as np
 
 from paceline import tree as trees
-from paceline.law import AGREE, one_hot
+from paceline.law import AGREE, gumbel_max, one_hot
 from paceline.options import arguments, require
 from paceline.randomness import Randomness
 from paceline.types import ROOT, IntArray, Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
 from paceline.verifiers.context import VerifierContext
-from paceline.verifiers.coupled import gumbel_max
 
 PROMPT = "\nReading this again and correcting any mistake:"
 """What stands between the draft and its copy unless the caller gives another prompt."""

@@ -60,7 +60,7 @@ def _scores(step: Round, node: int, depth: int) -> tuple[Law, ProbArray]:
         law = step.target.soft(node)
     else:
         draw = Draw(step.target.position + depth, Purpose.NOISE)
-        uniform = step.randomness.uniform(law.size, draw)
-        noise = -np.log(-np.log(uniform if law.ids is None else uniform[law.ids]))
+        ids = np.arange(law.size) if law.ids is None else law.ids
+        noise = -np.log(step.randomness.noise(draw).of(ids))
     with np.errstate(divide="ignore"):
         return law, np.log(law.probs) + noise

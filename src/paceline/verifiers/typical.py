@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from paceline import tree as trees
+from paceline.law import gumbel_max
 from paceline.options import require
 from paceline.randomness import Randomness
 from paceline.types import ROOT, Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law
-from paceline.verifiers.coupled import gumbel_max
 from paceline.verifiers.pardon import entropy
 
 

@@ -1,0 +1,110 @@
+"""The table for people: aligned text, Markdown, and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.table import Row
+
+from paceline.bench.report import aligned
+
+_TITLES = (
+    *("engine", "mode", "weights", "tokens/s", "10-90%"),
+    *("to best plain", "to best", "identical", "timed"),
+)
+
+
+def cells(table: Sequence[Row], about: Mapping[str, Mapping[str, str]]) -> list[list[str]]:
+    """Titles and rows for people, the fastest first."""
+
+    def shown(value: float | None, pattern: str) -> str:
+        return "-" if value is None else format(value, pattern)
+
+    out = [list(_TITLES)]
+    for row in sorted(table, key=lambda row: -row["tokens_per_second"]):
+        out.append(
+            [
+                row["engine"],
+                row["mode"],
+                about.get(row["engine"], {}).get("weights", "-"),
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['low']:.1f} to {row['high']:.1f}",
+                shown(row["to_best_plain"], ".2f"),
+                shown(row["to_best"], ".2f"),
+                shown(row["identical"], ".0%"),
+                row["timed"],
+            ]
+        )
+    return out
+
+
+def plain(results: Mapping[str, Any]) -> str:
+    """The table and what did not run, as aligned text."""
+    return "\n".join([aligned(cells(results["rows"], results["about"])), "", *_notes(results)])
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """results.md."""
+    settings, machine = results["settings"], results["machine"]
+    lines = ["| " + " | ".join(line) + " |" for line in cells(results["rows"], results["about"])]
+    lines.insert(1, "|" + "---|" * len(_TITLES))
+    about = [
+        f"- {name}: " + ", ".join(f"{key} {value}" for key, value in said.items())
+        for name, said in results["about"].items()
+    ]
+    return (
+        f"# Beside other engines\n\n{machine['cpu']}, {machine['cores']} cores. "
+        f"{settings['prompts']} prompts, {settings['batch']} at a time, "
+        f"{results['rounds']} rounds, {settings['max_new_tokens']} tokens, "
+        f"{settings['threads']} threads, greedy.\n\n"
+        + "\n".join([*lines, "", *_notes(results), "", *_categories(results), "", *about])
+        + "\n"
+    )
+
+
+def _categories(results: Mapping[str, Any]) -> list[str]:
+    """Ratios of paceline to the best peer, by category."""
+    own = [row["configuration"] for row in results["rows"] if not row["peer"]]
+    ratios: dict[str, dict[str, float]] = {}
+    for entry in results["by_category"]:
+        if entry["to_best"] is not None:
+            ratios.setdefault(entry["category"], {})[entry["configuration"]] = entry["to_best"]
+    lines = [
+        [category, *(f"{found[name]:.2f}" if name in found else "-" for name in own)]
+        for category, found in ratios.items()
+    ]
+    table = [["to best, by category", *own], ["---"] * (len(own) + 1), *lines]
+    return ["| " + " | ".join(line) + " |" for line in table] if own and lines else []
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    out = [f"- not run: {name}: {reason}" for name, reason in results["not_run"].items()]
+    if results["rows"]:
+        first = results["rows"][0]
+        out.insert(0, f"- best plain peer: {first['best_plain']}; best peer: {first['best']}")
+    if (batch := results["settings"]["batch"]) > 1:
+        out.insert(0, f"- tokens/s of {batch} texts together, from when the last of them has begun")
+    return out
+
+
+def plot(table: Sequence[Row], path: Path) -> bool:
+    """Tokens per second with their 10-90% range, as SVG; False without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    ordered = sorted(table, key=lambda row: row["tokens_per_second"])
+    figure = Figure((6, 0.8 + 0.28 * len(ordered)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, row in enumerate(ordered):
+        colour = "#1b9e77" if row["peer"] else "#d95f02"
+        axes.plot([row["low"], row["high"]], [place, place], color=colour, alpha=0.6)
+        axes.plot(row["tokens_per_second"], place, "o", color=colour)
+    axes.set_yticks(range(len(ordered)), [row["configuration"] for row in ordered])
+    axes.set_xlim(left=0)
+    axes.set_xlabel("tokens per second, median and 10-90%")
+    axes.grid(axis="x", alpha=0.25)
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    return True

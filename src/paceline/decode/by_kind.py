@@ -1,0 +1,144 @@
+"""One drafter and controller for greedy requests, another pair for sampled ones.
+
+Sampled text repeats itself less and is foretold less surely, so what pays at temperature 0 may not
+pay above. Which pair serves a request follows from its parameters alone, so every guarantee holds.
+Each pair sees its own requests only. In a batch of both kinds each controller takes the roots of
+the other kind for rows that are there anyway, and no times are learned from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from typing import ClassVar, TypeVar
+
+from paceline import tree as trees
+from paceline.controllers.base import Controller
+from paceline.drafters.base import Drafter
+from paceline.drafters.parts import Parts
+from paceline.sequence import Sequence
+from paceline.target import Output
+from paceline.types import Budget, LogitArray, TokenTree, Verdict
+
+T = TypeVar("T")
+
+
+class DraftersByKind(Parts):
+    """Asks one drafter for greedy requests and one for sampled ones."""
+
+    name: ClassVar[str] = "by-kind"
+
+    def __init__(self, greedy: Drafter, sampled: Drafter) -> None:
+        """Take the two; both must draft as the same verifier takes it."""
+        super().__init__([greedy, sampled])
+        self.kind = greedy.kind
+
+    def open(self, sequence: Sequence) -> None:
+        """Tell the drafter of its kind."""
+        self._of(sequence).open(sequence)
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        """Tell the drafter of its kind, if that needs features."""
+        part = self._of(sequence)
+        if part.needs.features:
+            part.read(sequence, features)
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """Each drafter drafts for its own requests."""
+        drafts = [trees.EMPTY] * len(sequences)
+        for index, places in _shares(sequences):
+            part = self.parts[index]
+            found = part.propose(_at(places, sequences), _at(places, budgets))
+            for place, draft in zip(places, found, strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        """Each drafter learns from its own requests."""
+        for index, places in _shares(sequences):
+            self.parts[index].observe(
+                *(_at(places, sequences), _at(places, drafts)),
+                *(_at(places, verdicts), _at(places, outputs)),
+            )
+
+    def close(self, sequence: Sequence) -> None:
+        """Tell the drafter of its kind."""
+        self._of(sequence).close(sequence)
+
+    def _of(self, sequence: Sequence) -> Drafter:
+        return self.parts[_index(sequence)]
+
+
+class ControllersByKind(Controller):
+    """Asks one controller about greedy requests and one about sampled ones."""
+
+    name: ClassVar[str] = "by-kind"
+
+    def __init__(self, greedy: Controller, sampled: Controller) -> None:
+        """Take the two."""
+        self.parts = (greedy, sampled)
+        self.costs = greedy.costs or sampled.costs
+
+    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        """Each controller sets the budgets of its own requests."""
+        out = [Budget(0, 0)] * len(sequences)
+        for index, places in _shares(sequences):
+            part = self.parts[index]
+            part.beside = self.beside + len(sequences) - len(places)
+            for place, budget in zip(places, part.budgets(_at(places, sequences)), strict=True):
+                out[place] = budget
+        return out
+
+    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+        """Each controller prunes the drafts of its own requests."""
+        out = list(drafts)
+        shares = list(_shares(sequences))
+        for index, places in shares:
+            part = self.parts[index]
+            kept = part.select(_at(places, sequences), _at(places, drafts))
+            for place, draft in zip(places, kept, strict=True):
+                out[place] = draft
+        self.rows = self.parts[shares[0][0]].rows if len(shares) == 1 else 0
+        return out
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        draft_seconds: float,
+        forward_seconds: float,
+    ) -> None:
+        """Each controller learns from its own requests, with their share of the drafting."""
+        for index, places in _shares(sequences):
+            self.parts[index].observe(
+                _at(places, sequences),
+                *(_at(places, drafts), _at(places, verdicts)),
+                *(draft_seconds * len(places) / len(sequences), forward_seconds),
+            )
+
+    def close(self, sequence: Sequence) -> None:
+        """Tell the controller of its kind."""
+        self.parts[_index(sequence)].close(sequence)
+
+
+def _index(sequence: Sequence) -> int:
+    return 0 if sequence.params.greedy else 1
+
+
+def _shares(sequences: List[Sequence]) -> Iterator[tuple[int, list[int]]]:
+    """Per kind that there is: its index, and the places of its requests."""
+    for index in (0, 1):
+        places = [place for place, each in enumerate(sequences) if _index(each) == index]
+        if places:
+            yield index, places
+
+
+def _at(places: list[int], values: List[T]) -> list[T]:
+    return [values[place] for place in places]

@@ -1,0 +1,130 @@
+"""From the options of a trained drafter to a network that is ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from paceline.drafters.acceptance import (
+    STANDS,
+    AcceptanceHead,
+    DoubtfulStop,
+    check_steps,
+    load_acceptance_head,
+)
+from paceline.drafters.base import DrafterContext
+from paceline.drafters.grown import TreeDrafts
+from paceline.drafters.online import Learning, Online, find_learner
+from paceline.drafters.online_file import LearntFile
+from paceline.drafters.trained_weights import digest_of, fitting, resized, shipped
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.networks.runner import Runner
+from paceline.networks.weights import Trained
+from paceline.options import arguments
+
+_LEARNING = ("online", "rate", "save")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Version:
+    """A network with certain weights, ready to run.
+
+    Attributes:
+        runner: the network.
+        trees: how trees are grown with it, or None for chains of the likeliest tokens.
+    """
+
+    runner: Runner
+    trees: TreeDrafts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a drafter is made of.
+
+    Attributes:
+        begin: the network with its first weights.
+        options: those that are left for the drafter's constructor.
+        trained: the first weights.
+        head: predicts acceptance, if wanted.
+        online: learns while serving, if wanted.
+    """
+
+    begin: Version
+    options: dict[str, str]
+    trained: Trained
+    head: AcceptanceHead | None
+    online: Online[Version] | None
+
+    @classmethod
+    def of(cls, context: DrafterContext, name: str, sizes: tuple[str, ...], reads: bool) -> Self:
+        """Load the weights of option `weights`, or those that ship for the target.
+
+        Args:
+            context: the target, and what the user set.
+            name: of the network.
+            sizes: options that cut it.
+            reads: whether it reads features.
+
+        Raises:
+            InvalidOption: an option is unknown or out of range, or there are no weights for this
+                network and target.
+            RuntimeUnavailable: the runtime gives no features, or runs no networks.
+        """
+        options = dict(context.options)
+        known = ("growth", "stop", "head", *_LEARNING, *sizes)
+        given, growth, head = (options.pop(key, None) for key in ("weights", "growth", "head"))
+        for key in options:
+            if key not in known:
+                raise InvalidOption(
+                    f"drafter '{name}' has no option {key!r}: use weights, {', '.join(known)}"
+                )
+        chosen = {key: options.pop(key) for key in sizes if key in options}
+        learning = {key: options.pop(key) for key in _LEARNING if key in options}
+        settings = Learning(**arguments(Learning, "learning", learning))
+        if not settings.online and (alone := learning.keys() - {"online"}):
+            raise InvalidOption(f"option {min(alone)} goes with online=ROUNDS: add that")
+        if head is not None and (growth or context.report_law or settings.online):
+            raise InvalidOption(
+                "option head ends chains of the likeliest tokens of weights that stay as they are: "
+                "leave it out with a growth, with online, or with a verifier of drawn drafts"
+            )
+        run = _runs(context, name, reads or bool(settings.online))
+        path = Path(given) if given else shipped(name, context.model)
+        trained = resized(fitting(path, name, context.model, context.target), chosen)
+        predicts = None
+        if head is not None:
+            check_steps(trained)
+            predicts = load_acceptance_head(Path(head), digest_of(path, chosen))
+
+        def ready(trained: Trained) -> Version:
+            runner = run(trained)
+            return Version(runner, TreeDrafts.chosen(context, runner, trained))
+
+        online = None
+        if settings.online:
+            file = LearntFile(path, settings.save, ships=given is None)
+            trained = file.begin(trained, chosen)
+            learner = find_learner(context, trained, settings)
+            online = Online(trained, learner, ready, every=settings.online, file=file)
+        return cls(ready(trained), options, trained, predicts, online)
+
+    def doubt(self, stop: float) -> DoubtfulStop | None:
+        """What ends chains, if a head does; `stop` counts if the user set it."""
+        if self.head is None:
+            return None
+        stands = stop if "stop" in self.options else STANDS
+        return DoubtfulStop(self.head, self.trained.draft_ids, stands)
+
+
+def _runs(context: DrafterContext, name: str, reads: bool) -> Callable[[Trained], Runner]:
+    run = context.run_network
+    if run is None or (reads and not context.target.feature_layers):
+        what = "runs none" if run is None else "gives no hidden states of several layers"
+        raise RuntimeUnavailable(
+            f"drafter '{name}' is a trained network, and runtime '{context.target.runtime}' "
+            f"{what}: use --runtime openvino or torch"
+        )
+    return run

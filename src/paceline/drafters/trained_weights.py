@@ -1,0 +1,85 @@
+"""Which weights a trained drafter is built with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from paceline.errors import InvalidOption
+from paceline.networks.catalogue import build
+from paceline.networks.weights import Trained, load_network, read_metadata
+from paceline.types import Capabilities
+
+_SHIPPED = "paceline.weights"
+
+
+def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
+    """The weights of a file, if they are of that network and target.
+
+    Args:
+        path: of the file.
+        name: of the network.
+        model: fingerprint of the target's weights.
+        target: what it can do.
+
+    Raises:
+        InvalidOption: they are of others, or the file is damaged.
+    """
+    trained = load_network(path)
+    if trained.network.name != name:
+        raise InvalidOption(
+            f"{path} holds network '{trained.network.name}': use --drafter "
+            f"{trained.network.name}:weights={path}"
+        )
+    shape = trained.network.geometry
+    fits = (shape.vocab_size, shape.width) == (target.vocab_size, target.hidden_size)
+    if trained.metadata.get("model") != model or not fits:
+        raise InvalidOption(
+            f"{path} was trained for another model: train one with `paceline train drafter {name}`"
+        )
+    return trained
+
+
+def digest_of(path: Path, sizes: Mapping[str, str]) -> str:
+    """Names the very weights of a readable file, cut to sizes."""
+    content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return " ".join([content, *(f"{key}={value}" for key, value in sorted(sizes.items()))])
+
+
+def resized(trained: Trained, sizes: Mapping[str, str]) -> Trained:
+    """A network cut to other sizes, as text, which its weights must hold.
+
+    Raises:
+        InvalidOption: there is no such size, or the weights are of a smaller network.
+    """
+    if not sizes:
+        return trained
+    whole = trained.network
+    network = build(whole.name, whole.geometry, {**whole.settings(), **sizes})
+    shapes = {name: array.shape for name, array in trained.parameters.items()}
+    if not network.shapes().items() <= shapes.items():
+        raise InvalidOption(
+            f"the weights of drafter '{whole.name}' hold {whole.settings()}, which is less than "
+            f"{dict(sizes)}: choose smaller sizes"
+        )
+    parameters = {name: trained.parameters[name] for name in network.shapes()}
+    return replace(trained, network=network, parameters=parameters)
+
+
+def shipped(name: str, model: str) -> Path:
+    """The weights that ship for a network and a target.
+
+    Raises:
+        InvalidOption: there are none.
+    """
+    with as_file(files(_SHIPPED)) as folder:
+        for path in sorted(folder.glob(f"{name}-*.safetensors")):
+            if read_metadata(path).get("model") == model:
+                return path
+    raise InvalidOption(
+        f"no weights ship for drafter '{name}' and this model: train some with `paceline train "
+        f"drafter {name}`, and name them with {name}:weights=FILE"
+    )

@@ -1,0 +1,193 @@
+"""From what was asked for, or tuned, to the drafters and controllers of an engine.
+
+Requests are greedy or sampled, and drafter "auto" may mean another drafter for each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline import registry, tuned
+from paceline.controllers.base import Controller, ControllerContext
+from paceline.controllers.fixed import Fixed
+from paceline.decode.by_kind import ControllersByKind, DraftersByKind
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.naming import make_drafter
+from paceline.options import split_options
+from paceline.target import Target
+from paceline.tuned import KINDS, Configuration
+from paceline.verifiers.base import Verifier
+
+if TYPE_CHECKING:
+    from paceline.loading import Loaded
+
+DEFAULT_DRAFTER = "suffix-automaton"
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What drafts, and how much.
+
+    Attributes:
+        drafter: proposes.
+        controller: sets sizes.
+        settings: the fields of `Configuration` as they turned out, for reports; and `auto`: None,
+            "tuned" or "default".
+    """
+
+    drafter: Drafter
+    controller: Controller
+    settings: dict[str, Any]
+
+
+class Assembly:
+    """Makes the parts that draft for a loaded model under a rule."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        rule: Verifier,
+        verifier: str,
+        draft_model: str | None,
+        load_draft: Callable[[str], Target],
+    ) -> None:
+        """Bind what the parts are made for.
+
+        Args:
+            loaded: the target.
+            rule: the verifier.
+            verifier: as users write it.
+            draft_model: the model that the user named for drafters that need one.
+            load_draft: loads it.
+        """
+        self._loaded = loaded
+        self._rule = rule
+        self._verifier = verifier
+        self._draft_model = draft_model
+        self._load_draft = load_draft
+        self._unused = draft_model is not None
+
+    def make(self, asked: Configuration) -> Drafting:
+        """What drafts for all requests.
+
+        Args:
+            asked: as users write it. Drafter "auto" is what was tuned for greedy and for sampled
+                decoding, controller and sizes included unless they are asked for.
+
+        Raises:
+            InvalidOption: a name or option is unknown, or parts do not go together.
+            RuntimeUnavailable: the runtime lacks what the drafter needs.
+        """
+        if asked.drafter != "auto":
+            done = self._pair(self._drafter(asked.drafter), asked, None)
+        else:
+            greedy, sampled = self._automatic(asked)
+            done = greedy if greedy is sampled else _by_kind(greedy, sampled)
+        if self._unused:
+            raise InvalidOption(
+                f"drafter '{done.settings['drafter']}' uses no draft model: use drafter "
+                f"'draft-model' or leave out {self._draft_model}"
+            )
+        return done
+
+    def _automatic(self, asked: Configuration) -> list[Drafting]:
+        """By kind; kinds that want the same share one, and so what it learns."""
+        # Rules for drawn drafts take other drafters than those that are tuned.
+        saved = tuned.read(self._loaded.place) if None in self._rule.accepts else {}
+        if self._rule.greedy_only:
+            saved = dict.fromkeys(KINDS, saved["greedy"]) if "greedy" in saved else {}
+        wanted = {kind: _under(choice.configuration, asked) for kind, choice in saved.items()}
+        made = {each: self._tuned(each) for each in dict.fromkeys(wanted.values())}
+        found = [made[wanted[kind]] if kind in wanted else None for kind in KINDS]
+        if None not in found:
+            return [each for each in found if each is not None]
+        sought = _under(Configuration(DEFAULT_DRAFTER), asked)
+        default = self._pair(self._drafter(DEFAULT_DRAFTER), sought, "default")
+        return [default if each is None else each for each in found]
+
+    def _tuned(self, sought: Configuration) -> Drafting | None:
+        """None, and a line that says so, if the drafter cannot be had any more."""
+        try:
+            drafter = self._drafter(sought.drafter)
+        except (InvalidOption, RuntimeUnavailable) as error:
+            print(
+                f"paceline: warning: the tuned drafter '{sought.drafter}' cannot be had any more "
+                f"({error}): using '{DEFAULT_DRAFTER}'; run paceline tune again",
+                file=sys.stderr,
+            )
+            return None
+        return self._pair(drafter, sought, "tuned")
+
+    def _pair(self, drafter: Drafter, sought: Configuration, auto: str | None) -> Drafting:
+        controller, nodes, depth = sought.controller, sought.nodes, sought.depth
+        if controller == "auto":
+            controller = "cost-model" if nodes is None and depth is None else "fixed"
+        sizing, options = split_options(controller, "controller")
+        create = registry.find("controller", sizing).load().create
+        if sought.drafter == "none":
+            controller, nodes, depth, options, create = "fixed", 1, 1, {}, Fixed.create
+        context = ControllerContext(lambda: self._loaded.costs, nodes, depth, options)
+        chosen = Configuration(sought.drafter, controller, nodes, depth)
+        return Drafting(drafter, create(context), {**asdict(chosen), "auto": auto})
+
+    def _drafter(self, name: str) -> Drafter:
+        """The drafter of a name, if the rule takes what it makes."""
+        drafter = make_drafter(name, self._context(name))
+        if name != "none" and drafter.kind not in self._rule.accepts:
+            takes = ", ".join(sorted(kind or "deterministic" for kind in self._rule.accepts))
+            raise InvalidOption(
+                f"verifier '{self._verifier}' takes {takes} drafts, and drafter '{name}' makes "
+                f"{drafter.kind or 'deterministic'} ones: use verifier 'coupled' or drafter "
+                "'draft-model'"
+            )
+        return drafter
+
+    def _context(self, name: str) -> DrafterContext:
+        target, rule = self._loaded.target, self._rule
+
+        def draft_model() -> Target:
+            if self._draft_model is None:
+                raise InvalidOption(
+                    f"drafter '{name}' needs a draft model: name one with --draft-model"
+                )
+            self._unused = False
+            return self._load_draft(self._draft_model)
+
+        return DrafterContext(
+            target.capabilities,
+            draft_model,
+            rule.accepts,
+            rule.shape,
+            model=self._loaded.source.fingerprint,
+            run_network=getattr(target, "run_network", None),
+            # A lossy rule might accept nodes that hold no token.
+            add_embeddings=getattr(target, "add_embeddings", None) if rule.lossless else None,
+            costs=lambda: self._loaded.costs,
+            source=self._loaded.source,
+        )
+
+
+def _under(found: Configuration, asked: Configuration) -> Configuration:
+    """What was found, under the controller and sizes that were asked for, if any were."""
+    if asked.controller == "auto" and asked.nodes is None and asked.depth is None:
+        return found
+    return replace(asked, drafter=found.drafter)
+
+
+def _by_kind(greedy: Drafting, sampled: Drafting) -> Drafting:
+    """Both, each for its own requests."""
+    pairs = zip(greedy.settings.items(), sampled.settings.values(), strict=True)
+    settings = {
+        key: one if one == other else f"{one} (greedy), {other} (sampled)"
+        for (key, one), other in pairs
+    }
+    kinds = {greedy.settings["auto"], sampled.settings["auto"]}
+    return Drafting(
+        DraftersByKind(greedy.drafter, sampled.drafter),
+        ControllersByKind(greedy.controller, sampled.controller),
+        {**settings, "auto": "tuned" if "tuned" in kinds else "default"},
+    )

@@ -1,0 +1,122 @@
+"""Compiles the operations of this folder, once per machine, version and change.
+
+OpenVINO's wheel brings the headers and libraries. What is missing is a compiler: without one, or
+where it fails, there is no library, which is said once, and callers go on with what the plugin has.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from paceline.models.cache import cache_dir
+from paceline.runtimes import processor
+
+SWITCH = "PACELINE_NATIVE"
+"""Environment variable: "0" goes without the library."""
+
+_SOURCES = ("path_attention.cpp", "extension.cpp")
+_HEADERS = ("path_attention.hpp",)
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
+_SECONDS = 300
+"""A compiler that takes longer hangs."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@functools.cache
+def library() -> Path | None:
+    """The compiled library, made now if need be; None if there can be none.
+
+    A compiler is taken from `CXX`, else what is installed as c++, g++ or clang++.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return None
+    compiler = _compiler()
+    if compiler is None:
+        _LOG.warning("no C++ compiler: attention is OpenVINO's own, slower; install g++ or set CXX")
+        return None
+    try:
+        return _built(compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        _LOG.warning(
+            "attention is OpenVINO's own, slower: %s failed (%s)", compiler[0], _reason(error)
+        )
+        return None
+
+
+def _compiler() -> list[str] | None:
+    chosen = os.environ.get("CXX", "").split()
+    if chosen:
+        return chosen
+    found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    return [found] if found else None
+
+
+def _built(compiler: list[str]) -> Path:
+    """The library of these sources for this processor, from the cache or compiled into it.
+
+    Raises:
+        OSError: the compiler cannot be run, or the cache not be written.
+        subprocess.SubprocessError: the compiler failed.
+    """
+    import openvino
+
+    here, home = Path(__file__).parent, Path(openvino.__file__).parent
+    version = subprocess.run(
+        [*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS
+    ).stdout
+    parts = [(here / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
+    parts += [openvino.__version__.encode(), version, " ".join(_FLAGS).encode()]
+    parts.append(" ".join(sorted(processor.flags())).encode())
+    name, folder = f"paceline-{_digest(b'|'.join(parts))}", cache_dir() / "native"
+    for path in folder.glob(f"{name}-*.so"):
+        if path == _named(folder, name, path):
+            return path
+        path.unlink(missing_ok=True)  # cut off or changed: loading it could end the process
+    _LOG.info("compiling attention for this processor, once")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = Path(scratch) / "made.so"
+        libraries = [_only(home / "libs", f"lib{name}.so*") for name in ("openvino", "tbb")]
+        command = [*compiler, *_FLAGS, f"-I{home / 'include'}"]
+        command += [str(here / name) for name in _SOURCES]
+        command += ["-o", str(made), *map(str, libraries)]
+        subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
+        path = _named(folder, name, made)
+        os.replace(made, path)
+    return path
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _named(folder: Path, name: str, library: Path) -> Path:
+    """Where a library is kept: its name tells its content."""
+    return folder / f"{name}-{_digest(library.read_bytes())}.so"
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    """The file of that pattern.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = sorted(folder.glob(pattern))
+    if not found:
+        raise FileNotFoundError(f"OpenVINO was installed without {pattern}")
+    return found[0]
+
+
+def _reason(error: Exception) -> str:
+    """The line that tells most."""
+    output = getattr(error, "stderr", None) or b""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return next((line for line in lines if "error" in line), str(error))

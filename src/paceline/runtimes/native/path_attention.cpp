@@ -1,0 +1,458 @@
+#include "path_attention.hpp"
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace paceline {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kChunk = 128;     // keys that are summed together, by place in the path
+constexpr int kQueryRows = 24;  // query heads times rows that share loads of keys and values
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef _Float16 HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+
+inline Vec load(const float* at) { return *reinterpret_cast<const Vec*>(at); }
+inline Vec load(const _Float16* at) {
+    return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(at), Vec);
+}
+inline void store(float* at, Vec x) { *reinterpret_cast<Vec*>(at) = x; }
+inline Vec all(float x) { return Vec{} + x; }
+
+// e^x for x <= 0; 1 at 0. Relative error below 2e-7.
+inline Vec exponential(Vec x) {
+    x = x < -87.0f ? all(-87.0f) : x;
+    const Vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec n = (x * 1.44269504f + shift) - shift;
+    const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Vec p = r * 1.9875691e-4f + 1.3981999e-3f;
+    p = p * r + 8.3334519e-3f;
+    p = p * r + 4.1665796e-2f;
+    p = p * r + 1.6666665e-1f;
+    p = p * r + 5.0000001e-1f;
+    p = p * r * r + r + 1.0f;
+    const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
+    return p * reinterpret_cast<const Vec&>(power);
+}
+
+float exponential(float x) { return exponential(all(x))[0]; }
+
+float sum(Vec x) {
+    float total = 0;
+    for (int i = 0; i < kLanes; ++i) total += x[i];
+    return total;
+}
+
+// Scores of N queries over the 32 keys of a block: one sum per key, over the width in order.
+template <int N, class Stored>
+void block_scores(const float* queries, int width, const Stored* keys, float* scores, int stride) {
+    Vec a[N][2] = {};
+    for (int d = 0; d < width; ++d) {
+        const Vec low = load(keys + d * kBlock), high = load(keys + d * kBlock + kLanes);
+        for (int r = 0; r < N; ++r) {
+            const Vec q = all(queries[r * width + d]);
+            a[r][0] += q * low;
+            a[r][1] += q * high;
+        }
+    }
+    for (int r = 0; r < N; ++r) {
+        store(scores + r * stride, a[r][0]);
+        store(scores + r * stride + kLanes, a[r][1]);
+    }
+}
+
+// Adds V * 16 numbers of consecutive stored values, weighted, to N rows of `sums`, one by one in
+// order.
+template <int N, int V, class Stored>
+void add_slice(const float* weights, int stride, const Stored* const* blocks, int count, int width,
+               int at, float* sums) {
+    Vec a[N][V];
+    for (int r = 0; r < N; ++r) {
+        for (int v = 0; v < V; ++v) a[r][v] = load(sums + r * width + at + v * kLanes);
+    }
+    for (int j = 0; j < count; ++j) {
+        const Stored* value = blocks[j / kBlock] + (j % kBlock) * width + at;
+        Vec x[V];
+        for (int v = 0; v < V; ++v) x[v] = load(value + v * kLanes);
+        for (int r = 0; r < N; ++r) {
+            const Vec w = all(weights[r * stride + j]);
+            for (int v = 0; v < V; ++v) a[r][v] += w * x[v];
+        }
+    }
+    for (int r = 0; r < N; ++r) {
+        for (int v = 0; v < V; ++v) store(sums + r * width + at + v * kLanes, a[r][v]);
+    }
+}
+
+// The same over the whole width, a multiple of 16.
+template <int N, class Stored>
+void add_values(const float* weights, int stride, const Stored* const* blocks, int count,
+                int width, float* sums) {
+    int at = 0;
+    for (; at + 2 * kLanes <= width; at += 2 * kLanes) {
+        add_slice<N, 2>(weights, stride, blocks, count, width, at, sums);
+    }
+    if (at < width) add_slice<N, 1>(weights, stride, blocks, count, width, at, sums);
+}
+
+// Calls `some` with 6 rows at a time, then with what is left. How rows are taken together changes
+// no row's result.
+template <class Some>
+void by_rows(int rows, Some&& some) {
+    int first = 0;
+    for (; first + 6 <= rows; first += 6) some(std::integral_constant<int, 6>{}, first);
+    switch (rows - first) {
+        case 5: some(std::integral_constant<int, 5>{}, first); break;
+        case 4: some(std::integral_constant<int, 4>{}, first); break;
+        case 3: some(std::integral_constant<int, 3>{}, first); break;
+        case 2: some(std::integral_constant<int, 2>{}, first); break;
+        case 1: some(std::integral_constant<int, 1>{}, first); break;
+        default: break;
+    }
+}
+
+struct Row {
+    int32_t position, slot, table, run, singles;
+    int total() const { return position + 1; }
+};
+
+// Rows of one sequence that share loads.
+struct Group {
+    int first, count;  // rows
+    int longest;       // path
+    int longest_run, shortest_run;
+    int single_blocks[2];  // of its sequence's table: the first that holds a single token, and the
+                           // one behind the last; equal if there is none
+};
+
+// What a chunk of keys comes to: per query its highest score, the sum of weights relative to it,
+// and the weighted sum of values.
+struct Partial {
+    float *highest, *weight, *values;
+};
+
+// Joins the sums over a later chunk to those over earlier ones.
+void merge(const Partial& into, const Partial& later, int queries, int width) {
+    for (int r = 0; r < queries; ++r) {
+        if (later.weight[r] == 0) continue;
+        const float highest = std::max(into.highest[r], later.highest[r]);
+        const float a = exponential(into.highest[r] - highest);
+        const float b = exponential(later.highest[r] - highest);
+        into.highest[r] = highest;
+        into.weight[r] = into.weight[r] * a + later.weight[r] * b;
+        float* x = into.values + r * width;
+        const float* y = later.values + r * width;
+        for (int d = 0; d < width; d += kLanes) {
+            store(x + d, load(x + d) * a + load(y + d) * b);
+        }
+    }
+}
+
+template <class Stored>
+class Pass {
+   public:
+    Pass(const Shape& shape, const Layer& layer, const Plan& plan, float* out)
+        : shape_(shape),
+          layer_(layer),
+          plan_(plan),
+          out_(out),
+          ratio_(shape.heads / shape.kv_heads),
+          block_size_(int64_t{kBlock} * shape.width),
+          queries_(plan.count * shape.heads * shape.width) {}
+
+    void run(const float* qkv) {
+        const int64_t rows = plan_.count;
+        each(rows, rows > 16, [&](int64_t r) { enter(r, qkv); });
+        find_groups();
+        const int64_t items = int64_t(groups_.size()) * shape_.kv_heads;
+        int chunks = 0;
+        for (const Group& group : groups_) chunks = std::max(chunks, chunks_of(group));
+        const int threads = tbb::this_task_arena::max_concurrency();
+        if (items >= 4 * threads || chunks == 1) {
+            each(items, threads > 1, [&](int64_t item) { whole(item); });
+        } else {
+            split(items, chunks);
+        }
+    }
+
+   private:
+    Row row(int64_t r) const {
+        const int32_t* at = plan_.rows + r * kRowFields;
+        return {at[0], at[1], at[2], at[3], at[4]};
+    }
+
+    static int chunks_of(const Group& group) { return (group.longest + kChunk - 1) / kChunk; }
+
+    template <class Body>
+    static void each(int64_t count, bool parallel, Body&& body) {
+        if (parallel) {
+            tbb::parallel_for(int64_t{0}, count, body, tbb::simple_partitioner{});
+        } else {
+            for (int64_t i = 0; i < count; ++i) body(i);
+        }
+    }
+
+    // One head of a row, normed if there is a norm, and rotated.
+    void rotate(const float* x, const float* norm, int position, float factor, float* to) const {
+        const int half = shape_.width / 2;
+        const float* cosine = layer_.angles + int64_t{position} * shape_.width;
+        const float* sine = cosine + half;
+        std::vector<float> normed;
+        if (norm != nullptr) {
+            float square = 0;
+            for (int d = 0; d < shape_.width; ++d) square += x[d] * x[d];
+            const float scale = 1.0f / std::sqrt(square / shape_.width + shape_.eps);
+            normed.resize(shape_.width);
+            for (int d = 0; d < shape_.width; ++d) normed[d] = x[d] * scale * norm[d];
+            x = normed.data();
+        }
+        for (int d = 0; d < half; ++d) {
+            to[d] = (x[d] * cosine[d] - x[d + half] * sine[d]) * factor;
+            to[d + half] = (x[d + half] * cosine[d] + x[d] * sine[d]) * factor;
+        }
+    }
+
+    Stored* key_block(int block, int head) const {
+        return static_cast<Stored*>(layer_.keys) +
+               (int64_t{block} * shape_.kv_heads + head) * block_size_;
+    }
+    Stored* value_block(int block, int head) const {
+        return static_cast<Stored*>(layer_.values) +
+               (int64_t{block} * shape_.kv_heads + head) * block_size_;
+    }
+
+    // Rotates a row's queries; rotates and stores its keys, stores its values.
+    void enter(int64_t r, const float* qkv) {
+        const Row at = row(r);
+        const int width = shape_.width;
+        if (at.slot < 0) {
+            std::memset(out_ + r * shape_.heads * width, 0, sizeof(float) * shape_.heads * width);
+            return;
+        }
+        const float* x = qkv + r * (shape_.heads + 2 * shape_.kv_heads) * width;
+        const float factor = 1.0f / std::sqrt(float(width));
+        for (int h = 0; h < shape_.heads; ++h) {
+            rotate(x + h * width, layer_.query_norm, at.position, factor, query(r, h));
+        }
+        x += shape_.heads * width;
+        const int block = at.slot / kBlock, place = at.slot % kBlock;
+        std::vector<float> key(width);
+        for (int h = 0; h < shape_.kv_heads; ++h) {
+            rotate(x + h * width, layer_.key_norm, at.position, 1.0f, key.data());
+            Stored* column = key_block(block, h) + place;
+            for (int d = 0; d < width; ++d) column[d * kBlock] = Stored(key[d]);
+            const float* value = x + (shape_.kv_heads + h) * width;
+            Stored* line = value_block(block, h) + place * width;
+            for (int d = 0; d < width; ++d) line[d] = Stored(value[d]);
+        }
+    }
+
+    // Queries lie [kv head][row][query head of the kv head], so that a group's are in one run.
+    float* query(int64_t r, int head) {
+        const int64_t at = (int64_t{head / ratio_} * plan_.count + r) * ratio_ + head % ratio_;
+        return queries_.data() + at * shape_.width;
+    }
+
+    void find_groups() {
+        const int most = std::max(1, kQueryRows / ratio_);
+        for (int r = 0; r < plan_.count; ++r) {
+            const Row at = row(r);
+            if (at.slot < 0) continue;
+            const bool joins = !groups_.empty() && groups_.back().first + groups_.back().count == r &&
+                               groups_.back().count < most &&
+                               row(groups_.back().first).table == at.table;
+            if (!joins) groups_.push_back({r, 0, 0, 0, at.run, {0, 0}});
+            Group& group = groups_.back();
+            ++group.count;
+            group.longest = std::max(group.longest, at.total());
+            group.longest_run = std::max(group.longest_run, at.run);
+            group.shortest_run = std::min(group.shortest_run, at.run);
+            auto& [first, behind] = group.single_blocks;
+            for (int i = 0; i < at.total() - at.run; ++i) {
+                const int block = plan_.singles[at.singles + i] / kBlock;
+                first = first == behind ? block : std::min(first, block);
+                behind = std::max(behind, block + 1);
+            }
+        }
+    }
+
+    // One chunk of keys for the rows of a group and one head of keys.
+    void chunk(const Group& group, int head, int index, const Partial& to) {
+        const int width = shape_.width, queries = group.count * ratio_;
+        const int begin = index * kChunk;
+        const int run = std::min(group.longest_run - begin, kChunk);  // keys in storage order
+        const Row lead = row(group.first);
+        const int32_t* table = plan_.tables + lead.table + begin / kBlock;
+        const float* q = query(group.first, head * ratio_);
+        alignas(64) float scores[kQueryRows * kChunk];
+        alignas(64) float alone[kQueryRows * kChunk];  // weights of single tokens
+        const Stored* values[kChunk / kBlock];
+        for (int b = 0; b * kBlock < run; ++b) {
+            values[b] = value_block(table[b], head);
+            const Stored* keys = key_block(table[b], head);
+            by_rows(queries, [&](auto n, int first) {
+                block_scores<n>(q + first * width, width, keys,
+                                scores + first * kChunk + b * kBlock, kChunk);
+            });
+        }
+        const int first_single = group.single_blocks[0] * kBlock;
+        const int single_stride = group.single_blocks[1] * kBlock - first_single;
+        std::vector<float> single_scores;
+        if (single_stride > 0 && begin + kChunk > group.shortest_run) {
+            single_scores.resize(queries * single_stride);
+            for (int b = 0; b * kBlock < single_stride; ++b) {
+                const int block = plan_.tables[lead.table + group.single_blocks[0] + b];
+                by_rows(queries, [&](auto n, int first) {
+                    block_scores<n>(q + first * width, width, key_block(block, head),
+                                    single_scores.data() + first * single_stride + b * kBlock,
+                                    single_stride);
+                });
+            }
+        }
+        for (int r = 0; r < queries; ++r) {
+            const Row at = row(group.first + r / ratio_);
+            float* s = scores + r * kChunk;
+            const int in_run = std::clamp(at.run - begin, 0, kChunk);
+            const int count = std::clamp(at.total() - begin, 0, kChunk);
+            for (int j = in_run; j < count; ++j) {
+                const int stored = plan_.singles[at.singles + begin + j - at.run];
+                s[j] = single_scores[r * single_stride + stored - first_single];
+            }
+            for (int j = count; j < kChunk; ++j) s[j] = kNone;
+            to.highest[r] = kNone;
+            to.weight[r] = 0;
+            if (count == 0) {
+                std::memset(s, 0, sizeof(float) * kChunk);
+                continue;
+            }
+            Vec top = load(s);
+            for (int j = kLanes; j < kChunk; j += kLanes) {
+                const Vec x = load(s + j);
+                top = x > top ? x : top;
+            }
+            float highest = top[0];
+            for (int i = 1; i < kLanes; ++i) highest = std::max(highest, top[i]);
+            to.highest[r] = highest;
+            Vec weight = {};
+            for (int j = 0; j < kChunk; j += kLanes) {
+                const Vec x = load(s + j);
+                const Vec e = x == kNone ? all(0.0f) : exponential(x - highest);
+                weight += e;
+                store(s + j, e);
+            }
+            to.weight[r] = sum(weight);
+            // Single tokens are added after the run, which other rows may have longer.
+            for (int j = in_run; j < count; ++j) {
+                alone[r * kChunk + j] = s[j];
+                s[j] = 0;
+            }
+        }
+        std::memset(to.values, 0, sizeof(float) * queries * width);
+        if (run > 0) {
+            by_rows(queries, [&](auto n, int first) {
+                add_values<n>(scores + first * kChunk, kChunk, values, run, width,
+                              to.values + first * width);
+            });
+        }
+        for (int r = 0; r < group.count; ++r) {
+            const Row at = row(group.first + r);
+            const int count = std::min(at.total() - begin, kChunk);
+            for (int j = std::max(at.run - begin, 0); j < count; ++j) {
+                const int stored = plan_.singles[at.singles + begin + j - at.run];
+                const int block = plan_.tables[at.table + stored / kBlock];
+                const Stored* value = value_block(block, head) + (stored % kBlock) * width;
+                by_rows(ratio_, [&](auto n, int first) {
+                    const int at_query = r * ratio_ + first;
+                    add_values<n>(alone + at_query * kChunk + j, kChunk, &value, 1, width,
+                                  to.values + at_query * width);
+                });
+            }
+        }
+    }
+
+    void finish(const Group& group, int head, const Partial& sums) {
+        for (int r = 0; r < group.count * ratio_; ++r) {
+            const int64_t row = group.first + r / ratio_;
+            const int query_head = head * ratio_ + r % ratio_;
+            float* to = out_ + (row * shape_.heads + query_head) * shape_.width;
+            const float factor = 1.0f / sums.weight[r];
+            for (int d = 0; d < shape_.width; d += kLanes) {
+                store(to + d, load(sums.values + r * shape_.width + d) * factor);
+            }
+        }
+    }
+
+    int64_t partial_size() const { return int64_t{kQueryRows} * (shape_.width + 2); }
+
+    static Partial partial(float* at) {
+        return {at, at + kQueryRows, at + 2 * kQueryRows};
+    }
+
+    // One group and head, chunk after chunk.
+    void whole(int64_t item) {
+        const Group& group = groups_[item / shape_.kv_heads];
+        const int head = int(item % shape_.kv_heads);
+        std::vector<float> memory(2 * partial_size());
+        const Partial sums = partial(memory.data()), next = partial(memory.data() + partial_size());
+        chunk(group, head, 0, sums);
+        for (int c = 1; c < chunks_of(group); ++c) {
+            chunk(group, head, c, next);
+            merge(sums, next, group.count * ratio_, shape_.width);
+        }
+        finish(group, head, sums);
+    }
+
+    // All chunks of all groups and heads at once, then put together in order.
+    void split(int64_t items, int chunks) {
+        std::vector<float> memory(items * chunks * partial_size());
+        const auto part = [&](int64_t item, int64_t c) {
+            return partial(memory.data() + (item * chunks + c) * partial_size());
+        };
+        each(items * chunks, true, [&](int64_t i) {
+            const Group& group = groups_[i / chunks / shape_.kv_heads];
+            if (i % chunks < chunks_of(group)) {
+                chunk(group, int(i / chunks % shape_.kv_heads), int(i % chunks),
+                      part(i / chunks, i % chunks));
+            }
+        });
+        each(items, chunks > 8, [&](int64_t item) {
+            const Group& group = groups_[item / shape_.kv_heads];
+            const Partial sums = part(item, 0);
+            for (int c = 1; c < chunks_of(group); ++c) {
+                merge(sums, part(item, c), group.count * ratio_, shape_.width);
+            }
+            finish(group, int(item % shape_.kv_heads), sums);
+        });
+    }
+
+    const Shape& shape_;
+    const Layer& layer_;
+    const Plan& plan_;
+    float* out_;
+    const int ratio_;
+    const int64_t block_size_;
+    std::vector<float> queries_;
+    std::vector<Group> groups_;
+};
+
+}  // namespace
+
+void path_attention(const Shape& shape, const Layer& layer, const Plan& plan, const float* qkv,
+                    float* out) {
+    if (shape.half) {
+        Pass<_Float16>(shape, layer, plan, out).run(qkv);
+    } else {
+        Pass<float>(shape, layer, plan, out).run(qkv);
+    }
+}
+
+}  // namespace paceline

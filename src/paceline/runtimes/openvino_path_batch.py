@@ -1,0 +1,114 @@
+"""Layout of a forward for attention along paths: every token once, and what it sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline import tree as trees
+from paceline.runtimes.openvino_batch import Batch, Input, Shape, bucket
+from paceline.runtimes.paged_cache import BLOCK, PagedCache
+from paceline.types import ROOT, TokenTree
+
+FIELDS = 5
+"""Numbers per row, see `Plan` in `native/path_attention.hpp`."""
+
+_IDLE = (0, -1, 0, 0, 0)
+
+
+class PathBatch(Batch):
+    """A row's keys are a run of its sequence's tokens, then single ones: drafted ancestors."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        super().__init__()
+        self._rows: list[int] = []
+        self._tables: list[int] = []
+        self._singles: list[int] = []
+
+    def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:
+        """Add rows, see `Batch.add`; where nodes are stored is noted in `cache.places`.
+
+        The first root-to-leaf path is stored first: keeping it moves nothing.
+        """
+        cache.discard()
+        past, behind = cache.length, cache.length + len(tokens)
+        cache.reserve(len(tokens) + len(draft))
+        table = len(self._tables)
+        self._tables += cache.blocks[: -(-(behind + len(draft)) // BLOCK)]
+        first = len(self.ids)
+        self.ids += [*tokens, *draft.tokens.tolist()]
+        blocks = cache.blocks
+
+        def row(position: int, stored: int, run: int, singles: int = 0) -> None:
+            slot = blocks[stored // BLOCK] * BLOCK + stored % BLOCK
+            self._rows += (position, slot, table, run, singles)
+
+        for position in range(past, behind):
+            row(position, position, position + 1)
+        if trees.is_chain(draft):
+            cache.places = list(range(behind, behind + len(draft)))
+            for position in cache.places:
+                row(position, position, position + 1)
+            return first
+        cache.places, runs, apart = _places(draft, behind)
+        for stored, run, singles in zip(cache.places, runs, apart, strict=True):
+            row(run + len(singles) - 1, stored, run, len(self._singles))
+            self._singles += singles
+        return first
+
+    def pad(self, scratch: int, rows: int) -> None:
+        """Add idle rows, which write nothing."""
+        idle = bucket(max(len(self.ids), rows)) - len(self.ids)
+        self.ids += [0] * idle
+        self._rows += _IDLE * idle
+
+    def shape(self) -> Shape:
+        """Attention has the same rows as all else."""
+        return Shape(len(self.ids), len(self.ids))
+
+    def inputs(self) -> dict[str, Input]:
+        """int32: `rows [5 * rows]`, `tables` and `singles`, longer than what they hold."""
+        return {
+            **self.common(),
+            "rows": self._rows,
+            "tables": _roomy(self._tables),
+            "singles": _roomy(self._singles),
+        }
+
+
+def room(numbers: int) -> int:
+    """A length that changes seldom, for inputs that may be longer than needed."""
+    return max(64, 1 << (numbers - 1).bit_length())
+
+
+def _roomy(values: list[int]) -> list[int]:
+    return values + [0] * (room(len(values)) - len(values))
+
+
+def _places(draft: TokenTree, begin: int) -> tuple[list[int], list[int], list[list[int]]]:
+    """Where nodes are stored from `begin` on, and what they see.
+
+    Returns:
+        By node: its place; how many tokens from the first on it sees without a gap; the places of
+        the others, itself last.
+    """
+    lead = trees.leaf_paths(draft)[0]
+    places = np.empty(len(draft), dtype=np.int64)
+    leads = np.zeros(len(draft), dtype=bool)
+    leads[list(lead)] = True
+    places[list(lead)] = range(begin, begin + len(lead))
+    places[~leads] = range(begin + len(lead), begin + len(draft))
+    stored = places.tolist()
+    runs: list[int] = []
+    apart: list[list[int]] = []
+    for node, parent in enumerate(draft.parents.tolist()):
+        run, singles = (begin, []) if parent == ROOT else (runs[parent], apart[parent])
+        if leads[node]:
+            run += 1
+        else:
+            singles = [*singles, stored[node]]
+        runs.append(run)
+        apart.append(singles)
+    return stored, runs, apart

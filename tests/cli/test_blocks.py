@@ -1,0 +1,127 @@
+"""Options in blocks, and lists of drafters whose options hold commas."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cli.conftest import Command, one_line
+
+from paceline.cli import blocks
+from paceline.cli import options as o
+from paceline.errors import InvalidOption
+
+# Lists of drafters
+
+
+@pytest.mark.parametrize(
+    ("texts", "names"),
+    [
+        (["a"], ["a"]),
+        (["a,b , c"], ["a", "b", "c"]),
+        (["a", "b,c"], ["a", "b", "c"]),
+        (["a:x=1,y=2,b"], ["a:x=1,y=2", "b"]),
+        (["hydra:steps=4,growth=expand-rerank-4.6-0.02"],) * 2,
+        (["a:x=1, y = 2 ,z-w=3,b:q=4,r=5"], ["a:x=1,y = 2,z-w=3", "b:q=4,r=5"]),
+        (["graft:floor=0.3+a+b:x=1,y=2,c"], ["graft:floor=0.3+a+b:x=1,y=2", "c"]),
+        (["a:x=1,y=2>b:z=3,c"], ["a:x=1,y=2>b:z=3", "c"]),
+        (["choose:seed=1|a:x=1,y=2|b,c"], ["choose:seed=1|a:x=1,y=2|b", "c"]),
+        (["a:file=/x=y:z,n=2"], ["a:file=/x=y:z,n=2"]),
+        (["a:x=1", "y=2"], ["a:x=1", "y=2"]),  # options do not go over to another list
+        (["a,y=2"], ["a", "y=2"]),  # nor to a name that has none
+    ],
+)
+def test_lists_are_split_between_drafters_and_not_inside(texts: list[str], names: Any) -> None:
+    assert o.drafter_names(texts, "--drafters") == names
+
+
+keys = st.from_regex(r"[a-z][a-z_-]{0,5}", fullmatch=True)
+values = st.from_regex(r"[a-z0-9./-]{1,6}", fullmatch=True)
+drafters = st.builds(
+    lambda name, options: ":".join(
+        filter(None, (name, ",".join(f"{key}={value}" for key, value in options)))
+    ),
+    keys,
+    st.lists(st.tuples(keys, values), max_size=3),
+)
+
+
+@given(st.lists(drafters, min_size=1, max_size=5, unique=True), st.data())
+def test_joined_names_come_apart_again_however_they_were_given(
+    names: list[str], data: st.DataObject
+) -> None:
+    between = range(1, len(names))
+    chosen = data.draw(st.sets(st.sampled_from(between)) if between else st.just(set()))
+    cuts = [0, *sorted(chosen), len(names)]
+    texts = [",".join(names[begin:end]) for begin, end in itertools.pairwise(cuts)]
+    assert o.drafter_names(texts, "--drafters") == names
+
+
+@pytest.mark.parametrize("text", ["", "a,", ",a", "a,,b", " , "])
+def test_an_empty_name_is_an_error(text: str) -> None:
+    with pytest.raises(InvalidOption, match=r"--drafters .* has an empty name"):
+        o.drafter_names(["x", text], "--drafters")
+
+
+def test_a_name_given_twice_is_an_error() -> None:
+    with pytest.raises(InvalidOption, match="--drafters names a:x=1,y=2 twice"):
+        o.drafter_names(["a:x=1,y=2", "b,a:x=1,y=2"], "--drafters")
+
+
+# Blocks
+
+
+def test_a_block_s_fields_are_options_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    @blocks.in_blocks
+    def command(
+        text: Annotated[str, typer.Argument()],
+        *,
+        place: blocks.Place,
+        more: Annotated[int, typer.Option()] = 3,
+        room: blocks.Room,
+    ) -> None:
+        """What it does."""
+        seen.append((text, place, more, room))
+
+    assert list(inspect.signature(command).parameters) == [
+        *("text", "model", "runtime", "device", "precision", "layout"),
+        *("more", "threads", "max_context", "kv_precision"),
+    ]
+    app = typer.Typer()
+    app.command()(command)
+    app(["hello", "--device", "cuda", "--threads", "2"], standalone_mode=False)
+    app(["hi", "--more", "5"], standalone_mode=False)
+    assert seen == [
+        ("hello", blocks.Place(device="cuda"), 3, blocks.Room(threads=2)),
+        ("hi", blocks.Place(), 5, blocks.Room()),
+    ]
+    app(["--help"], standalone_mode=False)
+    assert "What it does." in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("loads")
+def test_bench_takes_drafters_with_several_options_and_several_lists(
+    command: Command, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"category": "qa", "turns": ["the quick fox"]}\n')
+    call = ("bench", "--prompts", str(prompts), "--max-new-tokens", "4", "--json")
+    puct = "aded:search=puct,iterations=3"
+    done = command(*call, "--drafters", f"{puct},recycling", "--drafters", "prompt-lookup,none")
+    assert done.code == 0, done.err
+    settings = json.loads(done.out)["settings"]
+    assert settings["drafters"] == ["none", puct, "recycling", "prompt-lookup"]
+    wrong = command(*call, "--drafters", "aded:search=puct,depth=3,recycling")
+    assert one_line(wrong)
+    assert "drafter 'aded' has no option 'depth'" in wrong.err
+    empty = command(*call, "--drafters", "recycling,")
+    assert one_line(empty)

@@ -1,0 +1,229 @@
+"""Our own attention: right against a plain twin, and the same bits in any company."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino")
+
+import openvino as ov
+from openvino import opset15 as op
+from tests.runtimes.plain_attention import PlainCache, Sizes, attend, enter
+
+from paceline import tree as trees
+from paceline.runtimes.block_pool import BLOCK, BlockPool
+from paceline.runtimes.openvino_core import core
+from paceline.runtimes.openvino_path_batch import PathBatch
+from paceline.runtimes.openvino_paths import _nodes
+from paceline.runtimes.paged_cache import PagedCache
+from paceline.types import ROOT, TokenTree
+
+LONGEST = 1024
+RNG = np.random.default_rng(5)
+TREE = TokenTree(np.arange(8), np.array([ROOT, ROOT, 0, 0, 2, 1, 5, 3]))
+
+
+@dataclass
+class Layer:
+    """The operation alone, with memory of its own."""
+
+    sizes: Sizes
+    pool: BlockPool
+    request: Any
+
+    def run(self, batch: PathBatch, qkv: Any) -> Any:
+        """float32 `[rows, heads * width]`."""
+        addresses = np.array([each.ctypes.data for each in self.pool.memory], dtype=np.uint64)
+        inputs = batch.inputs()
+        tensors = {
+            "qkv": np.ascontiguousarray(qkv[:, None], dtype=np.float32),
+            "memory": addresses.view(np.uint8),
+            **{name: np.array(inputs[name], np.int32) for name in ("rows", "tables", "singles")},
+        }
+        for name, values in tensors.items():
+            self.request.set_tensor(name, ov.Tensor(values))
+        self.request.infer()
+        return self.request.get_tensor("out").data[:, 0].copy()
+
+
+def layer(sizes: Sizes, half: bool = False, threads: int = 2) -> Layer:
+    nodes = _nodes()
+    assert nodes is not None, "these tests need a C++ compiler"
+    width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
+    angles = np.arange(LONGEST)[:, None] * sizes.frequencies[None]
+    inputs = [op.parameter([-1, 1, width], np.float32), op.parameter([16], np.uint8)]
+    inputs += [op.parameter([-1], np.int32) for _ in range(3)]
+    for each, name in zip(inputs, ("qkv", "memory", "rows", "tables", "singles"), strict=True):
+        each.output(0).get_tensor().set_names({name})
+    table = op.constant(np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32))
+    norms = [op.constant(norm.astype(np.float32)) for norm in sizes.norms or ()]
+    settings = {
+        **{"layer": 0, "heads": sizes.heads, "kv_heads": sizes.kv_heads, "width": sizes.width},
+        **{"half": half, "eps": sizes.eps},
+    }
+    arguments = [each.output(0) for each in (inputs[0], table, *inputs[1:], *norms)]
+    node = nodes.create("PathAttention", arguments, settings)
+    node.output(0).get_tensor().set_names({"out"})
+    model = ov.Model([op.result(node)], inputs)
+    options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    request = core().compile_model(model, "CPU", options).create_infer_request()
+    dtype = np.float16 if half else np.float32
+    pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype, keys_by_number=True)
+    return Layer(sizes, pool, request)
+
+
+def random_rows(sizes: Sizes, count: int, seed: int = 1) -> Any:
+    rng = np.random.default_rng(seed)
+    shape = (count, (sizes.heads + 2 * sizes.kv_heads) * sizes.width)
+    return rng.standard_normal(shape).astype(np.float32) * 1.5
+
+
+def committed(made: Layer, rows: Any) -> PagedCache:
+    """A sequence of those rows."""
+    cache = PagedCache(made.pool)
+    batch = PathBatch()
+    batch.add(cache, [0] * len(rows), trees.EMPTY)
+    made.run(batch, rows)
+    cache.length = len(rows)
+    return cache
+
+
+def drafted(made: Layer, cache: PagedCache, draft: TokenTree, rows: Any) -> Any:
+    """One committed row and a draft behind it."""
+    batch = PathBatch()
+    batch.add(cache, [0], draft)
+    return made.run(batch, rows)
+
+
+def twin(sizes: Sizes, rows: Any, pending: int, draft: TokenTree) -> Any:
+    """What all rows of a sequence see whose last ones are drafted."""
+    cache, out = PlainCache(), []
+    for place in range(pending):
+        queries = enter(sizes, cache, rows[place], place, place)
+        out.append(attend(sizes, cache, queries, range(place + 1)))
+    paths: dict[int, list[int]] = {ROOT: []}
+    for node, parent in enumerate(draft.parents.tolist()):
+        paths[node] = [*paths[parent], pending + node]
+        position = pending + len(paths[node]) - 1
+        queries = enter(sizes, cache, rows[pending + node], position, pending + node)
+        out.append(attend(sizes, cache, queries, [*range(pending), *paths[node]]))
+    return np.stack(out)
+
+
+SHAPES = {
+    "grouped": Sizes(),
+    "narrow": Sizes(heads=4, kv_heads=4, width=16),
+    "many to one": Sizes(heads=24, kv_heads=1, width=32),
+    "odd": Sizes(heads=5, kv_heads=1, width=80),
+    "wide": Sizes(heads=2, kv_heads=1, width=128),
+    "normed": Sizes(norms=(1 + 0.1 * RNG.standard_normal(32), 1 + 0.1 * RNG.standard_normal(32))),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("length", [1, 31, 127, 300])
+@pytest.mark.parametrize("half", [False, True])
+def test_it_is_the_plain_twin(name: str, length: int, half: bool) -> None:
+    sizes = SHAPES[name]
+    made = layer(sizes, half)
+    rows = random_rows(sizes, length + 1 + len(TREE))
+    expected = twin(sizes, rows, length + 1, TREE)
+    cache = PagedCache(made.pool)
+    batch = PathBatch()
+    batch.add(cache, [0] * length, trees.EMPTY)
+    first = made.run(batch, rows[:length])
+    cache.length = length
+    found = np.concatenate([first, drafted(made, cache, TREE, rows[length:])])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 if half else 5e-6)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("length", [5, 30, 31, 127, 128, 290])
+def test_a_node_is_the_same_bits_in_a_tree_as_alone(length: int, half: bool) -> None:
+    sizes = SHAPES["grouped"]
+    made = layer(sizes, half)
+    prompt, more = random_rows(sizes, length), random_rows(sizes, 1 + len(TREE), seed=2)
+    together = drafted(made, committed(made, prompt), TREE, more)
+    for path in trees.leaf_paths(TREE):
+        cache = committed(made, prompt)
+        for row in (0, *(node + 1 for node in path)):
+            alone = drafted(made, cache, trees.EMPTY, more[row : row + 1])
+            assert np.array_equal(alone[0], together[row])
+            cache.length += 1
+
+
+def test_company_threads_and_chunks_change_no_bit() -> None:
+    sizes = SHAPES["grouped"]
+    lengths = (3, 40, 129, 400)
+    prompts = [random_rows(sizes, length, seed=length) for length in lengths]
+    more = random_rows(sizes, 1 + len(TREE), seed=2)
+    found = []
+    for threads in (1, 2):
+        made = layer(sizes, threads=threads)
+        alone = [drafted(made, committed(made, prompt), TREE, more) for prompt in prompts]
+        batch = PathBatch()
+        for prompt in prompts:
+            batch.add(committed(made, prompt), [0], TREE)
+        company = made.run(batch, np.concatenate([more] * len(prompts)))
+        assert np.array_equal(company, np.concatenate(alone))
+        pieces = PagedCache(made.pool)
+        for begin, end in ((0, 1), (1, 38), (38, 290), (290, 399), (399, 400)):
+            batch = PathBatch()
+            batch.add(pieces, [0] * (end - begin), trees.EMPTY)
+            made.run(batch, prompts[-1][begin:end])
+            pieces.length = end
+        assert np.array_equal(drafted(made, pieces, TREE, more), alone[-1])
+        found.append(company)
+    assert np.array_equal(*found)
+
+
+def test_the_order_of_keys_matters_to_the_last_bit() -> None:
+    """Negative control: were sums not in the order of the path, equality above would be luck."""
+    sizes = SHAPES["grouped"]
+    made = layer(sizes)
+    prompt, more = random_rows(sizes, 200), random_rows(sizes, 1 + len(TREE), seed=2)
+    honest = drafted(made, committed(made, prompt), TREE, more)
+    swapped = PathBatch()
+    swapped.add(committed(made, prompt), [0], TREE)
+    node = 6  # on a path apart from the one that is stored first
+    begin = swapped._rows[5 * (node + 1) + 4]
+    swapped._singles[begin : begin + 3] = swapped._singles[begin : begin + 3][::-1]
+    found = made.run(swapped, more)
+    assert not np.array_equal(found[node + 1], honest[node + 1])
+    np.testing.assert_allclose(found[node + 1], honest[node + 1], atol=1e-5)
+
+
+def test_idle_rows_give_nothing_and_write_nothing() -> None:
+    sizes = SHAPES["grouped"]
+    made = layer(sizes)
+    cache = committed(made, random_rows(sizes, 40))
+    before = made.pool.memory.copy()
+    batch = PathBatch()
+    batch.add(cache, [0], trees.EMPTY)
+    batch.pad(made.pool.scratch, 4)
+    found = made.run(batch, random_rows(sizes, 4))
+    assert found[0].any()
+    assert not found[1:].any()
+    changed = np.argwhere((made.pool.memory != before).any(axis=(0, 2, 3, 4))).ravel()
+    assert changed.tolist() == [cache.blocks[40 // BLOCK]]
+
+
+def test_keys_and_values_lie_where_the_pool_says() -> None:
+    sizes = SHAPES["grouped"]
+    made = layer(sizes)
+    rows = random_rows(sizes, 45)
+    cache = committed(made, rows)
+    plain = PlainCache()
+    for place in range(45):
+        enter(sizes, plain, rows[place], place, place)
+    keys = made.pool.memory[0].reshape(-1, sizes.kv_heads, sizes.width, BLOCK)
+    for place in range(45):
+        block, row = cache.blocks[place // BLOCK], place % BLOCK
+        np.testing.assert_allclose(keys[block, :, :, row], plain.keys[place], atol=1e-5)
+        np.testing.assert_array_equal(
+            made.pool.memory[1, block, :, row], plain.values[place].astype(np.float32)
+        )
