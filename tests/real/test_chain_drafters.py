@@ -24,7 +24,7 @@ def tokens(outputs: list[Completion]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_jacobi_windows_change_no_token(temperature: float) -> None:
-    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    options = {"max_new_tokens": 48, "temperature": temperature, "seed": 3}
     loaded = load("int8")
     plain = make_engine(loaded, drafter="none").generate(CHOSEN, **options)
     engine = make_engine(loaded, drafter="jacobi", nodes=5, max_batch=2)

@@ -12,7 +12,7 @@ pytest.importorskip("openvino")
 from tests.runtimes import tiny_openvino
 
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.runtimes import openvino_paths
+from paceline.runtimes import openvino, openvino_native, openvino_paths
 from paceline.runtimes.native import build
 
 
@@ -21,8 +21,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is remembered, and the cache is empty."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "library", build.library.__wrapped__)
-    monkeypatch.setattr(openvino_paths, "library", build.library)
-    monkeypatch.setattr(openvino_paths, "_nodes", openvino_paths._nodes.__wrapped__)
+    monkeypatch.setattr(openvino_native, "library", build.library)
+    for user in (openvino, openvino_paths):
+        monkeypatch.setattr(user, "operations", openvino_native.operations.__wrapped__)
 
 
 def compiler(folder: Path, script: str) -> str:

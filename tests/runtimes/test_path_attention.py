@@ -17,8 +17,8 @@ from tests.runtimes.plain_attention import PlainCache, Sizes, attend, enter
 from paceline import tree as trees
 from paceline.runtimes.block_pool import BLOCK, BlockPool
 from paceline.runtimes.openvino_core import core
+from paceline.runtimes.openvino_native import operations
 from paceline.runtimes.openvino_path_batch import PathBatch
-from paceline.runtimes.openvino_paths import _nodes
 from paceline.runtimes.paged_cache import PagedCache
 from paceline.types import ROOT, TokenTree
 
@@ -51,7 +51,7 @@ class Layer:
 
 
 def layer(sizes: Sizes, half: bool = False, threads: int = 2) -> Layer:
-    nodes = _nodes()
+    nodes = operations()
     assert nodes is not None, "these tests need a C++ compiler"
     width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
     angles = np.arange(LONGEST)[:, None] * sizes.frequencies[None]
@@ -65,8 +65,8 @@ def layer(sizes: Sizes, half: bool = False, threads: int = 2) -> Layer:
         **{"layer": 0, "heads": sizes.heads, "kv_heads": sizes.kv_heads, "width": sizes.width},
         **{"half": half, "eps": sizes.eps},
     }
-    arguments = [each.output(0) for each in (inputs[0], table, *inputs[1:], *norms)]
-    node = nodes.create("PathAttention", arguments, settings)
+    arguments = [inputs[0], table, *inputs[1:], *norms]
+    node = nodes.node("PathAttention", arguments, settings)
     node.output(0).get_tensor().set_names({"out"})
     model = ov.Model([op.result(node)], inputs)
     options = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}

@@ -23,10 +23,13 @@ from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
 from paceline.networks.weights import Trained
+from paceline.runtimes import processor
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
 from paceline.runtimes.openvino_attention import Attention
 from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape
 from paceline.runtimes.openvino_core import core
+from paceline.runtimes.openvino_layers import Layers, PluginLayers, own_layers
+from paceline.runtimes.openvino_native import operations
 from paceline.runtimes.openvino_nodes import Tensors
 from paceline.runtimes.openvino_paths import path_attention
 from paceline.runtimes.openvino_plugin import PluginAttention
@@ -119,6 +122,10 @@ class OpenVinoTarget:
         same = layout == "exact" and products_are_exact(config, precision, quantised)
         kept = prefix_tokens // BLOCK if same and kv_precision == "fp32" else 0
         self._attention = _attention(attention, config, kv, layout)
+        own = None
+        if self._attention.name == "paths" and quantised and processor.has("AVX512_CORE"):
+            own = own_layers(config, tensors, precision, operations())
+        self._layers: Layers = own or PluginLayers(config, tensors)
         self._pool = pool = _pool(self._attention, config, kv_tokens // BLOCK, kept)
         self._config, self._graph_settings = config, settings
         self._extra = no_rows(config.hidden_size)
@@ -297,9 +304,11 @@ class OpenVinoTarget:
         if len(self._extra):
             tensors = {**tensors, "embed.extra": self._extra}
         self._compile = _compiler(
-            self._attention, self._config, tensors, self._graph_settings, self._pool
+            self._attention, self._layers, self._config, tensors, self._graph_settings, self._pool
         )
-        size = sum(array.nbytes for array in tensors.values())
+        size = 0  # what an instance takes of its own
+        if isinstance(self._layers, PluginLayers):
+            size = sum(array.nbytes for array in tensors.values())
         self._requests = Requests(self._compile, self._attention.fixed, size)
 
     def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
@@ -341,13 +350,14 @@ class OpenVinoTarget:
 # collection.
 def _compiler(
     attention: Attention,
+    layers: Layers,
     config: ModelConfig,
     tensors: Tensors,
     settings: Mapping[str, str],
     pool: BlockPool,
 ) -> Callable[..., ov.InferRequest]:
     """What compiles the graph, for a fixed shape or for any, and binds the cache's memory."""
-    graphs = attention.graphs(config, tensors)
+    graphs = attention.graphs(config, tensors, layers)
 
     def compile_request(shape: Shape | None, counting: bool = False) -> ov.InferRequest:
         chosen = {**settings, "PERF_COUNT": "YES"} if counting else settings

@@ -11,6 +11,7 @@ import openvino as ov
 from paceline.models.config import ModelConfig
 from paceline.runtimes.block_pool import BlockPool
 from paceline.runtimes.openvino_batch import Batch, Shape
+from paceline.runtimes.openvino_layers import Layers
 from paceline.runtimes.openvino_nodes import Tensors
 from paceline.runtimes.paged_cache import PagedCache
 
@@ -28,7 +29,7 @@ class Attention(ABC):
         """Memory for so many blocks, of which `keep` may outlive their sequences."""
 
     @abstractmethod
-    def graphs(self, config: ModelConfig, tensors: Tensors) -> Graphs:
+    def graphs(self, config: ModelConfig, tensors: Tensors, layers: Layers) -> Graphs:
         """The model as graphs."""
 
     @abstractmethod

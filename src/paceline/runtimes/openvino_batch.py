@@ -22,7 +22,7 @@ class Shape(NamedTuple):
     attention: int
 
 
-ROW_BUCKETS = (1, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 """Dense rows per forward, padded up to the next of these; larger forwards are not padded."""
 
 

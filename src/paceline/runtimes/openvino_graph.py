@@ -14,15 +14,14 @@ import openvino as ov
 from openvino import opset15 as op
 
 from paceline.models.config import ModelConfig, feature_layers
+from paceline.runtimes.openvino_layers import Layers
 from paceline.runtimes.openvino_nodes import (
     Inputs,
     Tensors,
     embed,
     gather,
     ints,
-    linear,
     rms_norm,
-    split,
 )
 
 Attend = Callable[[Any, int], Any]
@@ -30,34 +29,11 @@ Attend = Callable[[Any, int], Any]
 the number of the layer, to `[rows, 1, heads * head_dim]`."""
 
 
-class _Builder:
-    """What the network's layers have in common."""
-
-    def __init__(self, config: ModelConfig, tensors: Tensors, attend: Attend) -> None:
-        self.config = config
-        self.tensors = tensors
-        self.attend = attend
-
-    def linear(self, x: Any, name: str) -> Any:
-        out = linear(x, self.tensors, name)
-        out.set_friendly_name(name)  # by which a profile knows it
-        return out
-
-    def norm(self, x: Any, name: str) -> Any:
-        return rms_norm(x, self.tensors[name].reshape(1, 1, -1), self.config.norm_eps)
-
-    def attention(self, x: Any, layer: int) -> Any:
-        qkv = self.linear(x, f"layers.{layer}.qkv")
-        return self.linear(self.attend(qkv, layer), f"layers.{layer}.o")
-
-    def feed_forward(self, x: Any, layer: int) -> Any:
-        width = self.config.ffn_size
-        gate, up = split(self.linear(x, f"layers.{layer}.gate_up"), (width, width))
-        return self.linear(op.multiply(op.swish(gate), up), f"layers.{layer}.down")
-
-
 def build(
-    config: ModelConfig, tensors: Tensors, make_attend: Callable[[Inputs], Attend]
+    config: ModelConfig,
+    tensors: Tensors,
+    layers: Layers,
+    make_attend: Callable[[Inputs], Attend],
 ) -> ov.Model:
     """The graph of a model.
 
@@ -70,25 +46,26 @@ def build(
     Args:
         config: of the model.
         tensors: its weights, see `openvino_weights.prepare`.
+        layers: makes what stands around attention.
         make_attend: makes attention, and adds the inputs that it needs.
     """
     inputs = Inputs()
-    net = _Builder(config, tensors, make_attend(inputs))
+    attend = make_attend(inputs)
+    final = tensors["norm"].reshape(1, 1, -1)
     x = embed(op.unsqueeze(inputs.add("input_ids", np.int32, [-1]), ints(1)), tensors)
     picked = inputs.add("feature_rows", np.int32, [-1])
     streams = {}
     for layer in range(config.layers):
         if layer in feature_layers(config.layers):
             streams[layer] = gather(x, picked)
-        x = op.add(x, net.attention(net.norm(x, f"layers.{layer}.attention_norm"), layer))
-        x = op.add(x, net.feed_forward(net.norm(x, f"layers.{layer}.ffn_norm"), layer))
+        x = layers.out_of_attention(attend(layers.into_attention(x, layer), layer), x, layer)
+        x = layers.feed_forward(x, layer)
     wanted = gather(x, inputs.add("logit_rows", np.int32, [-1]))
-    hidden = net.norm(wanted, "norm")
-    head = "embed" if "lm_head.weight" not in tensors else "lm_head"
-    logits = op.reshape(net.linear(hidden, head), ints(-1, config.vocab_size), False)
+    hidden = rms_norm(wanted, final, config.norm_eps)
+    logits = op.reshape(layers.head(hidden), ints(-1, config.vocab_size), False)
     hidden = op.reshape(hidden, ints(-1, config.hidden_size), False)
     parts = [streams[layer] for layer in feature_layers(config.layers)]
-    parts.append(net.norm(gather(x, picked), "norm"))
+    parts.append(rms_norm(gather(x, picked), final, config.norm_eps))
     features = op.reshape(op.concat(parts, -1), ints(-1, 4 * config.hidden_size), False)
     outputs = {"logits": logits, "hidden": hidden, "features": features}
     for name, node in outputs.items():

@@ -7,22 +7,20 @@ plain step is a single row, and a token's logits are the same numbers however it
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset15 as op
-from openvino.utils.node_factory import NodeFactory
 
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.runtimes.block_pool import BLOCK, BlockPool
-from paceline.runtimes.native.build import library
 from paceline.runtimes.openvino_attention import Attention, Graphs, fix
 from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape
-from paceline.runtimes.openvino_core import core
 from paceline.runtimes.openvino_graph import Attend, build
+from paceline.runtimes.openvino_layers import Layers
+from paceline.runtimes.openvino_native import Operations, operations
 from paceline.runtimes.openvino_nodes import Inputs, Tensors
 from paceline.runtimes.openvino_path_batch import FIELDS, PathBatch, room
 from paceline.runtimes.openvino_settings import KvFormat
@@ -43,7 +41,7 @@ class PathAttention(Attention):
     name = "paths"
     fixed = tuple(Shape(rows, rows) for rows in ROW_BUCKETS if rows <= _LARGEST_FIXED)
 
-    def __init__(self, kv: KvFormat, nodes: NodeFactory) -> None:
+    def __init__(self, kv: KvFormat, nodes: Operations) -> None:
         """Say how keys and values are kept; `nodes` makes the operation."""
         self._kv = kv
         self._nodes = nodes
@@ -60,14 +58,14 @@ class PathAttention(Attention):
             keys_by_number=True,
         )
 
-    def graphs(self, config: ModelConfig, tensors: Tensors) -> Graphs:
+    def graphs(self, config: ModelConfig, tensors: Tensors, layers: Layers) -> Graphs:
         """One."""
         half = self._kv.dtype == np.float16
 
         def attend(inputs: Inputs) -> Attend:
             return _attend(config, tensors, inputs, self._nodes, half)
 
-        return _Graphs(config, build(config, tensors, attend))
+        return _Graphs(config, build(config, tensors, layers, attend))
 
     def bind(self, request: ov.InferRequest, pool: BlockPool) -> None:
         """Set the addresses of keys and values; the pool must outlive the request."""
@@ -91,7 +89,7 @@ def path_attention(config: ModelConfig, kv: KvFormat) -> PathAttention | None:
     fits = config.head_dim % _LANES == 0 and config.heads <= _QUERIES * config.kv_heads
     if not fits or kv.dtype not in (np.float32, np.float16):
         return None
-    nodes = _nodes()
+    nodes = operations()
     return None if nodes is None else PathAttention(kv, nodes)
 
 
@@ -109,20 +107,8 @@ class _Graphs(Graphs):
         return fix(self._graph, {"input_ids": rows, "rows": FIELDS * rows, **sizes})
 
 
-@functools.cache
-def _nodes() -> NodeFactory | None:
-    """What makes the operation, once its library is loaded."""
-    path = library()
-    if path is None:
-        return None
-    core().add_extension(str(path))
-    factory = NodeFactory()
-    factory.add_extension(str(path))
-    return factory
-
-
 def _attend(
-    config: ModelConfig, tensors: Tensors, inputs: Inputs, nodes: NodeFactory, half: bool
+    config: ModelConfig, tensors: Tensors, inputs: Inputs, nodes: Operations, half: bool
 ) -> Attend:
     """Adds the operation for each layer; its inputs are described in `native/extension.cpp`."""
     angles = np.arange(config.max_context)[:, None] * inverse_frequencies(config)[None]
@@ -144,7 +130,6 @@ def _attend(
             "half": half,
             "eps": float(config.norm_eps),
         }
-        arguments = [node.output(0) for node in (qkv, *shared, *constants)]
-        return nodes.create("PathAttention", arguments, sizes)
+        return nodes.node("PathAttention", (qkv, *shared, *constants), sizes)
 
     return attend

@@ -24,6 +24,7 @@ from paceline.runtimes.block_pool import BLOCK, BlockPool
 from paceline.runtimes.openvino_attention import Attention, Graphs, fix
 from paceline.runtimes.openvino_batch import Batch, Shape
 from paceline.runtimes.openvino_graph import build
+from paceline.runtimes.openvino_layers import Layers
 from paceline.runtimes.openvino_nodes import (
     Inputs,
     Paging,
@@ -59,9 +60,9 @@ class PluginAttention(Attention):
             config.layers, config.kv_heads, width, blocks, keep=keep, dtype=self._kv.dtype
         )
 
-    def graphs(self, config: ModelConfig, tensors: Tensors) -> Graphs:
+    def graphs(self, config: ModelConfig, tensors: Tensors, layers: Layers) -> Graphs:
         """With gathers, and without for chains."""
-        return _Graphs(config, tensors)
+        return _Graphs(config, tensors, layers)
 
     def bind(self, request: ov.InferRequest, pool: BlockPool) -> None:
         """Set each layer's keys and values as inputs."""
@@ -84,9 +85,11 @@ class PluginAttention(Attention):
 
 
 class _Graphs(Graphs):
-    def __init__(self, config: ModelConfig, tensors: Tensors) -> None:
+    def __init__(self, config: ModelConfig, tensors: Tensors, layers: Layers) -> None:
         def graph(direct: bool) -> ov.Model:
-            return build(config, tensors, lambda inputs: _Attend(config, tensors, inputs, direct))
+            return build(
+                config, tensors, layers, lambda inputs: _Attend(config, tensors, inputs, direct)
+            )
 
         self._general, self._direct = graph(False), graph(True)
 

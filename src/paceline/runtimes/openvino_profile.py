@@ -19,9 +19,12 @@ _PRODUCTS = {
 
 _OTHER_PRODUCT = "other products"
 
+_OURS = "Reference"
+"""The plugin's type for operations that it does not know."""
+
 _KINDS = {
     "PagedAttentionExtension": "attention",
-    "Reference": "attention",  # our own: the plugin names what it does not know so
+    _OURS: "attention",
     "RMS": "norms",
     "RoPE": "rotary positions",
     "Gather": "gathers and splits",
@@ -88,8 +91,11 @@ def group(name: str, kind: str) -> str:
         name: its friendly name; products have that of their weights, as "layers.3.qkv".
         kind: its type as the plugin has it.
     """
+    product = _PRODUCTS.get(name.rsplit(".", 1)[-1])
     if kind.startswith(("FullyConnected", "MatMul")):
-        return _PRODUCTS.get(name.rsplit(".", 1)[-1], _OTHER_PRODUCT)
+        return product or _OTHER_PRODUCT
+    if kind == _OURS and product:  # with the norm before and the sum behind it
+        return product
     return _KINDS.get(kind, _REST)
 
 

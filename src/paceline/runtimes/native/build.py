@@ -21,8 +21,8 @@ from paceline.runtimes import processor
 SWITCH = "PACELINE_NATIVE"
 """Environment variable: "0" goes without the library."""
 
-_SOURCES = ("path_attention.cpp", "extension.cpp")
-_HEADERS = ("path_attention.hpp",)
+_SOURCES = ("path_attention.cpp", "product.cpp", "extension.cpp")
+_HEADERS = ("path_attention.hpp", "product.hpp", "vectors.hpp")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
 _SECONDS = 300
 """A compiler that takes longer hangs."""

@@ -1,5 +1,7 @@
 #include "path_attention.hpp"
 
+#include "vectors.hpp"
+
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -12,45 +14,9 @@
 namespace paceline {
 namespace {
 
-constexpr int kLanes = 16;
 constexpr int kChunk = 128;     // keys that are summed together, by place in the path
 constexpr int kQueryRows = 24;  // query heads times rows that share loads of keys and values
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef _Float16 HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
-
-inline Vec load(const float* at) { return *reinterpret_cast<const Vec*>(at); }
-inline Vec load(const _Float16* at) {
-    return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(at), Vec);
-}
-inline void store(float* at, Vec x) { *reinterpret_cast<Vec*>(at) = x; }
-inline Vec all(float x) { return Vec{} + x; }
-
-// e^x for x <= 0; 1 at 0. Relative error below 2e-7.
-inline Vec exponential(Vec x) {
-    x = x < -87.0f ? all(-87.0f) : x;
-    const Vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const Vec n = (x * 1.44269504f + shift) - shift;
-    const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    Vec p = r * 1.9875691e-4f + 1.3981999e-3f;
-    p = p * r + 8.3334519e-3f;
-    p = p * r + 4.1665796e-2f;
-    p = p * r + 1.6666665e-1f;
-    p = p * r + 5.0000001e-1f;
-    p = p * r * r + r + 1.0f;
-    const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
-    return p * reinterpret_cast<const Vec&>(power);
-}
-
-float exponential(float x) { return exponential(all(x))[0]; }
-
-float sum(Vec x) {
-    float total = 0;
-    for (int i = 0; i < kLanes; ++i) total += x[i];
-    return total;
-}
 
 // Scores of N queries over the 32 keys of a block: one sum per key, over the width in order.
 template <int N, class Stored>
@@ -102,22 +68,6 @@ void add_values(const float* weights, int stride, const Stored* const* blocks, i
         add_slice<N, 2>(weights, stride, blocks, count, width, at, sums);
     }
     if (at < width) add_slice<N, 1>(weights, stride, blocks, count, width, at, sums);
-}
-
-// Calls `some` with 6 rows at a time, then with what is left. How rows are taken together changes
-// no row's result.
-template <class Some>
-void by_rows(int rows, Some&& some) {
-    int first = 0;
-    for (; first + 6 <= rows; first += 6) some(std::integral_constant<int, 6>{}, first);
-    switch (rows - first) {
-        case 5: some(std::integral_constant<int, 5>{}, first); break;
-        case 4: some(std::integral_constant<int, 4>{}, first); break;
-        case 3: some(std::integral_constant<int, 3>{}, first); break;
-        case 2: some(std::integral_constant<int, 2>{}, first); break;
-        case 1: some(std::integral_constant<int, 1>{}, first); break;
-        default: break;
-    }
 }
 
 struct Row {
@@ -191,15 +141,6 @@ class Pass {
     }
 
     static int chunks_of(const Group& group) { return (group.longest + kChunk - 1) / kChunk; }
-
-    template <class Body>
-    static void each(int64_t count, bool parallel, Body&& body) {
-        if (parallel) {
-            tbb::parallel_for(int64_t{0}, count, body, tbb::simple_partitioner{});
-        } else {
-            for (int64_t i = 0; i < count; ++i) body(i);
-        }
-    }
 
     // One head of a row, normed if there is a norm, and rotated.
     void rotate(const float* x, const float* norm, int position, float factor, float* to) const {
@@ -299,7 +240,7 @@ class Pass {
         for (int b = 0; b * kBlock < run; ++b) {
             values[b] = value_block(table[b], head);
             const Stored* keys = key_block(table[b], head);
-            by_rows(queries, [&](auto n, int first) {
+            by_rows(queries, 6, [&](auto n, int first) {
                 block_scores<n>(q + first * width, width, keys,
                                 scores + first * kChunk + b * kBlock, kChunk);
             });
@@ -311,7 +252,7 @@ class Pass {
             single_scores.resize(queries * single_stride);
             for (int b = 0; b * kBlock < single_stride; ++b) {
                 const int block = plan_.tables[lead.table + group.single_blocks[0] + b];
-                by_rows(queries, [&](auto n, int first) {
+                by_rows(queries, 6, [&](auto n, int first) {
                     block_scores<n>(q + first * width, width, key_block(block, head),
                                     single_scores.data() + first * single_stride + b * kBlock,
                                     single_stride);
@@ -358,7 +299,7 @@ class Pass {
         }
         std::memset(to.values, 0, sizeof(float) * queries * width);
         if (run > 0) {
-            by_rows(queries, [&](auto n, int first) {
+            by_rows(queries, 6, [&](auto n, int first) {
                 add_values<n>(scores + first * kChunk, kChunk, values, run, width,
                               to.values + first * width);
             });
@@ -370,7 +311,7 @@ class Pass {
                 const int stored = plan_.singles[at.singles + begin + j - at.run];
                 const int block = plan_.tables[at.table + stored / kBlock];
                 const Stored* value = value_block(block, head) + (stored % kBlock) * width;
-                by_rows(ratio_, [&](auto n, int first) {
+                by_rows(ratio_, 6, [&](auto n, int first) {
                     const int at_query = r * ratio_ + first;
                     add_values<n>(alone + at_query * kChunk + j, kChunk, &value, 1, width,
                                   to.values + at_query * width);
