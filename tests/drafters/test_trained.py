@@ -391,7 +391,7 @@ def test_weights_that_ship_are_found_by_their_model(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights.rename(weights.with_name("hydra-tiny.safetensors"))
-    monkeypatch.setattr(module, "files", lambda _: weights.parent)
+    monkeypatch.setattr("paceline.networks.shipped.files", lambda _: weights.parent)
     assert module.shipped("hydra", MODEL).name == "hydra-tiny.safetensors"
     with pytest.raises(InvalidOption, match="no weights ship for drafter 'hydra'"):
         module.shipped("hydra", "another")

@@ -227,3 +227,11 @@ def test_keys_and_values_lie_where_the_pool_says() -> None:
         np.testing.assert_array_equal(
             made.pool.memory[1, block, :, row], plain.values[place].astype(np.float32)
         )
+
+
+def test_a_row_behind_the_longest_context_is_refused() -> None:
+    """It would be rotated by what lies behind the table."""
+    made = layer(SHAPES["grouped"])
+    cache = committed(made, random_rows(made.sizes, LONGEST))
+    with pytest.raises(RuntimeError, match="longest context of 1024 tokens"):
+        drafted(made, cache, trees.EMPTY, random_rows(made.sizes, 1))

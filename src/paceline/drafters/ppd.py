@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -34,6 +33,7 @@ from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.top_rows import top_rows
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.prompt_tokens import load_prompt_tokens
+from paceline.networks.shipped import shipped_file
 from paceline.sequence import Sequence
 from paceline.shapes.ppd import SparseTree, best_tree
 from paceline.shapes.static import layout
@@ -93,7 +93,7 @@ class PPD(Drafter):
                 "drafter 'ppd' drafts nodes that hold no token: it needs runtime openvino or "
                 "torch, a lossless verifier, and no other drafter beside it"
             )
-        path = Path(weights) if weights else _shipped()
+        path = Path(weights) if weights else _shipped(context.model)
         trained = load_prompt_tokens(path, context.model, context.target.hidden_size)
         first = context.add_embeddings(trained.embeddings)
         return cls(trained.accuracies, first, context.costs if aware == "true" else None)
@@ -169,15 +169,15 @@ class PPD(Drafter):
         return trees.limit(tree, budget.nodes, budget.depth)
 
 
-def _shipped() -> Path:
-    """The prompt tokens that ship for the default model.
+def _shipped(model: str) -> Path:
+    """The prompt tokens that ship for a target.
 
     Raises:
         InvalidOption: there are none.
     """
-    with as_file(files("paceline.weights")) as folder:
-        for path in sorted(folder.glob("ppd-*.safetensors")):
-            return path
+    path = shipped_file("ppd", model)
+    if path is not None:
+        return path
     raise InvalidOption(
         "no prompt tokens ship for this model: train some with `paceline train prompt-tokens`, and "
         "name them with ppd:weights=FILE"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.resources import as_file, files
 from pathlib import Path
 
 from paceline.errors import InvalidOption
 from paceline.networks.catalogue import build
-from paceline.networks.weights import Trained, load_network, read_metadata
+from paceline.networks.shipped import shipped_file
+from paceline.networks.weights import Trained, load_network
 from paceline.types import Capabilities
-
-_SHIPPED = "paceline.weights"
 
 
 def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
@@ -75,10 +73,9 @@ def shipped(name: str, model: str) -> Path:
     Raises:
         InvalidOption: there are none.
     """
-    with as_file(files(_SHIPPED)) as folder:
-        for path in sorted(folder.glob(f"{name}-*.safetensors")):
-            if read_metadata(path).get("model") == model:
-                return path
+    path = shipped_file(name, model)
+    if path is not None:
+        return path
     raise InvalidOption(
         f"no weights ship for drafter '{name}' and this model: train some with `paceline train "
         f"drafter {name}`, and name them with {name}:weights=FILE"

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import InvalidOption
+from paceline.networks.weights import read_metadata
 
 _SHIPPED = "paceline.weights"
 _IDS = "draft_ids"
@@ -39,6 +40,18 @@ class ShippedCard:
     parameters: int
     draft_vocabulary: int | None
     metadata: Mapping[str, Any]
+
+
+def shipped_file(kind: str, model: str) -> Path | None:
+    """The file that ships for a network, or for prompt tokens ("ppd"), and a target.
+
+    Args:
+        kind: what its name begins with.
+        model: fingerprint of the target's weights.
+    """
+    with as_file(files(_SHIPPED)) as folder:
+        paths = sorted(folder.glob(f"{kind}-*.safetensors"))
+        return next((path for path in paths if read_metadata(path).get("model") == model), None)
 
 
 def shipped_cards() -> list[ShippedCard]:

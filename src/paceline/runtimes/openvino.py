@@ -306,10 +306,9 @@ class OpenVinoTarget:
         self._compile = _compiler(
             self._attention, self._layers, self._config, tensors, self._graph_settings, self._pool
         )
-        size = 0  # what an instance takes of its own
-        if isinstance(self._layers, PluginLayers):
-            size = sum(array.nbytes for array in tensors.values())
-        self._requests = Requests(self._compile, self._attention.fixed, size)
+        self._requests = Requests(
+            self._compile, self._attention.fixed, self._layers.bytes_per_instance
+        )
 
     def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
         """The inputs of a forward, and what `_add` says of each pass."""

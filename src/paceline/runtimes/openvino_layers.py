@@ -25,6 +25,9 @@ _LANES, _GROUP = 16, 64
 class Layers(Protocol):
     """Nodes `[rows, 1, width]` to nodes."""
 
+    bytes_per_instance: int
+    """What the matrices take in every compiled instance."""
+
     def into_attention(self, x: Any, layer: int) -> Any:
         """Queries, keys and values side by side."""
         ...
@@ -47,6 +50,7 @@ class PluginLayers:
 
     def __init__(self, config: ModelConfig, tensors: Tensors) -> None:
         """Take a model's weights."""
+        self.bytes_per_instance = sum(array.nbytes for array in tensors.values())
         self._config = config
         self._tensors = tensors
 
@@ -84,6 +88,7 @@ class OwnLayers:
 
     def __init__(self, config: ModelConfig, tensors: Tensors, operations: Operations) -> None:
         """Pack a model's int8 matrices."""
+        self.bytes_per_instance = 0
         self._eps = float(config.norm_eps)
         self._operations = operations
         self._kept: list[npt.NDArray[Any]] = []

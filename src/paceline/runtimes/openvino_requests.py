@@ -1,10 +1,11 @@
 """Compiled instances of one graph: a general one, and one for each of some small shapes.
 
 A fixed shape saves the plugin the work of inferring and preparing every node's shape: 15% of a
-plain step, and a third of one that follows a step of another size. But an instance takes a second
-or two to compile and holds its own copy of the packed weights. So it is made in the background
-once its shape has been used often enough to pay, and only while all instances' memory stays a small
-part of the machine's. Until then, and for all other shapes, the general instance serves.
+plain step, and a third of one that follows a step of another size. But where products are the
+plugin's, an instance takes a second or two to compile and holds its own copy of the packed weights.
+So it is made in the background once its shape has been used often enough to pay, and only while all
+instances' memory stays a small part of the machine's. Until then, and for all other shapes, the
+general instance serves.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Requests:
             compile_request: compiles the graph once more, for a fixed shape or for any, and
                 binds the key-value caches.
             shapes: those that an instance may be fixed to.
-            weight_bytes: what one instance's weights take.
+            weight_bytes: what one instance's own copy of the weights takes; 0 if it has none.
 
         Raises:
             OutOfMemory: there is no memory for a single instance.

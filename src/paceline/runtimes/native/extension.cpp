@@ -58,6 +58,13 @@ class PathAttention : public ov::op::Op {
                           norm(6), norm(7)};
         const Plan plan{inputs[3].data<int32_t>(), int64_t(rows), inputs[4].data<int32_t>(),
                         inputs[5].data<int32_t>()};
+        if (of_.layer == 0) {  // the others get the same rows
+            const auto longest = int64_t(inputs[1].get_shape()[0]);
+            for (int64_t r = 0; r < plan.count; ++r) {
+                OPENVINO_ASSERT(plan.rows[r * kRowFields] < longest,
+                                "a row stands behind the longest context of ", longest, " tokens");
+            }
+        }
         path_attention(shape, layer, plan, inputs[0].data<float>(), outputs[0].data<float>());
         return true;
     }
