@@ -60,9 +60,7 @@ RUNTIMES_MAY = {"runtimes", "types", "target", "tree", "errors", "models", "netw
 HEAVY = {
     "openvino": {
         *("runtimes.openvino", "runtimes.openvino_graph", "runtimes.openvino_requests"),
-        *("runtimes.openvino_attention", "runtimes.openvino_paths", "runtimes.openvino_plugin"),
-        *("runtimes.openvino_layers", "runtimes.openvino_native"),
-        *("runtimes.openvino_branches", "runtimes.openvino_core", "runtimes.native.build"),
+        *("runtimes.openvino_branches", "runtimes.openvino_core", "runtimes.openvino_plugin"),
         *("runtimes.openvino_network", "runtimes.openvino_nodes", "runtimes.openvino_runner"),
     },
     "torch": {

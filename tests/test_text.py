@@ -97,6 +97,20 @@ def test_any_ids_stream_to_what_they_decode_to(ids: list[int]) -> None:
     assert "".join(pieces(TOKENIZER, ids)) == TOKENIZER.decode(ids)
 
 
+def test_tokens_are_looked_up_where_none_depends_on_those_before() -> None:
+    """Streams of one tokenizer share what they looked up, and show or skip special tokens apart."""
+    from tokenizers import Tokenizer as Core
+    from tokenizers import models
+
+    ids = TOKENIZER.encode("the quick<|im_end|> " + EMOJI) * 2
+    for special in (True, False, True):
+        stream = TOKENIZER.stream(special)
+        assert TOKENIZER.context_free
+        got = "".join(stream.feed([token]) for token in ids) + stream.finish()
+        assert got == TOKENIZER.decode(ids, special)
+    assert not Tokenizer(Core(models.BPE())).context_free
+
+
 def test_streams_keep_the_spaces_of_sentencepiece() -> None:
     from tokenizers import Tokenizer as Core
     from tokenizers import decoders, models

@@ -84,6 +84,23 @@ def test_depths_are_path_lengths(tree: TokenTree) -> None:
 
 
 @given(drafts(distinct=False))
+def test_the_deepest_node_has_the_greatest_depth(tree: TokenTree) -> None:
+    assert trees.deepest(tree) == trees.depths(tree).max(initial=0)
+
+
+@given(drafts(), st.integers(0, 14))
+def test_a_head_is_the_first_nodes(tree: TokenTree, nodes: int) -> None:
+    head, taken = trees.head(tree, nodes), trees.take(tree, np.arange(min(nodes, len(tree))))
+    trees.validate(head)
+    for mine, theirs in ((head.tokens, taken.tokens), (head.parents, taken.parents)):
+        assert mine.tolist() == theirs.tolist()
+    assert (head.source, head.origins) == (taken.source, taken.origins)
+    assert (head.scores is None) == (taken.scores is None)
+    if head.scores is not None and taken.scores is not None:
+        assert head.scores.tolist() == taken.scores.tolist()
+
+
+@given(drafts(distinct=False))
 def test_paths_lead_from_the_root_to_the_node(tree: TokenTree) -> None:
     assert trees.path_to(tree, ROOT) == ()
     for node, tokens in enumerate(token_paths(tree)):

@@ -238,6 +238,14 @@ DRAFTERS: tuple[Method, ...] = (
         "paceline.drafters.draft_model:DraftModel",
     ),
     Method(
+        "quantised",
+        "drafter",
+        LOSSLESS,
+        "a target at fp32 on openvino; its weights once more, at int8",
+        "Tiwari et al. 2025, arXiv:2502.10424",
+        "paceline.drafters.quantised:Quantised",
+    ),
+    Method(
         "cascade",
         "drafter",
         LOSSLESS,

@@ -20,12 +20,17 @@ from paceline.naming import make_drafter
 from paceline.options import split_options
 from paceline.target import Target
 from paceline.tuned import KINDS, Configuration
+from paceline.types import Capabilities
 from paceline.verifiers.base import Verifier
 
 if TYPE_CHECKING:
     from paceline.loading import Loaded
 
 DEFAULT_DRAFTER = "suffix-automaton"
+"""Of drafter "auto" where nothing was tuned."""
+
+_DEFAULT_COARSER = "suffix-automaton>quantised"
+"""And for a model whose weights can be had coarser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,11 @@ class Assembly:
         found = [made[wanted[kind]] if kind in wanted else None for kind in KINDS]
         if None not in found:
             return [each for each in found if each is not None]
-        sought = _under(Configuration(DEFAULT_DRAFTER), asked)
-        default = self._pair(self._drafter(DEFAULT_DRAFTER), sought, "default")
+        coarser = has_coarser(self._loaded.target.capabilities)
+        drafter = _DEFAULT_COARSER if coarser else DEFAULT_DRAFTER
+        default = self._pair(
+            self._drafter(drafter), _under(Configuration(drafter), asked), "default"
+        )
         return [default if each is None else each for each in found]
 
     def _tuned(self, sought: Configuration) -> Drafting | None:
@@ -128,11 +136,12 @@ class Assembly:
             controller = "cost-model" if nodes is None and depth is None else "fixed"
         sizing, options = split_options(controller, "controller")
         create = registry.find("controller", sizing).load().create
-        if sought.drafter == "none":
-            controller, nodes, depth, options, create = "fixed", 1, 1, {}, Fixed.create
         context = ControllerContext(lambda: self._loaded.costs, nodes, depth, options)
+        sizes = create(context) if sought.drafter != "none" else Fixed(0, 0)
+        if sought.drafter == "none":
+            controller, nodes, depth = "fixed", 1, 1
         chosen = Configuration(sought.drafter, controller, nodes, depth)
-        return Drafting(drafter, create(context), {**asdict(chosen), "auto": auto})
+        return Drafting(drafter, sizes, {**asdict(chosen), "auto": auto})
 
     def _drafter(self, name: str) -> Drafter:
         """The drafter of a name, if the rule takes what it makes."""
@@ -168,7 +177,19 @@ class Assembly:
             add_embeddings=getattr(target, "add_embeddings", None) if rule.lossless else None,
             costs=lambda: self._loaded.costs,
             source=self._loaded.source,
+            coarser=self._coarser if has_coarser(target.capabilities) else None,
         )
+
+    def _coarser(self) -> Target:
+        """The same weights at int8."""
+        options = replace(self._loaded.options, precision="int8", kv_precision=None)
+        target: Target = type(self._loaded.target).load(self._loaded.source, options)  # type: ignore[attr-defined]
+        return target
+
+
+def has_coarser(capabilities: Capabilities) -> bool:
+    """Whether drafter "quantised" can draft for it."""
+    return capabilities.runtime == "openvino" and capabilities.precision == "fp32"
 
 
 def _under(found: Configuration, asked: Configuration) -> Configuration:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.decode.commit import Commit
@@ -47,8 +47,7 @@ class Completion:
     stats: GenerationStats
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """What one step did to one request.
 
     Attributes:
@@ -285,15 +284,17 @@ class Engine:
         scheduler, costs = self.scheduler, self.decoder.controller.costs
         self._admit()
         self._begin()
-        if not scheduler.running and (chunks := scheduler.chunks(costs)):
+        running = scheduler.running
+        if not running and (chunks := scheduler.chunks(costs)):
             self.decoder.read(chunks)  # nobody waits for a token
             self._begin()
-        while scheduler.short() and self._preempt():
-            pass
-        running = scheduler.running
+            running = scheduler.running
+        sequences = [request.sequence for request in running]
+        while scheduler.short(sequences) and self._preempt():
+            running = scheduler.running
+            sequences = [request.sequence for request in running]
         if not running:
             return (), []
-        sequences = [request.sequence for request in running]
         return running, self.decoder.step(sequences, scheduler.chunks(costs))
 
     def _admit(self) -> None:

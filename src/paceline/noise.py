@@ -14,7 +14,8 @@ its maximum, as in A* sampling: Maddison, Tarlow and Minka 2014, arXiv:1411.0030
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ _MEMBERS, _APART = 1 << _MEMBERS_BITS, 1 << _APART_BITS
 _SPAN = _MEMBERS * _APART
 """Members of a block lie 256 apart, so that maxima of all blocks of a span come row by row."""
 
-_FIRST = 16
-"""Blocks that are opened to have something to compare bounds with; mostly all that is needed."""
+_MOSTLY = 5.0
+"""Blocks whose bounds are so near to the greatest are opened first; mostly the winner is there."""
 
 _FEW = 1024
 """Up to so many tokens, computing all is faster than bounding them."""
@@ -38,7 +39,9 @@ _FEW = 1024
 _SLACK = 1e-9
 """By which bounds are raised, so that rounding of logarithms excludes nobody."""
 
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+_STEP, _M1, _M2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_S30, _S27, _S31, _S11 = map(np.uint64, (30, 27, 31, 11))
+"""Constants of the generator. Making them anew takes as long as a small array's arithmetic."""
 
 
 class TokenNoise:
@@ -46,27 +49,69 @@ class TokenNoise:
 
     def __init__(self, key: bytes) -> None:
         """Take 16 bytes that no other noise has."""
-        self._blocks = np.uint64(int.from_bytes(key[:8], "little"))
-        self._tokens = np.uint64(int.from_bytes(key[8:], "little"))
+        self._blocks, self._tokens = np.frombuffer(key, dtype="<u8")
+        self._run: _Run | None = None
+        self._place = 0
+
+    @classmethod
+    def run(cls, keys: Sequence[bytes]) -> list[TokenNoise]:
+        """The noise of each key, where all will be asked for `least`: it is found for all at once,
+        which takes little longer than for one."""
+        noises = [cls(key) for key in keys]
+        run = _Run([noise._blocks for noise in noises])
+        for place, noise in enumerate(noises):
+            noise._run, noise._place = run, place
+        return noises
 
     def of(self, ids: IntArray) -> ProbArray:
         """float64 `[k]`, positive: the noise of each of the token ids `[k]`."""
         blocks = ids >> (_MEMBERS_BITS + _APART_BITS) << _APART_BITS | ids & (_APART - 1)
-        least, owner = self._least(blocks)
-        beyond: ProbArray = -np.log(_unit(_mix(self._tokens, ids)))
-        beyond[ids >> _APART_BITS & (_MEMBERS - 1) == owner] = 0.0
-        return least + beyond
+        least, owners = _least(self._blocks, blocks)
+        beyond = _logarithms(_mix(self._tokens, ids))
+        beyond[ids >> _APART_BITS & (_MEMBERS - 1) == owners] = 0.0
+        return least - beyond
 
-    def least(self, blocks: int) -> ProbArray:
-        """float64 `[blocks]`: the smallest noise in each of the first blocks."""
-        return self._least(np.arange(blocks))[0]
+    def least(self, blocks: int) -> tuple[ProbArray, IntArray]:
+        """float64 and int64 `[blocks]`: the smallest noise in each of the first blocks, and which
+        member has it."""
+        run = self._run or _Run([self._blocks])
+        least, owners = run.least(blocks)
+        return least[self._place], owners[self._place]
 
-    def _least(self, blocks: IntArray) -> tuple[ProbArray, IntArray]:
-        """The smallest noise of each block, and which member has it."""
-        bits = _mix(self._blocks, blocks)
-        least: ProbArray = -np.log(_unit(bits)) / _MEMBERS
-        # The lowest bits, which `_unit` leaves out.
-        return least, (bits & np.uint64(_MEMBERS - 1)).astype(np.int64)
+    def opened(self, ids: IntArray, least: ProbArray, owners: IntArray) -> ProbArray:
+        """float64 `[k, 64]`: the noise of all members of some blocks, as `of` says it.
+
+        Args:
+            ids: `[k, 64]`, the members.
+            least: `[k]`, as `least` says of the blocks.
+            owners: `[k]`, likewise.
+        """
+        beyond = _logarithms(_mix(self._tokens, ids))
+        beyond[np.arange(len(ids)), owners] = 0.0
+        return np.subtract(least[:, None], beyond, out=beyond)
+
+
+class _Run:
+    """The smallest noise in the blocks of several noises, computed when first asked for."""
+
+    def __init__(self, keys: Sequence[np.uint64]) -> None:
+        self._keys = np.array(keys)[:, None]
+        self._known: tuple[ProbArray, IntArray] | None = None
+
+    def least(self, blocks: int) -> tuple[ProbArray, IntArray]:
+        """float64 and int64 `[keys, blocks]`, as `TokenNoise.least` says them."""
+        if self._known is None or self._known[0].shape[1] != blocks:
+            self._known = _least(self._keys, np.arange(blocks))
+        return self._known
+
+
+def _least(key: np.uint64 | Bits, blocks: IntArray) -> tuple[ProbArray, IntArray]:
+    """The smallest noise of each block, and which member has it."""
+    bits = _mix(key, blocks)
+    least = _logarithms(bits)
+    least /= -_MEMBERS
+    # The lowest bits, which the logarithms leave out.
+    return least, (bits & np.uint64(_MEMBERS - 1)).view(np.int64)
 
 
 def finishers(law: Law, noise: TokenNoise, count: int = 1) -> list[int]:
@@ -75,12 +120,18 @@ def finishers(law: Law, noise: TokenNoise, count: int = 1) -> list[int]:
     They are distributed as drawn one after another without replacement. Tokens without probability
     never finish.
     """
-    if law.ids is None:
-        return race(law.probs, block_maxima(law.probs), np.log, noise, count)
-    if len(law.ids) == 1:
+    if len(law.probs) == 1:
         return [law.token(0)]
     with np.errstate(divide="ignore"):
+        if law.ids is None:
+            return race(law.probs, block_maxima(law.probs), np.log, noise, count)
         return _listed(_best(law.ids, law.probs, np.log, noise, count)[0])
+
+
+def among(ids: IntArray, log_weights: ProbArray, noise: TokenNoise) -> int:
+    """The winner among tokens `[k]`, by their logarithms of weights (float64, up to a constant)."""
+    scores = log_weights - np.log(noise.of(ids))
+    return int(ids[scores.argmax()])
 
 
 def race(
@@ -101,27 +152,37 @@ def race(
         count: finishers wanted.
     """
     size = len(values)
-    with np.errstate(divide="ignore", over="ignore"):
-        if size <= _FEW:
-            return _listed(_best(np.arange(size), values, log_weight, noise, count)[0])
-        bounds = log_weight(maxima) - np.log(noise.least(len(maxima)))
-        first = np.argpartition(bounds, -_FIRST)[-_FIRST:]
-        ids = _members(first, size)
-        found, scores = _best(ids, values[ids], log_weight, noise, count)
-        reached = scores[-1] if len(scores) == count else -np.inf
-        bounds[first] = np.nan  # done with
-        more = np.flatnonzero(bounds >= reached - _SLACK)
-        if len(more):
-            ids = np.concatenate([found, _members(more, size)])
-            found, _ = _best(ids, values[ids], log_weight, noise, count)
-        return _listed(found)
+    if size <= _FEW:
+        return _listed(_best(np.arange(size), values, log_weight, noise, count)[0])
+    least, owners = noise.least(len(maxima))
+    bounds = log_weight(maxima)
+    bounds -= np.log(least)
+
+    def best(blocks: IntArray) -> tuple[IntArray, ProbArray]:
+        ids = _members(len(maxima))[blocks]
+        scores = log_weight(values.take(ids, mode="clip"))
+        scores -= np.log(noise.opened(ids, least[blocks], owners[blocks]))
+        if size % _SPAN:  # the last blocks have fewer members
+            scores[ids >= size] = -np.inf
+        return _first(ids.ravel(), scores.ravel(), count)
+
+    likely = bounds >= bounds.max() - _MOSTLY
+    found, scores = best(likely.nonzero()[0])
+    reached = scores[-1] if len(scores) == count else -np.inf
+    [more] = ((bounds >= reached - _SLACK) & ~likely).nonzero()
+    if len(more):
+        others, theirs = best(more)
+        found, scores = np.concatenate([found, others]), np.concatenate([scores, theirs])
+        found, _ = _first(found, scores, count)
+    return _listed(found)
 
 
 def block_maxima(values: ProbArray | LogitArray) -> ProbArray | LogitArray:
     """The largest of `values` `[vocabulary]` in each block that has any; NaN if one is."""
-    spans, rest = np.split(values, [len(values) // _SPAN * _SPAN])
+    whole = len(values) // _SPAN * _SPAN
     maxima: ProbArray | LogitArray
-    maxima = spans.reshape(-1, _MEMBERS, _APART).max(axis=1).ravel()
+    maxima = values[:whole].reshape(-1, _MEMBERS, _APART).max(axis=1).ravel()
+    rest = values[whole:]
     if not len(rest):
         return maxima
     rows, tail = np.split(rest, [len(rest) // _APART * _APART])
@@ -131,11 +192,13 @@ def block_maxima(values: ProbArray | LogitArray) -> ProbArray | LogitArray:
     return np.concatenate([maxima, last])
 
 
-def _members(blocks: IntArray, size: int) -> IntArray:
-    """Token ids below `size` of some blocks."""
-    first = blocks >> _APART_BITS << (_MEMBERS_BITS + _APART_BITS) | blocks & (_APART - 1)
-    ids = (first[:, None] + np.arange(0, _SPAN, _APART)).ravel()
-    return ids[ids < size]
+@lru_cache(maxsize=8)
+def _members(blocks: int) -> IntArray:
+    """int64 `[blocks, 64]`: token ids of the members of the first blocks."""
+    names = np.arange(blocks)
+    first = names >> _APART_BITS << (_MEMBERS_BITS + _APART_BITS) | names & (_APART - 1)
+    members: IntArray = first[:, None] + np.arange(0, _SPAN, _APART)
+    return members
 
 
 def _best(
@@ -146,8 +209,16 @@ def _best(
     count: int,
 ) -> tuple[IntArray, ProbArray]:
     """The first `count` finishers among `ids`, and their scores."""
-    scores = log_weight(values) - np.log(noise.of(ids))
-    order = np.argsort(-scores)[:count] if count > 1 else np.array([scores.argmax()])
+    return _first(ids, log_weight(values) - np.log(noise.of(ids)), count)
+
+
+def _first(ids: IntArray, scores: ProbArray, count: int) -> tuple[IntArray, ProbArray]:
+    """The ids of the `count` largest scores, and these; what never finishes is left out."""
+    if count == 1:
+        best = int(scores.argmax())
+        some = slice(best, best + (scores[best] > -np.inf))
+        return ids[some], scores[some]
+    order = np.argsort(-scores)[:count]
     order = order[scores[order] > -np.inf]
     return ids[order], scores[order]
 
@@ -157,18 +228,21 @@ def _listed(ids: IntArray) -> list[int]:
     return tokens
 
 
-def _mix(key: np.uint64, names: IntArray) -> Bits:
+def _mix(key: np.uint64 | Bits, names: IntArray) -> Bits:
     """64 random bits per name: SplitMix64 (Steele, Lea and Flood 2014), begun at the key."""
-    bits: Bits = names.astype(np.uint64) * _STEP + key
-    bits ^= bits >> np.uint64(30)
-    bits *= np.uint64(0xBF58476D1CE4E5B9)
-    bits ^= bits >> np.uint64(27)
-    bits *= np.uint64(0x94D049BB133111EB)
-    return bits ^ bits >> np.uint64(31)
+    bits: Bits = key + names.astype(np.uint64) * _STEP
+    bits ^= bits >> _S30
+    bits *= _M1
+    bits ^= bits >> _S27
+    bits *= _M2
+    bits ^= bits >> _S31
+    return bits
 
 
-def _unit(bits: Bits) -> ProbArray:
-    """float64 in (0, 1): multiples of 2^-53, and 2^-54 in place of 0, so that logs are finite."""
-    values: ProbArray = (bits >> np.uint64(11)).astype(np.float64)
+def _logarithms(bits: Bits) -> ProbArray:
+    """float64, of numbers in (0, 1): multiples of 2^-53, and 2^-54 in place of 0, so that they are
+    finite. Without their signs they are exponentials."""
+    values: ProbArray = (bits >> _S11).astype(np.float64)
     values *= 2.0**-53
-    return np.maximum(values, 2.0**-54, out=values)
+    np.maximum(values, 2.0**-54, out=values)
+    return np.log(values, out=values)

@@ -70,6 +70,10 @@ _BLOCK = 512
 """Weights that are summed together before a draw looks inside."""
 
 
+_RUN = 8
+"""Positions whose noise is made at once."""
+
+
 class KeyedRandomness:
     """Every draw is a function of seed, stream and name: a hash, or a generator seeded by one.
 
@@ -79,6 +83,8 @@ class KeyedRandomness:
     def __init__(self, seed: int, stream: int = 0) -> None:
         """Key by `seed` (of the request) and `stream` (which of its samples this is)."""
         self._key = (seed, stream)
+        self._begin = -1
+        self._run: list[TokenNoise] = []
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         """float64 `[size]`, multiples of 2^-53; 0 is lifted to 2^-54 so that logs are finite."""
@@ -87,8 +93,20 @@ class KeyedRandomness:
         return np.maximum(values, 2.0**-54, out=values)
 
     def noise(self, draw: Draw) -> TokenNoise:
-        """Keyed by a hash; a digest of another length is another hash than that of `unit`."""
-        return TokenNoise(self._digest(draw, 16))
+        """Keyed by a hash; a digest of another length is another hash than that of `unit`.
+
+        What belongs to positions alone will be asked for at the next positions too, so it is made
+        for a run of them.
+        """
+        position = draw.position
+        if draw != (position, Purpose.NOISE, 0, 0):
+            return TokenNoise(self._digest(draw, 16))
+        begin = position - position % _RUN
+        if begin != self._begin:
+            names = (Draw(each, Purpose.NOISE) for each in range(begin, begin + _RUN))
+            self._run = TokenNoise.run([self._digest(name, 16) for name in names])
+            self._begin = begin
+        return self._run[position - begin]
 
     def unit(self, draw: Draw) -> float:
         """One number like those of `uniform`, by a hash: cheaper than a generator."""
@@ -117,5 +135,5 @@ class KeyedRandomness:
         return self.unit(draw) < probability
 
     def _digest(self, draw: Draw, size: int) -> bytes:
-        name = repr((*self._key, *map(int, draw))).encode()
+        name = b"(%d, %d, %d, %d, %d, %d)" % (*self._key, *draw)
         return blake2b(name, digest_size=size).digest()

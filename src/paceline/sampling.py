@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from paceline.errors import BadLogits
-from paceline.law import gumbel_max, one_hot
-from paceline.noise import block_maxima, race
+from paceline.law import one_hot
+from paceline.noise import among, block_maxima, race
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.target import Output
-from paceline.tree import node_name, path_to
+from paceline.tree import node_name
 from paceline.types import (
+    ROOT,
     IntArray,
     Law,
     LogitArray,
@@ -63,8 +64,8 @@ def _nucleus(
     """Ascending positions of the fewest likeliest entries whose mass reaches `top_p`, in (0, 1).
 
     Only entries that may belong to it are sorted: first the likely ones, all if those do not do.
-    The whole mass is summed in float32, several times faster, and in float64 where the error of
-    that might move the cut.
+    The whole mass is summed in float32 (pairwise, as numpy does), several times faster, and in
+    float64 where the error of that might move the cut.
     """
 
     def mass() -> float:
@@ -73,20 +74,21 @@ def _nucleus(
     error = _ROUGH if temperature > 1e-3 else 0.0
     if error:
         rough = (logits - peak).astype(np.float32, copy=False)
-        rough /= temperature
-        goal = top_p * float(np.exp(rough, out=rough).sum(dtype=np.float64))
+        if temperature != 1:
+            rough /= temperature
+        goal = top_p * float(np.exp(rough, out=rough).sum())
     else:
         goal = top_p * mass()
     for floor in (-5.0, -10.0, -np.inf):
         inside = np.flatnonzero(logits >= peak + floor * temperature)
         weights = np.exp(_scaled(logits[inside], peak, temperature))
         order = np.argsort(-weights, kind="stable")  # ties to the lower id
-        reached = np.cumsum(weights[order])
+        reached = np.cumsum(weights[order]).tolist()
         if reached[-1] >= goal * (1 + error):
             break
-    cut, latest = np.searchsorted(reached, (goal * (1 - error), goal * (1 + error))).tolist()
-    if cut < latest:
-        cut = int(np.searchsorted(reached, top_p * mass()))
+    cut = bisect_left(reached, goal * (1 - error))
+    if cut < bisect_left(reached, goal * (1 + error)):
+        cut = bisect_left(reached, top_p * mass())
     return np.sort(inside[order[: cut + 1]])
 
 
@@ -110,8 +112,15 @@ def _adjust(
     return x
 
 
-def _truncate(logits: LogitArray | ProbArray, params: SamplingParams) -> Law:
-    """Top-k, temperature, top-p, min-p and softmax over `[vocabulary]` logits, in float64."""
+def _truncate(
+    logits: LogitArray | ProbArray, params: SamplingParams
+) -> tuple[IntArray | None, ProbArray]:
+    """Top-k, temperature, top-p and min-p over `[vocabulary]` logits.
+
+    Returns:
+        Ids of the tokens that remain, ascending, or None for all; and their logits over the
+        temperature in float64, the largest 0.
+    """
     size = len(logits)
     peak = _peak(logits)
     temperature = params.temperature
@@ -127,9 +136,14 @@ def _truncate(logits: LogitArray | ProbArray, params: SamplingParams) -> Law:
         with np.errstate(divide="ignore"):
             keep = np.flatnonzero(x >= np.log(params.min_p))
         ids, x = keep if ids is None else ids[keep], x[keep]
-    np.exp(x, out=x)
-    x /= x.sum()
-    return Law(x, ids, size)
+    return ids, x
+
+
+def _softmax(logits: ProbArray, ids: IntArray | None, size: int) -> Law:
+    """The law of scaled logits, which become its probabilities."""
+    np.exp(logits, out=logits)
+    logits /= logits.sum()
+    return Law(logits, ids, size)
 
 
 def _scaled(logits: LogitArray | ProbArray, peak: float, temperature: float) -> ProbArray:
@@ -139,8 +153,9 @@ def _scaled(logits: LogitArray | ProbArray, peak: float, temperature: float) -> 
     """
     x: ProbArray = logits.astype(np.float64)
     x -= peak
-    with np.errstate(over="ignore"):
-        x /= temperature
+    if temperature != 1:
+        with np.errstate(over="ignore"):
+            x /= temperature
     return x
 
 
@@ -163,7 +178,8 @@ def _peak(x: LogitArray | ProbArray) -> float:
 def _argmax(x: LogitArray | ProbArray) -> int:
     """The most likely token; BadLogits like `_peak`. A NaN counts as the largest entry."""
     token = int(x.argmax())
-    _peak(x[token : token + 1])
+    if not math.isfinite(x[token]):
+        _peak(x)
     return token
 
 
@@ -186,10 +202,12 @@ class Sampler:
         )
         truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._whole = not params.greedy and not truncated
+        self._greedy = params.greedy
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append generated tokens to the context of penalties."""
-        self._output.update(tokens)
+        if not self._plain:
+            self._output.update(tokens)
         self._generated += len(tokens)
 
     def law(self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False) -> Law:
@@ -205,19 +223,19 @@ class Sampler:
         forced = params.forced_tokens.get(self._generated + len(path))
         if forced is not None:
             return one_hot(forced, size)
-        if params.greedy and self._plain:
-            return one_hot(_argmax(logits), size)
         x = self._adjusted(logits, path)
         if params.greedy:
             return one_hot(_argmax(x), size)
-        return _truncate(x, params)
+        ids, scaled = _truncate(x, params)
+        return _softmax(scaled, ids, size)
 
     def winner(
         self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
     ) -> int:
-        """The token that wins by `law` under the noise of `position`.
+        """The token that wins by `law` under the noise of `position`, without the law.
 
-        Where all tokens are possible, a race over logits replaces a law over the vocabulary.
+        A race over logits replaces it. A certain token needs no noise, so that greedy runs can be
+        enumerated.
 
         Args:
             logits: as for `law`.
@@ -225,14 +243,23 @@ class Sampler:
             position: absolute position of the token.
             randomness: of the sequence.
         """
-        forced = self._generated + len(path) in self.params.forced_tokens
-        if forced or not self._whole:
-            return gumbel_max(self.law(logits, path), position, randomness)
-        x = self._adjusted(logits, path)
-        maxima = block_maxima(x)
-        peak, temperature = _peak(maxima), self.params.temperature
-        noise = randomness.noise(Draw(position, Purpose.NOISE))
-        return race(x, maxima, lambda values: _scaled(values, peak, temperature), noise)[0]
+        params = self.params
+        forced = params.forced_tokens.get(self._generated + len(path))
+        if forced is not None:
+            return forced
+        x = logits if self._plain else self._adjusted(logits, path)
+        if self._greedy:
+            return _argmax(x)
+        draw = Draw(position, Purpose.NOISE)
+        if self._whole:
+            maxima = block_maxima(x)
+            peak, temperature = _peak(maxima), params.temperature
+            noise = randomness.noise(draw)
+            return race(x, maxima, lambda values: _scaled(values, peak, temperature), noise)[0]
+        ids, scaled = _truncate(x, params)
+        if ids is None:
+            ids = np.arange(len(scaled))
+        return int(ids[0]) if len(ids) == 1 else among(ids, scaled, randomness.noise(draw))
 
     def _adjusted(self, logits: LogitArray, path: Sequence[int]) -> LogitArray | ProbArray:
         """Logits after penalties, bias and bans; the logits themselves where there are none."""
@@ -271,6 +298,7 @@ class NodeLaws:
         self._output = output
         self._rule = rule
         self._known: dict[tuple[int, bool], Law] = {}
+        self._paths: dict[int, tuple[int, ...]] = {ROOT: ()}
 
     def law(self, node: int) -> Law:
         """Law of the token after `node` (`ROOT` for the root).
@@ -290,30 +318,34 @@ class NodeLaws:
         Raises:
             BadLogits: as `law`.
         """
-        with self._blaming(node):
-            return self._sampler.winner(*self._at(node), position, randomness)
+        row, path = self._output.logits[node + 1], self._path(node)
+        try:
+            return self._sampler.winner(row, path, position, randomness)
+        except BadLogits as error:
+            raise self._blamed(node, error) from None
 
     def _law(self, node: int, soft: bool) -> Law:
         known = self._known.get((node, soft))
         if known is None:
-            with self._blaming(node):
-                known = self._sampler.law(*self._at(node), soft=soft)
+            row, path = self._output.logits[node + 1], self._path(node)
+            try:
+                known = self._sampler.law(row, path, soft=soft)
+            except BadLogits as error:
+                raise self._blamed(node, error) from None
             self._known[node, soft] = known
         return known
 
-    def _at(self, node: int) -> tuple[LogitArray, list[int]]:
-        """The logits at a node, and the drafted tokens down to it."""
-        path = self._draft.tokens[list(path_to(self._draft, node))].tolist()
-        return self._output.logits[node + 1], path
+    def _path(self, node: int) -> tuple[int, ...]:
+        """The drafted tokens down to a node. Rules walk down, so its parent's are mostly known."""
+        path = self._paths.get(node)
+        if path is None:
+            above = self._path(int(self._draft.parents[node]))
+            path = self._paths[node] = (*above, int(self._draft.tokens[node]))
+        return path
 
-    @contextmanager
-    def _blaming(self, node: int) -> Iterator[None]:
-        """Errors about logits name the node and who asked."""
-        try:
-            yield
-        except BadLogits as error:
-            where = node_name(node)
-            raise BadLogits(f"verifier '{self._rule}' at {where}: {error}") from None
+    def _blamed(self, node: int, error: BadLogits) -> BadLogits:
+        """An error about logits that names the node and who asked."""
+        return BadLogits(f"verifier '{self._rule}' at {node_name(node)}: {error}")
 
     def hidden(self, node: int) -> LogitArray:
         """float32 `[hidden_size]`, the target's final hidden state at `node`."""

@@ -33,13 +33,11 @@ class StopRules:
         The stop token itself stands; callers cut stop strings and end tokens from the text.
         """
         params = sequence.params
-        ends = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends |= self._eos
+        eos = () if params.ignore_eos else self._eos
         room = min(sequence.room, self._max_context - len(sequence.tokens))
         for index, token in enumerate(run):
             kept = index + 1
-            if token in ends:
+            if token in eos or token in params.stop_token_ids:
                 return kept, "stop"
             if watch is not None and watch.feed(token):
                 return kept, "stop"

@@ -100,6 +100,18 @@ class Tokenizer:
         return StreamDecoder(self, skip_special)
 
     @cached_property
+    def context_free(self) -> bool:
+        """Whether a token's bytes are the same whatever stands before it."""
+        from tokenizers.decoders import ByteLevel
+
+        return isinstance(self.core.decoder, ByteLevel)
+
+    @cached_property
+    def pieces(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Texts of single tokens as far as they were needed, special ones shown or skipped."""
+        return {}, {}
+
+    @cached_property
     def _template(self) -> jinja2.Template:
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -123,6 +135,7 @@ class StreamDecoder:
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._pieces = tokenizer.pieces[skip_special]
         # Ids of the last piece and those after it. The last piece is decoded again each time
         # because some tokenizers treat the start of a text differently.
         self._window: list[int] = []
@@ -130,12 +143,18 @@ class StreamDecoder:
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that `ids` complete; a character whose bytes are not all there is held back."""
+        if len(ids) == 1 and not self._window and self._tokenizer.context_free:
+            piece = self._pieces.get(ids[0])
+            if piece is None:  # decoding takes much longer than looking up
+                piece = self._pieces[ids[0]] = self._text(ids)
+            if _INCOMPLETE not in piece:
+                return piece
         before = self._text(self._window[: self._shown])
         self._window.extend(ids)
         text = self._text(self._window)
         if text.endswith(_INCOMPLETE) or len(text) <= len(before):
             return ""
-        self._window = self._window[self._shown :]
+        self._window = [] if self._tokenizer.context_free else self._window[self._shown :]
         self._shown = len(self._window)
         return text[len(before) :]
 
@@ -171,6 +190,8 @@ class StopStrings:
             text: the whole text.
             searched: length of a prefix of `text` that is known to hold no stop string.
         """
+        if not self._stops:
+            return None
         begin = max(0, searched - self._longest + 1)
         matches = [
             (at + len(stop), at) for stop in self._stops if (at := text.find(stop, begin)) >= 0

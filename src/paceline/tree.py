@@ -33,14 +33,24 @@ def validate(tree: TokenTree) -> None:
 
 def is_chain(tree: TokenTree) -> bool:
     """Whether no node has a sibling."""
-    return bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))
+    parents: list[int] = tree.parents.tolist()
+    return parents == list(range(-1, len(tree) - 1))
 
 
 def depths(tree: TokenTree) -> IntArray:
     """int64 `[n]`, depth of every node; children of the root have depth 1."""
-    out = np.zeros(len(tree), dtype=np.int64)
-    for node, parent in enumerate(tree.parents):
-        out[node] = 1 if parent == ROOT else out[parent] + 1
+    return np.array(_depths(tree), dtype=np.int64)
+
+
+def deepest(tree: TokenTree) -> int:
+    """The greatest depth of a node; 0 for an empty draft."""
+    return max(_depths(tree), default=0)
+
+
+def _depths(tree: TokenTree) -> list[int]:
+    out: list[int] = []
+    for parent in tree.parents.tolist():
+        out.append(1 if parent == ROOT else out[parent] + 1)
     return out
 
 
@@ -98,6 +108,20 @@ def take(tree: TokenTree, nodes: IntArray) -> TokenTree:
         parents=renumber[tree.parents[nodes]],
         scores=None if tree.scores is None else tree.scores[nodes],
         origins=tuple(tree.origins[node] for node in nodes.tolist()) if tree.origins else (),
+    )
+
+
+def head(tree: TokenTree, nodes: int) -> TokenTree:
+    """The first nodes of a deterministic draft; ValueError as `take`."""
+    if tree.law is not None:
+        raise ValueError("a sampled draft cannot be pruned after its tokens were drawn")
+    return TokenTree(
+        tree.tokens[:nodes],
+        tree.parents[:nodes],
+        None,
+        tree.source,
+        None if tree.scores is None else tree.scores[:nodes],
+        tree.origins[:nodes],
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -143,8 +143,7 @@ class TokenTree:
         return self.origins[node] if self.origins else self.source
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Outcome of one verification.
 
     Attributes:
@@ -190,9 +189,11 @@ class Speculation:
         """The part of a budget that the request allows."""
         if not self.enabled:
             return Budget(0, 0)
+        if self.nodes is None and self.depth is None:
+            return budget
         sizes = [size for size in (self.nodes, self.depth) if size is not None]
         nodes = budget.nodes if self.nodes is None else min(budget.nodes, self.nodes)
-        return Budget(nodes, min(budget.depth, *sizes) if sizes else budget.depth)
+        return Budget(nodes, min(budget.depth, *sizes))
 
 
 UNLIMITED = Speculation()

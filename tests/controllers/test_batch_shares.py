@@ -231,7 +231,9 @@ def test_what_drafts_save_is_that_of_the_best_size() -> None:
         saved = [
             sum(ranked[:n]) - (costs.time(1 + n) - costs.time(1)) for n in range(len(ranked) + 1)
         ]
-        assert Sizing.saved(ranked, 1, costs) == pytest.approx(max(saved))
+        sizing = Sizing()
+        sizing.choose(ranked, 1, costs)
+        assert sizing.saved == pytest.approx(max(saved))
 
 
 def test_branching_is_paid_once_for_the_whole_batch() -> None:
@@ -294,7 +296,7 @@ def test_a_batch_that_never_pays_stops_asking_for_drafts_that_cost_time() -> Non
     sequences = batch(8)
     weak = TokenTree(np.arange(2), np.arange(-1, 1), scores=chances([0.4, 0.4]))
     asked = []
-    for _ in range(100):
+    for _ in range(400):
         budgets = controller.budgets(sequences)
         drafts = [weak if budget.nodes else trees.EMPTY for budget in budgets]
         chosen = controller.select(sequences, drafts)
@@ -302,4 +304,23 @@ def test_a_batch_that_never_pays_stops_asking_for_drafts_that_cost_time() -> Non
         took = 0.5 if asked[-1] else 0.0
         controller.observe(sequences, chosen, [Verdict((), 0)] * 8, took, 8.0)
     assert all(asked[:10])
-    assert np.mean(asked[40:]) == 0.25
+    assert np.mean(asked[-160:]) == 1 / 16
+
+
+def test_a_drafter_that_finds_nothing_for_long_is_asked_less_until_it_finds_something() -> None:
+    controller = CostModelController(CostModel(SIZES, [1.0] * 6))
+    [sequence] = batch(1)
+    strong = TokenTree(np.arange(4), np.arange(-1, 3), scores=chances([0.9] * 4))
+
+    def asked(found: TokenTree) -> bool:
+        [budget] = controller.budgets([sequence])
+        draft = found if budget.nodes else trees.EMPTY
+        chosen = controller.select([sequence], [draft])
+        verdict = Verdict(tuple(range(len(chosen[0]))), 99)
+        controller.observe([sequence], chosen, [verdict], 0.01 if budget.nodes else 0.0, 1.0)
+        return budget.nodes > 0
+
+    nothing = [asked(trees.EMPTY) for _ in range(300)]
+    assert all(nothing[:40])
+    assert sum(nothing[-64:]) == 4
+    assert all([asked(strong) for _ in range(40)][-20:])

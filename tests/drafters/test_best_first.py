@@ -90,11 +90,7 @@ def counted(guess: Guess, committed: list[int]) -> dict[tuple[int, ...], tuple[f
     """Hits and trials per cell, without prior."""
     rates = HitRates(np.zeros((4, 3)), weight=1e-9)
     guess.learn(committed, rates)
-    return {
-        cell: (round(float(rates._hits[cell])), round(float(rates._trials[cell])))
-        for cell in np.ndindex(4, 3)
-        if rates._trials[cell] > 0.5
-    }
+    return {cell: (round(hits), round(trials)) for cell, (hits, trials) in rates._counts.items()}
 
 
 KNOWN: dict[Path, list[Offer]] = {

@@ -14,12 +14,20 @@ from paceline.drafters.evidence import (
     alone,
     evidence_rates,
     length_kind,
+    length_kinds,
     spread_kind,
     weigh,
 )
 
 RATES = evidence_rates(1.0, 0.6).rates
 TABLE = RATES.tolist()
+
+
+def test_kinds_of_lengths_in_a_row_are_those_of_each() -> None:
+    for length in range(1, 40):
+        for count in range(12):
+            wanted = [length_kind(length + more) for more in range(count)]
+            assert length_kinds(length, count) == wanted
 
 
 def test_lengths_are_told_apart_the_better_the_shorter() -> None:

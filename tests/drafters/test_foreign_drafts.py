@@ -51,7 +51,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafter]:
             return drawn[name]()
         capabilities = TabularTarget(MODEL.logits, VOCABULARY).capabilities
         options = {"index": str(index)} if name == "datastore" else {}
-        context = DrafterContext(capabilities, small, options=options)
+        context = DrafterContext(capabilities, small, options=options, coarser=small)
         drafter: Drafter = registry.find("drafter", name).load().create(context)
         return drafter
 

@@ -30,6 +30,7 @@ from paceline.networks.draft_lm import DraftLM
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.runner import Chain
 from paceline.networks.weights import Trained, load_network, save_network
+from paceline.runtimes.native.library import has_float_products
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.types import Budget, Capabilities, SamplingParams
@@ -45,9 +46,12 @@ GREEDY = SamplingParams(max_new_tokens=6)
 SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
 
 
-def on_openvino() -> Any:
+def on_openvino(attention: str) -> Any:
+    """With networks as graphs of the plugin, or, beside attention along paths, as programs."""
     pytest.importorskip("openvino")
-    return tiny_openvino.target("fp32", CONFIG)
+    if attention == "paths" and not has_float_products():
+        pytest.skip("native operations are not to be had")
+    return tiny_openvino.target("fp32", CONFIG, attention=attention)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +65,11 @@ def on_torch() -> Any:
     return torch.TorchTarget(CONFIG, TENSORS, "cpu", "fp32")
 
 
-TARGETS: dict[str, Callable[[], Any]] = {"openvino": cache(on_openvino), "torch": cache(on_torch)}
+TARGETS: dict[str, Callable[[], Any]] = {
+    "openvino": cache(lambda: on_openvino("plugin")),
+    "native": cache(lambda: on_openvino("paths")),
+    "torch": cache(on_torch),
+}
 every_runtime = pytest.mark.parametrize("runtime", TARGETS)
 
 

@@ -30,11 +30,11 @@ from paceline.networks.specformer import SpecFormer
 from paceline.training.module import DraftModule
 
 GEOMETRY = Geometry(
-    width=8,
+    width=16,
     heads=4,
     kv_heads=2,
     head_dim=16,  # heads are wider together than the width, as in some models
-    ffn_size=12,
+    ffn_size=48,
     rope_base=100.0,
     norm_eps=1e-5,
     vocab_size=17,
@@ -44,19 +44,19 @@ DRAFT_VOCABULARY = 11
 
 NETWORKS: dict[str, Callable[[], Network]] = {
     "medusa": lambda: Medusa(GEOMETRY, width=3),
-    "hydra": lambda: Hydra(GEOMETRY, steps=4, hidden=10),
+    "hydra": lambda: Hydra(GEOMETRY, steps=4, hidden=32),
     "hydra-without-prefix": lambda: Hydra(GEOMETRY, steps=3, prefix=False),
     "clover": lambda: Clover(GEOMETRY, steps=3),
     "eagle": lambda: Eagle(GEOMETRY, steps=3),
-    "eagle3": lambda: Eagle3(GEOMETRY, steps=4, ffn_size=10),
+    "eagle3": lambda: Eagle3(GEOMETRY, steps=4, ffn_size=32),
     "chimera": lambda: Chimera(GEOMETRY, steps=4),
     "falcon": lambda: Falcon(GEOMETRY, steps=3),
     "falcon-of-three": lambda: Falcon(GEOMETRY, steps=2, width=3),
     "ctc": lambda: CTC(GEOMETRY, width=5, tokens=2),
-    "specformer": lambda: SpecFormer(GEOMETRY, width=4, hook_width=3),
+    "specformer": lambda: SpecFormer(GEOMETRY, width=4, hook_width=16),
     "s2d": lambda: S2D(GEOMETRY, steps=3, layers=2),
     "block-parallel": lambda: BlockParallel(GEOMETRY, width=4),
-    "draft-lm": lambda: DraftLM(GEOMETRY, steps=4, layers=2, ffn_size=10),
+    "draft-lm": lambda: DraftLM(GEOMETRY, steps=4, layers=2, ffn_size=32),
     "kangaroo": lambda: Kangaroo(GEOMETRY, steps=4, exit=2),
     "hidden-transfer": lambda: HiddenTransfer(GEOMETRY, width=3),
     "longspec": lambda: LongSpec(GEOMETRY, steps=4, reach=4),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
 from paceline.training.module import DraftModule
 
-RUNTIMES = ("openvino", "torch")
+RUNTIMES = ("openvino", "native", "torch")
 
 IDS = np.array([0, 2, 3, 5, 6, 8, 9, 11, 13, 14, 16])
 """Token ids of the draft vocabulary."""
@@ -31,9 +32,11 @@ def trained_of(trained: DraftModule) -> Trained:
     return Trained(trained.network, parameters, IDS, {})
 
 
-def runner(runtime: str, trained: DraftModule, max_context: int = 64) -> Runner:
+def runner(
+    runtime: str, trained: DraftModule, max_context: int = 64, kv_tokens: int = 2048
+) -> Runner:
     """All in float32; rows of the LM head that the network may not draft are far off."""
-    pytest.importorskip(runtime)
+    pytest.importorskip("torch")
     embedding, rows = (trained.get_buffer(name).float() for name in ("embedding", "head"))
     head = rows.new_full((GEOMETRY.vocab_size, GEOMETRY.width), 1e3)
     head[IDS] = rows
@@ -42,17 +45,20 @@ def runner(runtime: str, trained: DraftModule, max_context: int = 64) -> Runner:
         from paceline.runtimes.torch_runner import TorchRunner
 
         return TorchRunner(trained_of(trained), embedding, head, lent)
-    from paceline.runtimes.openvino_runner import OpenVinoRunner
-
     target = {"embed.weight": embedding.numpy(), "lm_head.weight": head.numpy()}
     for name, theirs in trained.network.borrowed().items():
         matrix = lent[name].numpy()
         target[theirs if matrix.ndim == 1 else f"{theirs}.weight"] = matrix
-    return OpenVinoRunner(
-        trained_of(trained),
-        target,
-        {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
-        precision="fp32",
-        max_context=max_context,
-        kv_tokens=2048,
-    )
+    sizes: Any = {"precision": "fp32", "max_context": max_context, "kv_tokens": kv_tokens}
+    if runtime == "native":
+        from paceline.runtimes.native.library import has_float_products
+        from paceline.runtimes.native_network_fit import takes
+        from paceline.runtimes.native_runner import NativeRunner
+
+        if not has_float_products() or not takes(trained.network, "fp32"):
+            pytest.skip("native operations leave this network to the plugin, or are not to be had")
+        return NativeRunner(trained_of(trained), target, 2, **sizes)
+    from paceline.runtimes.openvino_runner import OpenVinoRunner
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    return OpenVinoRunner(trained_of(trained), target, settings, **sizes)

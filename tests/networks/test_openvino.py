@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.longspec import LongSpec
 from paceline.networks.runner import Grown
 from paceline.networks.weights import Trained
+from paceline.runtimes.native_runner import NativeRunner
 from paceline.runtimes.openvino_runner import OpenVinoRunner
 from paceline.runtimes.paged_cache import BLOCK
 
@@ -68,15 +70,12 @@ def test_graphs_of_all_steps_are_ready_before_they_are_wanted(
     assert set(compiled._instances) == ready
 
 
-def test_layers_that_the_target_lacks_are_named() -> None:
+@pytest.mark.parametrize("native", [False, True])
+def test_layers_that_the_target_lacks_are_named(native: bool) -> None:
     trained = module(Kangaroo(GEOMETRY, exit=2))
     target = {"embed.weight": np.zeros((17, 8), np.float32), "layers.0.attention_norm": np.ones(8)}
+    sizes: Any = {"precision": "fp32", "max_context": 64, "kv_tokens": 512}
+    empty = Trained(trained.network, {}, IDS, {})
+    make: Any = partial(NativeRunner, threads=1) if native else partial(OpenVinoRunner, settings={})
     with pytest.raises(InvalidOption, match="runs 2 layers of its target, which has fewer"):
-        OpenVinoRunner(
-            Trained(trained.network, {}, IDS, {}),
-            target,
-            {},
-            precision="fp32",
-            max_context=64,
-            kv_tokens=512,
-        )
+        make(empty, target, **sizes)

@@ -16,7 +16,7 @@ from paceline import tree as trees
 from paceline.errors import InvalidOption
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
 from paceline.runtimes.openvino_batch import Shape
-from paceline.runtimes.openvino_paths import PathAttention
+from paceline.runtimes.openvino_plugin import PluginSteps
 from paceline.runtimes.torch import TorchTarget
 from paceline.target import Pass
 from paceline.types import ROOT, LogitArray, TokenTree
@@ -58,12 +58,13 @@ def logits(target: Any, draft: TokenTree, tokens: list[int] = PROMPT) -> LogitAr
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
+@pytest.mark.parametrize("attention", ["paths", "plugin"])
 def test_rows_of_tokens_are_the_same_numbers_with_embeddings_and_beside_them(
-    precision: str, monkeypatch: pytest.MonkeyPatch
+    precision: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = (Shape(4, 4), Shape(16, 16))  # that of a chain, and of the tree
-    monkeypatch.setattr(PathAttention, "fixed", shapes)
-    target = make("openvino", precision)
+    shapes = (Shape(4, 4), Shape(16, 32))  # that of a chain, and one for the tree
+    monkeypatch.setattr(PluginSteps, "fixed", shapes)
+    target = tiny_openvino.target(precision, attention=attention)
     before = logits(target, REAL)
     first = target.add_embeddings(rows_of("openvino"))
     assert first == target.capabilities.vocab_size == 320
@@ -77,7 +78,7 @@ def test_rows_of_tokens_are_the_same_numbers_with_embeddings_and_beside_them(
     np.testing.assert_array_equal(logits(target, with_prompts(first)), beside)
     np.testing.assert_array_equal(logits(target, chain), alone)
     np.testing.assert_array_equal(beside[4:7], alone[1:])
-    other = make("openvino", precision)
+    other = tiny_openvino.target(precision, attention=attention)
     other.add_embeddings(rows_of("openvino", scale=2.0))
     assert np.abs(logits(other, with_prompts(first))[4:] - beside[4:]).max() > 0.01
 

@@ -1,4 +1,4 @@
-"""Compiling attention: where it cannot be done, all goes on with the plugin's, and it is said."""
+"""Compiling operations: where it cannot be done, all goes on with the plugin's; it is said."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ pytest.importorskip("openvino")
 from tests.runtimes import tiny_openvino
 
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.runtimes import openvino, openvino_native, openvino_paths
-from paceline.runtimes.native import build
+from paceline.runtimes.native import build, library
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +20,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is remembered, and the cache is empty."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "library", build.library.__wrapped__)
-    monkeypatch.setattr(openvino_native, "library", build.library)
-    for user in (openvino, openvino_paths):
-        monkeypatch.setattr(user, "operations", openvino_native.operations.__wrapped__)
+    monkeypatch.setattr(library, "compiled", build.library)
+    monkeypatch.setattr(library, "library", library.library.__wrapped__)
 
 
 def compiler(folder: Path, script: str) -> str:

@@ -16,7 +16,7 @@ from paceline.engine import Engine
 from paceline.errors import OutOfMemory, PacelineError
 from paceline.loading import load_model, make_engine
 from paceline.runtimes import openvino
-from paceline.runtimes.openvino_requests import Instance
+from paceline.runtimes.native.program import Program
 from paceline.target import RuntimeOptions
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
@@ -56,17 +56,17 @@ def test_a_forward_without_memory(
 ) -> None:
     """At the prompt's, at the first of decoding, in the middle."""
     before = answer(engine)
-    genuine, calls = Instance.run, 0
+    genuine, calls = Program.run, 0
 
-    def run(self: Instance, inputs: Any) -> None:
+    def run(self: Program, *arguments: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == call:
             raise OutOfMemory("no memory for a forward of this size: send fewer requests")
-        genuine(self, inputs)
+        genuine(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Instance, "run", run)
+        patched.setattr(Program, "run", run)
         with pytest.raises(OutOfMemory, match="of this size"):
             answer(engine)
     assert engine.pending == 0

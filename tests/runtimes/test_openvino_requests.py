@@ -109,14 +109,15 @@ def test_other_errors_are_not_taken_for_memory() -> None:
 
 
 REAL = """
-import logging, resource
+import logging, resource, sys
 import numpy as np
 from tests.runtimes import tiny_openvino
 from paceline import tree
 from paceline.errors import OutOfMemory
 from paceline.target import Pass
 logging.basicConfig(format="%(message)s")
-target = tiny_openvino.target(shape=tiny_openvino.config(vocab_size=60_000))
+shape = tiny_openvino.config(vocab_size=60_000)
+target = tiny_openvino.target(shape=shape, attention=sys.argv[1])
 cache = target.open()
 target.prefill(cache, list(range(40)))
 before = target.forward([Pass(cache, [5])])[0].logits.copy()
@@ -135,11 +136,13 @@ print(np.array_equal(target.forward([Pass(cache, [5])])[0].logits, before))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such limit here")
-def test_when_the_system_gives_no_more_memory() -> None:
-    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True)
+@pytest.mark.parametrize("attention", ["paths", "plugin"])
+def test_when_the_system_gives_no_more_memory(attention: str) -> None:
+    done = subprocess.run([sys.executable, "-c", REAL, attention], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    [line] = done.stderr.splitlines()
-    assert "go on with the general one" in line
+    if attention == "plugin":
+        [line] = done.stderr.splitlines()
+        assert "go on with the general one" in line
     refused, same = done.stdout.splitlines()
     assert "no memory for a forward of this size" in refused
     assert same == "True", "the logits are those of before"

@@ -1,7 +1,9 @@
-"""The CPU's runner of drafter networks: depths, chunks, memory. What it drafts is tested beside the
-networks (tests/networks)."""
+"""The CPU's runners of drafter networks, by graphs and by programs: depths, chunks, memory. What
+they draft is tested beside the networks (tests/networks)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,44 +11,24 @@ import pytest
 pytest.importorskip("openvino")
 pytest.importorskip("torch")
 
+from tests.networks import runners
 from tests.networks.cases import GEOMETRY, NETWORKS, module
 
 from paceline.errors import OutOfMemory
-from paceline.networks.base import Network
 from paceline.networks.runner import Grown
-from paceline.networks.weights import Trained
-from paceline.runtimes.openvino_runner import OpenVinoRunner
+from paceline.runtimes.paged_cache import BLOCK
 
-IDS = np.array([0, 1, 3, 4, 6, 7, 9, 10, 12, 13, 16])  # of a vocabulary of 17
-SETTINGS = {
-    "INFERENCE_NUM_THREADS": "1",
-    "INFERENCE_PRECISION_HINT": "f32",
-    "KV_CACHE_PRECISION": "f32",
-}
+every_runtime = pytest.mark.parametrize("runtime", ["openvino", "native"])
 
 
-def parts(network: Network) -> OpenVinoRunner:
+def parts(runtime: str, name: str) -> Any:
     """A runner with random weights."""
-    trained = module(network)
-    embedding = trained.get_buffer("embedding").float().numpy()
-    full = np.zeros((GEOMETRY.vocab_size, GEOMETRY.width), dtype=np.float32)
-    full[IDS] = trained.get_buffer("head").float().numpy()
-    target = {"embed.weight": embedding, "lm_head.weight": full}
-    weights = {name: each.detach().float().numpy() for name, each in trained.named().items()}
-    runner = OpenVinoRunner(
-        Trained(network, weights, IDS, {}),
-        target,
-        SETTINGS,
-        precision="fp32",
-        max_context=128,
-        kv_tokens=512,
-    )
-    return runner
+    return runners.runner(runtime, module(NETWORKS[name]()), max_context=310, kv_tokens=512)
 
 
-def test_a_shallower_draft_is_the_head_of_the_deepest() -> None:
-    network = NETWORKS["hydra"]()
-    runner = parts(network)
+@every_runtime
+def test_a_shallower_draft_is_the_head_of_the_deepest(runtime: str) -> None:
+    runner = parts(runtime, "hydra")
     features = np.ones((3, 4 * GEOMETRY.width), dtype=np.float32)
     whole = runner.draft([Grown(runner.open(), features, [1, 2, 3])], 4)[0]
     for depth in (1, 2, 3):
@@ -54,21 +36,25 @@ def test_a_shallower_draft_is_the_head_of_the_deepest() -> None:
         assert chain.tokens.tolist() == whole.tokens[:depth].tolist()
 
 
-def test_long_contexts_are_taken_in_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+@every_runtime
+def test_long_contexts_are_taken_in_in_chunks(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     features = np.random.default_rng(3).standard_normal((60, 4 * GEOMETRY.width))
     grown = features.astype(np.float32), [*range(12)] * 5
     for name in ("chimera", "eagle3"):
-        runner = parts(NETWORKS[name]())
+        runner = parts(runtime, name)
         whole = runner.draft([Grown(runner.open(), *grown)], 4)[0]
         with monkeypatch.context() as patch:
-            patch.setattr("paceline.runtimes.openvino_runner._CHUNK", 17)
+            patch.setattr(f"paceline.runtimes.{runtime}_runner._CHUNK", 17)
             pieces = runner.draft([Grown(runner.open(), *grown)], 4)[0]
         assert pieces.tokens.tolist() == whole.tokens.tolist()
         np.testing.assert_allclose(pieces.chances, whole.chances, rtol=1e-4)
 
 
-def test_released_memory_is_used_again_and_a_full_cache_is_said() -> None:
-    runner = parts(NETWORKS["eagle3"]())
+@every_runtime
+def test_released_memory_is_used_again_and_a_full_cache_is_said(runtime: str) -> None:
+    runner = parts(runtime, "eagle3")
     features = np.ones((300, 4 * GEOMETRY.width), dtype=np.float32)
     for _ in range(8):
         cache = runner.open()
@@ -79,15 +65,18 @@ def test_released_memory_is_used_again_and_a_full_cache_is_said() -> None:
         runner.draft([Grown(runner.open(), features, [1] * 300)], 1)
 
 
-def test_branches_give_their_blocks_back_with_the_next_draft() -> None:
+@every_runtime
+def test_branches_give_their_blocks_back_with_the_next_draft(runtime: str) -> None:
     """Also after a step that found no room, and with the sequence."""
-    runner = parts(NETWORKS["eagle3"]())
+    runner = parts(runtime, "eagle3")
     features = np.ones((40, 4 * GEOMETRY.width), dtype=np.float32)
     cache = runner.open()
     free = cache.paged.pool.free
     [root] = runner.start([Grown(cache, features, [1] * 40)])
     held = free - cache.paged.pool.free
-    branches = runner.advance([(root, [2])] * (free - held - 1))
+    # By graphs a branch has a block of its own, by programs a row.
+    most = free - held - 1 if runtime == "openvino" else free * BLOCK - 40
+    branches = runner.advance([(root, [2])] * most)
     with pytest.raises(OutOfMemory):
         runner.advance([(branch, [2]) for branch in branches[:2]])
     assert cache.paged.pool.free == 0

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from engines import Target
 from paceline import tree as trees
 from paceline.runtimes.paged_cache import BlockPool, PagedCache
-from paceline.scheduling.memory import capacity, fits, fitted, memory_of, plain_step, with_draft
+from paceline.scheduling.memory import (
+    PLAIN_ROWS,
+    capacity,
+    fits,
+    fitted,
+    memory_of,
+    plain_step_fits,
+    with_draft,
+)
 from paceline.sequence import Sequence
 from paceline.target import Pass
 from paceline.types import Budget, SamplingParams, TokenTree
@@ -59,7 +67,7 @@ def test_budgets_are_the_largest_that_fit(
 ) -> None:
     target = table(12 + spare)
     running = sequences(target, lengths)
-    if plain_step(running) > target.memory.free:
+    if not plain_step_fits(target.memory, running):
         return
     asked = [Budget(nodes, min(nodes, depth))] * len(running)
     found = fitted(target.memory, running, asked)
@@ -70,6 +78,30 @@ def test_budgets_are_the_largest_that_fit(
 
     most = max((m for m in range(1, nodes + 1) if taken(m) <= target.memory.free), default=0)
     assert found == [Budget(most, min(most, asked[0].depth))] * len(running)
+
+
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=4),
+    st.lists(st.booleans(), min_size=4, max_size=4),
+    st.integers(0, 20),
+    st.integers(0, 9),
+    st.integers(0, 6),
+)
+def test_answers_in_a_hurry_are_those_of_a_close_look(
+    lengths: list[int], forked: list[bool], spare: int, nodes: int, depth: int
+) -> None:
+    """Also where blocks are shared, and must be copied before they are written."""
+    target = table(12 + spare)
+    running = sequences(target, lengths)
+    held = [target.fork(s.cache) for s, fork in zip(running, forked, strict=False) if fork]
+    needed = sum(sequence.cache.needed(PLAIN_ROWS) for sequence in running)
+    assert plain_step_fits(target.memory, running) == (needed <= target.memory.free)
+    asked = [Budget(nodes, depth)] * len(running)
+    exact = sum(with_draft(target.memory, s.cache, asked[0]) for s in running) <= target.memory.free
+    assert (fitted(target.memory, running, asked) == asked) >= exact
+    if nodes > 1 and depth > 0:  # else what is cut may look the same
+        assert (fitted(target.memory, running, asked) == asked) == exact
+    assert len(held) == sum(forked[: len(running)])
 
 
 def test_targets_that_state_no_memory_are_left_alone() -> None:

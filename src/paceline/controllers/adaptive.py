@@ -89,7 +89,7 @@ class Adaptive(Controller):
         """Move the averages of the sequences that had a draft."""
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if len(draft):
-                drafted, accepted = int(trees.depths(draft).max()), len(verdict.path)
+                drafted, accepted = trees.deepest(draft), len(verdict.path)
                 self._lengths[sequence.id] = self._moved(sequence, drafted, accepted)
 
     def close(self, sequence: Sequence) -> None:

@@ -74,7 +74,7 @@ class Bandit(Controller):
         gained = [len(verdict.path) for verdict in verdicts]
         self._recent.fade()
         for draft, tokens in zip(drafts, gained, strict=True):
-            self._recent.add(int(trees.depths(draft).max(initial=0)), tokens)
+            self._recent.add(trees.deepest(draft), tokens)
         arms = [self._chosen[id] for id in ids]
         self._arms.observe(ids, arms, gained, draft_seconds + forward_seconds)
 

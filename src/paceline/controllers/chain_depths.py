@@ -21,19 +21,28 @@ _MEMORY = 0.98
 _BELIEF = 4.0
 """Trials that the rates of all sequences count for in a sequence's own."""
 
+_PRIOR = 8.0
+"""Trials that the rate of the depth above counts for in a depth's, so that a drafter that is right
+is soon tried deeper."""
+
 
 class ChainReach:
     """Chances that a chain stands down to each depth, by sequence id."""
 
     def __init__(self, depth: int, acceptance: float) -> None:
-        """Take each token to be accepted with that chance, given those before it, like 8 trials."""
-        self._stood = np.full(depth, acceptance * 8)
-        self._tried = np.full(depth, 8.0)
+        """Take a first token to be accepted with that chance."""
+        self._acceptance = acceptance
+        self._stood = np.zeros(depth)
+        self._tried = np.zeros(depth)
         self._own: dict[int, ProbArray] = {}
 
     def reach(self, id: int) -> ProbArray:
         """float64 `[depth]`, never rising."""
-        rates = self._stood / self._tried
+        rate, each = self._acceptance, []
+        for stood, tried in zip(self._stood.tolist(), self._tried.tolist(), strict=True):
+            rate = (stood + _PRIOR * rate) / (tried + _PRIOR)
+            each.append(rate)
+        rates = np.array(each)
         own = self._own.get(id)
         if own is not None:
             rates = (own[0] + _BELIEF * rates) / (own[1] + _BELIEF)

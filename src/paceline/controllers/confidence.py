@@ -69,7 +69,7 @@ class Confidence(Controller):
     ) -> None:
         """Count how deep each draft stood."""
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
-            drafted = int(trees.depths(draft).max(initial=0))
+            drafted = trees.deepest(draft)
             recent = self._recent_of(sequence)
             recent.fade()
             recent.add(drafted, len(verdict.path))

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGEST_PADDED = 16
 """Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
 
-COST_FORMAT = 13
+COST_FORMAT = 14
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
@@ -63,9 +64,8 @@ class CostModel:
 
     def size(self, rows: int) -> int:
         """The number of rows that a forward over `rows` is padded to."""
-        if not self.padded:
-            return rows
-        return next((size for size in self.sizes if size >= rows), rows)
+        above = bisect_left(self.sizes, rows) if self.padded else len(self.sizes)
+        return self.sizes[above] if above < len(self.sizes) else rows
 
     def times(self, rows: IntArray, sequences: int = 1) -> ProbArray:
         """Estimated seconds of forwards over int64 `[n]` tokens, each in a steady run."""
@@ -103,9 +103,11 @@ class CostModel:
         ratio = seconds / self.time(rows, sequences)
         self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
         relative = min(max(ratio / self._drift, 0.8), 1.25)
-        if self.size(rows) in self.sizes:
-            self.seconds[self.sizes.index(self.size(rows))] *= 1 + _SMOOTHING * (relative - 1)
-            self.seconds[:] = np.maximum.accumulate(self.seconds).tolist()
+        size = self.size(rows)
+        place = bisect_left(self.sizes, size)
+        if place < len(self.sizes) and self.sizes[place] == size:
+            self.seconds[place] *= 1 + _SMOOTHING * (relative - 1)
+            self.seconds[:] = accumulate(self.seconds, max)
 
 
 def measure(target: Target) -> CostModel:

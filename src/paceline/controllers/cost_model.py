@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as List
+from operator import itemgetter
 from typing import ClassVar, Self
 
 import numpy as np
 
 from paceline import tree as trees
+from paceline.controllers.asking import Asking
 from paceline.controllers.base import Controller, ControllerContext
 from paceline.controllers.calibration import Calibration
 from paceline.controllers.chain_depths import ChainReach, best_depths
@@ -33,11 +35,8 @@ _ASK_LEAST = 8
 _PROBE = 32
 """Plain steps after which a drafter that had stopped to pay is tried again with one token."""
 
-_EVERY = 4
-"""Where drafting takes longer than drafts lately saved, ask in one of so many steps."""
-
 _SMOOTHING = 0.05
-"""Weight of one step in what drafting costs and saves."""
+"""Weight of one step in what a drafted level costs."""
 
 
 class CostModelController(Controller):
@@ -70,13 +69,14 @@ class CostModelController(Controller):
         self._calibration = Calibration()
         self._reach = ChainReach(depth, chain_acceptance)  # drafts without estimates, as chains
         self._level_seconds = draft_level_seconds
-        self._draft_seconds = 0.0
-        self._saved = costs.time(1)  # hopeful: drafts are asked for until they have been seen
+        self._asking = Asking(costs.time(1))  # hopeful: until drafts have been seen
         self._estimates = True
         self._proposed: dict[int, TokenTree] = {}
+        self._asked = True
         self._idle = 0
         self._verified = nodes  # of the largest draft of the last step
         self._sizing = Sizing()
+        self._nothing = Budget(0, 0)
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
@@ -89,7 +89,8 @@ class CostModelController(Controller):
         if self._estimates:
             # Twice what was verified last: a draft in good text grows to the limit in two steps.
             nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
-            budget = Budget(nodes, self._limit.depth) if self._asking() else Budget(0, 0)
+            self._asked = self._asking.now()
+            budget = Budget(nodes, self._limit.depth) if self._asked else self._nothing
             return [budget] * len(sequences)
         reach = []
         for sequence in sequences:
@@ -103,32 +104,33 @@ class CostModelController(Controller):
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         """Keep the likeliest nodes of the batch while they raise committed tokens per second."""
-        if any(map(len, drafts)):
+        found = any(map(len, drafts))
+        if found:
             self._estimates = all(
                 draft.law is None and (not len(draft) or draft.scores is not None)
                 for draft in drafts
             )
-        self._proposed = dict(zip((sequence.id for sequence in sequences), drafts, strict=True))
+        self._proposed = {s.id: draft for s, draft in zip(sequences, drafts, strict=True)}
         if not self._estimates:
             self.rows = 0
             return list(drafts)
-        worth = self._worth(sequences, drafts)
+        worth = self._worth(sequences, drafts) if found else []
         scored = [
             (value, index, node)
             for index, nodes in enumerate(worth)
             for node, value in nodes.items()
         ]
-        scored.sort(key=_likeliest_first)
+        scored.sort(key=itemgetter(0), reverse=True)  # of equals the first first, all the same
         ranked = [value for value, _, _ in scored]
-        if ranked:
-            saved = self._sizing.saved(ranked, len(sequences), self.costs)
-            self._saved += _SMOOTHING * (saved - self._saved)
         count, self.rows = self._sizing.choose(ranked, len(sequences), self.costs, self.beside)
+        if not found:
+            self._verified = 0
+            return list(drafts)
         chosen: list[list[int]] = [[] for _ in drafts]
         for _, index, node in scored[:count]:
             chosen[index].append(node)
         out = [_part(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
-        if 0 < count < len(scored):
+        if count < len(scored) and not all(map(trees.is_chain, out)):
             # A side branch that was cut may not be worth its path any more.
             again = self._worth(sequences, out)
             out = [_part(draft, list(nodes)) for draft, nodes in zip(out, again, strict=True)]
@@ -144,37 +146,34 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         """Calibrate estimates and costs by what happened."""
-        rows = len(sequences) + sum(len(draft) for draft in drafts)
+        rows = len(sequences) + sum(map(len, drafts))
         size = self.costs.size(max(rows, self.rows))
-        if not self.beside and self._sizing.ran(size):
+        steady = not self.beside and self._sizing.ran(size)
+        if self._estimates and not self._asked:
+            return  # plain decoding: nothing was seen that could change a choice
+        if steady:
             self.costs.observe(size, forward_seconds, len(sequences))
         depth = 0
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             accepted = len(verdict.path)
             if self._estimates and len(draft):
-                predicted = 0.0 if draft.scores is None else float(draft.scores.sum())
+                predicted = 0.0 if draft.scores is None else sum(draft.scores.tolist())
                 self._calibration.learn(sequence.id, accepted, predicted)
             elif self._estimates:
                 self._learn_unverified(sequence, verdict)
             else:
-                deepest = int(trees.depths(draft).max(initial=0))
+                deepest = trees.deepest(draft)
                 depth = max(depth, deepest)
                 self._reach.learn(sequence.id, deepest, accepted)
         if depth:
             self._level_seconds += _SMOOTHING * (draft_seconds / depth - self._level_seconds)
-        if any(map(len, self._proposed.values())):
-            self._draft_seconds += _SMOOTHING * (draft_seconds - self._draft_seconds)
+        if self._estimates:
+            self._asking.learn(self._sizing.saved, draft_seconds)
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own calibration."""
         self._calibration.close(sequence.id)
         self._reach.close(sequence.id)
-
-    def _asking(self) -> bool:
-        """Whether drafts that may be pruned are worth making in this step."""
-        asking = self._saved >= self._draft_seconds or self._idle + 1 == _EVERY
-        self._idle = 0 if asking else self._idle + 1
-        return asking
 
     def _promise(self, sequence: Sequence, draft: TokenTree) -> list[float]:
         """Calibrated probabilities that the nodes are accepted."""
@@ -185,6 +184,9 @@ class CostModelController(Controller):
 
     def _worth(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[Worth]:
         """The nodes without side branches that promise less than they cost."""
+        if not (self.costs.branch or self.costs.fork) or all(map(trees.is_chain, drafts)):
+            promises = map(self._promise, sequences, drafts)
+            return [dict(enumerate(promise)) for promise in promises]
         roots = len(sequences)
         rate = roots / self.costs.time(roots, roots)  # of the batch without drafts
         price = rate * self.costs.branch
@@ -206,19 +208,20 @@ class CostModelController(Controller):
         draft = self._proposed.get(sequence.id)
         if draft is None or draft.scores is None or not len(draft):
             return
-        first = draft.parents == ROOT
-        stood = bool((draft.tokens[first] == verdict.next_token).any())
-        self._calibration.learn(sequence.id, float(stood), float(draft.scores[first].sum()))
-
-
-def _likeliest_first(node: tuple[float, int, int]) -> float:
-    return -node[0]
+        nodes = zip(
+            draft.tokens.tolist(), draft.parents.tolist(), draft.scores.tolist(), strict=True
+        )
+        first = {token: score for token, parent, score in nodes if parent == ROOT}
+        stood = float(verdict.next_token in first)
+        self._calibration.learn(sequence.id, stood, sum(first.values()))
 
 
 def _part(draft: TokenTree, nodes: list[int]) -> TokenTree:
     """The draft cut to nodes whose ancestors are among them too (equal scores may split a path)."""
     if len(nodes) == len(draft):
         return draft
+    if not nodes or max(nodes) == len(nodes) - 1:
+        return trees.head(draft, len(nodes))
     kept = {ROOT}
     for node in sorted(nodes):
         if int(draft.parents[node]) in kept:

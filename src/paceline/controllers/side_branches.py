@@ -26,8 +26,8 @@ class Priced(NamedTuple):
         path: price of a path beyond the first, in tokens.
     """
 
-    parents: Sequence[int]
-    promise: Sequence[float]
+    parents: list[int]
+    promise: list[float]
     path: float
 
 
@@ -51,8 +51,7 @@ def worth_keeping(drafts: Sequence[Priced], fork: float) -> list[Worth]:
 
 def _heads(draft: Priced, forked: bool) -> dict[int, float]:
     """Where side branches begin, and the tokens that each promises along its likeliest path."""
-    chain = list(draft.parents) == list(range(-1, len(draft.parents) - 1))
-    if chain or not (draft.path or forked):
+    if not (draft.path or forked) or draft.parents == list(range(ROOT, len(draft.parents) - 1)):
         return {}
     promise = list(draft.promise)
     best: dict[int, int] = {}
@@ -68,6 +67,8 @@ def _heads(draft: Priced, forked: bool) -> dict[int, float]:
 
 def _worth(draft: Priced, heads: dict[int, float], left: float) -> Worth:
     """What remains of a draft if `left` is the share of a branch's gain beyond the fork's price."""
+    if not heads:
+        return dict(enumerate(draft.promise))
     worth: Worth = {}
     share = {ROOT: 1.0}  # of its promise that a node is worth: the same along a path
     for node, (parent, promise) in enumerate(zip(draft.parents, draft.promise, strict=True)):

@@ -12,7 +12,7 @@ draft. Lists, not arrays: there are few sizes, and this runs at every step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from paceline.controllers.cost import CostModel
@@ -36,6 +36,9 @@ class Sizing:
         self._sizes: Sequence[int] = ()
         self._worth: list[float] = []
         self._committed = self._spent = 0.0
+        self.saved = 0.0
+        """Seconds that the best number of the last nodes saves, in a steady run: what plain
+        decoding would need for the tokens that they gain, less their own time."""
 
     def choose(
         self, ranked: Sequence[float], roots: int, costs: CostModel, beside: int = 0
@@ -55,15 +58,24 @@ class Sizing:
         """
         gains = list(accumulate(ranked, initial=float(roots)))
         most = len(gains) - 1
+        free = not costs.padded or not costs.switch
+        self.saved = 0.0
+        if free and not most:
+            return 0, 0
+        plain = costs.time(roots, roots)
+        best, highest = 0, MARGIN * roots / plain
+        for count, spent in _forwards(costs, roots, roots, most):
+            rate = gains[count] / spent
+            self.saved = max(self.saved, gains[count] * plain / roots - spent)
+            if rate > highest:
+                best, highest = count, rate
         if beside:
-            rate = MARGIN * roots / costs.time(roots, roots)
-            taken = roots + beside
-            left = [gain - rate * costs.time(taken + n) for n, gain in enumerate(gains)]
-            return left.index(max(left)), 0
-        if not costs.padded or not costs.switch:
-            rates = [gain / costs.time(roots + nodes, roots) for nodes, gain in enumerate(gains)]
-            best = rates.index(max(rates))
-            return best if rates[best] > MARGIN * rates[0] else 0, 0
+            rate = MARGIN * roots / plain
+            forwards = _forwards(costs, roots + beside, 1, most)
+            left = {count: gains[count] - rate * spent for count, spent in forwards}
+            return max(left, key=left.__getitem__), 0
+        if free:
+            return best, 0
         if roots != self._roots:
             self._restart(roots, costs)
         nodes = [min(max(size - roots, 0), most) for size in self._sizes]
@@ -87,20 +99,6 @@ class Sizing:
         self._worth = [each - worth[0] for each in worth]
         return nodes[best], size
 
-    @staticmethod
-    def saved(ranked: Sequence[float], roots: int, costs: CostModel) -> float:
-        """Seconds that verifying the best number of the ranked nodes saves, in a steady run.
-
-        That is what plain decoding would need for the tokens that they gain, less their own time.
-        """
-        gains = list(accumulate(ranked, initial=0.0))
-        plain = costs.time(roots, roots)
-        most = len(ranked)
-        counts = {min(size - roots, most) for size in costs.sizes if size > roots} | {0, most}
-        return max(
-            gains[n] * plain / roots - (costs.time(roots + n, roots) - plain) for n in counts
-        )
-
     def ran(self, size: int) -> bool:
         """Note the padded size of a forward; whether it was that of the one before."""
         same = size == self._last
@@ -120,3 +118,27 @@ class Sizing:
         # Plain decoding is the rate to beat, believed like a few steps.
         self._committed = 4.0 * roots
         self._spent = 4.0 * costs.time(roots, roots)
+
+
+def _forwards(
+    costs: CostModel, rows: int, sequences: int, most: int
+) -> Iterator[tuple[int, float]]:
+    """Numbers of nodes beside so many rows, 0 to `most`, and the seconds of such forwards.
+
+    Where rows are padded these are the numbers that fill a size up: fewer take as long. Behind the
+    largest size seconds are in proportion.
+    """
+    if not costs.padded:
+        yield from ((nodes, costs.time(rows + nodes, sequences)) for nodes in range(most + 1))
+        return
+    yield 0, costs.time(rows, sequences)
+    done = 0
+    beyond = costs.sequence * (sequences - 1)
+    for size, seconds in zip(costs.sizes, costs.seconds, strict=True):
+        nodes = min(size - rows, most)
+        if nodes > done:
+            yield nodes, seconds + beyond
+            done = nodes
+        if nodes == most:
+            return
+    yield from ((nodes, costs.time(rows + nodes, sequences)) for nodes in range(done + 1, most + 1))

@@ -123,10 +123,12 @@ class AutoregressiveDecoder:
         passes += self._reader.passes(chunks, needs.features)
         outputs = self.target.forward(passes, self.controller.rows)
         end_forward = perf_counter()
-        share = beside / (beside + len(sequences) + sum(map(len, shown)))
-        reading = share * (end_forward - start_forward)
-        self._reader.take(chunks, outputs[len(sequences) :], reading)
-        del outputs[len(sequences) :]
+        reading = 0.0
+        if chunks:
+            share = beside / (beside + len(sequences) + sum(map(len, shown)))
+            reading = share * (end_forward - start_forward)
+            self._reader.take(chunks, outputs[len(sequences) :], reading)
+            del outputs[len(sequences) :]
         verdicts = list(map(self._verify, sequences, shown, outputs))
         start_keep = perf_counter()
         for sequence, verdict in zip(sequences, verdicts, strict=True):
@@ -163,7 +165,7 @@ class AutoregressiveDecoder:
         budget = sequence.speculation.cap(budget)
         context = self.target.capabilities.max_context - len(sequence.tokens)
         depth = max(0, min(budget.depth, sequence.room - 1, context - 1))
-        return Budget(budget.nodes if depth else 0, depth)
+        return budget if depth == budget.depth else Budget(budget.nodes if depth else 0, depth)
 
     def _verify(self, sequence: Sequence, draft: TokenTree, output: Output) -> Verdict:
         rule = self.verifier.name
@@ -173,7 +175,7 @@ class AutoregressiveDecoder:
     def _commit(
         self, sequence: Sequence, draft: TokenTree, verdict: Verdict, output: Output
     ) -> Commit:
-        run = [*draft.tokens[list(verdict.path)].tolist(), verdict.next_token]
+        run = [*map(draft.tokens.item, verdict.path), verdict.next_token]
         kept, reason = self.stops.cut(sequence, run, self._watches.get(sequence.id))
         tokens = run[:kept]
         accepted = min(kept, len(verdict.path))
@@ -188,7 +190,6 @@ class AutoregressiveDecoder:
         sequence.sampler.commit(tokens)
         sequence.sources += sources
         sequence.finish_reason = reason
-        depth = int(trees.depths(draft).max()) if len(draft) else 0
-        sequence.stats.record(depth, len(draft), accepted)
+        sequence.stats.record(trees.deepest(draft), len(draft), accepted)
         sequence.stats.committed_tokens += kept
         return Commit(sequence, tuple(tokens), tuple(sources), reason)

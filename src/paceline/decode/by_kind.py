@@ -45,6 +45,8 @@ class DraftersByKind(Parts):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """Each drafter drafts for its own requests."""
+        if (alone := _only(sequences)) is not None:
+            return self.parts[alone].propose(sequences, budgets)
         drafts = [trees.EMPTY] * len(sequences)
         for index, places in _shares(sequences):
             part = self.parts[index]
@@ -61,6 +63,9 @@ class DraftersByKind(Parts):
         outputs: List[Output],
     ) -> None:
         """Each drafter learns from its own requests."""
+        if (alone := _only(sequences)) is not None:
+            self.parts[alone].observe(sequences, drafts, verdicts, outputs)
+            return
         for index, places in _shares(sequences):
             self.parts[index].observe(
                 *(_at(places, sequences), _at(places, drafts)),
@@ -87,6 +92,9 @@ class ControllersByKind(Controller):
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         """Each controller sets the budgets of its own requests."""
+        if (alone := _only(sequences)) is not None:
+            self.parts[alone].beside = self.beside
+            return self.parts[alone].budgets(sequences)
         out = [Budget(0, 0)] * len(sequences)
         for index, places in _shares(sequences):
             part = self.parts[index]
@@ -97,14 +105,17 @@ class ControllersByKind(Controller):
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         """Each controller prunes the drafts of its own requests."""
+        if (alone := _only(sequences)) is not None:
+            kept = self.parts[alone].select(sequences, drafts)
+            self.rows = self.parts[alone].rows
+            return kept
         out = list(drafts)
-        shares = list(_shares(sequences))
-        for index, places in shares:
+        for index, places in _shares(sequences):
             part = self.parts[index]
             kept = part.select(_at(places, sequences), _at(places, drafts))
             for place, draft in zip(places, kept, strict=True):
                 out[place] = draft
-        self.rows = self.parts[shares[0][0]].rows if len(shares) == 1 else 0
+        self.rows = 0
         return out
 
     def observe(
@@ -116,6 +127,10 @@ class ControllersByKind(Controller):
         forward_seconds: float,
     ) -> None:
         """Each controller learns from its own requests, with their share of the drafting."""
+        if (alone := _only(sequences)) is not None:
+            part = self.parts[alone]
+            part.observe(sequences, drafts, verdicts, draft_seconds, forward_seconds)
+            return
         for index, places in _shares(sequences):
             self.parts[index].observe(
                 _at(places, sequences),
@@ -130,6 +145,12 @@ class ControllersByKind(Controller):
 
 def _index(sequence: Sequence) -> int:
     return 0 if sequence.params.greedy else 1
+
+
+def _only(sequences: List[Sequence]) -> int | None:
+    """The index of the kind that all are of, as in most batches; None if they differ."""
+    first = _index(sequences[0])
+    return first if all(_index(each) == first for each in sequences) else None
 
 
 def _shares(sequences: List[Sequence]) -> Iterator[tuple[int, list[int]]]:

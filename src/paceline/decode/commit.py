@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.sequence import Sequence
 from paceline.types import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """Tokens that one step added to a sequence.
 
     Attributes:

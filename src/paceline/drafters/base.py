@@ -37,6 +37,8 @@ class DrafterContext:
             nodes for tokens.
         costs: what the target's forwards cost, measured when first asked for.
         source: where the target's weights can be read, for drafters that learn while they serve.
+        coarser: loads the target's weights once more, at int8; None where it is as coarse itself,
+            or the runtime has no int8.
     """
 
     target: Capabilities
@@ -49,6 +51,7 @@ class DrafterContext:
     add_embeddings: Callable[[LogitArray], int] | None = None
     costs: Callable[[], CostModel] | None = None
     source: ModelSource | None = None
+    coarser: Callable[[], Target] | None = None
 
     @property
     def report_law(self) -> bool:

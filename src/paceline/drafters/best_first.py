@@ -5,6 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from collections.abc import Sequence as List
+from itertools import accumulate
+from operator import mul
 from typing import TypeVar
 
 import numpy as np
@@ -80,13 +82,7 @@ class Guess:
     @classmethod
     def chain(cls, steps: List[Offer]) -> Guess:
         """A chain of tokens, each with its chance given that those before it come."""
-        guess = cls()
-        reach = 1.0
-        for depth, offer in enumerate(steps):
-            guess._offers[depth - 1] = [offer]
-            reach *= offer[1]
-            guess._add(depth - 1, offer[0], reach)
-        return guess
+        return _Chain(steps)
 
     def _add(self, parent: int, token: int, score: float) -> int:
         node = self._children[parent, token] = len(self.tokens)
@@ -102,12 +98,9 @@ class Guess:
 
     def tree(self, source: str) -> TokenTree:
         """The draft."""
-        return TokenTree(
-            np.array(self.tokens, dtype=np.int64),
-            np.array(self.parents, dtype=np.int64),
-            source=source,
-            scores=np.array(self.scores, dtype=np.float64),
-        )
+        tokens, parents = np.array([self.tokens, self.parents], dtype=np.int64)
+        scores = np.array(self.scores, dtype=np.float64)
+        return TokenTree(tokens, parents, None, source, scores)
 
     def learn(self, committed: List[int], rates: HitRates) -> None:
         """Count the offers along the committed tokens as hits and misses.
@@ -123,3 +116,20 @@ class Guess:
                 if offered == token:
                     break
             node = self._children.get((node, token))
+
+
+class _Chain(Guess):
+    """One offer behind the other: nothing to look up."""
+
+    def __init__(self, steps: List[Offer]) -> None:
+        self.tokens = [token for token, _, _ in steps]
+        self.parents = list(range(ROOT, len(steps) - 1))
+        self.scores = list(accumulate([chance for _, chance, _ in steps], mul))
+        self._steps = steps
+
+    def learn(self, committed: List[int], rates: HitRates) -> None:
+        """As in any guess: up to the first miss."""
+        for token, (offered, _, cell) in zip(committed, self._steps, strict=False):
+            rates.add(cell, offered == token)
+            if offered != token:
+                return

@@ -89,7 +89,7 @@ class Datastore(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """One tree per sequence, the likeliest nodes first."""
-        self._table = self._rates.rates.tolist()
+        self._table = self._rates.table
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(

@@ -64,8 +64,14 @@ class DraftModel(Drafter):
         Raises:
             InvalidOption: an option is unknown, or the verifier is not exact for that growth.
         """
-        growth = growth_for(context.accepts, context.shape, **_growth(context.options))
-        return cls(context.draft_model(), context.target.vocab_size, growth)
+        named = _growth(cls.name, context.options)
+        growth = growth_for(context.accepts, context.shape, **named)
+        return cls(cls._load(context), context.target.vocab_size, growth)
+
+    @classmethod
+    def _load(cls, context: DrafterContext) -> Target:
+        """What drafts."""
+        return context.draft_model()
 
     def open(self, sequence: Sequence) -> None:
         """Prefill the draft model's own cache."""
@@ -180,8 +186,8 @@ def _trunk(tree: TokenTree) -> int:
     return trunk
 
 
-def _growth(options: Mapping[str, str]) -> dict[str, str]:
+def _growth(name: str, options: Mapping[str, str]) -> dict[str, str]:
     for key in options:
         if key != "growth":
-            raise InvalidOption(f"drafter 'draft-model' has no option {key!r}: use growth")
+            raise InvalidOption(f"drafter '{name}' has no option {key!r}: use growth")
     return {"named": options["growth"]} if options else {}

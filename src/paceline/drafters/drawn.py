@@ -80,7 +80,7 @@ class Drawn(Guess):
         """
         guess = cls()
         sapling = Sapling(budget, position)
-        rates = accepted.rates.tolist()
+        rates = accepted.table
         heap: list[tuple[float, int, int, int, Place, float, Iterator[int]]] = []
         serial = 0
         noise = np.zeros((0, 0))

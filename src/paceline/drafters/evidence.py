@@ -39,6 +39,12 @@ def length_kind(length: int) -> int:
     return _BUCKETS[length] if length <= _EDGES[-1] else LENGTHS - 1
 
 
+def length_kinds(length: int, count: int) -> list[int]:
+    """Kinds of contexts of that length and of the next ones, so many in all."""
+    kinds = list(_BUCKETS[length : length + count])
+    return kinds + [LENGTHS - 1] * (count - len(kinds))
+
+
 def spread_kind(times: int, occurrences: int) -> int:
     """Kind of a continuation that followed `times` of `occurrences` occurrences of its context.
 

@@ -120,7 +120,7 @@ class Forced(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """A chain per sequence, empty where the next token is free."""
-        rates = self._rates.rates.tolist()
+        rates = self._rates.table
         return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(

@@ -169,6 +169,7 @@ class Reader:
         """Find the place of a text."""
         self._others = others
         self._generation = -1
+        self._size = 0  # of the texts when they were read
         self.read(tokens, 0)
 
     @property
@@ -179,6 +180,9 @@ class Reader:
     def read(self, tokens: List[int], new: int) -> None:
         """Go on to the end of a text, of which the last `new` tokens were not read yet."""
         texts = self.texts
+        size, self._size = self._size, len(texts.log)
+        if not new and size == self._size and self._generation == self._others.generation:
+            return  # nobody has learned anything
         if self._generation != self._others.generation:
             self._generation = self._others.generation
             self.state, self.length, new = ROOT_STATE, 0, texts.depth

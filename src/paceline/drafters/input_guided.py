@@ -111,7 +111,7 @@ class InputGuided(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """One chain per sequence, empty where its place in the source is not known."""
-        rates = self._rates.rates.tolist()
+        rates = self._rates.table
         return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(

@@ -219,7 +219,7 @@ class Lookahead(Guesser[FollowerModel]):
         assert isinstance(guess, _Comb)
         window, _ = self._windows[sequence.id]
         self._windows[sequence.id] = (window, columns)
-        guess.hang(window, columns, self._hits.rates.tolist())
+        guess.hang(window, columns, self._hits.table)
         return guess
 
 

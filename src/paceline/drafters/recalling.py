@@ -41,7 +41,10 @@ class Own:
         self.guesses: list[Guess] = []
 
     def read(self, tokens: List[int]) -> List[int]:
-        """Catch up with a sequence, and with what the others learned; the tokens that are new."""
+        """Catch up with a sequence, and with what the others learned; the tokens that are new.
+
+        Those that nobody has asked a draft for are best read together, later.
+        """
         new = tokens[len(self.text.log) - 1 :]  # the log begins with a break
         self.text.extend(new)
         for reader in self.readers:
@@ -74,6 +77,7 @@ class RecallingDrafter(Drafter):
         if texts:
             self._others.append(Corpus(texts))
         self._own: dict[int, Own] = {}
+        self._nothing = Guess().tree(self.name)
         self.reset()
 
     @abstractmethod
@@ -97,7 +101,6 @@ class RecallingDrafter(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """The draft per sequence from which most accepted tokens are expected."""
-        self._table = self._rates.rates.tolist()
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
@@ -111,9 +114,10 @@ class RecallingDrafter(Drafter):
         self.history.absorb(_PACE * len(sequences))
         for sequence in sequences:
             own = self._own[sequence.id]
-            new = own.read(sequence.tokens)
-            for guess in own.guesses:
-                guess.learn(new, self._rates)
+            if own.guesses:
+                new = own.read(sequence.tokens)
+                for guess in own.guesses:
+                    guess.learn(new, self._rates)
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own text; its output goes to the history."""
@@ -122,7 +126,10 @@ class RecallingDrafter(Drafter):
 
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
         own = self._own[sequence.id]
-        own.read(sequence.tokens)  # no tokens are new, but the history may be another
+        own.guesses = []
+        if not (budget.nodes and budget.depth):
+            return self._nothing
+        own.read(sequence.tokens)
         own.guesses = self._guesses(own, budget)
-        best = max(own.guesses, key=attrgetter("score"), default=Guess())
-        return best.tree(self.name)
+        best = max(own.guesses, key=attrgetter("score"), default=None)
+        return self._nothing if best is None else best.tree(self.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from paceline.types import ProbArray
@@ -11,20 +13,32 @@ _MEMORY = 0.995
 
 
 class HitRates:
-    """A table of hit rates, one cell per kind of guess."""
+    """A table of hit rates, one cell per kind of guess.
+
+    Plain lists: single cells are read and written at every step.
+
+    Attributes:
+        table: nested lists, hit rate of every cell at the moment.
+    """
 
     def __init__(self, prior: ProbArray, weight: float = 4.0) -> None:
         """Start from `prior`, float64 of any shape, believed as much as `weight` trials."""
-        self._hits = prior * weight
-        self._trials = np.full(prior.shape, weight)
+        self.table: list[Any] = prior.tolist()
+        self._weight = weight
+        self._counts: dict[tuple[int, ...], tuple[float, float]] = {}
 
     def add(self, cell: tuple[int, ...], hit: bool) -> None:
         """Count one trial of a cell."""
-        self._trials[cell] = _MEMORY * self._trials[cell] + 1
-        self._hits[cell] = _MEMORY * self._hits[cell] + hit
+        row = self.table
+        for index in cell[:-1]:
+            row = row[index]
+        last = cell[-1]
+        hits, trials = self._counts.get(cell) or (row[last] * self._weight, self._weight)
+        hits, trials = _MEMORY * hits + hit, _MEMORY * trials + 1
+        self._counts[cell] = hits, trials
+        row[last] = hits / trials
 
     @property
     def rates(self) -> ProbArray:
         """float64, hit rate of every cell."""
-        result: ProbArray = self._hits / self._trials
-        return result
+        return np.array(self.table, dtype=np.float64)

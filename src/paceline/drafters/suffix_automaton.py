@@ -11,15 +11,13 @@ drafted that promises most accepted tokens, and the controller cuts it where it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice, takewhile
 from typing import ClassVar
 
 import numpy as np
 
 from paceline.drafters.automaton import BREAK, Automaton
 from paceline.drafters.best_first import Guess
-from paceline.drafters.evidence import TRUST, alone, length_kind
+from paceline.drafters.evidence import TRUST, alone, length_kinds
 from paceline.drafters.recalling import Own, RecallingDrafter
 from paceline.drafters.statistics import HitRates
 from paceline.types import Budget
@@ -34,33 +32,30 @@ class SuffixAutomaton(RecallingDrafter):
         return HitRates(np.array([alone(), *[alone(TRUST)] * (sources - 1)]), weight=16.0)
 
     def _guesses(self, own: Own, budget: Budget) -> list[Guess]:
+        most = min(budget.nodes, budget.depth)
         _, length, end = own.text.match
-        found = [self._copy(0, length, _loop(own.text, end), budget)]
+        found = [self._copy(0, length, _loop(own.text, end, most))] if length else []
         for source, reader in enumerate(own.readers, 1):
-            copy = _text_behind(reader.texts, reader.texts.end[reader.state])
-            found.append(self._copy(source, reader.length, copy, budget))
+            if reader.length:
+                copy = _text_behind(reader.texts, reader.texts.end[reader.state], most)
+                found.append(self._copy(source, reader.length, copy))
         return found
 
-    def _copy(self, source: int, length: int, tokens: Iterator[int], budget: Budget) -> Guess:
+    def _copy(self, source: int, length: int, tokens: list[int]) -> Guess:
         """A chain of `tokens`, behind a match of `length`."""
-        rates = self._table[source]
-        count = min(budget.nodes, budget.depth) if length else 0
-        steps = [
-            (token, rates[kind], (source, kind))
-            for depth, token in enumerate(islice(tokens, count))
-            for kind in (length_kind(length + depth),)
-        ]
-        return Guess.chain(steps)
+        rates = self._rates.table[source]
+        kinds = length_kinds(length, len(tokens))
+        steps = zip(tokens, kinds, strict=True)
+        return Guess.chain([(token, rates[kind], (source, kind)) for token, kind in steps])
 
 
-def _text_behind(texts: Automaton, end: int) -> Iterator[int]:
-    """The tokens behind a place in a log, to the end of the text there."""
-    log = texts.log
-    return takewhile(BREAK.__ne__, (log[i] for i in range(end + 1, len(log))))
+def _text_behind(texts: Automaton, end: int, most: int) -> list[int]:
+    """Up to so many tokens behind a place in a log, to the end of the text there."""
+    tokens = texts.log[end + 1 : end + 1 + most].tolist()
+    return tokens[: tokens.index(BREAK)] if BREAK in tokens else tokens
 
 
-def _loop(text: Automaton, end: int) -> Iterator[int]:
-    """The tokens behind a place in a running text, over and over: so loops are continued."""
-    log = text.log
-    while True:
-        yield from (log[i] for i in range(end + 1, len(log)))
+def _loop(text: Automaton, end: int, most: int) -> list[int]:
+    """So many tokens behind a place in a running text, over and over: so loops are continued."""
+    tokens = text.log[end + 1 : end + 1 + most].tolist()
+    return tokens if len(tokens) == most else (tokens * most)[:most]

@@ -77,7 +77,7 @@ class SuffixDecoding(RecallingDrafter):
             found = _evidence(text, *place[:2], _OWN)
             if place[2]:
                 found = _longer_first(found, _evidence(history, *place[2:], _HISTORY))
-            return weigh(found, self._table, reach)
+            return weigh(found, self._rates.table, reach)
 
         def follow(place: _Place, token: int) -> _Place:
             # Where the history no longer goes along, only single tokens could be found in it.
@@ -108,7 +108,7 @@ class SuffixDecoding(RecallingDrafter):
             state, length = place
             followers = automaton.followers(state)[:width]
             found = (source, length, automaton.followed(state), followers)
-            return weigh([found], self._table, reach)
+            return weigh([found], self._rates.table, reach)
 
         def follow(place: tuple[int, int], token: int) -> tuple[int, int]:
             return automaton.follow(*place, token)

@@ -1,50 +1,43 @@
 """The CPU runtime: paged attention over ragged batches of token trees, bit-exact by construction.
 
-Attention gives a token the same numbers however its pass was composed: by our own operation along
-paths (`openvino_paths`), or, where that cannot be compiled, by how rows are laid out for the
-plugin's (`openvino_plugin`). Everything else (matrix products, norms) is computed row by row with
-the same result whatever the other rows are.
-
-And one fact about speed: a change of shape makes the plugin prepare every node again, which costs
-a third of a step. So rows are padded to a few sizes, and the small ones get a compiled instance of
-fixed shape (`openvino_requests`).
+Attention gives a token the same numbers however its pass was composed, and everything else (matrix
+products, norms) is computed row by row with the same result whatever the other rows are. That is so
+in our own operations (`native_steps`), and, where those cannot be compiled or do not take a model,
+in graphs that the plugin runs (`openvino_plugin`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import openvino as ov
 
 from paceline import tree as trees
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
+from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes import processor
+from paceline.runtimes import native_network_fit
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
-from paceline.runtimes.openvino_attention import Attention
-from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape
-from paceline.runtimes.openvino_core import core
-from paceline.runtimes.openvino_layers import Layers, PluginLayers, own_layers
-from paceline.runtimes.openvino_native import operations
+from paceline.runtimes.native_runner import NativeRunner
+from paceline.runtimes.native_steps import NativeSteps, takes
+from paceline.runtimes.openvino_batch import Batch
 from paceline.runtimes.openvino_nodes import Tensors
-from paceline.runtimes.openvino_paths import path_attention
-from paceline.runtimes.openvino_plugin import PluginAttention
-from paceline.runtimes.openvino_profile import Counted, count
-from paceline.runtimes.openvino_requests import NO_ROOM, Instance, Requests
+from paceline.runtimes.openvino_plugin import PluginSteps
+from paceline.runtimes.openvino_profile import Counted
+from paceline.runtimes.openvino_requests import NO_ROOM
 from paceline.runtimes.openvino_runner import OpenVinoRunner
 from paceline.runtimes.openvino_settings import (
     KV_FORMATS,
-    KvFormat,
     check_kv_precision,
     check_processor,
     plugin_settings,
     products_are_exact,
     quantises_activations,
 )
+from paceline.runtimes.openvino_steps import Outcome, Steps
 from paceline.runtimes.openvino_weights import load_prepared
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.processor import usable_threads
@@ -75,7 +68,7 @@ class OpenVinoTarget:
         kv_tokens: int = KV_TOKENS,
         prefix_tokens: int = PREFIX_TOKENS,
         threads: int | None = None,
-        kv_precision: str = "fp32",
+        kv_precision: str | None = None,
         attention: str | None = None,
     ) -> None:
         """Build and compile the graph.
@@ -92,8 +85,11 @@ class OpenVinoTarget:
                 0 shares nothing. Nothing is shared either where rows depend on how they were
                 batched: layout "masked", precision "int4", coarse caches.
             threads: default all cores this process may use.
-            kv_precision: of the key-value cache: "fp32" (exact), "fp16", or "u8" (lossy).
-            attention: "paths" (our own operation), "plugin", or None for the first that can be had.
+            kv_precision: of the key-value cache: "fp32" (exact), "fp16", or "u8" (lossy). Default
+                fp16 in our own operations at int8, whose rounding is hundreds of times as coarse;
+                else fp32.
+            attention: "paths" (all by our own operations), "plugin", or None for the first that can
+                be had.
 
         Raises:
             InvalidOption: unknown layout or cache precision.
@@ -109,9 +105,11 @@ class OpenVinoTarget:
                 f"kv_tokens must be {2 * BLOCK} or more and prefix_tokens 0 or more, not "
                 f"{kv_tokens} and {prefix_tokens}"
             )
+        if attention not in (None, "paths", "plugin"):
+            raise InvalidOption(f"attention {attention!r} is unknown: use paths or plugin")
         context = min(config.max_context, kv_tokens // BLOCK * BLOCK)
         check_processor()
-        kv = check_kv_precision(kv_precision)
+        kv = check_kv_precision(kv_precision or "fp32")
         quantised = quantises_activations(precision)
         self.threads = usable_threads(threads)
         settings = plugin_settings(self.threads, kv, quantised)
@@ -120,14 +118,29 @@ class OpenVinoTarget:
         self._kv_tokens = kv_tokens
         # Shared rows must be those that their new holder would have computed, to the last bit.
         same = layout == "exact" and products_are_exact(config, precision, quantised)
-        kept = prefix_tokens // BLOCK if same and kv_precision == "fp32" else 0
-        self._attention = _attention(attention, config, kv, layout)
-        own = None
-        if self._attention.name == "paths" and quantised and processor.has("AVX512_CORE"):
-            own = own_layers(config, tensors, precision, operations())
-        self._layers: Layers = own or PluginLayers(config, tensors)
-        self._pool = pool = _pool(self._attention, config, kv_tokens // BLOCK, kept)
-        self._config, self._graph_settings = config, settings
+        blocks = kv_tokens // BLOCK
+        own = attention != "plugin" and layout == "exact"
+        own = own and takes(config, tensors, kv, quantised)
+        if attention == "paths" and not own:
+            raise RuntimeUnavailable(
+                "attention 'paths' needs a C++ compiler, int8 or fp32 weights, a processor with "
+                "AVX-512 (VNNI for int8), layout exact and a cache of fp32 or fp16"
+            )
+        if own and kv_precision is None and precision == "int8":
+            kv_precision = "fp16"
+            kv = check_kv_precision(kv_precision)
+        kept = prefix_tokens // BLOCK if same and (own or kv_precision in (None, "fp32")) else 0
+        try:
+            self._steps: Steps = (
+                NativeSteps(config, tensors, kv, self.threads, blocks=blocks, keep=kept)
+                if own
+                else PluginSteps(config, tensors, kv, settings, layout, blocks=blocks, keep=kept)
+            )
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"no memory for a key-value cache of {blocks * BLOCK} tokens: load the model with "
+                "a smaller kv_tokens or a coarser kv_precision"
+            ) from error
         self._extra = no_rows(config.hidden_size)
         self._start()
         self.inference_seconds = 0.0
@@ -142,12 +155,12 @@ class OpenVinoTarget:
             hidden_states=True,
             bit_exact=layout == "exact" and products_are_exact(config, precision, quantised),
             layout=layout,
-            attention=self._attention.name,
-            row_buckets=ROW_BUCKETS,
+            attention=self._steps.name,
+            row_buckets=self._steps.row_buckets,
             feature_layers=feature_layers(config.layers),
-            kv_precision=kv_precision,
+            kv_precision=kv_precision or "fp32",
             kv_lossy=kv.lossy,
-            kv_bytes_per_token=pool.bytes_per_token,
+            kv_bytes_per_token=self._steps.pool.bytes_per_token,
         )
 
     @classmethod
@@ -164,8 +177,7 @@ class OpenVinoTarget:
                 f"runtime 'openvino' runs on cpu, not {options.device!r}: use --runtime torch"
             )
         precision = check_precision(options.precision or "int8")
-        kv_precision = options.kv_precision or "fp32"
-        check_kv_precision(kv_precision)  # before anything takes long
+        check_kv_precision(options.kv_precision or "fp32")  # before anything takes long
         check_processor()
         config = replace(source.config, max_context=options.limit(source.config.max_context))
         try:
@@ -182,7 +194,7 @@ class OpenVinoTarget:
                 PREFIX_TOKENS if options.prefix_tokens is None else options.prefix_tokens
             ),
             threads=options.threads,
-            kv_precision=kv_precision,
+            kv_precision=options.kv_precision,
         )
 
     @property
@@ -190,16 +202,20 @@ class OpenVinoTarget:
         """What this target can do."""
         return self._capabilities
 
-    def run_network(self, trained: Trained) -> OpenVinoRunner:
-        """Make a drafter network ready to run: in the same precision, or int8."""
-        runner = OpenVinoRunner(
-            trained,
-            self._tensors,
-            self._settings,
-            precision=self._capabilities.precision,
-            max_context=self._capabilities.max_context,
-            kv_tokens=self._kv_tokens,
-        )
+    def run_network(self, trained: Trained) -> Runner:
+        """Make a drafter network ready to run, as the target does if it can: in the same precision,
+        or int8."""
+        own = self._capabilities
+        sizes = {"max_context": own.max_context, "kv_tokens": self._kv_tokens}
+        runner: NativeRunner | OpenVinoRunner
+        if own.attention == "paths" and native_network_fit.takes(trained.network, own.precision):
+            runner = NativeRunner(
+                trained, self._tensors, self.threads, precision=own.precision, **sizes
+            )
+        else:
+            runner = OpenVinoRunner(
+                trained, self._tensors, self._settings, precision=own.precision, **sizes
+            )
         runner.warm_up()
         return runner
 
@@ -228,15 +244,15 @@ class OpenVinoTarget:
     @property
     def memory(self) -> BlockPool:
         """The key-value memory of all sequences."""
-        return self._pool
+        return self._steps.pool
 
     def warm_up(self) -> None:
         """Compile the instances of fixed shape that use would bring about."""
-        self._requests.complete()
+        self._steps.complete()
 
     def open(self) -> PagedCache:
         """A new, empty cache."""
-        return PagedCache(self._pool)
+        return PagedCache(self._steps.pool)
 
     def prefill(
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
@@ -245,7 +261,7 @@ class OpenVinoTarget:
         seen = [np.zeros((0, 4 * self._capabilities.hidden_size), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = list(tokens[start : start + _CHUNK])
-            batch = self._attention.batch()
+            batch = self._steps.batch()
             first = batch.add(cache, chunk, trees.EMPTY)
             batch.logit_rows.append(first)  # the LM head needs a row; its result is not used
             if features:
@@ -276,15 +292,11 @@ class OpenVinoTarget:
 
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
         """Repeat a forward on an instance whose nodes count their time; it commits nothing."""
-        batch, _ = self._batch(passes, 0)
-        shape = batch.shape()
-        fixed = shape if shape in self._attention.fixed else None
-        instance = Instance(self._compile(fixed, counting=True))
-        return count(lambda: instance.run(batch.inputs()), instance, runs)
+        return self._steps.counted(self._batch(passes, 0)[0], runs)
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
         """Commit the pending tokens and a path."""
-        self._attention.keep(cache, pending, path)
+        self._steps.keep(cache, pending, path)
 
     def truncate(self, cache: PagedCache, length: int) -> None:
         """Forget all cached tokens from position `length` on."""
@@ -299,27 +311,22 @@ class OpenVinoTarget:
         cache.release()
 
     def _start(self) -> None:
-        """Compile the graph with the embeddings that there are."""
-        tensors = self._tensors
-        if len(self._extra):
-            tensors = {**tensors, "embed.extra": self._extra}
-        self._compile = _compiler(
-            self._attention, self._layers, self._config, tensors, self._graph_settings, self._pool
-        )
-        self._requests = Requests(
-            self._compile, self._attention.fixed, self._layers.bytes_per_instance
-        )
+        """Make ready with the embeddings that there are."""
+        try:
+            self._steps.start(self._extra)
+        except MemoryError as error:
+            raise OutOfMemory(NO_ROOM) from error
 
     def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
         """The inputs of a forward, and what `_add` says of each pass."""
-        batch = self._attention.batch()
+        batch = self._steps.batch()
         try:
             spans = [self._add(batch, each) for each in passes]
         except OutOfMemory:
             for each in passes:  # their branches would keep others from trying with less
                 each.cache.discard()
             raise
-        batch.pad(self._pool.scratch, rows)
+        self._steps.pad(batch, rows)
         return batch, spans
 
     def _add(self, batch: Batch, each: Pass) -> tuple[slice, slice]:
@@ -337,63 +344,8 @@ class OpenVinoTarget:
             batch.feature_rows += range(first, behind)
         return slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))
 
-    def _infer(self, batch: Batch) -> Instance:
-        """Run the graph; its outputs are "logits", "hidden" and "features"."""
-        instance = self._requests.get(batch.shape())
-        instance.run(batch.inputs())
-        self.inference_seconds = instance.seconds
-        return instance
-
-
-# Not a method: a cycle through the target would keep gigabytes alive until the next garbage
-# collection.
-def _compiler(
-    attention: Attention,
-    layers: Layers,
-    config: ModelConfig,
-    tensors: Tensors,
-    settings: Mapping[str, str],
-    pool: BlockPool,
-) -> Callable[..., ov.InferRequest]:
-    """What compiles the graph, for a fixed shape or for any, and binds the cache's memory."""
-    graphs = attention.graphs(config, tensors, layers)
-
-    def compile_request(shape: Shape | None, counting: bool = False) -> ov.InferRequest:
-        chosen = {**settings, "PERF_COUNT": "YES"} if counting else settings
-        request = core().compile_model(graphs.of(shape), "CPU", chosen).create_infer_request()
-        attention.bind(request, pool)
-        return request
-
-    return compile_request
-
-
-def _attention(name: str | None, config: ModelConfig, kv: KvFormat, layout: Layout) -> Attention:
-    """The attention of that name, or the fastest that model, cache and layout allow.
-
-    Raises:
-        InvalidOption: there is none of that name.
-        RuntimeUnavailable: it cannot be had.
-    """
-    if name not in (None, "paths", "plugin"):
-        raise InvalidOption(f"attention {name!r} is unknown: use paths or plugin")
-    own = path_attention(config, kv) if layout == "exact" and name != "plugin" else None
-    if own is None and name == "paths":
-        raise RuntimeUnavailable(
-            "attention 'paths' needs a C++ compiler, layout exact and a cache of fp32 or fp16"
-        )
-    return own or PluginAttention(kv, layout)
-
-
-def _pool(attention: Attention, config: ModelConfig, blocks: int, keep: int) -> BlockPool:
-    """The memory of the key-value cache.
-
-    Raises:
-        OutOfMemory: the system does not give so much address space.
-    """
-    try:
-        return attention.pool(config, blocks, keep)
-    except MemoryError as error:
-        raise OutOfMemory(
-            f"no memory for a key-value cache of {blocks * BLOCK} tokens: load the model with a "
-            "smaller kv_tokens or a coarser kv_precision"
-        ) from error
+    def _infer(self, batch: Batch) -> Outcome:
+        """Run a forward."""
+        outcome = self._steps.run(batch)
+        self.inference_seconds = outcome.seconds
+        return outcome

@@ -12,7 +12,7 @@ from paceline.runtimes.paged_cache import PagedCache
 from paceline.types import TokenTree
 
 Input = int | list[int] | npt.NDArray[Any]
-"""What an input of the graph is filled from."""
+"""What an input is filled from."""
 
 
 class Shape(NamedTuple):
@@ -51,26 +51,13 @@ class Batch(ABC):
         """
 
     @abstractmethod
-    def pad(self, scratch: int, rows: int) -> None:
-        """Fill up to a bucket, that of `rows` at least.
-
-        Args:
-            scratch: a block of the cache that idle rows may write to.
-            rows: dense rows.
-        """
-
-    @abstractmethod
-    def shape(self) -> Shape:
-        """How many rows there are."""
-
-    @abstractmethod
     def inputs(self) -> dict[str, Input]:
-        """The graph's inputs by name."""
+        """Inputs by name."""
 
     def common(self) -> dict[str, Input]:
-        """Those that every graph has: int32."""
+        """Those that there always are: int32."""
         return {
             "input_ids": self.ids,
             "logit_rows": self.logit_rows,
-            "feature_rows": self.feature_rows or [0],  # the graph wants a row; nobody reads it
+            "feature_rows": self.feature_rows,
         }

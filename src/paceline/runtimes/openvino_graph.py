@@ -1,7 +1,7 @@
 """The Llama-family network as an OpenVINO graph over a ragged batch of rows.
 
 Rows are independent everywhere but in attention, which is handed in: it takes the rows' queries,
-keys and values and gives what they attended to (`openvino_paths`, `openvino_plugin`).
+keys and values and gives what they attended to (`openvino_plugin`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import openvino as ov
 from openvino import opset15 as op
 
 from paceline.models.config import ModelConfig, feature_layers
-from paceline.runtimes.openvino_layers import Layers
 from paceline.runtimes.openvino_nodes import (
     Inputs,
     Tensors,
     embed,
     gather,
     ints,
+    linear,
     rms_norm,
+    split,
 )
 
 Attend = Callable[[Any, int], Any]
@@ -32,7 +33,6 @@ the number of the layer, to `[rows, 1, heads * head_dim]`."""
 def build(
     config: ModelConfig,
     tensors: Tensors,
-    layers: Layers,
     make_attend: Callable[[Inputs], Attend],
 ) -> ov.Model:
     """The graph of a model.
@@ -46,26 +46,38 @@ def build(
     Args:
         config: of the model.
         tensors: its weights, see `openvino_weights.prepare`.
-        layers: makes what stands around attention.
         make_attend: makes attention, and adds the inputs that it needs.
     """
     inputs = Inputs()
     attend = make_attend(inputs)
-    final = tensors["norm"].reshape(1, 1, -1)
+
+    def norm(x: Any, name: str) -> Any:
+        return rms_norm(x, tensors[name].reshape(1, 1, -1), config.norm_eps)
+
+    def product(x: Any, name: str) -> Any:
+        out = linear(x, tensors, name)
+        out.set_friendly_name(name)  # by which a profile knows it
+        return out
+
     x = embed(op.unsqueeze(inputs.add("input_ids", np.int32, [-1]), ints(1)), tensors)
     picked = inputs.add("feature_rows", np.int32, [-1])
     streams = {}
     for layer in range(config.layers):
         if layer in feature_layers(config.layers):
             streams[layer] = gather(x, picked)
-        x = layers.out_of_attention(attend(layers.into_attention(x, layer), layer), x, layer)
-        x = layers.feed_forward(x, layer)
+        name = f"layers.{layer}"
+        attended = attend(product(norm(x, f"{name}.attention_norm"), f"{name}.qkv"), layer)
+        x = op.add(x, product(attended, f"{name}.o"))
+        both = product(norm(x, f"{name}.ffn_norm"), f"{name}.gate_up")
+        gate, up = split(both, (config.ffn_size, config.ffn_size))
+        x = op.add(x, product(op.multiply(op.swish(gate), up), f"{name}.down"))
     wanted = gather(x, inputs.add("logit_rows", np.int32, [-1]))
-    hidden = rms_norm(wanted, final, config.norm_eps)
-    logits = op.reshape(layers.head(hidden), ints(-1, config.vocab_size), False)
+    hidden = norm(wanted, "norm")
+    head = "lm_head" if "lm_head.weight" in tensors else "embed"
+    logits = op.reshape(product(hidden, head), ints(-1, config.vocab_size), False)
     hidden = op.reshape(hidden, ints(-1, config.hidden_size), False)
     parts = [streams[layer] for layer in feature_layers(config.layers)]
-    parts.append(rms_norm(gather(x, picked), final, config.norm_eps))
+    parts.append(norm(gather(x, picked), "norm"))
     features = op.reshape(op.concat(parts, -1), ints(-1, 4 * config.hidden_size), False)
     outputs = {"logits": logits, "hidden": hidden, "features": features}
     for name, node in outputs.items():

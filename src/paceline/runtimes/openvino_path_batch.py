@@ -7,18 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline import tree as trees
-from paceline.runtimes.openvino_batch import Batch, Input, Shape, bucket
+from paceline.runtimes.openvino_batch import Batch, Input
 from paceline.runtimes.paged_cache import BLOCK, PagedCache
 from paceline.types import ROOT, TokenTree
 
-FIELDS = 5
-"""Numbers per row, see `Plan` in `native/path_attention.hpp`."""
-
-_IDLE = (0, -1, 0, 0, 0)
-
 
 class PathBatch(Batch):
-    """A row's keys are a run of its sequence's tokens, then single ones: drafted ancestors."""
+    """A row's keys are a run of its sequence's tokens, then single ones: drafted ancestors.
+
+    Five numbers per row, see `Plan` in `native/path_attention.hpp`.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
@@ -58,33 +56,14 @@ class PathBatch(Batch):
             self._singles += singles
         return first
 
-    def pad(self, scratch: int, rows: int) -> None:
-        """Add idle rows, which write nothing."""
-        idle = bucket(max(len(self.ids), rows)) - len(self.ids)
-        self.ids += [0] * idle
-        self._rows += _IDLE * idle
-
-    def shape(self) -> Shape:
-        """Attention has the same rows as all else."""
-        return Shape(len(self.ids), len(self.ids))
-
     def inputs(self) -> dict[str, Input]:
-        """int32: `rows [5 * rows]`, `tables` and `singles`, longer than what they hold."""
+        """int32: beside the common ones `rows [5 * rows]`, `tables` and `singles`."""
         return {
             **self.common(),
             "rows": self._rows,
-            "tables": _roomy(self._tables),
-            "singles": _roomy(self._singles),
+            "tables": self._tables,
+            "singles": self._singles,
         }
-
-
-def room(numbers: int) -> int:
-    """A length that changes seldom, for inputs that may be longer than needed."""
-    return max(64, 1 << (numbers - 1).bit_length())
-
-
-def _roomy(values: list[int]) -> list[int]:
-    return values + [0] * (room(len(values)) - len(values))
 
 
 def _places(draft: TokenTree, begin: int) -> tuple[list[int], list[int], list[list[int]]]:

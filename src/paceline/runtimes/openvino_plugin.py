@@ -1,4 +1,4 @@
-"""Attention by the plugin's own paged operation, bit-exact by how rows are laid out.
+"""Forwards by the plugin, over its own paged attention, bit-exact by how rows are laid out.
 
 Two facts, both tested, make a token's logits the same numbers however its pass was composed:
 
@@ -8,11 +8,15 @@ Two facts, both tested, make a token's logits the same numbers however its pass 
   in layout "exact" every root-to-leaf path is a subsequence of its own in attention.
 
 Layout "masked" packs a draft into one subsequence under a mask: cheaper, but approximate.
+
+And one fact about speed: a change of shape makes the plugin prepare every node again, which costs
+a third of a step. So rows are padded to a few sizes, and the small ones get a compiled instance of
+fixed shape (`openvino_requests`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +25,9 @@ from openvino import opset15 as op
 
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.runtimes.block_pool import BLOCK, BlockPool
-from paceline.runtimes.openvino_attention import Attention, Graphs, fix
-from paceline.runtimes.openvino_batch import Batch, Shape
+from paceline.runtimes.openvino_batch import ROW_BUCKETS, Batch, Shape
+from paceline.runtimes.openvino_core import core
 from paceline.runtimes.openvino_graph import build
-from paceline.runtimes.openvino_layers import Layers
 from paceline.runtimes.openvino_nodes import (
     Inputs,
     Paging,
@@ -37,42 +40,80 @@ from paceline.runtimes.openvino_nodes import (
     split,
 )
 from paceline.runtimes.openvino_plugin_batch import FIXED_SHAPES, PluginBatch
+from paceline.runtimes.openvino_profile import Counted, count
+from paceline.runtimes.openvino_requests import Instance, Requests
 from paceline.runtimes.openvino_settings import KvFormat
+from paceline.runtimes.openvino_steps import Steps
 from paceline.runtimes.paged_cache import PagedCache
 from paceline.types import Layout, LogitArray
 
 
-class PluginAttention(Attention):
-    """The plugin's operation over blocks of rows."""
+class PluginSteps(Steps):
+    """Graphs, compiled for some shapes of forward."""
 
     name = "plugin"
+    row_buckets = ROW_BUCKETS
     fixed = FIXED_SHAPES
+    """Shapes that an instance may be fixed to."""
 
-    def __init__(self, kv: KvFormat, layout: Layout) -> None:
-        """Say how keys and values are kept, and how trees are laid out."""
-        self._kv = kv
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Tensors,
+        kv: KvFormat,
+        settings: Mapping[str, str],
+        layout: Layout,
+        *,
+        blocks: int,
+        keep: int,
+    ) -> None:
+        """Reserve memory as the plugin wants it.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        self._config = config
+        self._tensors = tensors
+        self._settings = settings
         self._layout = layout
-
-    def pool(self, config: ModelConfig, blocks: int, keep: int) -> BlockPool:
-        """Memory as the plugin wants it."""
-        width = config.head_dim + self._kv.extra
-        return BlockPool(
-            config.layers, config.kv_heads, width, blocks, keep=keep, dtype=self._kv.dtype
+        width = config.head_dim + kv.extra
+        self.pool = BlockPool(
+            config.layers, config.kv_heads, width, blocks, keep=keep, dtype=kv.dtype
         )
 
-    def graphs(self, config: ModelConfig, tensors: Tensors, layers: Layers) -> Graphs:
-        """With gathers, and without for chains."""
-        return _Graphs(config, tensors, layers)
+    def start(self, extra: LogitArray) -> None:
+        """Compile."""
+        tensors = {**self._tensors, "embed.extra": extra} if len(extra) else self._tensors
+        self._compile = _compiler(self._config, tensors, self._settings, self.pool)
+        instance = sum(array.nbytes for array in tensors.values())
+        self._requests = Requests(self._compile, self.fixed, instance)
 
-    def bind(self, request: ov.InferRequest, pool: BlockPool) -> None:
-        """Set each layer's keys and values as inputs."""
-        for index, memory in enumerate(pool.memory):
-            name = f"{('key', 'value')[index % 2]}_cache.{index // 2}"
-            request.set_tensor(name, ov.Tensor(memory, shared_memory=True))
+    def complete(self) -> None:
+        """Compile the instances of fixed shape."""
+        self._requests.complete()
 
-    def batch(self) -> Batch:
+    def batch(self) -> PluginBatch:
         """An empty one in this layout."""
         return PluginBatch(self._layout)
+
+    def pad(self, batch: Batch, rows: int) -> None:
+        """Fill up with idle rows."""
+        assert isinstance(batch, PluginBatch)
+        batch.pad(self.pool.scratch, rows)
+
+    def run(self, batch: Batch) -> Instance:
+        """On the instance for its shape."""
+        assert isinstance(batch, PluginBatch)
+        instance = self._requests.get(batch.shape())
+        instance.run(batch.inputs())
+        return instance
+
+    def counted(self, batch: Batch, runs: int) -> Counted:
+        """On an instance whose nodes count their time."""
+        assert isinstance(batch, PluginBatch)
+        shape = batch.shape() if batch.shape() in self.fixed else None
+        instance = Instance(self._compile(shape, counting=True))
+        return count(lambda: instance.run(batch.inputs()), instance, runs)
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
         """Adopt the path's blocks, or move its rows (masked)."""
@@ -84,22 +125,46 @@ class PluginAttention(Attention):
         cache.length = start + len(path)
 
 
-class _Graphs(Graphs):
-    def __init__(self, config: ModelConfig, tensors: Tensors, layers: Layers) -> None:
-        def graph(direct: bool) -> ov.Model:
-            return build(
-                config, tensors, layers, lambda inputs: _Attend(config, tensors, inputs, direct)
-            )
+# Not a method: a cycle through the steps would keep gigabytes alive until the next garbage
+# collection.
+def _compiler(
+    config: ModelConfig, tensors: Tensors, settings: Mapping[str, str], pool: BlockPool
+) -> Callable[..., ov.InferRequest]:
+    """What compiles the graph, for exactly so many dense and attention rows or for any, and binds
+    the cache's memory."""
 
-        self._general, self._direct = graph(False), graph(True)
+    def graph(direct: bool) -> ov.Model:
+        return build(config, tensors, lambda inputs: _Attend(config, tensors, inputs, direct))
 
-    def of(self, shape: Shape | None) -> ov.Model:
-        """The graph for exactly so many dense and attention rows, or for any."""
+    general, chains = graph(False), graph(True)
+
+    def of(shape: Shape | None) -> ov.Model:
         if shape is None:
-            return self._general
+            return general
         dense = dict.fromkeys(("input_ids", "positions", "dense_rows"), shape.dense)
-        graph = self._direct if shape.dense == shape.attention else self._general
-        return fix(graph, {**dense, "attention_rows": shape.attention})
+        chosen = chains if shape.dense == shape.attention else general
+        return _fix(chosen, {**dense, "attention_rows": shape.attention})
+
+    def compile_request(shape: Shape | None, counting: bool = False) -> ov.InferRequest:
+        chosen = {**settings, "PERF_COUNT": "YES"} if counting else settings
+        request = core().compile_model(of(shape), "CPU", chosen).create_infer_request()
+        for index, memory in enumerate(pool.memory):
+            name = f"{('key', 'value')[index % 2]}_cache.{index // 2}"
+            request.set_tensor(name, ov.Tensor(memory, shared_memory=True))
+        return request
+
+    return compile_request
+
+
+def _fix(graph: ov.Model, sizes: dict[str, int]) -> ov.Model:
+    """A copy of `graph` whose inputs of these names, vectors, have these lengths."""
+    fixed = graph.clone()
+    shapes: dict[str, Any] = {
+        port.get_any_name(): port.get_partial_shape() for port in fixed.inputs
+    }
+    shapes |= {name: ov.PartialShape([size]) for name, size in sizes.items()}
+    fixed.reshape(shapes)
+    return fixed
 
 
 class _Attend:

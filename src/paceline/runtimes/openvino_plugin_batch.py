@@ -141,6 +141,7 @@ class PluginBatch(Batch):
         """The graph's inputs by name: int32, but for the bias, which is an array of uint8."""
         return {
             **self.common(),
+            "feature_rows": self.feature_rows or [0],  # the graph wants a row; nobody reads it
             "positions": self.positions,
             "attention_rows": self.attention_rows,
             "dense_rows": self.dense_rows,

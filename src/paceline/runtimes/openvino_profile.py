@@ -1,9 +1,9 @@
-"""Where a forward spends its time, by group of nodes, from the plugin's own counters."""
+"""Where a forward spends its time, by group of nodes, from the plugin's counters or our own."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +19,8 @@ _PRODUCTS = {
 
 _OTHER_PRODUCT = "other products"
 
-_OURS = "Reference"
-"""The plugin's type for operations that it does not know."""
-
 _KINDS = {
     "PagedAttentionExtension": "attention",
-    _OURS: "attention",
     "RMS": "norms",
     "RoPE": "rotary positions",
     "Gather": "gathers and splits",
@@ -34,6 +30,9 @@ _KINDS = {
 
 _REST = "element-wise"
 """Group of what is left: residuals, SwiGLU, scaling of the embedding."""
+
+_OWN = {"attention": "PagedAttentionExtension", "gather": "Gather", "embedding": "", "paths": ""}
+"""Types for our own operations but products, which are done with the norms and sums around them."""
 
 GROUPS = (*dict.fromkeys((*_PRODUCTS.values(), _OTHER_PRODUCT, *_KINDS.values())), _REST)
 """All groups, in the order of a table."""
@@ -94,9 +93,15 @@ def group(name: str, kind: str) -> str:
     product = _PRODUCTS.get(name.rsplit(".", 1)[-1])
     if kind.startswith(("FullyConnected", "MatMul")):
         return product or _OTHER_PRODUCT
-    if kind == _OURS and product:  # with the norm before and the sum behind it
-        return product
     return _KINDS.get(kind, _REST)
+
+
+def by_group(operations: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by group, from those of our own operations by name."""
+    found: dict[str, float] = defaultdict(float)
+    for name, seconds in operations.items():
+        found[group(name, _OWN.get(name, "MatMul"))] += seconds
+    return {name: found[name] for name in GROUPS}
 
 
 def _seconds_by_group(nodes: Any) -> dict[str, float]:

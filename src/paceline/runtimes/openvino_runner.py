@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import openvino as ov
 
-from paceline.errors import InvalidOption
-from paceline.networks.base import Network
 from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
 from paceline.networks.weights import Trained
+from paceline.runtimes.network_weights import packed
 from paceline.runtimes.openvino_batch import Input
 from paceline.runtimes.openvino_branches import Asked, Branches, State, build_start
 from paceline.runtimes.openvino_core import core
 from paceline.runtimes.openvino_network import build
 from paceline.runtimes.openvino_requests import Instance
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
-from paceline.runtimes.quantise import pack
 from paceline.types import LogitArray
 
 _CHUNK = 512
@@ -94,7 +92,7 @@ class OpenVinoRunner:
         self._ids = trained.draft_ids
         self._settings = dict(settings)
         self._max_context = max_context + network.depth + 1
-        self._tensors = _packed(trained, target, precision)
+        self._tensors = packed(trained, target, precision)
         geometry = network.geometry
         self._pool = BlockPool(
             max(network.layers, 1),
@@ -251,48 +249,6 @@ class OpenVinoRunner:
                 if f"{kind}_cache.{layer}" in names:
                     request.set_tensor(f"{kind}_cache.{layer}", blocks)
         return Instance(request)
-
-
-def _packed(
-    trained: Trained, target: Mapping[str, np.ndarray], precision: str
-) -> dict[str, np.ndarray]:
-    """The network's weights and the target's share in them, as the graph wants them."""
-    out: dict[str, np.ndarray] = {}
-    for name, array in trained.parameters.items():
-        if name == "slots" or array.ndim == 1:
-            out[name] = array
-            continue
-        for part, packed in pack(array, "fp32" if precision == "fp32" else "int8").items():
-            out[f"{name}.{part}"] = packed
-    head = "embed" if "lm_head.weight" not in target else "lm_head"
-    out |= _borrowed(trained.network, target)
-    for part in ("weight", "scale"):
-        if f"embed.{part}" in target:
-            out[f"embed.{part}"] = target[f"embed.{part}"]
-            out[f"head.{part}"] = np.ascontiguousarray(target[f"{head}.{part}"][trained.draft_ids])
-    return out
-
-
-def _borrowed(network: Network, target: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What a network borrows of the target, all parts of compressed matrices, by its own names.
-
-    Raises:
-        InvalidOption: the target lacks something of it.
-    """
-    out: dict[str, np.ndarray] = {}
-    for mine, theirs in network.borrowed().items():
-        parts = {
-            mine + name.removeprefix(theirs): array
-            for name, array in target.items()
-            if name == theirs or name.startswith(f"{theirs}.")
-        }
-        if not parts:
-            raise InvalidOption(
-                f"network '{network.name}' runs {network.exit} layers of its target, which has "
-                "fewer: use weights that were trained for this model"
-            )
-        out |= parts
-    return out
 
 
 def _fixed(graph: ov.Model, rows: int) -> dict[str, ov.PartialShape]:

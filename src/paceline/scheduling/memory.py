@@ -97,9 +97,12 @@ def fits(memory: Memory, cache: BlockCache, tokens: int, running: int) -> bool:
     return cache.needed(tokens - cache.length + PLAIN_ROWS) + spare <= memory.free
 
 
-def plain_step(sequences: List[Sequence]) -> int:
-    """Blocks that one step of all sequences takes if nothing is drafted."""
-    return sum(sequence.cache.needed(PLAIN_ROWS) for sequence in sequences)
+def plain_step_fits(memory: Memory, sequences: List[Sequence]) -> bool:
+    """Whether one step of all sequences finds memory if nothing is drafted."""
+    if len(sequences) * _most(memory, PLAIN_ROWS) <= memory.free:
+        return True  # as in all steps but few: no need to look closer
+    needed: int = sum(sequence.cache.needed(PLAIN_ROWS) for sequence in sequences)
+    return needed <= memory.free
 
 
 def with_draft(memory: Memory, cache: BlockCache, budget: Budget) -> int:
@@ -118,7 +121,9 @@ def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budge
 
     A step without drafts is not checked: the scheduler sees to that.
     """
-    if memory is None or _drafts_fit(memory, sequences, budgets):
+    if memory is None or not any(budget.nodes for budget in budgets):
+        return list(budgets)
+    if _drafts_fit(memory, sequences, budgets):
         return list(budgets)
     for most in range(max(budget.nodes for budget in budgets) - 1, 0, -1):
         cut = [
@@ -131,5 +136,17 @@ def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budge
 
 
 def _drafts_fit(memory: Memory, sequences: List[Sequence], budgets: List[Budget]) -> bool:
+    paths, rows = 0, PLAIN_ROWS
+    for budget in budgets:
+        paths += max(1, budget.nodes)
+        rows = max(rows, 1 + min(budget.nodes, budget.depth))
+    if paths * _most(memory, rows) <= memory.free:
+        return True  # as in all steps but few
     pairs = zip(sequences, budgets, strict=True)
     return sum(with_draft(memory, s.cache, budget) for s, budget in pairs) <= memory.free
+
+
+def _most(memory: Memory, rows: int) -> int:
+    """The most blocks that a path of so many rows takes: what holds the rows, and one more, since
+    they may begin inside a block, which is copied where others read it."""
+    return -(-rows // memory.block) + 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -16,7 +17,7 @@ from paceline.controllers.cost import CostModel
 from paceline.errors import OutOfMemory
 from paceline.scheduling.chunks import Chunk, beside, shared_out
 from paceline.scheduling.limits import Limits, QueueFull
-from paceline.scheduling.memory import Memory, capacity, fits, plain_step
+from paceline.scheduling.memory import Memory, capacity, fits, plain_step_fits
 from paceline.sequence import Sequence
 from paceline.transcript import Transcript
 
@@ -64,12 +65,12 @@ class Scheduler:
     @property
     def running(self) -> tuple[Request, ...]:
         """Requests that decode."""
-        return tuple(each for each in self._running if not each.sequence.reading)
+        return tuple([each for each in self._running if not each.sequence.reading])
 
     @property
     def reading(self) -> tuple[Request, ...]:
         """Requests that have a place, and are still to be read."""
-        return tuple(each for each in self._running if each.sequence.reading)
+        return tuple([each for each in self._running if each.sequence.reading])
 
     def check(self, prompt: int) -> None:
         """Refuse what cannot be taken on: a prompt of `prompt` tokens, or one request more.
@@ -120,13 +121,14 @@ class Scheduler:
     def chunks(self, costs: CostModel | None) -> list[Chunk]:
         """What to read in the next forward."""
         reading = [request.sequence for request in self.reading]
-        tokens = beside(len(self.running), costs, self.limits.step_tokens) if reading else 0
+        if not reading:
+            return []
+        tokens = beside(len(self.running), costs, self.limits.step_tokens)
         return shared_out(reading, tokens, self._memory.block if self._memory else None)
 
-    def short(self) -> bool:
-        """Whether memory is too short for a step of all running requests, even without drafts."""
-        running = [request.sequence for request in self.running]
-        return self._memory is not None and plain_step(running) > self._memory.free
+    def short(self, running: List[Sequence]) -> bool:
+        """Whether memory is too short for a step of these requests, even without drafts."""
+        return self._memory is not None and not plain_step_fits(self._memory, running)
 
     def preempt(self) -> Request | None:
         """Send the newest running request back to the head of the queue; None if it is alone."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from paceline.drafting import DEFAULT_DRAFTER
+from paceline.drafting import DEFAULT_DRAFTER, has_coarser
 from paceline.networks.shipped import shipped_cards
 from paceline.tuned import Configuration
 
@@ -53,6 +53,9 @@ _TRAINED: Mapping[str, tuple[str, ...]] = {
 """By network: what to try with its weights. In front of a small model a network pays best behind a
 drafter that costs nothing."""
 
+_COARSER = ("suffix-automaton>quantised", "quantised")
+"""For models at fp32."""
+
 _SIZES: tuple[tuple[str, int | None, int | None], ...] = (
     ("cost-model", None, None),
     ("cost-model", 7, 7),
@@ -94,29 +97,34 @@ class Space:
         weights: by network that has weights for the model, what tells them from others.
     """
 
-    def __init__(self, trained: Mapping[str, object] = MappingProxyType({})) -> None:
+    def __init__(
+        self, trained: Mapping[str, object] = MappingProxyType({}), coarser: bool = False
+    ) -> None:
         """Take the drafters that need no weights, and those of networks that have some.
 
         Args:
             trained: by network, what tells its weights from others.
+            coarser: whether the target's own weights can draft at int8.
         """
         self.weights = {name: trained[name] for name in _TRAINED if name in trained}
         with_weights = [_TRAINED[name] for name in self.weights]
         best = [names[0] for names in with_weights]
         others = [name for names in with_weights for name in names[1:]]
         first, later = _MODEL_FREE[:7], _MODEL_FREE[7:]
-        order = (DEFAULT_DRAFTER, *best, *first, *others, *later)
+        order = (DEFAULT_DRAFTER, *(_COARSER if coarser else ()), *best, *first, *others, *later)
         self.drafters: tuple[str, ...] = tuple(dict.fromkeys(order))
 
     @classmethod
     def of(cls, loaded: Loaded) -> Space:
         """What there is to try with a loaded model."""
         target = loaded.target
+        coarser = has_coarser(target.capabilities)
         if getattr(target, "run_network", None) is None or not target.capabilities.feature_layers:
-            return cls()
+            return cls(coarser=coarser)
         cards = shipped_cards()
         model = loaded.source.fingerprint
-        return cls({card.kind: card for card in cards if card.metadata.get("model") == model})
+        mine = {card.kind: card for card in cards if card.metadata.get("model") == model}
+        return cls(mine, coarser)
 
     @cached_property
     def everything(self) -> Mapping[str, Configuration]:

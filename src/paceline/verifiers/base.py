@@ -164,12 +164,13 @@ def walk(draft: TokenTree, pick: Callable[[int, int], int]) -> Verdict:
     tree holds (sample-and-match).
     """
     below = trees.children(draft)
+    tokens = draft.tokens.tolist()
     path: list[int] = []
     node = ROOT
     while True:
         token = pick(node, len(path))
         for child in below.get(node, ()):
-            if draft.tokens[child] == token:
+            if tokens[child] == token:
                 node = child
                 path.append(child)
                 break

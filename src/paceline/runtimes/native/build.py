@@ -1,7 +1,7 @@
-"""Compiles the operations of this folder, once per machine, version and change.
+"""Compiles the operations of this folder, once per machine and change.
 
-OpenVINO's wheel brings the headers and libraries. What is missing is a compiler: without one, or
-where it fails, there is no library, which is said once, and callers go on with what the plugin has.
+Without a compiler, or where it fails, there is no library, which is said once, and callers go on
+with what the plugin has.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from paceline.runtimes import processor
 SWITCH = "PACELINE_NATIVE"
 """Environment variable: "0" goes without the library."""
 
-_SOURCES = ("path_attention.cpp", "product.cpp", "extension.cpp")
-_HEADERS = ("path_attention.hpp", "product.hpp", "vectors.hpp")
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 _SECONDS = 300
 """A compiler that takes longer hangs."""
 
@@ -40,14 +38,12 @@ def library() -> Path | None:
         return None
     compiler = _compiler()
     if compiler is None:
-        _LOG.warning("no C++ compiler: attention is OpenVINO's own, slower; install g++ or set CXX")
+        _LOG.warning("no C++ compiler: steps are OpenVINO's, slower; install g++ or set CXX")
         return None
     try:
         return _built(compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning(
-            "attention is OpenVINO's own, slower: %s failed (%s)", compiler[0], _reason(error)
-        )
+        _LOG.warning("steps are OpenVINO's, slower: %s failed (%s)", compiler[0], _reason(error))
         return None
 
 
@@ -66,28 +62,24 @@ def _built(compiler: list[str]) -> Path:
         OSError: the compiler cannot be run, or the cache not be written.
         subprocess.SubprocessError: the compiler failed.
     """
-    import openvino
-
-    here, home = Path(__file__).parent, Path(openvino.__file__).parent
+    sources = sorted(Path(__file__).parent.glob("*.cpp"))
+    headers = sorted(Path(__file__).parent.glob("*.hpp"))
     version = subprocess.run(
         [*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS
     ).stdout
-    parts = [(here / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
-    parts += [openvino.__version__.encode(), version, " ".join(_FLAGS).encode()]
+    parts = [path.name.encode() + path.read_bytes() for path in (*sources, *headers)]
+    parts += [version, " ".join(_FLAGS).encode()]
     parts.append(" ".join(sorted(processor.flags())).encode())
     name, folder = f"paceline-{_digest(b'|'.join(parts))}", cache_dir() / "native"
     for path in folder.glob(f"{name}-*.so"):
         if path == _named(folder, name, path):
             return path
         path.unlink(missing_ok=True)  # cut off or changed: loading it could end the process
-    _LOG.info("compiling attention for this processor, once")
+    _LOG.info("compiling operations for this processor, once")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "made.so"
-        libraries = [_only(home / "libs", f"lib{name}.so*") for name in ("openvino", "tbb")]
-        command = [*compiler, *_FLAGS, f"-I{home / 'include'}"]
-        command += [str(here / name) for name in _SOURCES]
-        command += ["-o", str(made), *map(str, libraries)]
+        command = [*compiler, *_FLAGS, *map(str, sources), "-o", str(made)]
         subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
         path = _named(folder, name, made)
         os.replace(made, path)
@@ -101,18 +93,6 @@ def _digest(content: bytes) -> str:
 def _named(folder: Path, name: str, library: Path) -> Path:
     """Where a library is kept: its name tells its content."""
     return folder / f"{name}-{_digest(library.read_bytes())}.so"
-
-
-def _only(folder: Path, pattern: str) -> Path:
-    """The file of that pattern.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    found = sorted(folder.glob(pattern))
-    if not found:
-        raise FileNotFoundError(f"OpenVINO was installed without {pattern}")
-    return found[0]
 
 
 def _reason(error: Exception) -> str:

@@ -1,14 +1,13 @@
 #include "path_attention.hpp"
 
-#include "vectors.hpp"
-
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
+#include "pool.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace paceline {
@@ -45,13 +44,16 @@ void add_slice(const float* weights, int stride, const Stored* const* blocks, in
     for (int r = 0; r < N; ++r) {
         for (int v = 0; v < V; ++v) a[r][v] = load(sums + r * width + at + v * kLanes);
     }
-    for (int j = 0; j < count; ++j) {
-        const Stored* value = blocks[j / kBlock] + (j % kBlock) * width + at;
-        Vec x[V];
-        for (int v = 0; v < V; ++v) x[v] = load(value + v * kLanes);
-        for (int r = 0; r < N; ++r) {
-            const Vec w = all(weights[r * stride + j]);
-            for (int v = 0; v < V; ++v) a[r][v] += w * x[v];
+    for (int begin = 0; begin < count; begin += kBlock) {
+        const Stored* value = blocks[begin / kBlock] + at;
+        const int end = std::min(begin + kBlock, count);
+        for (int j = begin; j < end; ++j, value += width) {
+            Vec x[V];
+            for (int v = 0; v < V; ++v) x[v] = load(value + v * kLanes);
+            for (int r = 0; r < N; ++r) {
+                const Vec w = all(weights[r * stride + j]);
+                for (int v = 0; v < V; ++v) a[r][v] += w * x[v];
+            }
         }
     }
     for (int r = 0; r < N; ++r) {
@@ -64,10 +66,18 @@ template <int N, class Stored>
 void add_values(const float* weights, int stride, const Stored* const* blocks, int count,
                 int width, float* sums) {
     int at = 0;
-    for (; at + 2 * kLanes <= width; at += 2 * kLanes) {
-        add_slice<N, 2>(weights, stride, blocks, count, width, at, sums);
+    for (; at + 4 * kLanes <= width; at += 4 * kLanes) {
+        add_slice<N, 4>(weights, stride, blocks, count, width, at, sums);
     }
-    if (at < width) add_slice<N, 1>(weights, stride, blocks, count, width, at, sums);
+    for (; at < width; at += kLanes) {
+        add_slice<N, 1>(weights, stride, blocks, count, width, at, sums);
+    }
+}
+
+// Has numbers fetched that will be read soon.
+template <class Stored>
+void ask(const Stored* at, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / sizeof(Stored)) __builtin_prefetch(at + i);
 }
 
 struct Row {
@@ -75,14 +85,12 @@ struct Row {
     int total() const { return position + 1; }
 };
 
-// Rows of one sequence that share loads.
-struct Group {
-    int first, count;  // rows
-    int longest;       // path
-    int longest_run, shortest_run;
-    int single_blocks[2];  // of its sequence's table: the first that holds a single token, and the
-                           // one behind the last; equal if there is none
-};
+Row row_of(const Plan& plan, int64_t r) {
+    const int32_t* at = plan.rows + r * kRowFields;
+    return {at[0], at[1], at[2], at[3], at[4]};
+}
+
+int chunks_of(const Group& group) { return (group.longest + kChunk - 1) / kChunk; }
 
 // What a chunk of keys comes to: per query its highest score, the sum of weights relative to it,
 // and the weighted sum of values.
@@ -110,37 +118,30 @@ void merge(const Partial& into, const Partial& later, int queries, int width) {
 template <class Stored>
 class Pass {
    public:
-    Pass(const Shape& shape, const Layer& layer, const Plan& plan, float* out)
+    Pass(const Shape& shape, const Layer& layer, Paths& paths, Rows<float> out)
         : shape_(shape),
           layer_(layer),
-          plan_(plan),
+          paths_(paths),
+          plan_(paths.plan),
           out_(out),
           ratio_(shape.heads / shape.kv_heads),
-          block_size_(int64_t{kBlock} * shape.width),
-          queries_(plan.count * shape.heads * shape.width) {}
+          block_size_(int64_t{kBlock} * shape.width) {}
 
-    void run(const float* qkv) {
+    void run(Rows<const float> qkv) {
         const int64_t rows = plan_.count;
-        each(rows, rows > 16, [&](int64_t r) { enter(r, qkv); });
-        find_groups();
-        const int64_t items = int64_t(groups_.size()) * shape_.kv_heads;
-        int chunks = 0;
-        for (const Group& group : groups_) chunks = std::max(chunks, chunks_of(group));
-        const int threads = tbb::this_task_arena::max_concurrency();
-        if (items >= 4 * threads || chunks == 1) {
-            each(items, threads > 1, [&](int64_t item) { whole(item); });
+        paths_.queries.resize(rows * shape_.heads * shape_.width);
+        each(rows, rows > 3, [&](int64_t r) { enter(r, qkv); });
+        const int64_t items = int64_t(paths_.groups.size()) * shape_.kv_heads;
+        const int threads = Pool::shared().threads();
+        if (items >= 4 * threads || paths_.chunks == 1) {
+            each(items, true, [&](int64_t item) { whole(item); });
         } else {
-            split(items, chunks);
+            split(items, paths_.chunks);
         }
     }
 
    private:
-    Row row(int64_t r) const {
-        const int32_t* at = plan_.rows + r * kRowFields;
-        return {at[0], at[1], at[2], at[3], at[4]};
-    }
-
-    static int chunks_of(const Group& group) { return (group.longest + kChunk - 1) / kChunk; }
+    Row row(int64_t r) const { return row_of(plan_, r); }
 
     // One head of a row, normed if there is a norm, and rotated.
     void rotate(const float* x, const float* norm, int position, float factor, float* to) const {
@@ -156,7 +157,14 @@ class Pass {
             for (int d = 0; d < shape_.width; ++d) normed[d] = x[d] * scale * norm[d];
             x = normed.data();
         }
-        for (int d = 0; d < half; ++d) {
+        int d = 0;
+        for (; d + kLanes <= half; d += kLanes) {
+            const Vec low = load(x + d), high = load(x + d + half);
+            const Vec c = load(cosine + d), s = load(sine + d);
+            store(to + d, (low * c - high * s) * factor);
+            store(to + d + half, (high * c + low * s) * factor);
+        }
+        for (; d < half; ++d) {
             to[d] = (x[d] * cosine[d] - x[d + half] * sine[d]) * factor;
             to[d + half] = (x[d + half] * cosine[d] + x[d] * sine[d]) * factor;
         }
@@ -172,14 +180,10 @@ class Pass {
     }
 
     // Rotates a row's queries; rotates and stores its keys, stores its values.
-    void enter(int64_t r, const float* qkv) {
+    void enter(int64_t r, Rows<const float> qkv) {
         const Row at = row(r);
         const int width = shape_.width;
-        if (at.slot < 0) {
-            std::memset(out_ + r * shape_.heads * width, 0, sizeof(float) * shape_.heads * width);
-            return;
-        }
-        const float* x = qkv + r * (shape_.heads + 2 * shape_.kv_heads) * width;
+        const float* x = qkv[r];
         const float factor = 1.0f / std::sqrt(float(width));
         for (int h = 0; h < shape_.heads; ++h) {
             rotate(x + h * width, layer_.query_norm, at.position, factor, query(r, h));
@@ -200,30 +204,7 @@ class Pass {
     // Queries lie [kv head][row][query head of the kv head], so that a group's are in one run.
     float* query(int64_t r, int head) {
         const int64_t at = (int64_t{head / ratio_} * plan_.count + r) * ratio_ + head % ratio_;
-        return queries_.data() + at * shape_.width;
-    }
-
-    void find_groups() {
-        const int most = std::max(1, kQueryRows / ratio_);
-        for (int r = 0; r < plan_.count; ++r) {
-            const Row at = row(r);
-            if (at.slot < 0) continue;
-            const bool joins = !groups_.empty() && groups_.back().first + groups_.back().count == r &&
-                               groups_.back().count < most &&
-                               row(groups_.back().first).table == at.table;
-            if (!joins) groups_.push_back({r, 0, 0, 0, at.run, {0, 0}});
-            Group& group = groups_.back();
-            ++group.count;
-            group.longest = std::max(group.longest, at.total());
-            group.longest_run = std::max(group.longest_run, at.run);
-            group.shortest_run = std::min(group.shortest_run, at.run);
-            auto& [first, behind] = group.single_blocks;
-            for (int i = 0; i < at.total() - at.run; ++i) {
-                const int block = plan_.singles[at.singles + i] / kBlock;
-                first = first == behind ? block : std::min(first, block);
-                behind = std::max(behind, block + 1);
-            }
-        }
+        return paths_.queries.data() + at * shape_.width;
     }
 
     // One chunk of keys for the rows of a group and one head of keys.
@@ -240,7 +221,10 @@ class Pass {
         for (int b = 0; b * kBlock < run; ++b) {
             values[b] = value_block(table[b], head);
             const Stored* keys = key_block(table[b], head);
-            by_rows(queries, 6, [&](auto n, int first) {
+            // Blocks lie apart, each too short for the processor to see where reading goes.
+            if ((b + 1) * kBlock < run) ask(key_block(table[b + 1], head), block_size_);
+            ask(values[b], std::min(run - b * kBlock, kBlock) * int64_t{width});
+            by_rows<6>(queries, [&](auto n, int first) {
                 block_scores<n>(q + first * width, width, keys,
                                 scores + first * kChunk + b * kBlock, kChunk);
             });
@@ -252,7 +236,7 @@ class Pass {
             single_scores.resize(queries * single_stride);
             for (int b = 0; b * kBlock < single_stride; ++b) {
                 const int block = plan_.tables[lead.table + group.single_blocks[0] + b];
-                by_rows(queries, 6, [&](auto n, int first) {
+                by_rows<6>(queries, [&](auto n, int first) {
                     block_scores<n>(q + first * width, width, key_block(block, head),
                                     single_scores.data() + first * single_stride + b * kBlock,
                                     single_stride);
@@ -268,23 +252,21 @@ class Pass {
                 const int stored = plan_.singles[at.singles + begin + j - at.run];
                 s[j] = single_scores[r * single_stride + stored - first_single];
             }
-            for (int j = count; j < kChunk; ++j) s[j] = kNone;
+            const int ends = (count + kLanes - 1) / kLanes * kLanes;
+            for (int j = count; j < ends; ++j) s[j] = kNone;
+            for (int j = ends; j < run; ++j) s[j] = 0;  // keys that other rows see
             to.highest[r] = kNone;
             to.weight[r] = 0;
-            if (count == 0) {
-                std::memset(s, 0, sizeof(float) * kChunk);
-                continue;
-            }
+            if (count == 0) continue;
             Vec top = load(s);
-            for (int j = kLanes; j < kChunk; j += kLanes) {
+            for (int j = kLanes; j < ends; j += kLanes) {
                 const Vec x = load(s + j);
                 top = x > top ? x : top;
             }
-            float highest = top[0];
-            for (int i = 1; i < kLanes; ++i) highest = std::max(highest, top[i]);
+            const float highest = largest(top);
             to.highest[r] = highest;
             Vec weight = {};
-            for (int j = 0; j < kChunk; j += kLanes) {
+            for (int j = 0; j < ends; j += kLanes) {
                 const Vec x = load(s + j);
                 const Vec e = x == kNone ? all(0.0f) : exponential(x - highest);
                 weight += e;
@@ -299,7 +281,7 @@ class Pass {
         }
         std::memset(to.values, 0, sizeof(float) * queries * width);
         if (run > 0) {
-            by_rows(queries, 6, [&](auto n, int first) {
+            by_rows<6>(queries, [&](auto n, int first) {
                 add_values<n>(scores + first * kChunk, kChunk, values, run, width,
                               to.values + first * width);
             });
@@ -311,7 +293,7 @@ class Pass {
                 const int stored = plan_.singles[at.singles + begin + j - at.run];
                 const int block = plan_.tables[at.table + stored / kBlock];
                 const Stored* value = value_block(block, head) + (stored % kBlock) * width;
-                by_rows(ratio_, 6, [&](auto n, int first) {
+                by_rows<6>(ratio_, [&](auto n, int first) {
                     const int at_query = r * ratio_ + first;
                     add_values<n>(alone + at_query * kChunk + j, kChunk, &value, 1, width,
                                   to.values + at_query * width);
@@ -324,7 +306,7 @@ class Pass {
         for (int r = 0; r < group.count * ratio_; ++r) {
             const int64_t row = group.first + r / ratio_;
             const int query_head = head * ratio_ + r % ratio_;
-            float* to = out_ + (row * shape_.heads + query_head) * shape_.width;
+            float* to = out_[row] + query_head * shape_.width;
             const float factor = 1.0f / sums.weight[r];
             for (int d = 0; d < shape_.width; d += kLanes) {
                 store(to + d, load(sums.values + r * shape_.width + d) * factor);
@@ -340,9 +322,10 @@ class Pass {
 
     // One group and head, chunk after chunk.
     void whole(int64_t item) {
-        const Group& group = groups_[item / shape_.kv_heads];
+        const Group& group = paths_.groups[item / shape_.kv_heads];
         const int head = int(item % shape_.kv_heads);
-        std::vector<float> memory(2 * partial_size());
+        thread_local std::vector<float> memory;
+        memory.resize(2 * partial_size());
         const Partial sums = partial(memory.data()), next = partial(memory.data() + partial_size());
         chunk(group, head, 0, sums);
         for (int c = 1; c < chunks_of(group); ++c) {
@@ -354,19 +337,19 @@ class Pass {
 
     // All chunks of all groups and heads at once, then put together in order.
     void split(int64_t items, int chunks) {
-        std::vector<float> memory(items * chunks * partial_size());
+        paths_.partial.resize(items * chunks * partial_size());
         const auto part = [&](int64_t item, int64_t c) {
-            return partial(memory.data() + (item * chunks + c) * partial_size());
+            return partial(paths_.partial.data() + (item * chunks + c) * partial_size());
         };
         each(items * chunks, true, [&](int64_t i) {
-            const Group& group = groups_[i / chunks / shape_.kv_heads];
+            const Group& group = paths_.groups[i / chunks / shape_.kv_heads];
             if (i % chunks < chunks_of(group)) {
                 chunk(group, int(i / chunks % shape_.kv_heads), int(i % chunks),
                       part(i / chunks, i % chunks));
             }
         });
         each(items, chunks > 8, [&](int64_t item) {
-            const Group& group = groups_[item / shape_.kv_heads];
+            const Group& group = paths_.groups[item / shape_.kv_heads];
             const Partial sums = part(item, 0);
             for (int c = 1; c < chunks_of(group); ++c) {
                 merge(sums, part(item, c), group.count * ratio_, shape_.width);
@@ -377,22 +360,51 @@ class Pass {
 
     const Shape& shape_;
     const Layer& layer_;
+    Paths& paths_;
     const Plan& plan_;
-    float* out_;
+    const Rows<float> out_;
     const int ratio_;
     const int64_t block_size_;
-    std::vector<float> queries_;
-    std::vector<Group> groups_;
 };
 
 }  // namespace
 
-void path_attention(const Shape& shape, const Layer& layer, const Plan& plan, const float* qkv,
-                    float* out) {
+void Paths::find(const Shape& shape, const Plan& given, int64_t longest) {
+    plan = given;
+    groups.clear();
+    chunks = 0;
+    const int most = std::max(1, kQueryRows / (shape.heads / shape.kv_heads));
+    for (int r = 0; r < plan.count; ++r) {
+        const Row at = row_of(plan, r);
+        if (at.position >= longest) {
+            throw std::out_of_range("a row stands behind the longest context of " +
+                                    std::to_string(longest) + " tokens");
+        }
+        const bool joins = !groups.empty() && groups.back().first + groups.back().count == r &&
+                           groups.back().count < most &&
+                           row_of(plan, groups.back().first).table == at.table;
+        if (!joins) groups.push_back({r, 0, 0, 0, at.run, {0, 0}});
+        Group& group = groups.back();
+        ++group.count;
+        group.longest = std::max(group.longest, at.total());
+        group.longest_run = std::max(group.longest_run, at.run);
+        group.shortest_run = std::min(group.shortest_run, at.run);
+        auto& [first, behind] = group.single_blocks;
+        for (int i = 0; i < at.total() - at.run; ++i) {
+            const int block = plan.singles[at.singles + i] / kBlock;
+            first = first == behind ? block : std::min(first, block);
+            behind = std::max(behind, block + 1);
+        }
+    }
+    for (const Group& group : groups) chunks = std::max(chunks, chunks_of(group));
+}
+
+void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<const float> qkv,
+                    Rows<float> out) {
     if (shape.half) {
-        Pass<_Float16>(shape, layer, plan, out).run(qkv);
+        Pass<_Float16>(shape, layer, paths, out).run(qkv);
     } else {
-        Pass<float>(shape, layer, plan, out).run(qkv);
+        Pass<float>(shape, layer, paths, out).run(qkv);
     }
 }
 

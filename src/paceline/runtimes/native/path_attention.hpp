@@ -8,6 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "vectors.hpp"
 
 namespace paceline {
 
@@ -16,7 +19,7 @@ constexpr int kRowFields = 5;    // int32 per row of `rows`, see Plan
 
 // What rows there are and what each sees.
 struct Plan {
-    // [count, 5] position; storage slot (block * 32 + place in it; -1: an idle row, result 0);
+    // [count, 5] position; storage slot (block * 32 + place in it);
     // begin of its sequence's block table in `tables`; length of its run; begin of its single
     // tokens in `singles`. Rows of a sequence stand together.
     const int32_t* rows;
@@ -28,10 +31,10 @@ struct Plan {
 
 // Sizes of one layer.
 struct Shape {
-    int heads, kv_heads;  // at most 24 heads per kv head
-    int width;            // of a head, a multiple of 16
-    bool half;                   // keys and values are stored as fp16
-    float eps;                   // of the norms of queries and keys
+    int32_t heads, kv_heads;  // at most 24 heads per kv head
+    int32_t width;            // of a head, a multiple of 16
+    int32_t half;             // keys and values are stored as fp16
+    float eps;                // of the norms of queries and keys
 };
 
 // Pointers to one layer's data.
@@ -43,10 +46,30 @@ struct Layer {
     const float* key_norm;    // [width], or null
 };
 
+// Rows of one sequence that share loads.
+struct Group {
+    int first, count;  // rows
+    int longest;       // path
+    int longest_run, shortest_run;
+    int single_blocks[2];  // of its sequence's table: the first that holds a single token, and the
+                           // one behind the last; equal if there is none
+};
+
+// What all layers of a pass share: found once.
+struct Paths {
+    Plan plan;
+    std::vector<Group> groups;
+    int chunks;  // of the longest path
+    std::vector<float> queries, partial;  // room
+
+    // Throws std::out_of_range if a row stands at position `longest` or behind it.
+    void find(const Shape& shape, const Plan& plan, int64_t longest);
+};
+
 // Rotate, store keys and values, attend.
-//   qkv:  float32 [count, (heads + 2 * kv_heads) * width]
-//   out:  float32 [count, heads * width]
-void path_attention(const Shape& shape, const Layer& layer, const Plan& plan, const float* qkv,
-                    float* out);
+//   qkv:  [count, (heads + 2 * kv_heads) * width]
+//   out:  [count, heads * width]
+void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<const float> qkv,
+                    Rows<float> out);
 
 }  // namespace paceline

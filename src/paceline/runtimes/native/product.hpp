@@ -1,23 +1,30 @@
-// Products of few rows with int8 matrices, and what stands around them in a decoder layer.
+// Products of few rows with a matrix, and what stands around them in a decoder layer.
 //
-// Activations are rounded to int8 by groups of 64, each row by itself, and sums run over a row in
-// one order. So a row's result is the same bits whatever rows it shares a pass with.
+// Sums run over a row in one order. So a row's result is the same bits whatever rows it shares a
+// pass with. int8 matrices meet activations rounded to int8 by groups of 64, each row by itself.
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <vector>
+
+#include "pool.hpp"
+#include "vectors.hpp"
 
 namespace paceline {
 
 constexpr int kGroup = 64;  // activations that share a scale
 
-// A packed matrix of `outputs` rows, a multiple of 16, and `inputs` columns, a multiple of 64.
+// A packed matrix of `outputs` rows, a multiple of 16; of int8, `inputs` is a multiple of 64.
 struct Matrix {
-    int outputs, inputs;
+    int64_t outputs, inputs;
     const int8_t* weights;  // [outputs / 16, inputs / 64, 16, 16, 4]: of 16 rows 4 columns each
     const int16_t* sums;    // [outputs / 16, inputs / 64, 16]: minus the weights of a group
     const float* scales;    // [outputs]
+    const float* floats;    // [outputs / 16, inputs, 16] instead of all these, or null
     const float* bias;      // [outputs], or null
+    int64_t often;          // whether it is read several times in a row
 };
 
 // out = product(norm(x)) + residual, or with `gated`, where the matrix has gates in its upper and
@@ -29,12 +36,61 @@ struct Step {
     bool gated;
 };
 
-// Whether this processor has the instructions; without them there is no product.
-bool has_products();
+// Room that is used again from product to product.
+struct Room {
+    std::vector<uint8_t> numbers;  // rounded rows, 128 added: the instruction wants one unsigned
+    std::vector<float> scales;     // [rows, inputs / 64]
+    std::vector<float> normed;     // [rows, inputs]
+};
 
-//   x:        float32 [rows, inputs]
-//   residual: float32 [rows, outputs], or null
-//   out:      float32 [rows, outputs], half as wide if gated
-void product(const Step& step, int64_t rows, const float* x, const float* residual, float* out);
+// Whether this processor has vectors as wide as those of products with float32.
+bool has_float_products();
+
+// Whether this processor has the instructions for int8 matrices; without them there are no products
+// with those.
+bool has_int8_products();
+
+//   x:        [rows, inputs]
+//   residual: [rows, outputs], or none; may be `out`
+//   out:      [rows, outputs], half as wide if gated
+void product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
+             Rows<float> out, Room& room);
+
+void int8_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
+                  Rows<float> out, Room& room);
+void float_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
+                   Rows<float> out, Room& room);
+
+// Of a row's RMS norm: what its numbers are multiplied by before the weights.
+float norm_factor(const float* x, int64_t width, float eps);
+
+// Two blocks of 16 results of a row, as they leave a product.
+inline void leave(const Step& step, const int64_t (&blocks)[2], const Vec (&results)[2],
+                  const float* residual, float* out) {
+    if (step.gated) {
+        const Vec gate = results[0], value = gate / (exponential(-gate) + 1.0f) * results[1];
+        store(out + blocks[0] * kLanes, value);
+        return;
+    }
+    for (int b = 0; b < (blocks[1] == blocks[0] ? 1 : 2); ++b) {
+        const int64_t at = blocks[b] * kLanes;
+        store(out + at, residual ? results[b] + load(residual + at) : results[b]);
+    }
+}
+
+// Calls `pair` with the numbers of two blocks of 16 matrix rows that leave together, until all have
+// been called, on all threads. Of an odd number of blocks the last is its own partner.
+template <class Pair>
+void pairs(const Step& step, Pair&& pair) {
+    const int64_t blocks = step.matrix.outputs / kLanes, count = (blocks + 1) / 2;
+    const int64_t parts = std::min<int64_t>(count, 6 * Pool::shared().threads());
+    each(parts, true, [&](int64_t part) {
+        for (int64_t p = part * count / parts; p < (part + 1) * count / parts; ++p) {
+            const int64_t first = step.gated ? p : 2 * p;
+            const int64_t second = step.gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);
+            pair({first, second});
+        }
+    });
+}
 
 }  // namespace paceline

@@ -1,12 +1,13 @@
-// Vectors of 16 numbers, and loops, that the operations here share.
+// Vectors of 16 numbers, and loops over rows, that the operations here share.
 
 #pragma once
 
-#include <tbb/parallel_for.h>
-#include <tbb/partitioner.h>
-
 #include <cstdint>
 #include <type_traits>
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace paceline {
 
@@ -18,10 +19,24 @@ typedef _Float16 HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may
 
 inline Vec load(const float* at) { return *reinterpret_cast<const Vec*>(at); }
 inline Vec load(const _Float16* at) {
+#ifdef __AVX512F__  // which compilers do not all see
+    return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
+#else
     return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(at), Vec);
+#endif
 }
 inline void store(float* at, Vec x) { *reinterpret_cast<Vec*>(at) = x; }
-inline Vec all(float x) { return Vec{} + x; }
+inline Vec all(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+
+// Rows of numbers, `stride` apart.
+template <class Number>
+struct Rows {
+    Number* at;
+    int64_t stride;
+
+    Number* operator[](int64_t row) const { return at + row * stride; }
+    explicit operator bool() const { return at != nullptr; }
+};
 
 // e^x, 1 at 0, for x from -87 to 88; others are moved there. Relative error below 2e-7.
 inline Vec exponential(Vec x) {
@@ -42,39 +57,51 @@ inline Vec exponential(Vec x) {
 
 inline float exponential(float x) { return exponential(all(x))[0]; }
 
+// Of all lanes; halves are put together until one is left.
 inline float sum(Vec x) {
-    float total = 0;
-    for (int i = 0; i < kLanes; ++i) total += x[i];
-    return total;
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps(__m512(x));
+#else
+    float part[kLanes];
+    store(part, x);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) part[i] += part[i + half];
+    }
+    return part[0];
+#endif
 }
 
-// Calls `some` with the number of rows, at most 6, as a constant, and the first of them, until all
-// `rows` are done: in parts of equal size, as far as possible, of at most `most`. How rows are taken
-// together changes no row's result.
-template <class Some>
-void by_rows(int rows, int most, Some&& some) {
-    const int parts = (rows + most - 1) / most;
+inline float largest(Vec x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_ps(__m512(x));
+#else
+    float most = x[0];
+    for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+#endif
+}
+
+// Calls `some` with a number of rows, at most `kMost`, as a constant, and the first of them, until all
+// `rows` are done: in parts of equal size, as far as possible. How rows are taken together changes
+// no row's result.
+template <int kMost, class Some>
+void by_rows(int rows, Some&& some) {
+    static_assert(kMost <= 6);
+    const int parts = (rows + kMost - 1) / kMost;
     for (int part = 0; part < parts; ++part) {
         const int first = part * rows / parts;
-        switch ((part + 1) * rows / parts - first) {
-            case 6: some(std::integral_constant<int, 6>{}, first); break;
-            case 5: some(std::integral_constant<int, 5>{}, first); break;
-            case 4: some(std::integral_constant<int, 4>{}, first); break;
-            case 3: some(std::integral_constant<int, 3>{}, first); break;
-            case 2: some(std::integral_constant<int, 2>{}, first); break;
-            case 1: some(std::integral_constant<int, 1>{}, first); break;
-            default: break;
-        }
-    }
-}
-
-// Calls `body` for 0 to `count` - 1.
-template <class Body>
-void each(int64_t count, bool parallel, Body&& body) {
-    if (parallel) {
-        tbb::parallel_for(int64_t{0}, count, body, tbb::simple_partitioner{});
-    } else {
-        for (int64_t i = 0; i < count; ++i) body(i);
+        const int count = (part + 1) * rows / parts - first;
+        const auto of = [&](auto n) {
+            if constexpr (n <= kMost) {
+                if (count == n) some(n, first);
+            }
+        };
+        of(std::integral_constant<int, 1>{});
+        of(std::integral_constant<int, 2>{});
+        of(std::integral_constant<int, 3>{});
+        of(std::integral_constant<int, 4>{});
+        of(std::integral_constant<int, 5>{});
+        of(std::integral_constant<int, 6>{});
     }
 }
 

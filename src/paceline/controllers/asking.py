@@ -1,0 +1,61 @@
+"""Whether drafts that may be pruned are worth making at all: what they cost against what they save.
+
+Making a draft costs the drafter's time whether or not it is verified. As long as drafts save more
+than that they are asked for at every step; else now and then, less and less often, since what does
+not pay now may pay later in the text. Costs and savings come from steps that are over.
+"""
+
+from __future__ import annotations
+
+_EVERY, _SELDOM = 4, 16
+"""Where drafts do not pay, ask in one of so many steps: half as often each time that the draft is
+no better, down to the second number. After one that would have paid, ask at once: good drafts come
+in runs."""
+
+_TRIAL = 20
+"""Drafts that are made before they are judged."""
+
+_SMOOTHING = 0.02
+"""Weight of one step in what drafting costs and saves."""
+
+_OUTLIER = 4.0
+"""A draft that takes more than this many times the usual was held up by something else."""
+
+
+class Asking:
+    """Decides step by step."""
+
+    def __init__(self, hope: float) -> None:
+        """Believe at first that drafts save `hope` seconds a step and cost nothing."""
+        self._saved = hope
+        self._cost = 0.0
+        self._every = 1
+        self._since = 0
+        self._trial = _TRIAL
+
+    def now(self) -> bool:
+        """Whether to ask in this step."""
+        self._since += 1
+        if self._trial or self._saved >= self._cost:
+            self._every = 1
+            return True
+        return self._since >= self._every
+
+    def learn(self, saved: float, cost: float) -> None:
+        """Drafts were asked for, and are over.
+
+        Args:
+            saved: seconds that the best part of them saves, if any.
+            cost: seconds that it took to make them.
+        """
+        # They stand for all steps since the last ones.
+        weight = 1 - (1 - _SMOOTHING) ** self._since
+        self._saved += weight * (saved - self._saved)
+        usual = min(cost, _OUTLIER * self._cost) if self._cost else cost
+        self._cost += _SMOOTHING * (usual - self._cost) if self._cost else usual
+        if saved > self._cost:
+            self._every = 1
+        else:
+            self._every = min(max(_EVERY, 2 * self._every), _SELDOM)
+        self._since = 0
+        self._trial = max(0, self._trial - 1)

@@ -1,0 +1,102 @@
+#include "drafting.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "pool.hpp"
+
+namespace paceline {
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+// 16 numbers from `i` on, `other` for those from `count` on.
+Vec some(const float* at, int64_t i, int64_t count, float other) {
+    if (i + kLanes <= count) return load(at + i);
+    Vec out = all(other);
+    for (int64_t lane = 0; lane < count - i; ++lane) out[lane] = at[i + lane];
+    return out;
+}
+
+float dot(const float* a, const float* b, int64_t width) {
+    Vec total = {};
+    for (int64_t d = 0; d < width; d += kLanes) total += load(a + d) * load(b + d);
+    return sum(total);
+}
+
+}  // namespace
+
+void put_together(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
+                  Rows<float> out) {
+    const auto together = [joint](Vec x, Vec y) {
+        if (joint == Joint::silu) return x / (exponential(-x) + 1.0f);
+        return joint == Joint::sum ? x + y : x * y;
+    };
+    each(count, count > 16, [&](int64_t r) {
+        const float *x = a.row(r, width), *y = b.row(r, width);
+        int64_t d = 0;
+        for (; d + kLanes <= width; d += kLanes) {
+            store(out[r] + d, together(load(x + d), load(y + d)));
+        }
+        for (; d < width; ++d) out[r][d] = together(all(x[d]), all(y[d]))[0];
+    });
+}
+
+Likeliest likeliest(const float* logits, int64_t count) {
+    Vec best = all(kNone);
+    IntVec at = {};
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const Vec x = some(logits, i, count, kNone);
+        const IntVec higher = x > best;
+        best = higher ? x : best;
+        at = higher ? IntVec{} + int32_t(i) : at;
+    }
+    int32_t index = 0;
+    float highest = kNone;
+    for (int lane = 0; lane < kLanes; ++lane) {
+        const int32_t here = at[lane] + lane;
+        if (best[lane] > highest || (best[lane] == highest && here < index)) {
+            highest = best[lane];
+            index = here;
+        }
+    }
+    Vec total = {};
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const Vec x = some(logits, i, count, kNone);
+        total += x == kNone ? all(0.0f) : exponential(x - highest);
+    }
+    return {index, 1.0f / sum(total)};
+}
+
+void attend_slots(const Shape& shape, int64_t count, int64_t slots, Rows<const float> qkv,
+                  Rows<float> out) {
+    const int64_t width = shape.width, ratio = shape.heads / shape.kv_heads;
+    const float factor = 1.0f / std::sqrt(float(width));
+    each(count * shape.heads, count * slots > 16, [&](int64_t item) {
+        const int64_t first = item / shape.heads * slots, head = item % shape.heads;
+        const int64_t key = (shape.heads + head / ratio) * width;
+        const int64_t value = key + shape.kv_heads * width;
+        std::vector<float> weights(slots);
+        for (int64_t i = 0; i < slots; ++i) {
+            float highest = kNone, total = 0;
+            for (int64_t j = 0; j < slots; ++j) {
+                const float* asking = qkv[first + i] + head * width;
+                weights[j] = dot(asking, qkv[first + j] + key, width) * factor;
+                highest = std::max(highest, weights[j]);
+            }
+            for (float& weight : weights) total += weight = exponential(weight - highest);
+            float* to = out[first + i] + head * width;
+            for (int64_t d = 0; d < width; d += kLanes) {
+                Vec mixed = {};
+                for (int64_t j = 0; j < slots; ++j) {
+                    mixed += load(qkv[first + j] + value + d) * weights[j];
+                }
+                store(to + d, mixed / total);
+            }
+        }
+    });
+}
+
+}  // namespace paceline

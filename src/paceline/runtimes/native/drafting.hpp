@@ -1,0 +1,44 @@
+// What drafter networks need beside products and attention along paths: sums and products of rows,
+// the likeliest token, attention of a few rows over one another.
+
+#pragma once
+
+#include <cstdint>
+
+#include "path_attention.hpp"
+#include "vectors.hpp"
+
+namespace paceline {
+
+// Rows that are put together with others: weights, of which row r takes row r % `period`, or rows
+// of a buffer, of which it takes row r / `repeat`.
+struct Operand {
+    Rows<const float> rows;
+    int64_t repeat, period;
+    const float* weights;  // [period, width], or null
+
+    const float* row(int64_t r, int64_t width) const {
+        return weights ? weights + r % period * width : rows[r / repeat];
+    }
+};
+
+enum class Joint : int32_t { sum, product, silu };  // silu: of the first alone
+
+void put_together(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
+                  Rows<float> out);
+
+struct Likeliest {
+    int32_t index;
+    float chance;  // its share of the softmax of all
+};
+
+// Of equal ones the first.
+Likeliest likeliest(const float* logits, int64_t count);
+
+// Attention of runs of `slots` rows over one another, both ways.
+//   qkv:  [count * slots, (heads + 2 * kv_heads) * width]
+//   out:  [count * slots, heads * width]
+void attend_slots(const Shape& shape, int64_t count, int64_t slots, Rows<const float> qkv,
+                  Rows<float> out);
+
+}  // namespace paceline

@@ -1,0 +1,78 @@
+"""Operations of drafter networks, beside those of a target (`drafting.hpp`)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from paceline.runtimes.native.library import Heads, Part, View
+from paceline.runtimes.native.packed import Packed
+from paceline.runtimes.native.program import Columns, Program
+from paceline.types import IntArray, LogitArray
+
+SUM, PRODUCT, SILU = range(3)
+"""How rows are put together."""
+
+
+class Operand(NamedTuple):
+    """Rows of a buffer, each for `repeat` rows of the result; or weights, as rows without end."""
+
+    rows: Columns | None
+    repeat: int = 1
+    weights: LogitArray | None = None
+
+
+class DraftProgram(Program):
+    """A program of a network. Its attention has one shape, `heads`."""
+
+    def __init__(self, packed: Packed, heads: Heads, longest: int) -> None:
+        """Begin.
+
+        Args:
+            packed: weights, which the program keeps alive.
+            heads: of attention.
+            longest: positions are below it.
+
+        Raises:
+            RuntimeError: there is no library.
+        """
+        super().__init__(packed, heads)
+        self._longest = longest
+
+    def load(self, name: str, to: Columns) -> None:
+        """Numbers that a run is given: float32 seen as int32, under that name of an input."""
+        self._add("load", "load", self._input(name), to.width, _view(to))
+
+    def join(self, how: int, first: Operand, second: Operand, to: Columns) -> None:
+        """Put rows together, number by number."""
+        self._add("join", "join", how, self._part(first), self._part(second), to.width, _view(to))
+
+    def unfold(self, at: Columns, slots: int, to: Columns) -> None:
+        """Of every row `slots` rows."""
+        self._add("unfold", "unfold", _view(at), slots, to.width, _view(to))
+
+    def pick(self, logits: Columns, ids: IntArray, to: Columns) -> None:
+        """The likeliest of each row: the bits of its id, int32, and its chance."""
+        kept = self._packed.keep(ids.astype("int32"))
+        self._add("pick", "pick", _view(logits), logits.width, kept, _view(to))
+
+    def runs(self, count: str, first: int = 0, slots: int = 0) -> None:
+        """What rows see that attend next: their sequence up to themselves.
+
+        Inputs "sequences" and "tables" as in `paceline_runs`; `count` names how many sequences.
+        """
+        inputs = self._input("sequences"), self._input("tables")
+        at = (*inputs, self._count(count), first, slots)
+        self._add("paths", "runs", self._heads, self._longest, *at)
+
+    def attend_slots(self, at: Columns, slots: int, to: Columns) -> None:
+        """Attention of `slots` rows over one another."""
+        self._add("attention", "attend_slots", self._heads, slots, _view(at), _view(to))
+
+    def _part(self, of: Operand) -> Part:
+        weights = of.weights
+        period = 1 if weights is None or weights.ndim == 1 else len(weights)
+        return Part(_view(of.rows), of.repeat, period, self._packed.keep(weights))
+
+
+def _view(columns: Columns | None) -> View:
+    return View(-1, 0) if columns is None else View(columns.buffer, columns.begin)

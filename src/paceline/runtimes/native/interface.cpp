@@ -1,0 +1,106 @@
+// What Python calls: makes programs, adds operations to them, runs them.
+
+#include <cstring>
+#include <exception>
+#include <string>
+
+#include "embeddings.hpp"
+#include "program.hpp"
+
+using namespace paceline;
+
+extern "C" {
+
+int paceline_has_float_products() { return has_float_products(); }
+
+int paceline_has_int8_products() { return has_int8_products(); }
+
+Program* paceline_new() { return new Program; }
+
+void paceline_free(Program* program) { delete program; }
+
+int32_t paceline_buffer(Program* program, int32_t count, int64_t width) {
+    return program->buffer(count, width);
+}
+
+// Rows of a table.
+void paceline_embed(Program* program, const Embeddings* of, const Tokens* at, View to) {
+    program->add([program, table = *of, ids = *at, to](const Call& call) {
+        const Rows<float> out = program->rows(to);
+        const Rows<const float> picked = program->read(ids.picked);
+        for (int64_t r = 0; r < program->count(to, call); ++r) {
+            int32_t id;
+            if (ids.input < 0) {
+                std::memcpy(&id, picked[r], sizeof id);
+            } else {
+                id = call.inputs[ids.input][r * ids.stride + ids.offset];
+            }
+            embed(table, id, out[r]);
+        }
+    });
+}
+
+// Of another buffer the rows that input `which` names, all if it is -1; normed if `norm` is not
+// null.
+void paceline_gather(Program* program, View from, int32_t which, int64_t width, const float* norm,
+                     float eps, View to) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(from);
+        const Rows<float> out = program->rows(to);
+        for (int64_t r = 0; r < program->count(to, call); ++r) {
+            const float* row = x[which < 0 ? r : call.inputs[which][r]];
+            if (!norm) {
+                std::memcpy(out[r], row, sizeof(float) * width);
+                continue;
+            }
+            const float factor = norm_factor(row, width, eps);
+            for (int64_t d = 0; d < width; ++d) out[r][d] = row[d] * factor * norm[d];
+        }
+    });
+}
+
+void paceline_product(Program* program, const Matrix* matrix, const float* norm, float eps,
+                      int32_t gated, View from, View residual, View to) {
+    const Step step{*matrix, norm, eps, gated != 0};
+    program->add([=](const Call& call) {
+        product(step, program->count(to, call), program->read(from), program->read(residual),
+                program->rows(to), program->room);
+    });
+}
+
+// Says what rows see, for the attention that follows; inputs as in `Plan`.
+void paceline_paths(Program* program, const Shape* of, int64_t longest, int32_t rows,
+                    int32_t tables, int32_t singles, int32_t count) {
+    program->add([=, shape = *of](const Call& call) {
+        const Plan plan{call.inputs[rows], call.counts[count], call.inputs[tables],
+                        call.inputs[singles]};
+        program->paths.find(shape, plan, longest);
+    });
+}
+
+void paceline_attention(Program* program, const Shape* of, const Layer* in, View from, View to) {
+    program->add([=, shape = *of, layer = *in](const Call&) {
+        path_attention(shape, layer, program->paths, program->read(from), program->rows(to));
+    });
+}
+
+// Runs the first so many operations. Null, or what went wrong: "memory", or a sentence that holds
+// until the next run.
+const char* paceline_run(Program* program, int64_t operations, int32_t threads,
+                         const int64_t* counts, const int32_t* const* inputs, double* seconds) {
+    thread_local std::string reason;
+    try {
+        program->run(operations, threads, {counts, inputs}, seconds);
+        return nullptr;
+    } catch (const std::bad_alloc&) {
+        reason = "memory";
+    } catch (const std::exception& error) {
+        reason = error.what();
+    }
+    return reason.c_str();
+}
+
+// A buffer of the last run.
+float* paceline_read(Program* program, int32_t buffer) { return program->rows({buffer, 0}).at; }
+
+}

@@ -1,0 +1,94 @@
+// What Python calls for programs of drafter networks, beside `interface.cpp`.
+
+#include <cstring>
+
+#include "drafting.hpp"
+#include "program.hpp"
+
+using namespace paceline;
+
+extern "C" {
+
+// See `Operand`.
+struct Part {
+    View view;
+    int32_t repeat, period;
+    const float* weights;
+};
+
+// Numbers that a run is given: an input's bits.
+void paceline_load(Program* program, int32_t input, int64_t width, View to) {
+    program->add([=](const Call& call) {
+        const Rows<float> out = program->rows(to);
+        for (int64_t r = 0; r < program->count(to, call); ++r) {
+            std::memcpy(out[r], call.inputs[input] + r * width, sizeof(float) * width);
+        }
+    });
+}
+
+void paceline_join(Program* program, int32_t joint, const Part* first, const Part* second,
+                   int64_t width, View to) {
+    const auto operand = [program](const Part& part) {
+        return Operand{program->read(part.view), part.repeat, part.period, part.weights};
+    };
+    program->add([=, a = *first, b = *second](const Call& call) {
+        put_together(Joint(joint), program->count(to, call), width, operand(a), operand(b),
+                     program->rows(to));
+    });
+}
+
+// Of every row `slots` rows, each of `width` numbers.
+void paceline_unfold(Program* program, View from, int32_t slots, int64_t width, View to) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(from);
+        const Rows<float> out = program->rows(to);
+        for (int64_t r = 0; r < program->count(to, call); ++r) {
+            std::memcpy(out[r], x[r / slots] + r % slots * width, sizeof(float) * width);
+        }
+    });
+}
+
+// Into column 0 of `to` the bits of the likeliest token's id, into column 1 its chance.
+void paceline_pick(Program* program, View logits, int64_t width, const int32_t* ids, View to) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(logits);
+        const Rows<float> out = program->rows(to);
+        const int64_t rows = program->count(to, call);
+        each(rows, rows > 1, [&](int64_t r) {
+            const Likeliest found = likeliest(x[r], width);
+            std::memcpy(out[r], &ids[found.index], sizeof(int32_t));
+            out[r][1] = found.chance;
+        });
+    });
+}
+
+// Says what rows see, where they are plain runs. Per sequence, input `sequences` holds its length,
+// how many rows it gains, and the begin of its block table. Rows are those gained, or, if `slots`
+// is not 0, so many from the one `first` behind them on.
+void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t sequences,
+                   int32_t tables, int32_t count, int32_t first, int32_t slots) {
+    program->add([=, shape = *of, rows = std::vector<int32_t>()](const Call& call) mutable {
+        rows.clear();
+        const int32_t* blocks = call.inputs[tables];
+        for (int64_t s = 0; s < call.counts[count]; ++s) {
+            const int32_t* at = call.inputs[sequences] + 3 * s;
+            const int32_t begin = slots ? at[0] + at[1] + first : at[0];
+            const int32_t end = begin + (slots ? slots : at[1]);
+            for (int32_t place = begin; place < end; ++place) {
+                const int32_t slot = blocks[at[2] + place / kBlock] * kBlock + place % kBlock;
+                rows.insert(rows.end(), {place, slot, at[2], place + 1, 0});
+            }
+        }
+        const Plan plan{rows.data(), int64_t(rows.size()) / kRowFields, blocks, nullptr};
+        program->paths.find(shape, plan, longest);
+    });
+}
+
+void paceline_attend_slots(Program* program, const Shape* of, int32_t slots, View from, View to) {
+    program->add([=, shape = *of](const Call& call) {
+        attend_slots(shape, program->count(to, call) / slots, slots, program->read(from),
+                     program->rows(to));
+    });
+}
+
+}

@@ -1,0 +1,130 @@
+"""The compiled library, as Python sees it (`interface.cpp`, `interface_drafting.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from paceline.runtimes.native.build import library as compiled
+
+
+class View(ctypes.Structure):
+    """Columns of a buffer, from `column` on; buffer -1 is none."""
+
+    _fields_ = (("buffer", ctypes.c_int32), ("column", ctypes.c_int32))
+
+
+class Embeddings(ctypes.Structure):
+    """`Embeddings` of `embeddings.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("width", "known")),
+        *((name, ctypes.c_void_p) for name in ("numbers", "scales", "floats", "more")),
+    )
+
+
+class Tokens(ctypes.Structure):
+    """`Tokens` of `embeddings.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("input", "stride", "offset")),
+        ("picked", View),
+    )
+
+
+class Part(ctypes.Structure):
+    """`Part` of `interface_drafting.cpp`."""
+
+    _fields_ = (
+        ("view", View),
+        *((name, ctypes.c_int32) for name in ("repeat", "period")),
+        ("weights", ctypes.c_void_p),
+    )
+
+
+class Matrix(ctypes.Structure):
+    """`Matrix` of `product.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("outputs", "inputs")),
+        *((name, ctypes.c_void_p) for name in ("weights", "sums", "scales", "floats", "bias")),
+        ("often", ctypes.c_int64),
+    )
+
+
+class Heads(ctypes.Structure):
+    """`Shape` of `path_attention.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "half")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class Layer(ctypes.Structure):
+    """`Layer` of `path_attention.hpp`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p) for name in ("keys", "values", "angles", "query_norm", "key_norm")
+    )
+
+
+_ADDRESS, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_SIGNATURES = {
+    "has_float_products": (_INT,),
+    "has_int8_products": (_INT,),
+    "new": (_ADDRESS,),
+    "free": (None, _ADDRESS),
+    "buffer": (_INT, _ADDRESS, _INT, _LONG),
+    "embed": (None, _ADDRESS, ctypes.POINTER(Embeddings), ctypes.POINTER(Tokens), View),
+    "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View),
+    "product": (
+        *(None, _ADDRESS, ctypes.POINTER(Matrix), _ADDRESS, _FLOAT, _INT),
+        *(View, View, View),
+    ),
+    "paths": (None, _ADDRESS, ctypes.POINTER(Heads), _LONG, _INT, _INT, _INT, _INT),
+    "attention": (
+        *(None, _ADDRESS, ctypes.POINTER(Heads), ctypes.POINTER(Layer)),
+        *(View, View),
+    ),
+    "load": (None, _ADDRESS, _INT, _LONG, View),
+    "join": (
+        *(None, _ADDRESS, _INT, ctypes.POINTER(Part), ctypes.POINTER(Part)),
+        *(_LONG, View),
+    ),
+    "unfold": (None, _ADDRESS, View, _INT, _LONG, View),
+    "pick": (None, _ADDRESS, View, _LONG, _ADDRESS, View),
+    "runs": (
+        *(None, _ADDRESS, ctypes.POINTER(Heads), _LONG),
+        *(_INT, _INT, _INT, _INT, _INT),
+    ),
+    "attend_slots": (None, _ADDRESS, ctypes.POINTER(Heads), _INT, View, View),
+    "run": (ctypes.c_char_p, _ADDRESS, _LONG, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
+    "read": (_ADDRESS, _ADDRESS, _INT),
+}
+"""Result and arguments of each function."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The library, loaded; None where it cannot be had."""
+    path = compiled()
+    if path is None:
+        return None
+    loaded = ctypes.CDLL(str(path))
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(loaded, f"paceline_{name}")
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def has_float_products() -> bool:
+    """Whether there is a library, and the processor has the vectors it is written for."""
+    loaded = library()
+    return loaded is not None and bool(loaded.paceline_has_float_products())
+
+
+def has_int8_products() -> bool:
+    """Whether there is a library, and the processor has what its int8 products need."""
+    loaded = library()
+    return loaded is not None and bool(loaded.paceline_has_int8_products())

@@ -1,0 +1,30 @@
+#include "program.hpp"
+
+#include <algorithm>
+
+namespace paceline {
+
+int32_t Program::buffer(int32_t count, int64_t width) {
+    buffers_.push_back({count, width, 0, nullptr});
+    return int32_t(buffers_.size()) - 1;
+}
+
+void Program::run(int64_t operations, int threads, const Call& call, double* seconds) {
+    for (Buffer& buffer : buffers_) {
+        const int64_t wanted = call.counts[buffer.count];
+        if (wanted <= buffer.rows) continue;
+        buffer.rows = 0;
+        buffer.numbers.reset();  // before there is a larger one
+        buffer.numbers.reset(new float[wanted * buffer.width]);
+        buffer.rows = wanted;
+    }
+    const Pool::Turn turn(threads);
+    using Clock = std::chrono::steady_clock;
+    for (int64_t i = 0; i < operations; ++i) {
+        const auto begin = seconds ? Clock::now() : Clock::time_point();
+        operations_[i](call);
+        if (seconds) seconds[i] += std::chrono::duration<double>(Clock::now() - begin).count();
+    }
+}
+
+}  // namespace paceline

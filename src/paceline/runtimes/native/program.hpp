@@ -1,0 +1,67 @@
+// A program: operations on buffers of rows, all run in one call. Between two operations of a graph
+// that is interpreted from outside there is time for a product.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "path_attention.hpp"
+#include "product.hpp"
+
+namespace paceline {
+
+// Columns of a buffer, from `column` on.
+struct View {
+    int32_t buffer, column;
+};
+
+// What a run is given: numbers of rows, and arrays that operations read.
+struct Call {
+    const int64_t* counts;
+    const int32_t* const* inputs;
+};
+
+class Program {
+   public:
+    using Operation = std::function<void(const Call&)>;
+
+    // A buffer with as many rows as entry `count` of a call's counts says.
+    int32_t buffer(int32_t count, int64_t width);
+
+    // What runs when the program comes to it.
+    void add(Operation operation) { operations_.push_back(std::move(operation)); }
+
+    // Runs the first so many operations on so many threads; adds to `seconds`, unless null, what
+    // each took. Throws std::bad_alloc, and what operations throw.
+    void run(int64_t operations, int threads, const Call& call, double* seconds);
+
+    Rows<float> rows(View view) { return {at(view), buffers_[view.buffer].width}; }
+    Rows<const float> read(View view) {
+        return view.buffer < 0 ? Rows<const float>{nullptr, 0}
+                               : Rows<const float>{at(view), buffers_[view.buffer].width};
+    }
+    int64_t count(View view, const Call& call) const {
+        return call.counts[buffers_[view.buffer].count];
+    }
+
+    Room room;
+    Paths paths;
+
+   private:
+    struct Buffer {
+        int32_t count;
+        int64_t width, rows;
+        std::unique_ptr<float[]> numbers;
+    };
+
+    float* at(View view) const { return buffers_[view.buffer].numbers.get() + view.column; }
+
+    std::vector<Buffer> buffers_;
+    std::vector<Operation> operations_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,184 @@
+"""Drafter networks as native programs: a whole draft, token by token, in one call.
+
+A draft reads few rows, so that what it costs is reading weights, and the time between operations:
+here there is none. Drafts need not be the same bits as any other's, but they are the same for a
+sequence in any company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from paceline.models.config import rotary_frequencies
+from paceline.networks.base import Network
+from paceline.runtimes.block_pool import BlockPool
+from paceline.runtimes.native.drafting import DraftProgram
+from paceline.runtimes.native.library import Heads
+from paceline.runtimes.native.packed import Packed
+from paceline.runtimes.native.program import Columns
+from paceline.runtimes.native_network_last import Lasts
+from paceline.runtimes.native_network_rows import (
+    Embedded,
+    Linear,
+    Normed,
+    Rows,
+    Silu,
+    Unfolded,
+    Weight,
+    join,
+    part,
+)
+from paceline.runtimes.native_network_writing import Tensors, Writing
+from paceline.types import LogitArray
+
+
+class NativeOps:
+    """Writes a network down as a program. Implements `networks.ops.Ops`.
+
+    Attention is written at once, since the order of what caches hold matters, and all that it
+    needs before it; the rest when somebody wants to know where it is.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        tensors: Tensors,
+        packed: Packed,
+        pool: BlockPool,
+        angles: LogitArray,
+        vocabulary: int,
+    ) -> None:
+        """Begin a program.
+
+        Args:
+            network: what is written down.
+            tensors: parameters by name, borrowed ones too, "embed" and "head"; matrices have
+                whole blocks of rows (`native_network_fit.padded`).
+            packed: matrices that were used before, by other programs of the network.
+            pool: keys and values of the network's layers.
+            angles: `[positions, head_dim]` cosines, then sines.
+            vocabulary: how many tokens may be drafted.
+        """
+        shape = network.geometry
+        heads = Heads(shape.heads, shape.kv_heads, shape.head_dim, False, shape.norm_eps)
+        self.program = DraftProgram(packed, heads, len(angles))
+        self.writing = Writing(self.program, tensors, packed, shape.norm_eps)
+        self._shapes = {**network.shapes(), "head": (vocabulary, shape.width)}
+        self._tensors = tensors
+        self._pool = pool
+        self._angles = angles
+        self._drafted = [0] * network.layers
+        self._seen: tuple[int, int] | None = None
+        self.last = Lasts()
+        self.taken_in = 0
+        """Operations until all context rows are in the caches."""
+
+    @property
+    def drafted(self) -> int:
+        """Draft rows written so far, of each sequence."""
+        return max(self._drafted, default=0)
+
+    def weight(self, name: str) -> Weight:
+        """The parameter."""
+        return Weight(self._tensors[name])
+
+    def linear(self, x: Rows, name: str) -> Rows:
+        """A product."""
+        shape = self._shapes.get(name) or self._tensors[f"{name}.weight"].shape
+        return Linear(x.slots, shape[0], of=x, name=name)
+
+    def norm(self, x: Rows, name: str) -> Rows:
+        """RMS norm."""
+        return Normed(x.slots, x.width, of=x, name=name)
+
+    def silu(self, x: Rows) -> Rows:
+        """x sigmoid(x)."""
+        return Silu(x.slots, x.width, of=x)
+
+    def concat(self, parts: Sequence[Rows]) -> Rows:
+        """Side by side."""
+        return join(parts)
+
+    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
+        """Parts."""
+        ends = np.cumsum(sizes).tolist()
+        return [part(x, end - size, size) for end, size in zip(ends, sizes, strict=True)]
+
+    def embed(self, tokens: Embedded) -> Rows:
+        """The tokens, which are embeddings already."""
+        return tokens
+
+    def embed_windows(self, tokens: Embedded) -> Rows:
+        """One embedding after the other."""
+        window, width = tokens.stride, tokens.width
+        return join(
+            [
+                Embedded(0, width, ids=tokens.ids, stride=window, offset=offset)
+                for offset in range(window)
+            ]
+        )
+
+    def head(self, x: Rows) -> Rows:
+        """Logits over the draft vocabulary."""
+        return self.linear(x, "head")
+
+    def slots(self, x: Rows, count: int) -> Rows:
+        """`[sequences, count, width]`."""
+        return Unfolded(count, x.width // count, of=x)
+
+    def attend_context(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
+        """Attention of the new context rows over all of them."""
+        if self._seen != (0, 0):
+            self._seen = 0, 0
+            self.program.runs("slots1")
+        out = self._attend(layer, queries, keys, values)
+        self.taken_in = self.writing.operations
+        return out
+
+    def attend_draft(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
+        """Attention of draft rows, which are written behind the context and overwritten later."""
+        slots, before = queries.slots, self._drafted[layer]
+        self._drafted[layer] += slots
+        self._see(before, slots)
+        return self._attend(layer, queries, keys, values)
+
+    def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
+        """Never asked for: `native_network_fit.takes` leaves such networks to others."""
+        raise NotImplementedError
+
+    def attend_target(self, queries: Rows) -> Rows:
+        """Never asked for either."""
+        raise NotImplementedError
+
+    def attend_slots(self, queries: Rows, keys: Rows, values: Rows) -> Rows:
+        """Attention of the slots of each sequence over one another."""
+        at, to = self._qkv(queries, keys, values)
+        self.program.attend_slots(at, queries.slots, to)
+        return Rows(queries.slots, to.width, to)
+
+    def _see(self, before: int, slots: int) -> None:
+        """Say what draft rows see: those of the context, and those drafted before them."""
+        if self._seen != (before, slots):
+            self._seen = before, slots
+            self.program.runs("slots1", before, slots)
+
+    def _attend(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
+        at, to = self._qkv(queries, keys, values)
+        memory = self._pool.memory[2 * layer : 2 * layer + 2]
+        self.program.attention(memory, self._angles, (None, None), at, to)
+        return Rows(queries.slots, to.width, to)
+
+    def _qkv(self, queries: Rows, keys: Rows, values: Rows) -> tuple[Columns, Columns]:
+        """What attention reads, and a place for what it makes of it."""
+        at = self.writing.columns(join([queries, keys, values]))
+        return at, self.writing.buffer(queries.slots, queries.width)
+
+
+def rotary_table(network: Network, positions: int) -> LogitArray:
+    """float32 `[positions, head_dim]`: cosines of a position's angles, then their sines."""
+    shape = network.geometry
+    frequencies = rotary_frequencies(shape.rope_base, shape.head_dim)
+    angles = np.arange(positions)[:, None] * frequencies[None]
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

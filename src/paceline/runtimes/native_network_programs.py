@@ -1,0 +1,154 @@
+"""The programs of a network: one drafts chains behind contexts, one takes a step of branches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.networks.base import Network
+from paceline.runtimes.block_pool import BlockPool
+from paceline.runtimes.native.packed import Packed
+from paceline.runtimes.native_network import NativeOps
+from paceline.runtimes.native_network_rows import Embedded, Rows
+from paceline.runtimes.native_network_writing import Tensors, rows_of
+from paceline.types import IntArray, LogitArray
+
+Parts = tuple[Network, Tensors, Packed, BlockPool, LogitArray, int]
+"""What `NativeOps` is made of."""
+
+Input = Sequence[int] | npt.NDArray[np.int32]
+"""What an input is filled from."""
+
+
+class Chains:
+    """Takes context rows in, then drafts behind the last of each sequence.
+
+    Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
+    [rows, window]` of the new context rows, `last_rows [s]`; where the network attends, `sequences
+    [s, 3]` and `tables` as in `paceline_runs`.
+    """
+
+    def __init__(self, parts: Parts, ids: IntArray) -> None:
+        """Write the program.
+
+        Args:
+            parts: of the network.
+            ids: int64 `[draft vocabulary]` token ids.
+        """
+        network = parts[0]
+        ops = NativeOps(*parts)
+        writing = self._writing = ops.writing
+        width, slots = network.geometry.width, network.width
+        features = None
+        if network.reads_features:
+            features = Rows(0, 4 * width, writing.buffer(0, 4 * width))
+            ops.program.load("features", writing.columns(features))
+        tokens = Embedded(0, width, ids="tokens", stride=max(network.window, 1))
+        state = network.start(ops, features, tokens)
+        self.taken_in = ops.taken_in
+        """Operations until context rows are in the caches."""
+        self.behind = ops.drafted
+        """Rows that the first step writes behind the context of each sequence."""
+        self._state = writing.columns(state)
+        self.slots = state.slots
+        """Rows of a state."""
+        self.width = state.width
+        named = [*ids, *([-1] if network.blank else [])]
+        self._logits = writing.buffer(slots, len(named))
+        self._picked = writing.buffer(slots, 2 * network.steps)
+        self.ends: list[int] = []
+        """Operations until so many steps, less one, have been drafted."""
+        for step in range(network.steps):
+            if step:
+                picked = self._picked.part(2 * step - 2, 1)
+                taken = Embedded(slots, width, ids=picked)
+                state = network.advance(ops, state, taken, step)
+            writing.columns(network.logits(ops, state, step), self._logits)
+            if not step:
+                self.started = writing.operations
+                """Operations until the first step's logits are there."""
+            ops.program.pick(self._logits, np.array(named), self._picked.part(2 * step, 2))
+            self.ends.append(writing.operations)
+        self._network = network
+
+    def run(
+        self, rows: int, sequences: int, inputs: Mapping[str, Input], threads: int, until: int
+    ) -> None:
+        """Run the first so many operations.
+
+        Raises:
+            OutOfMemory: there is none for so many rows.
+        """
+        counts = self._writing.counts(sequences, rows)
+        self._writing.program.run(counts, inputs, threads, operations=until)
+
+    def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
+        """What so many steps drafted: token ids and chances, `[sequences, steps * width]`."""
+        slots = self._network.width
+        found = self._writing.read(self._picked, sequences * slots)[:, : 2 * steps]
+        found = found.reshape(sequences, slots, steps, 2).swapaxes(1, 2)
+        found = np.ascontiguousarray(found.reshape(sequences, -1, 2))
+        return found[:, :, 0].view(np.int32), found[:, :, 1]
+
+    def root(self, sequences: int) -> tuple[LogitArray, LogitArray]:
+        """Copies of the first step's states `[sequences, slots, ...]` and logits."""
+        state = self._writing.read(self._state, sequences * self.slots)
+        logits = self._writing.read(self._logits, sequences * self._network.width)
+        return _by_sequence(state, sequences), _by_sequence(logits, sequences)
+
+
+class Steps:
+    """One step of branches: the next states and logits from states and tokens.
+
+    Inputs: `above` float32, the states that steps start from, and `tokens` int32 `[branches,
+    width]`; where a step attends, `rows`, `tables` and `singles` as in `Plan`.
+    """
+
+    def __init__(self, parts: Parts, chains: Chains) -> None:
+        """Write the program.
+
+        Args:
+            parts: of the network.
+            chains: where states come from.
+        """
+        network = parts[0]
+        ops = _BranchOps(*parts)
+        writing = self._writing = ops.writing
+        slots = self._slots = network.width
+        above = Rows(chains.slots, chains.width, writing.buffer(chains.slots, chains.width))
+        ops.program.load("above", writing.columns(above))
+        tokens = Embedded(slots, network.geometry.width, ids="tokens")
+        state = network.advance(ops, above, tokens, 1)
+        self._state = writing.columns(state)
+        self._rows = state.slots
+        self._logits = writing.columns(network.logits(ops, state, 1))
+
+    def run(
+        self, branches: int, inputs: Mapping[str, Input], threads: int
+    ) -> tuple[LogitArray, LogitArray]:
+        """States and logits, copies, `[branches, slots, ...]`."""
+        self._writing.program.run(self._writing.counts(branches), inputs, threads)
+        state = self._writing.read(self._state, branches * self._rows)
+        logits = self._writing.read(self._logits, branches * self._slots)
+        return _by_sequence(state, branches), _by_sequence(logits, branches)
+
+
+class _BranchOps(NativeOps):
+    """Draft rows see what a run says of them: the context, and the branch that they stand on."""
+
+    def _see(self, before: int, slots: int) -> None:
+        if self._seen is None:
+            self._seen = before, slots
+            self.program.paths(len(self._angles), rows_of(slots))
+
+
+def _by_sequence(rows: LogitArray, sequences: int) -> LogitArray:
+    return rows.copy().reshape(sequences, -1, rows.shape[1])
+
+
+def bits(numbers: LogitArray) -> Input:
+    """float32 as the int32 that a run is given."""
+    flat = np.ascontiguousarray(numbers, dtype=np.float32).reshape(-1)
+    return flat.view(np.int32)

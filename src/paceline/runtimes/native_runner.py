@@ -1,0 +1,166 @@
+"""Runs a drafter network by native operations, for ragged batches of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
+from paceline.networks.weights import Trained
+from paceline.runtimes.native.packed import Packed
+from paceline.runtimes.native_branches import Asked, Branches, State
+from paceline.runtimes.native_network import rotary_table
+from paceline.runtimes.native_network_cache import NetworkCache
+from paceline.runtimes.native_network_fit import padded
+from paceline.runtimes.native_network_programs import Chains, Input, Parts, bits
+from paceline.runtimes.network_weights import packed
+from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
+from paceline.types import LogitArray
+
+_CHUNK = 512
+"""Context rows of a prompt taken in together."""
+
+
+class NativeRunner:
+    """A network as programs. Implements `networks.runner.Runner`."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        target: Mapping[str, np.ndarray],
+        threads: int,
+        *,
+        precision: str,
+        max_context: int,
+        kv_tokens: int,
+    ) -> None:
+        """Pack the weights and write the program of chains.
+
+        Args:
+            trained: network and parameters; one that `native_network_fit.takes` takes.
+            target: the target's prepared weights: embedding, head and what is borrowed.
+            threads: to run on.
+            precision: of the network's matrices, "fp32" or "int8".
+            max_context: longest sequence.
+            kv_tokens: capacity of the network's own cache over all sequences.
+
+        Raises:
+            InvalidOption: the target lacks layers that the network borrows.
+            MemoryError: there is none for the cache.
+        """
+        network = self._network = trained.network
+        shape, self._threads = network.geometry, threads
+        blocks, layers = kv_tokens // BLOCK, max(network.layers, 1)
+        self._pool = BlockPool(
+            layers, shape.kv_heads, shape.head_dim, blocks, keep=0, keys_by_number=True
+        )
+        tensors = padded(packed(trained, target, precision))
+        angles = rotary_table(network, max_context + network.depth + 1)
+        ids = trained.draft_ids
+        self._parts: Parts = network, tensors, Packed(often=True), self._pool, angles, len(ids)
+        self._chains = Chains(self._parts, ids)
+        self._branches: Branches | None = None
+
+    @property
+    def depth(self) -> int:
+        """Most tokens of a draft."""
+        return self._network.depth
+
+    def warm_up(self) -> None:
+        """Draft once: memory of rows and weights is there then."""
+        cache = self.open()
+        width = 4 * self._network.geometry.width if self._network.reads_features else 0
+        self.draft([Grown(cache, np.zeros((1, width), dtype=np.float32), [0])], self.depth)
+        self.release(cache)
+
+    def open(self) -> NetworkCache:
+        """A new, empty cache."""
+        return NetworkCache(PagedCache(self._pool), Tail(self._network))
+
+    def release(self, cache: NetworkCache) -> None:
+        """Give its blocks back."""
+        cache.paged.release()
+
+    def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
+        """Take in what is new and draft."""
+        network = self._network
+        steps = min(-(-depth // network.width), network.steps)
+        ends = self._chains.ends
+        until = ends[steps - 1] if steps else self._chains.taken_in
+        self._take_in(grown, until, steps * network.width)
+        if not steps:
+            return []
+        return chains(network, *self._chains.drafted(len(grown), steps), depth)
+
+    def start(self, grown: Sequence[Grown]) -> list[Branch]:
+        """Take in what is new, and stop at the first step's logits."""
+        self._take_in(grown, self._chains.started, self._chains.behind)
+        states, logits = self._chains.root(len(grown))
+        return [
+            Branch(each.cache, None, (), State(state), row)
+            for each, state, row in zip(grown, states, logits, strict=True)
+        ]
+
+    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+        """One step of all branches at once."""
+        if self._branches is None:
+            self._branches = Branches(self._parts, self._chains, self._threads)
+        return self._branches.advance(asked)
+
+    def hidden(self, branch: Branch) -> LogitArray:
+        """As it left the program."""
+        state: State = branch.state
+        return state.value
+
+    def _take_in(self, grown: Sequence[Grown], until: int, ahead: int) -> None:
+        """Run so many operations; long prompts go before them in chunks.
+
+        Args:
+            grown: one per sequence.
+            until: operations to run.
+            ahead: rows that they write behind the context of each sequence.
+        """
+        rest = []
+        for each in grown:
+            if len(each.tokens) > _CHUNK:
+                *heads, each = each.parts(_CHUNK)
+                for head in heads:
+                    self._run([head], self._chains.taken_in, 0)
+            rest.append(each)
+        self._run(rest, until, ahead)
+
+    def _run(self, grown: Sequence[Grown], until: int, ahead: int) -> None:
+        network, rows = self._network, 0
+        tokens: list[int] = []
+        last_rows: list[int] = []
+        sequences: list[int] = []
+        tables: list[int] = []
+        for each in grown:
+            cache, count = each.cache, len(each.tokens)
+            rows += count
+            last_rows.append(rows - 1)
+            if network.window > 1:
+                tokens += cache.tail.windows(each.tokens).ravel().tolist()
+            else:
+                tokens += each.tokens
+            if network.layers:
+                cache.prune()
+                cache.paged.reserve(count + ahead)
+                sequences += (cache.paged.length, count, len(tables))
+                tables += cache.paged.blocks
+        inputs: dict[str, Input] = {
+            "tokens": tokens,
+            "last_rows": last_rows,
+            "sequences": sequences,
+            "tables": tables,
+        }
+        if network.reads_features:
+            features = [each.features for each in grown]
+            inputs["features"] = bits(
+                features[0] if len(features) == 1 else np.concatenate(features)
+            )
+        self._chains.run(rows, len(grown), inputs, self._threads, until)
+        for each in grown:
+            each.cache.paged.length += len(each.tokens) if network.layers else 0
+            each.cache.tail.extend(each.tokens)

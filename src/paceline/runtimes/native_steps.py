@@ -1,0 +1,212 @@
+"""Forwards by operations of our own (`native`): a whole step in one call.
+
+Between two nodes of a graph a framework takes microseconds, and a step has hundreds of nodes that
+take no longer. Here threads stay awake from the first operation of a step to the last, norms and
+sums are done with the products, and attention runs along paths: a row's sums run over its keys in
+the order of its path, in chunks of fixed length, wherever the keys are stored. So every token of a
+pass is computed and stored once, branches repeat nothing, a plain step is a single row, and a
+token's logits are the same numbers however its pass was composed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
+from paceline.runtimes import processor
+from paceline.runtimes.block_pool import BlockPool
+from paceline.runtimes.native.library import Heads, has_float_products, has_int8_products
+from paceline.runtimes.native.packed import Packed, fits
+from paceline.runtimes.native.program import Program
+from paceline.runtimes.openvino_batch import Batch
+from paceline.runtimes.openvino_path_batch import PathBatch
+from paceline.runtimes.openvino_profile import Counted, by_group
+from paceline.runtimes.openvino_settings import KvFormat
+from paceline.runtimes.openvino_steps import Steps
+from paceline.runtimes.paged_cache import PagedCache
+from paceline.types import LogitArray
+
+_LANES = 16
+"""Attention takes heads whose width is a multiple of this."""
+
+_QUERIES = 24
+"""And at most so many query heads per head of keys."""
+
+_WARM_UPS = 3
+
+
+class NativeSteps(Steps):
+    """One program, for forwards of any size."""
+
+    name = "paths"
+    row_buckets = ()
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, np.ndarray],
+        kv: KvFormat,
+        threads: int,
+        *,
+        blocks: int,
+        keep: int,
+    ) -> None:
+        """Reserve memory in which a block's keys lie number by number, its values token by token.
+
+        Raises:
+            MemoryError: there is none.
+        """
+        self._config = config
+        self._tensors = tensors
+        self._threads = threads
+        self._packed = Packed()
+        self.pool = BlockPool(
+            config.layers,
+            config.kv_heads,
+            config.head_dim,
+            blocks,
+            keep=keep,
+            dtype=kv.dtype,
+            keys_by_number=True,
+        )
+        self.seconds = 0.0
+        self._rows: Mapping[str, int] = {}
+
+    def start(self, extra: LogitArray) -> None:
+        """Write the program; matrices are packed once."""
+        config, tensors = self._config, self._tensors
+        if len(extra):
+            tensors = {**tensors, "embed.extra": extra}
+        half = self.pool.memory[0].dtype == np.float16
+        eps = float(config.norm_eps)
+        heads = Heads(config.heads, config.kv_heads, config.head_dim, half, eps)
+        program = self._program = Program(self._packed, heads)
+        width, attended = config.hidden_size, config.heads * config.head_dim
+        stream = program.buffer("rows", width)
+        qkv = program.buffer("rows", attended + 2 * config.kv_heads * config.head_dim)
+        mixed, inner = program.buffer("rows", attended), program.buffer("rows", config.ffn_size)
+        features = program.buffer("features", 4 * width)
+        angles = _angles(config)
+        read = feature_layers(config.layers)
+
+        def feature(index: int, norm: LogitArray | None = None) -> None:
+            program.gather(stream, "feature_rows", features.part(index * width, width), norm, eps)
+
+        program.embed(tensors, "input_ids", stream)
+        program.paths(config.max_context, "rows")
+        for layer in range(config.layers):
+            if layer in read:
+                feature(read.index(layer))
+            name = f"layers.{layer}"
+            qkv_, o, gate_up, down = (
+                self._packed.matrix(tensors, f"{name}.{part}")
+                for part in ("qkv", "o", "gate_up", "down")
+            )
+            norm = tensors[f"{name}.attention_norm"]
+            program.product(f"{name}.qkv", qkv_, stream, qkv, norm=norm, eps=eps)
+            memory = self.pool.memory[2 * layer : 2 * layer + 2]
+            norms = [tensors.get(f"{name}.{kind}_norm") for kind in "qk"]
+            program.attention(memory, angles, norms, qkv, mixed)
+            program.product(f"{name}.o", o, mixed, stream, residual=stream)
+            norm = tensors[f"{name}.ffn_norm"]
+            program.product(
+                f"{name}.gate_up", gate_up, stream, inner, norm=norm, eps=eps, gated=True
+            )
+            program.product(f"{name}.down", down, inner, stream, residual=stream)
+        feature(3, tensors["norm"])
+        hidden = program.buffer("logits", width)
+        logits = program.buffer("logits", config.vocab_size)
+        program.gather(stream, "logit_rows", hidden, tensors["norm"], eps)
+        head = self._packed.matrix(tensors, _head(tensors))
+        program.product("lm_head", head, hidden, logits)
+        self._outputs = {"features": features, "hidden": hidden, "logits": logits}
+
+    def complete(self) -> None:
+        """Nothing is missing."""
+
+    def batch(self) -> Batch:
+        """An empty one."""
+        return PathBatch()
+
+    def run(self, batch: Batch) -> NativeSteps:
+        """Run the program."""
+        self._rows = _rows(batch)
+        begin = perf_counter()
+        self._program.run(self._rows, batch.inputs(), self._threads)
+        self.seconds = perf_counter() - begin
+        return self
+
+    def output(self, name: str) -> LogitArray:
+        """See `Outcome`."""
+        rows = self._rows["features" if name == "features" else "logits"]
+        return self._program.read(self._outputs[name], rows)
+
+    def counted(self, batch: Batch, runs: int) -> Counted:
+        """With a clock around every operation."""
+        rows, inputs = _rows(batch), batch.inputs()
+        seconds = np.zeros(len(self._program.names))
+        for _ in range(_WARM_UPS):
+            self._program.run(rows, inputs, self._threads, seconds)
+        seconds[:] = 0
+        begin = perf_counter()
+        for _ in range(runs):
+            self._program.run(rows, inputs, self._threads, seconds)
+        total = perf_counter() - begin
+        named: dict[str, float] = defaultdict(float)
+        for name, taken in zip(self._program.names, seconds.tolist(), strict=True):
+            named[name] += taken / runs
+        return Counted(total / runs, by_group(named))
+
+    def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
+        """Close the gaps between the path's tokens."""
+        start = cache.length + pending
+        cache.move([cache.places[node] for node in path], start)
+        cache.discard()
+        cache.length = start + len(path)
+
+
+def takes(
+    config: ModelConfig, tensors: Mapping[str, np.ndarray], kv: KvFormat, quantised: bool
+) -> bool:
+    """Whether there are operations for this model, its weights and cache on this processor.
+
+    Args:
+        config: of the model.
+        tensors: its prepared weights.
+        kv: how keys and values are to be kept.
+        quantised: whether activations are to be int8.
+    """
+    weights = [array for name, array in tensors.items() if name.endswith(".weight")]
+    kinds = {weight.dtype.type for weight in weights}
+    if kinds == {np.int8}:
+        able = quantised and processor.has("AVX512_CORE") and has_int8_products()
+    else:
+        able = kinds == {np.float32} and processor.has("AVX512_CORE") and has_float_products()
+    heads = config.head_dim % _LANES == 0 and config.heads <= _QUERIES * config.kv_heads
+    cached = kv.dtype in (np.float32, np.float16)
+    return able and heads and cached and config.ffn_size % _LANES == 0 and all(map(fits, weights))
+
+
+def _rows(batch: Batch) -> dict[str, int]:
+    """How many rows the buffers have."""
+    return {
+        "rows": len(batch.ids),
+        "logits": len(batch.logit_rows),
+        "features": len(batch.feature_rows),
+    }
+
+
+def _head(tensors: Mapping[str, np.ndarray]) -> str:
+    """The matrix that makes logits."""
+    return "lm_head" if "lm_head.weight" in tensors else "embed"
+
+
+def _angles(config: ModelConfig) -> LogitArray:
+    """`[positions, head_dim]`: cosines, then sines."""
+    angles = np.arange(config.max_context)[:, None] * inverse_frequencies(config)[None]
+    table: LogitArray = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return table

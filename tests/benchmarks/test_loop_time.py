@@ -1,0 +1,30 @@
+"""The benchmark of the loop, with a tiny tokenizer."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tiny import tiny_tokenizer
+
+from benchmarks import loop
+from paceline.text import Tokenizer
+from paceline.types import SamplingParams
+
+TOKENIZER = Tokenizer(tiny_tokenizer(), eos_token_ids=(2,))
+TEXT = loop.script(TOKENIZER, 100)[:100] * 20
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("drafting", loop.DRAFTING)
+def test_steps_replay_the_text_and_drafts_are_partly_right(drafting: str, batch: int) -> None:
+    engine = loop.make(drafting, TOKENIZER, TEXT, batch, evict=1)
+    spent, tokens = loop.measure(engine, TEXT[:50], loop.KINDS["greedy"], batch, steps=30)
+    assert len(spent) == 30
+    assert (spent > 0).all()
+    assert (tokens > 1.2) == (drafting == "drafted")
+    assert engine.pending == 0
+
+
+def test_the_text_goes_on_where_the_prompt_ends() -> None:
+    engine = loop.make("drafted", TOKENIZER, TEXT, 1, evict=0)
+    done = engine.generate(TEXT[:50], SamplingParams(max_new_tokens=40), ignore_eos=True)
+    assert list(done.token_ids) == TEXT[50:90]

@@ -1,0 +1,51 @@
+"""Whether drafts are worth making: what they cost against what they save."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.controllers.asking import Asking
+
+
+def share(asking: Asking, saved: float, cost: float, steps: int) -> float:
+    """Of how many steps drafts were asked for."""
+    asked = 0
+    for _ in range(steps):
+        if asking.now():
+            asking.learn(saved, cost)
+            asked += 1
+    return asked / steps
+
+
+def test_drafts_that_pay_are_always_asked_for() -> None:
+    assert share(Asking(1.0), saved=0.3, cost=0.1, steps=500) == 1
+
+
+def test_drafts_that_never_pay_are_asked_for_at_first_and_then_now_and_then() -> None:
+    asking = Asking(1.0)
+    assert share(asking, saved=0.0, cost=0.1, steps=20) == 1
+    share(asking, saved=0.0, cost=0.1, steps=400)
+    assert share(asking, saved=0.0, cost=0.1, steps=320) == 1 / 16
+
+
+@pytest.mark.parametrize("better", [0.15, 0.3, 5.0])
+def test_what_pays_again_is_noticed_within_a_few_tries(better: float) -> None:
+    asking = Asking(1.0)
+    share(asking, saved=0.0, cost=0.1, steps=500)
+    share(asking, saved=better, cost=0.1, steps=64)
+    assert share(asking, saved=better, cost=0.1, steps=50) == 1
+
+
+def test_a_draft_that_was_held_up_once_does_not_stop_the_others() -> None:
+    asking = Asking(1.0)
+    share(asking, saved=0.3, cost=0.1, steps=200)
+    assert asking.now()
+    asking.learn(0.3, 1000.0)
+    assert share(asking, saved=0.3, cost=0.1, steps=50) == 1
+
+
+def test_a_machine_that_got_slower_is_noticed() -> None:
+    asking = Asking(1.0)
+    share(asking, saved=0.3, cost=0.1, steps=200)
+    share(asking, saved=0.3, cost=1.0, steps=300)
+    assert share(asking, saved=0.3, cost=1.0, steps=320) < 0.1

@@ -1,0 +1,227 @@
+"""What only native programs do with networks: int8, same bits in any company, fused operations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, texts
+from tests.networks.plain_ops import PlainDrafter, PlainOps
+from tests.networks.runners import IDS, ready
+
+from paceline.networks.base import Geometry, Network
+from paceline.networks.catalogue import build
+from paceline.networks.hydra import Hydra
+from paceline.networks.longspec import LongSpec
+from paceline.networks.runner import Branch, Grown
+from paceline.networks.weights import Trained
+from paceline.runtimes.native.library import has_float_products, has_int8_products
+from paceline.runtimes.native_network_fit import takes
+from paceline.runtimes.native_network_last import Lasts
+from paceline.runtimes.native_network_rows import (
+    Joined,
+    Last,
+    Linear,
+    Part,
+    Rows,
+    Silu,
+    gates,
+    join,
+    part,
+)
+from paceline.runtimes.native_runner import NativeRunner
+from paceline.runtimes.network_weights import packed
+from paceline.runtimes.quantise import unpack
+
+pytestmark = pytest.mark.skipif(not has_float_products(), reason="there are no native operations")
+
+WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=40)
+
+
+def quantised(network: Network, seed: int = 0) -> tuple[NativeRunner, PlainOps, Any]:
+    """A runner at int8, and the weights that it rounded in plain NumPy."""
+    rng = np.random.default_rng(seed)
+    shapes, shape = network.shapes(), network.geometry
+    weights = {
+        name: rng.normal(len(each) == 1, 0.2, each).astype(np.float32)
+        for name, each in shapes.items()
+    }
+    ids = np.arange(1, 40, 2)
+    table = rng.standard_normal((shape.vocab_size, shape.width)).astype(np.float32)
+    target = {"embed.weight": table, "lm_head.weight": table[::-1]}
+    for name, theirs in network.borrowed().items():
+        part_shape = lent_shape(name, shape)
+        matrix = rng.normal(len(part_shape) == 1, 0.2, part_shape).astype(np.float32)
+        target[theirs if matrix.ndim == 1 else f"{theirs}.weight"] = matrix
+    trained = Trained(network, weights, ids, {})
+    sizes: Any = {"max_context": 128, "kv_tokens": 512}
+    runner = NativeRunner(trained, target, 2, precision="int8", **sizes)
+    known = packed(trained, target, "int8")
+    plain: dict[str, Any] = {}
+    for name in {each.removesuffix(".weight").removesuffix(".scale") for each in known}:
+        parts = {
+            kind: known[f"{name}.{kind}"]
+            for kind in ("weight", "scale")
+            if f"{name}.{kind}" in known
+        }
+        matrix = unpack(parts, parts["weight"].shape) if parts else known[name]
+        plain[name] = matrix.astype(np.float64)
+    ops = PlainOps(shape, plain, plain["embed"], plain["head"], network.reach)
+    return runner, ops, ids
+
+
+def lent_shape(name: str, shape: Geometry) -> tuple[int, ...]:
+    """Of a parameter of the target."""
+    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    return {
+        "qkv": (wide + 2 * narrow, shape.width),
+        "residual": (shape.width, wide if ".o." in name else shape.ffn_size),
+        "gate_up": (2 * shape.ffn_size, shape.width),
+    }.get(name.split(".")[-1], (shape.width,))
+
+
+@pytest.mark.skipif(not has_int8_products(), reason="this processor lacks AVX-512 VNNI")
+@pytest.mark.parametrize("name", ["hydra", "eagle3", "ctc", "kangaroo", "block-parallel"])
+def test_int8_drafts_are_close_to_the_plain_evaluation(name: str) -> None:
+    """Of the same rounded weights; activations are rounded, too, so nearly all tokens agree."""
+    network = build(name, WIDE, {})
+    assert takes(network, "int8")
+    runner, ops, ids = quantised(network)
+    drafter = PlainDrafter(network, ops)
+    rng = np.random.default_rng(1)
+    cache, agreed, seen, known = runner.open(), 0, 0, 0
+    for gained in (40, 1, 3, 2, 1, 4):
+        width = 4 * WIDE.width if network.reads_features else 0
+        features = rng.standard_normal((gained, width)).astype(np.float32)
+        tokens = rng.integers(40, size=gained).tolist()
+        [root] = runner.start([Grown(cache, features, tokens)])
+        logits = drafter.draft(features, tokens, [1] * network.depth)[: network.width]
+        error = np.abs(root.logits - logits).max() / np.abs(logits).max()
+        assert error < 0.1
+        agreed += (root.logits.argmax(-1) == logits.argmax(-1)).sum()
+        seen += network.width
+        known += gained
+    assert agreed >= 0.7 * seen
+    assert len(ids) == root.logits.shape[1] - network.blank
+
+
+@pytest.mark.parametrize("name", ["hydra", "clover", "falcon", "s2d", "medusa"])
+def test_company_changes_no_bit(name: str) -> None:
+    """Of a chain's chances and of a branch's logits; what a sequence read itself does."""
+    trained, runner = ready("native", name)
+    network = trained.network
+    features, tokens = texts(3, 40)
+    rows = [
+        context_rows(network, features[i], tokens[i], 0, count)
+        for i, count in enumerate((5, 33, 1))
+    ]
+
+    def grown(*which: int) -> list[Grown]:
+        return [Grown(runner.open(), rows[i][0].astype(np.float32), rows[i][1]) for i in which]
+
+    def step(roots: list[Branch]) -> list[Branch]:
+        if network.steps == 1:
+            return roots
+        return runner.advance([(root, [int(IDS[3])] * network.width) for root in roots])
+
+    together = runner.draft(grown(0, 1, 2), network.depth)
+    branches = step(runner.start(grown(0, 1, 2)))
+    for i in range(3):
+        [alone] = runner.draft(grown(i), network.depth)
+        assert alone.tokens.tolist() == together[i].tokens.tolist()
+        assert np.array_equal(alone.chances, together[i].chances)
+        [branch] = step(runner.start(grown(i)))
+        assert np.array_equal(branch.logits, branches[i].logits)
+    assert not np.array_equal(together[0].chances, together[1].chances)
+
+
+def test_a_step_of_hydra_is_seven_operations() -> None:
+    """Norms, gates and sums are done with products; all else would be paid at every depth."""
+    _, compiled = ready("native", "hydra")
+    runner: Any = compiled
+    names = runner._chains._writing.program.names
+    begin, end = runner._chains.ends[:2]
+    step = ["embedding", "step.up", "step.down.residual", "head", "pick"]
+    assert [name for name in names[begin:end] if name != "gather"] == step
+    assert names[begin:end].count("gather") == 2  # both norms, of what is read side by side
+    # Behind attention only last rows are read: taking a prompt in ends there.
+    assert names[runner._chains.taken_in - 1] == "attention"
+    assert "prefix.o.residual" not in names[: runner._chains.taken_in]
+
+
+def test_expressions_are_put_together_again() -> None:
+    x = Linear(0, 64, of=Rows(0, 4), name="m")
+    low, high = part(x, 0, 24), part(x, 24, 40)
+    assert join([low, high]) is x
+    both = join([high, low])
+    assert isinstance(both, Joined)
+    assert part(both, 0, 40) is high
+    crossing = part(both, 30, 20)
+    assert isinstance(crossing, Part)
+    assert crossing.of is both
+    gate, up = part(x, 0, 32), part(x, 32, 32)
+    assert gates(Silu(0, 32, of=gate) * up) is x
+    assert gates(Silu(0, 32, of=up) * gate) is None
+    assert gates(Silu(0, 24, of=low) * low) is None
+    odd = Linear(0, 48, of=Rows(0, 4), name="m")
+    assert gates(Silu(0, 24, of=part(odd, 0, 24)) * part(odd, 24, 24)) is None
+
+
+def test_only_last_rows_are_made_of_what_nobody_asked_for() -> None:
+    """Shared parts once; what all rows of were written are taken from there."""
+    last, written = Lasts(), Rows(0, 4)
+    x = Linear(0, 4, of=written, name="m")
+    y = last(x + written)
+    assert y.slots == 1
+    assert isinstance(last(x), Linear)
+    assert last(x) is last(x)
+    assert isinstance(last(written), Last)
+    assert last(written).of is written  # type: ignore[attr-defined]  # it is a Last
+    known = Linear(0, 4, of=written, name="m")
+    known.written = object()  # type: ignore[assignment]  # wherever it is
+    assert isinstance(last(known), Last)
+
+
+@pytest.mark.parametrize(
+    ("network", "precision", "taken"),
+    [
+        (Hydra(GEOMETRY, hidden=32), "fp32", True),
+        (Hydra(GEOMETRY, hidden=32), "int8", False),
+        (Hydra(GEOMETRY, hidden=10), "fp32", False),
+        (Hydra(WIDE), "int8", True),
+        (Hydra(replace(WIDE, head_dim=24)), "int8", False),
+        (Hydra(replace(WIDE, heads=50)), "int8", False),
+        (LongSpec(WIDE, reach=8), "int8", False),
+        (LongSpec(WIDE, reach=8, cross=True), "int8", False),
+    ],
+)
+def test_networks_of_other_sizes_and_kinds_are_left_to_the_plugin(
+    network: Network, precision: str, taken: bool
+) -> None:
+    assert takes(network, precision) == taken
+
+
+def test_all_but_windows_run_natively() -> None:
+    left = {name for name, make in NETWORKS.items() if not takes(make(), "fp32")}
+    assert left == {"longspec", "longspec-of-two"}
+
+
+@pytest.mark.parametrize("attention", ["paths", "plugin"])
+def test_networks_run_as_their_target_does(attention: str) -> None:
+    pytest.importorskip("openvino")
+    from tests.runtimes import tiny_openvino
+
+    from paceline.runtimes.openvino_runner import OpenVinoRunner
+
+    target = tiny_openvino.target("fp32", attention=attention)
+    shape = Geometry.of(tiny_openvino.config())
+    ids = np.arange(shape.vocab_size)
+    for each, native in (
+        (Hydra(shape, steps=1), attention == "paths"),
+        (LongSpec(shape, steps=1, reach=3), False),
+    ):
+        weights = {name: np.ones(size, np.float32) for name, size in each.shapes().items()}
+        runner = target.run_network(Trained(each, weights, ids, {}))
+        assert isinstance(runner, NativeRunner if native else OpenVinoRunner)

@@ -1,0 +1,150 @@
+"""Operations that networks need beside products and attention: right against plain NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.runtimes.native import drafting
+from paceline.runtimes.native.drafting import DraftProgram, Operand
+from paceline.runtimes.native.library import Heads, has_float_products
+from paceline.runtimes.native.packed import Packed
+from paceline.runtimes.native.program import Columns
+
+pytestmark = pytest.mark.skipif(not has_float_products(), reason="there are no native operations")
+
+RNG = np.random.default_rng(7)
+WIDTH = 32
+
+
+def program(heads: Heads | None = None) -> DraftProgram:
+    return DraftProgram(Packed(), heads or Heads(2, 1, 16, False, 1e-5), 64)
+
+
+def loaded(made: DraftProgram, name: str, rows: str, width: int) -> Columns:
+    """A buffer that holds what a run gives it."""
+    out = made.buffer(rows, width)
+    made.load(name, out)
+    return out
+
+
+def bits(rows: Any) -> Any:
+    return np.ascontiguousarray(rows, dtype=np.float32).reshape(-1).view(np.int32)
+
+
+def random(*shape: int) -> Any:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("width", [32, 40])
+def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
+    """Rows of one slot stand for all slots of theirs, and weights for all rows."""
+    slots = 3
+    one, many = random(rows, width), random(rows * slots, width)
+    each, all_slots = random(width), random(slots, width)
+    made = program()
+    a = loaded(made, "one", "rows", width)
+    b = loaded(made, "many", "wide", width)
+    repeated = np.repeat(one, slots, axis=0)
+    cases = [
+        (drafting.SUM, Operand(a, repeat=slots), Operand(b), repeated + many),
+        (drafting.PRODUCT, Operand(b), Operand(None, weights=each), many * each),
+        (
+            drafting.SUM,
+            Operand(a, repeat=slots),
+            Operand(None, weights=all_slots),
+            repeated + np.tile(all_slots, (rows, 1)),
+        ),
+        (drafting.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
+    ]
+    places = [made.buffer("wide", width) for _ in cases]
+    for (how, first, second, _), to in zip(cases, places, strict=True):
+        made.join(how, first, second, to)
+    counts = {"rows": rows, "wide": rows * slots}
+    made.run(counts, {"one": bits(one), "many": bits(many)}, 2)
+    for (*_, expected), to in zip(cases, places, strict=True):
+        np.testing.assert_allclose(made.read(to, rows * slots), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 11, 16, 17, 1000])
+def test_the_likeliest_token_is_the_first_of_the_highest(size: int) -> None:
+    """Whatever stands behind the logits in their buffer, and with its share of the softmax."""
+    logits = np.full((4, 1024), 9e9, dtype=np.float32)
+    logits[:, :size] = 3 * random(4, size)
+    logits[1, :size] = 2.5  # all alike
+    logits[2, size - 1] = logits[2, 0] = 50
+    ids = np.sort(RNG.choice(10**7, size, replace=False))
+    made = program()
+    at = loaded(made, "logits", "rows", 1024)
+    picked = made.buffer("rows", 4)
+    made.pick(at.part(0, size), ids, picked.part(2, 2))
+    made.run({"rows": 4}, {"logits": bits(logits)}, 2)
+    found = made.read(picked, 4)[:, 2:].copy()
+    known = logits[:, :size].astype(float)
+    law = np.exp(known - known.max(1, keepdims=True))
+    law /= law.sum(1, keepdims=True)
+    assert found[:, 0].view(np.int32).tolist() == ids[known.argmax(1)].tolist()
+    np.testing.assert_allclose(found[:, 1], law.max(1), rtol=1e-5)
+
+
+def test_picked_tokens_and_windows_are_embedded() -> None:
+    made = program()
+    table = random(8, WIDTH)
+    at = loaded(made, "logits", "rows", 16)
+    picked = made.buffer("rows", 2)
+    made.pick(at.part(0, 8), np.arange(8), picked)
+    tensors = {"embed.weight": table}
+    places = [made.buffer("rows", WIDTH) for _ in range(2)]
+    made.embed(tensors, picked.part(0, 1), places[0])
+    made.embed(tensors, "tokens", places[1], stride=3, offset=1)
+    logits = random(2, 16)
+    made.run({"rows": 2}, {"logits": bits(logits), "tokens": [9, 5, 9, 9, 2, 9]}, 1)
+    best = logits[:, :8].argmax(1)
+    np.testing.assert_array_equal(made.read(places[0], 2), table[best])
+    np.testing.assert_array_equal(made.read(places[1], 2), table[[5, 2]])
+
+
+def test_rows_are_unfolded_into_slots() -> None:
+    made = program()
+    at = loaded(made, "x", "rows", 4 * WIDTH)
+    to = made.buffer("wide", 2 * WIDTH)
+    made.unfold(at, 2, to)
+    x = random(3, 4 * WIDTH)
+    made.run({"rows": 3, "wide": 6}, {"x": bits(x)}, 1)
+    np.testing.assert_array_equal(made.read(to, 6), x.reshape(6, -1))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 2, 16), (3, 3, 32), (6, 1, 80)])
+def test_slots_attend_to_one_another_both_ways(heads: int, kv_heads: int, width: int) -> None:
+    """Each sequence's alone."""
+    sequences, slots = 3, 5
+    made = program(Heads(heads, kv_heads, width, False, 1e-5))
+    columns = (heads + 2 * kv_heads) * width
+    at = loaded(made, "qkv", "wide", columns)
+    to = made.buffer("wide", heads * width)
+    made.attend_slots(at, slots, to)
+    qkv = random(sequences * slots, columns)
+    made.run({"wide": sequences * slots}, {"qkv": bits(qkv)}, 2)
+    x = qkv.astype(float).reshape(sequences, slots, -1, width)
+    queries, keys, values = np.split(x, (heads, heads + kv_heads), axis=2)
+    keys, values = (np.repeat(each, heads // kv_heads, axis=2) for each in (keys, values))
+    scores = np.exp(np.einsum("sihd,sjhd->shij", queries, keys) / np.sqrt(width))
+    weights = scores / scores.sum(-1, keepdims=True)
+    expected = np.einsum("shij,sjhd->sihd", weights, values)
+    found = made.read(to, sequences * slots).reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_may_end_early() -> None:
+    made = program()
+    at = loaded(made, "x", "rows", WIDTH)
+    to = made.buffer("rows", WIDTH)
+    made.join(drafting.SUM, Operand(at), Operand(at), to)
+    x = random(1, WIDTH)
+    made.run({"rows": 1}, {"x": bits(x)}, 1)
+    made.run({"rows": 1}, {"x": bits(3 * x)}, 1, operations=1)
+    np.testing.assert_array_equal(made.read(at, 1), 3 * x)
+    np.testing.assert_array_equal(made.read(to, 1), 2 * x)
