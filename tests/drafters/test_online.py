@@ -284,13 +284,14 @@ def test_what_was_learnt_is_kept_beside_the_weights_and_taken_up(
     drafter = HydraDrafter.create(context(target, **options))
     assert drafter.needs == Needs(features=True)
     begun = accepted(generate(target, drafter, GREEDY))
-    for _ in range(8):
+    assert drafter._online is not None
+    for _ in range(100):  # how much is learnt in a round hangs on when threads run
         generate(target, drafter, GREEDY)
-        assert drafter._online is not None
         if (job := drafter._online._job) is not None:
             job.result()
-    updates = drafter._online.updates
-    assert updates > 2
+        if drafter._online.updates >= 12:
+            break
+    assert drafter._online.updates >= 12
     del drafter  # what it learnt is written now, as at the end of a process
     assert path.read_bytes() == content
     learnt = load_network(tmp_path / "mine.online.safetensors")

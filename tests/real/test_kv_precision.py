@@ -14,13 +14,23 @@ from paceline.target import Pass
 pytestmark = pytest.mark.real
 
 
-@pytest.mark.parametrize("kv", ["fp16", "u8"])
-def test_drafts_change_no_bit_of_a_coarse_cache(loaded, kv):
+def cached_as(loaded, kv):
+    """The model with that cache; without one, with that of its precision."""
     precision = loaded.target.capabilities.precision
     tensors = load_prepared(loaded.source, precision)
-    target = OpenVinoTarget(loaded.source.config, tensors, precision, kv_precision=kv)
+    return OpenVinoTarget(loaded.source.config, tensors, precision, kv_precision=kv)
+
+
+def test_the_cache_is_as_coarse_as_the_weights_allow(loaded):
+    coarse = loaded.target.capabilities.precision == "int8"
+    assert loaded.target.capabilities.kv_precision == ("fp16" if coarse else "fp32")
+
+
+@pytest.mark.parametrize("kv", ["fp16", "u8"])
+def test_drafts_change_no_bit_of_a_coarse_cache(loaded, kv):
+    finest, target = cached_as(loaded, "fp32"), cached_as(loaded, kv)
     assert target.capabilities.bit_exact
-    exact = loaded.target.capabilities.kv_bytes_per_token
+    exact = finest.capabilities.kv_bytes_per_token
     assert target.capabilities.kv_bytes_per_token / exact == {"fp16": 1 / 2, "u8": 9 / 32}[kv]
     for length in (31, 270):
         cache = opened(target, prompt(length, 1))
@@ -34,8 +44,8 @@ def test_drafts_change_no_bit_of_a_coarse_cache(loaded, kv):
         assert np.array_equal(a.logits, b.logits)
         target.release(cache)
         target.release(fresh)
-    reference = opened(loaded.target, prompt(270, 1))
+    reference = opened(finest, prompt(270, 1))
     cache = opened(target, prompt(270, 1))
-    a, b = (t.forward([Pass(c, [7])])[0] for t, c in ((loaded.target, reference), (target, cache)))
+    a, b = (t.forward([Pass(c, [7])])[0] for t, c in ((finest, reference), (target, cache)))
     assert not np.array_equal(a.logits, b.logits), "a control: the option does something"
-    loaded.target.release(reference)
+    finest.release(reference)

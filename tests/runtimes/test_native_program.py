@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,3 +112,17 @@ def test_too_many_rows_are_refused_and_cost_nothing() -> None:
 
 def test_columns_of_columns() -> None:
     assert Columns(3, 8, 40).part(8, 16) == Columns(3, 16, 16)
+
+
+def test_a_buffer_that_lies_where_another_was_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = Program(Packed())
+    narrow, wide = program.buffer("a", 4), program.buffer("b", 8)
+    program.run({"a": 6, "b": 6}, {}, 1)
+    memory = np.zeros(64, dtype=np.float32)  # that one gave back, and the other got
+    free = program._library.paceline_free
+    place = SimpleNamespace(paceline_read=lambda *_: memory.ctypes.data, paceline_free=free)
+    monkeypatch.setattr(program, "_library", place)
+    assert program.read(narrow, 6).shape == (6, 4)
+    assert program.read(wide, 6).shape == (6, 8)

@@ -74,7 +74,7 @@ void paceline_paths(Program* program, const Shape* of, int64_t longest, int32_t 
     program->add([=, shape = *of](const Call& call) {
         const Plan plan{call.inputs[rows], call.counts[count], call.inputs[tables],
                         call.inputs[singles]};
-        program->paths.find(shape, plan, longest);
+        program->paths.find(shape.heads / shape.kv_heads, plan, longest);
     });
 }
 

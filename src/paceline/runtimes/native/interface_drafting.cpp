@@ -80,7 +80,7 @@ void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t s
             }
         }
         const Plan plan{rows.data(), int64_t(rows.size()) / kRowFields, blocks, nullptr};
-        program->paths.find(shape, plan, longest);
+        program->paths.find(shape.heads / shape.kv_heads, plan, longest);
     });
 }
 

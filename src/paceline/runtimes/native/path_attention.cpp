@@ -1,119 +1,15 @@
 #include "path_attention.hpp"
 
+#include "attention_kernels.hpp"
 #include "pool.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace paceline {
 namespace {
-
-constexpr int kChunk = 128;     // keys that are summed together, by place in the path
-constexpr int kQueryRows = 24;  // query heads times rows that share loads of keys and values
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-
-// Scores of N queries over the 32 keys of a block: one sum per key, over the width in order.
-template <int N, class Stored>
-void block_scores(const float* queries, int width, const Stored* keys, float* scores, int stride) {
-    Vec a[N][2] = {};
-    for (int d = 0; d < width; ++d) {
-        const Vec low = load(keys + d * kBlock), high = load(keys + d * kBlock + kLanes);
-        for (int r = 0; r < N; ++r) {
-            const Vec q = all(queries[r * width + d]);
-            a[r][0] += q * low;
-            a[r][1] += q * high;
-        }
-    }
-    for (int r = 0; r < N; ++r) {
-        store(scores + r * stride, a[r][0]);
-        store(scores + r * stride + kLanes, a[r][1]);
-    }
-}
-
-// Adds V * 16 numbers of consecutive stored values, weighted, to N rows of `sums`, one by one in
-// order.
-template <int N, int V, class Stored>
-void add_slice(const float* weights, int stride, const Stored* const* blocks, int count, int width,
-               int at, float* sums) {
-    Vec a[N][V];
-    for (int r = 0; r < N; ++r) {
-        for (int v = 0; v < V; ++v) a[r][v] = load(sums + r * width + at + v * kLanes);
-    }
-    for (int begin = 0; begin < count; begin += kBlock) {
-        const Stored* value = blocks[begin / kBlock] + at;
-        const int end = std::min(begin + kBlock, count);
-        for (int j = begin; j < end; ++j, value += width) {
-            Vec x[V];
-            for (int v = 0; v < V; ++v) x[v] = load(value + v * kLanes);
-            for (int r = 0; r < N; ++r) {
-                const Vec w = all(weights[r * stride + j]);
-                for (int v = 0; v < V; ++v) a[r][v] += w * x[v];
-            }
-        }
-    }
-    for (int r = 0; r < N; ++r) {
-        for (int v = 0; v < V; ++v) store(sums + r * width + at + v * kLanes, a[r][v]);
-    }
-}
-
-// The same over the whole width, a multiple of 16.
-template <int N, class Stored>
-void add_values(const float* weights, int stride, const Stored* const* blocks, int count,
-                int width, float* sums) {
-    int at = 0;
-    for (; at + 4 * kLanes <= width; at += 4 * kLanes) {
-        add_slice<N, 4>(weights, stride, blocks, count, width, at, sums);
-    }
-    for (; at < width; at += kLanes) {
-        add_slice<N, 1>(weights, stride, blocks, count, width, at, sums);
-    }
-}
-
-// Has numbers fetched that will be read soon.
-template <class Stored>
-void ask(const Stored* at, int64_t count) {
-    for (int64_t i = 0; i < count; i += 64 / sizeof(Stored)) __builtin_prefetch(at + i);
-}
-
-struct Row {
-    int32_t position, slot, table, run, singles;
-    int total() const { return position + 1; }
-};
-
-Row row_of(const Plan& plan, int64_t r) {
-    const int32_t* at = plan.rows + r * kRowFields;
-    return {at[0], at[1], at[2], at[3], at[4]};
-}
-
-int chunks_of(const Group& group) { return (group.longest + kChunk - 1) / kChunk; }
-
-// What a chunk of keys comes to: per query its highest score, the sum of weights relative to it,
-// and the weighted sum of values.
-struct Partial {
-    float *highest, *weight, *values;
-};
-
-// Joins the sums over a later chunk to those over earlier ones.
-void merge(const Partial& into, const Partial& later, int queries, int width) {
-    for (int r = 0; r < queries; ++r) {
-        if (later.weight[r] == 0) continue;
-        const float highest = std::max(into.highest[r], later.highest[r]);
-        const float a = exponential(into.highest[r] - highest);
-        const float b = exponential(later.highest[r] - highest);
-        into.highest[r] = highest;
-        into.weight[r] = into.weight[r] * a + later.weight[r] * b;
-        float* x = into.values + r * width;
-        const float* y = later.values + r * width;
-        for (int d = 0; d < width; d += kLanes) {
-            store(x + d, load(x + d) * a + load(y + d) * b);
-        }
-    }
-}
 
 template <class Stored>
 class Pass {
@@ -207,90 +103,75 @@ class Pass {
         return paths_.queries.data() + at * shape_.width;
     }
 
+    // Where a single token of a row is stored, by its place in the path.
+    int single(const Row& at, int place) const { return plan_.singles[at.singles + place - at.run]; }
+
+    // Scores of a group's queries over all blocks with single tokens, [queries, blocks * 32].
+    void score_singles(const Group& group, int head, const float* queries,
+                       std::vector<float>& scores) const {
+        const auto [first, behind] = group.single_blocks;
+        const int count = group.count * ratio_, stride = (behind - first) * kBlock;
+        scores.resize(count * stride);
+        for (int b = first; b < behind; ++b) {
+            const Stored* keys = key_block(plan_.tables[row(group.first).table + b], head);
+            all_scores(queries, count, shape_.width, &keys, 1, &scores[(b - first) * kBlock], stride);
+        }
+    }
+
     // One chunk of keys for the rows of a group and one head of keys.
     void chunk(const Group& group, int head, int index, const Partial& to) {
-        const int width = shape_.width, queries = group.count * ratio_;
+        const int width = shape_.width, count = group.count * ratio_;
         const int begin = index * kChunk;
-        const int run = std::min(group.longest_run - begin, kChunk);  // keys in storage order
-        const Row lead = row(group.first);
-        const int32_t* table = plan_.tables + lead.table + begin / kBlock;
-        const float* q = query(group.first, head * ratio_);
+        const int run = std::clamp(group.longest_run - begin, 0, kChunk);  // keys in storage order
+        const int blocks = (run + kBlock - 1) / kBlock;
+        const int32_t* table = plan_.tables + row(group.first).table + begin / kBlock;
+        const float* queries = query(group.first, head * ratio_);
         alignas(64) float scores[kQueryRows * kChunk];
         alignas(64) float alone[kQueryRows * kChunk];  // weights of single tokens
+        const Stored* keys[kChunk / kBlock];
         const Stored* values[kChunk / kBlock];
-        for (int b = 0; b * kBlock < run; ++b) {
+        for (int b = 0; b < blocks; ++b) {
+            keys[b] = key_block(table[b], head);
             values[b] = value_block(table[b], head);
-            const Stored* keys = key_block(table[b], head);
             // Blocks lie apart, each too short for the processor to see where reading goes.
-            if ((b + 1) * kBlock < run) ask(key_block(table[b + 1], head), block_size_);
+            ask(keys[b], block_size_);
             ask(values[b], std::min(run - b * kBlock, kBlock) * int64_t{width});
-            by_rows<6>(queries, [&](auto n, int first) {
-                block_scores<n>(q + first * width, width, keys,
-                                scores + first * kChunk + b * kBlock, kChunk);
-            });
         }
-        const int first_single = group.single_blocks[0] * kBlock;
-        const int single_stride = group.single_blocks[1] * kBlock - first_single;
+        all_scores(queries, count, width, keys, blocks, scores, kChunk);
         std::vector<float> single_scores;
-        if (single_stride > 0 && begin + kChunk > group.shortest_run) {
-            single_scores.resize(queries * single_stride);
-            for (int b = 0; b * kBlock < single_stride; ++b) {
-                const int block = plan_.tables[lead.table + group.single_blocks[0] + b];
-                by_rows<6>(queries, [&](auto n, int first) {
-                    block_scores<n>(q + first * width, width, key_block(block, head),
-                                    single_scores.data() + first * single_stride + b * kBlock,
-                                    single_stride);
-                });
-            }
-        }
-        for (int r = 0; r < queries; ++r) {
+        const auto [first, behind] = group.single_blocks;
+        const bool singles = first < behind && begin + kChunk > group.shortest_run;
+        if (singles) score_singles(group, head, queries, single_scores);
+        for (int r = 0; r < count; ++r) {
             const Row at = row(group.first + r / ratio_);
             float* s = scores + r * kChunk;
             const int in_run = std::clamp(at.run - begin, 0, kChunk);
-            const int count = std::clamp(at.total() - begin, 0, kChunk);
-            for (int j = in_run; j < count; ++j) {
-                const int stored = plan_.singles[at.singles + begin + j - at.run];
-                s[j] = single_scores[r * single_stride + stored - first_single];
+            const int seen = std::clamp(at.total() - begin, 0, kChunk);
+            for (int j = in_run; j < seen; ++j) {
+                const int stored = single(at, begin + j) - first * kBlock;
+                s[j] = single_scores[r * (behind - first) * kBlock + stored];
             }
-            const int ends = (count + kLanes - 1) / kLanes * kLanes;
-            for (int j = count; j < ends; ++j) s[j] = kNone;
-            for (int j = ends; j < run; ++j) s[j] = 0;  // keys that other rows see
-            to.highest[r] = kNone;
-            to.weight[r] = 0;
-            if (count == 0) continue;
-            Vec top = load(s);
-            for (int j = kLanes; j < ends; j += kLanes) {
-                const Vec x = load(s + j);
-                top = x > top ? x : top;
-            }
-            const float highest = largest(top);
-            to.highest[r] = highest;
-            Vec weight = {};
-            for (int j = 0; j < ends; j += kLanes) {
-                const Vec x = load(s + j);
-                const Vec e = x == kNone ? all(0.0f) : exponential(x - highest);
-                weight += e;
-                store(s + j, e);
-            }
-            to.weight[r] = sum(weight);
+            const Weights weights = soften(s, seen, run);
+            to.highest[r] = weights.highest;
+            to.weight[r] = weights.sum;
             // Single tokens are added after the run, which other rows may have longer.
-            for (int j = in_run; j < count; ++j) {
+            for (int j = in_run; j < seen; ++j) {
                 alone[r * kChunk + j] = s[j];
                 s[j] = 0;
             }
         }
-        std::memset(to.values, 0, sizeof(float) * queries * width);
+        std::memset(to.values, 0, sizeof(float) * count * width);
         if (run > 0) {
-            by_rows<6>(queries, [&](auto n, int first) {
+            by_rows<6>(count, [&](auto n, int first) {
                 add_values<n>(scores + first * kChunk, kChunk, values, run, width,
                               to.values + first * width);
             });
         }
-        for (int r = 0; r < group.count; ++r) {
+        for (int r = 0; singles && r < group.count; ++r) {
             const Row at = row(group.first + r);
-            const int count = std::min(at.total() - begin, kChunk);
-            for (int j = std::max(at.run - begin, 0); j < count; ++j) {
-                const int stored = plan_.singles[at.singles + begin + j - at.run];
+            const int seen = std::min(at.total() - begin, kChunk);
+            for (int j = std::max(at.run - begin, 0); j < seen; ++j) {
+                const int stored = single(at, begin + j);
                 const int block = plan_.tables[at.table + stored / kBlock];
                 const Stored* value = value_block(block, head) + (stored % kBlock) * width;
                 by_rows<6>(ratio_, [&](auto n, int first) {
@@ -328,7 +209,7 @@ class Pass {
         memory.resize(2 * partial_size());
         const Partial sums = partial(memory.data()), next = partial(memory.data() + partial_size());
         chunk(group, head, 0, sums);
-        for (int c = 1; c < chunks_of(group); ++c) {
+        for (int c = 1; c < group.chunks(); ++c) {
             chunk(group, head, c, next);
             merge(sums, next, group.count * ratio_, shape_.width);
         }
@@ -343,7 +224,7 @@ class Pass {
         };
         each(items * chunks, true, [&](int64_t i) {
             const Group& group = paths_.groups[i / chunks / shape_.kv_heads];
-            if (i % chunks < chunks_of(group)) {
+            if (i % chunks < group.chunks()) {
                 chunk(group, int(i / chunks % shape_.kv_heads), int(i % chunks),
                       part(i / chunks, i % chunks));
             }
@@ -351,7 +232,7 @@ class Pass {
         each(items, chunks > 8, [&](int64_t item) {
             const Group& group = paths_.groups[item / shape_.kv_heads];
             const Partial sums = part(item, 0);
-            for (int c = 1; c < chunks_of(group); ++c) {
+            for (int c = 1; c < group.chunks(); ++c) {
                 merge(sums, part(item, c), group.count * ratio_, shape_.width);
             }
             finish(group, int(item % shape_.kv_heads), sums);
@@ -368,36 +249,6 @@ class Pass {
 };
 
 }  // namespace
-
-void Paths::find(const Shape& shape, const Plan& given, int64_t longest) {
-    plan = given;
-    groups.clear();
-    chunks = 0;
-    const int most = std::max(1, kQueryRows / (shape.heads / shape.kv_heads));
-    for (int r = 0; r < plan.count; ++r) {
-        const Row at = row_of(plan, r);
-        if (at.position >= longest) {
-            throw std::out_of_range("a row stands behind the longest context of " +
-                                    std::to_string(longest) + " tokens");
-        }
-        const bool joins = !groups.empty() && groups.back().first + groups.back().count == r &&
-                           groups.back().count < most &&
-                           row_of(plan, groups.back().first).table == at.table;
-        if (!joins) groups.push_back({r, 0, 0, 0, at.run, {0, 0}});
-        Group& group = groups.back();
-        ++group.count;
-        group.longest = std::max(group.longest, at.total());
-        group.longest_run = std::max(group.longest_run, at.run);
-        group.shortest_run = std::min(group.shortest_run, at.run);
-        auto& [first, behind] = group.single_blocks;
-        for (int i = 0; i < at.total() - at.run; ++i) {
-            const int block = plan.singles[at.singles + i] / kBlock;
-            first = first == behind ? block : std::min(first, block);
-            behind = std::max(behind, block + 1);
-        }
-    }
-    for (const Group& group : groups) chunks = std::max(chunks, chunks_of(group));
-}
 
 void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<const float> qkv,
                     Rows<float> out) {

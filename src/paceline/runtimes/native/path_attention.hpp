@@ -8,26 +8,11 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "paths.hpp"
 #include "vectors.hpp"
 
 namespace paceline {
-
-constexpr int kBlock = 32;       // tokens per block of the cache
-constexpr int kRowFields = 5;    // int32 per row of `rows`, see Plan
-
-// What rows there are and what each sees.
-struct Plan {
-    // [count, 5] position; storage slot (block * 32 + place in it);
-    // begin of its sequence's block table in `tables`; length of its run; begin of its single
-    // tokens in `singles`. Rows of a sequence stand together.
-    const int32_t* rows;
-    int64_t count;
-    const int32_t* tables;   // block ids
-    const int32_t* singles;  // stored places of single tokens in their sequence; ends at
-                             // `position + 1 - run` per row
-};
 
 // Sizes of one layer.
 struct Shape {
@@ -44,26 +29,6 @@ struct Layer {
     const float* angles;  // [positions, width]: cosines of width / 2 angles, then their sines
     const float* query_norm;  // [width], or null
     const float* key_norm;    // [width], or null
-};
-
-// Rows of one sequence that share loads.
-struct Group {
-    int first, count;  // rows
-    int longest;       // path
-    int longest_run, shortest_run;
-    int single_blocks[2];  // of its sequence's table: the first that holds a single token, and the
-                           // one behind the last; equal if there is none
-};
-
-// What all layers of a pass share: found once.
-struct Paths {
-    Plan plan;
-    std::vector<Group> groups;
-    int chunks;  // of the longest path
-    std::vector<float> queries, partial;  // room
-
-    // Throws std::out_of_range if a row stands at position `longest` or behind it.
-    void find(const Shape& shape, const Plan& plan, int64_t longest);
 };
 
 // Rotate, store keys and values, attend.

@@ -63,7 +63,7 @@ class Program:
         self._pointers = (ctypes.c_void_p * 16)()
         self._numbers = (ctypes.c_int64 * 16)()
         self._kept: list[Any] = []
-        self._views: dict[tuple[int, int], LogitArray] = {}
+        self._views: dict[tuple[int, int, int], LogitArray] = {}
         self.names: list[str] = []
         """Of the operations, in order."""
 
@@ -189,7 +189,7 @@ class Program:
         if not rows:
             return np.zeros((0, of.width), dtype=np.float32)
         address = self._library.paceline_read(self._address, of.buffer)
-        key = (address, rows)
+        key = (of.buffer, address, rows)  # another buffer may have lain there before
         if key not in self._views:
             if len(self._views) > 256:  # buffers have moved
                 self._views.clear()

@@ -1,0 +1,39 @@
+#include "paths.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace paceline {
+
+void Paths::find(int ratio, const Plan& given, int64_t longest) {
+    plan = given;
+    groups.clear();
+    chunks = 0;
+    const int most = std::max(1, kQueryRows / ratio);
+    for (int r = 0; r < plan.count; ++r) {
+        const Row at = row_of(plan, r);
+        if (at.position >= longest) {
+            throw std::out_of_range("a row stands behind the longest context of " +
+                                    std::to_string(longest) + " tokens");
+        }
+        const bool joins = !groups.empty() && groups.back().first + groups.back().count == r &&
+                           groups.back().count < most &&
+                           row_of(plan, groups.back().first).table == at.table;
+        if (!joins) groups.push_back({r, 0, 0, 0, at.run, {0, 0}});
+        Group& group = groups.back();
+        ++group.count;
+        group.longest = std::max(group.longest, at.total());
+        group.longest_run = std::max(group.longest_run, at.run);
+        group.shortest_run = std::min(group.shortest_run, at.run);
+        auto& [first, behind] = group.single_blocks;
+        for (int i = 0; i < at.total() - at.run; ++i) {
+            const int block = plan.singles[at.singles + i] / kBlock;
+            first = first == behind ? block : std::min(first, block);
+            behind = std::max(behind, block + 1);
+        }
+    }
+    for (const Group& group : groups) chunks = std::max(chunks, group.chunks());
+}
+
+}  // namespace paceline
