@@ -49,3 +49,17 @@ def test_a_machine_that_got_slower_is_noticed() -> None:
     share(asking, saved=0.3, cost=0.1, steps=200)
     share(asking, saved=0.3, cost=1.0, steps=300)
     assert share(asking, saved=0.3, cost=1.0, steps=320) < 0.1
+
+
+def test_in_a_batch_drafts_must_show_first_that_they_pay() -> None:
+    asking = Asking(1.0)
+    asked = 0
+    for _ in range(64):
+        if asking.now(8):
+            asking.learn(0.0, 0.1, drafts=8)
+            asked += 1
+    assert asked <= 8
+    for _ in range(40):
+        if asking.now(8):
+            asking.learn(0.3, 0.1, drafts=8)
+    assert all(asking.now(8) for _ in range(10))

@@ -303,7 +303,7 @@ def test_a_batch_that_never_pays_stops_asking_for_drafts_that_cost_time() -> Non
         asked.append(budgets[0].nodes > 0)
         took = 0.5 if asked[-1] else 0.0
         controller.observe(sequences, chosen, [Verdict((), 0)] * 8, took, 8.0)
-    assert all(asked[:10])
+    assert asked[0]
     assert np.mean(asked[-160:]) == 1 / 16
 
 

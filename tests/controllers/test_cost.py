@@ -107,6 +107,15 @@ def test_a_size_that_costs_more_than_measured_is_noticed() -> None:
     assert costs.c(2) == pytest.approx(1.1, rel=0.1)
 
 
+def test_sizes_between_those_measured_teach_both() -> None:
+    costs = CostModel((1, 4, 8, 12), [1.0, 1.2, 1.4, 1.6])
+    for _ in range(1500):
+        costs.observe(1, 1.0)
+        costs.observe(10, 2.6)
+    assert costs.c(10) == pytest.approx(2.6, rel=0.1)
+    assert costs.c(1) == 1.0
+
+
 @given(curves, st.lists(st.tuples(st.integers(1, 40), st.floats(0, 10)), max_size=50))
 def test_any_observations_leave_a_sane_curve(
     costs: CostModel, seen: list[tuple[int, float]]

@@ -16,7 +16,7 @@ _TRIAL = 20
 """Drafts that are made before they are judged."""
 
 _SMOOTHING = 0.02
-"""Weight of one step in what drafting costs and saves."""
+"""Weight of one draft in what drafting costs and saves."""
 
 _OUTLIER = 4.0
 """A draft that takes more than this many times the usual was held up by something else."""
@@ -33,23 +33,32 @@ class Asking:
         self._since = 0
         self._trial = _TRIAL
 
-    def now(self) -> bool:
-        """Whether to ask in this step."""
+    def now(self, sequences: int = 1) -> bool:
+        """Whether to ask in this step.
+
+        A batch's forward is dear in rows: there drafts must show first that they pay.
+
+        Args:
+            sequences: that would be drafted for.
+        """
         self._since += 1
+        if self._trial and sequences > 1:
+            self._trial, self._saved = 0, 0.0
         if self._trial or self._saved >= self._cost:
             self._every = 1
             return True
         return self._since >= self._every
 
-    def learn(self, saved: float, cost: float) -> None:
+    def learn(self, saved: float, cost: float, drafts: int = 1) -> None:
         """Drafts were asked for, and are over.
 
         Args:
             saved: seconds that the best part of them saves, if any.
             cost: seconds that it took to make them.
+            drafts: how many there were: a batch tells sooner than a sequence.
         """
         # They stand for all steps since the last ones.
-        weight = 1 - (1 - _SMOOTHING) ** self._since
+        weight = 1 - (1 - _SMOOTHING) ** (self._since * drafts)
         self._saved += weight * (saved - self._saved)
         usual = min(cost, _OUTLIER * self._cost) if self._cost else cost
         self._cost += _SMOOTHING * (usual - self._cost) if self._cost else usual
@@ -58,4 +67,4 @@ class Asking:
         else:
             self._every = min(max(_EVERY, 2 * self._every), _SELDOM)
         self._since = 0
-        self._trial = max(0, self._trial - 1)
+        self._trial = max(0, self._trial - drafts)

@@ -103,11 +103,19 @@ class CostModel:
         ratio = seconds / self.time(rows, sequences)
         self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
         relative = min(max(ratio / self._drift, 0.8), 1.25)
-        size = self.size(rows)
-        place = bisect_left(self.sizes, size)
-        if place < len(self.sizes) and self.sizes[place] == size:
-            self.seconds[place] *= 1 + _SMOOTHING * (relative - 1)
-            self.seconds[:] = accumulate(self.seconds, max)
+        for place, share in self._around(self.size(rows)):
+            self.seconds[place] *= 1 + share * _SMOOTHING * (relative - 1)
+        self.seconds[:] = accumulate(self.seconds, max)
+
+    def _around(self, rows: int) -> list[tuple[int, float]]:
+        """The measured sizes that the time of `rows` follows from, and by how much."""
+        above = bisect_left(self.sizes, rows)
+        if above == len(self.sizes):
+            return []
+        if self.sizes[above] == rows or not above:
+            return [(above, 1.0)]
+        part = (rows - self.sizes[above - 1]) / (self.sizes[above] - self.sizes[above - 1])
+        return [(above - 1, 1 - part), (above, part)]
 
 
 def measure(target: Target) -> CostModel:

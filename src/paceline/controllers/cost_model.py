@@ -89,7 +89,7 @@ class CostModelController(Controller):
         if self._estimates:
             # Twice what was verified last: a draft in good text grows to the limit in two steps.
             nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
-            self._asked = self._asking.now()
+            self._asked = self._asking.now(len(sequences))
             budget = Budget(nodes, self._limit.depth) if self._asked else self._nothing
             return [budget] * len(sequences)
         reach = []
@@ -168,7 +168,7 @@ class CostModelController(Controller):
         if depth:
             self._level_seconds += _SMOOTHING * (draft_seconds / depth - self._level_seconds)
         if self._estimates:
-            self._asking.learn(self._sizing.saved, draft_seconds)
+            self._asking.learn(self._sizing.saved, draft_seconds, len(sequences))
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own calibration."""

@@ -20,6 +20,9 @@ from paceline.controllers.cost import CostModel
 MARGIN = 1.02
 """How much better than plain decoding a draft must look: costs are known no better than that."""
 
+BATCH_MARGIN = 1.1
+"""In a batch, which lasts as long as its slowest sequence, and whose forwards are dear in rows."""
+
 _PACE = 1 / 16
 """Weight of one step in what sizes are worth."""
 
@@ -63,12 +66,12 @@ class Sizing:
         if free and not most:
             return 0, 0
         plain = costs.time(roots, roots)
-        best, highest = 0, MARGIN * roots / plain
+        best, highest = 0, (MARGIN if roots == 1 else BATCH_MARGIN) * roots / plain
         for count, spent in _forwards(costs, roots, roots, most):
             rate = gains[count] / spent
-            self.saved = max(self.saved, gains[count] * plain / roots - spent)
             if rate > highest:
                 best, highest = count, rate
+                self.saved = gains[count] * plain / roots - spent
         if beside:
             rate = MARGIN * roots / plain
             forwards = _forwards(costs, roots + beside, 1, most)
