@@ -13,7 +13,8 @@ namespace paceline {
 namespace {
 
 constexpr int kWatch = 4096;  // looks for work before a thread lets others run in between
-constexpr auto kAwake = std::chrono::milliseconds(2);  // behind a program, before it sleeps
+constexpr int kSeldom = 64;   // looks between two at the clock
+constexpr auto kAwake = std::chrono::milliseconds(1);  // behind a program, before it sleeps
 
 void pause() {
 #if defined(__x86_64__)
@@ -86,16 +87,19 @@ bool Pool::help(int index) {
 
 void Pool::work(int index) {
     for (;;) {
-        int looks = 0;
-        auto since = std::chrono::steady_clock::now();
-        for (;;) {
+        using Clock = std::chrono::steady_clock;
+        auto until = Clock::now() + kAwake;
+        for (int looks = 0;;) {
             if (index < threads() && help(index)) {
                 looks = 0;
-                continue;
+                until = Clock::now() + kAwake;
+            } else if (busy_.load(std::memory_order_relaxed)) {
+                wait(looks);
+            } else {
+                // Nothing but pauses: the other half of the core may be who makes the next work.
+                for (int i = 0; i < 8; ++i) pause();
+                if (++looks % kSeldom == 0 && Clock::now() > until) break;
             }
-            wait(looks);
-            if (looks == kWatch) since = std::chrono::steady_clock::now();
-            if (looks > kWatch && !busy_ && std::chrono::steady_clock::now() - since > kAwake) break;
         }
         sleep();
     }
