@@ -17,6 +17,7 @@ from paceline.decode.by_kind import ControllersByKind, DraftersByKind
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.naming import make_drafter
+from paceline.networks.shipped import shipped_file
 from paceline.options import split_options
 from paceline.target import Target
 from paceline.tuned import KINDS, Configuration
@@ -31,6 +32,9 @@ DEFAULT_DRAFTER = "suffix-automaton"
 
 _DEFAULT_COARSER = "suffix-automaton>quantised"
 """And for a model whose weights can be had coarser."""
+
+_DEFAULT_TRAINED = "suffix-automaton>hydra"
+"""And for greedy requests to a model that heads ship for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +114,28 @@ class Assembly:
         found = [made[wanted[kind]] if kind in wanted else None for kind in KINDS]
         if None not in found:
             return [each for each in found if each is not None]
-        coarser = has_coarser(self._loaded.target.capabilities)
-        drafter = _DEFAULT_COARSER if coarser else DEFAULT_DRAFTER
-        default = self._pair(
-            self._drafter(drafter), _under(Configuration(drafter), asked), "default"
-        )
-        return [default if each is None else each for each in found]
+        defaults = [self._default(kind) for kind in KINDS]
+        untuned = {
+            name: self._pair(self._drafter(name), _under(Configuration(name), asked), "default")
+            for name, known in zip(defaults, found, strict=True)
+            if known is None
+        }
+        return [
+            untuned[name] if known is None else known
+            for name, known in zip(defaults, found, strict=True)
+        ]
+
+    def _default(self, kind: str) -> str:
+        """The drafter for requests of a kind where nothing was tuned."""
+        loaded = self._loaded
+        capabilities = loaded.target.capabilities
+        if has_coarser(capabilities):
+            return _DEFAULT_COARSER
+        # A network's draft is cheap beside its target where both run by our own operations.
+        able = capabilities.attention == "paths" and None in self._rule.accepts
+        if kind == "greedy" and able and shipped_file("hydra", loaded.source.fingerprint):
+            return _DEFAULT_TRAINED
+        return DEFAULT_DRAFTER
 
     def _tuned(self, sought: Configuration) -> Drafting | None:
         """None, and a line that says so, if the drafter cannot be had any more."""

@@ -73,6 +73,14 @@ def test_the_draft_that_promises_more_is_verified() -> None:
     np.testing.assert_allclose(drafts[0].scores, 0.6 ** np.arange(1, 4))
 
 
+@pytest.mark.parametrize(("count", "asked"), [(4, True), (5, False)])
+def test_large_batches_have_no_rows_for_the_dear_part(count: int, asked: bool) -> None:
+    clock = Clock()
+    parts = Says(clock, 0.1, 0.0), Says(clock, 0.9, 0.01)
+    decode(Prefer(parts, clock=clock), clock, count)
+    assert any(budget.nodes for budget in parts[1].asked) == asked
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_text_is_that_of_plain_decoding(seed: int) -> None:
     params = SamplingParams(temperature=0.8 * (seed > 0), seed=seed, max_new_tokens=40)

@@ -31,6 +31,10 @@ _WEIGHT = 1 / 32
 _LOOK = 16
 """A part that was not asked for so many steps is asked again, to see what it is worth now."""
 
+_FEW = 4
+"""Sequences of a batch up to which further parts are asked. What networks draft is less sure than
+copies, and the forward of a larger batch has no rows to spare for it."""
+
 _GUESS = 1.5
 """Tokens that a part is taken to promise before it was asked."""
 
@@ -95,11 +99,12 @@ class Prefer(Parts):
         best = [trees.EMPTY] * len(sequences)
         gains = [0.0] * len(sequences)
         makers = [0] * len(sequences)
+        few = len(sequences) <= _FEW
         for index, part in enumerate(self.parts):
             worth = self._worth[index]
             asked = [
                 bool(budget.nodes and budget.depth)
-                and (index == 0 or self._pays(worth, gain, budget))
+                and (index == 0 or (few and self._pays(worth, gain, budget)))
                 for gain, budget in zip(gains, budgets, strict=True)
             ]
             wanted = [b if ask else _NOTHING for b, ask in zip(budgets, asked, strict=True)]
