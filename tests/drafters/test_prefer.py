@@ -76,9 +76,13 @@ def test_the_draft_that_promises_more_is_verified() -> None:
 @pytest.mark.parametrize(("count", "asked"), [(4, True), (5, False)])
 def test_large_batches_have_no_rows_for_the_dear_part(count: int, asked: bool) -> None:
     clock = Clock()
-    parts = Says(clock, 0.1, 0.0), Says(clock, 0.9, 0.01)
-    decode(Prefer(parts, clock=clock), clock, count)
-    assert any(budget.nodes for budget in parts[1].asked) == asked
+    prefer = Prefer([Says(clock, 0.1, 0.0), Says(clock, 0.9, 0.01)], clock=clock)
+    sequences = [start([0, 1, 2], id) for id in range(count)]
+    for sequence in sequences:
+        prefer.open(sequence)
+    drafts = prefer.propose(sequences, [Budget(3, 3)] * count)
+    dear = [draft.scores is not None and draft.scores[0] == 0.9 for draft in drafts]
+    assert any(dear) == asked
 
 
 @pytest.mark.parametrize("seed", range(3))
