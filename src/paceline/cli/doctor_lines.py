@@ -16,11 +16,11 @@ PACKAGES = {
 """Packages that matter here, with the extra that brings each."""
 
 
-ATTENTION = {
-    "paths": "our own operation, compiled for this processor",
-    "plugin": "OpenVINO's own operation: slower, see docs/architecture.md",
+OPERATIONS = {
+    "paths": "our own, compiled for this processor",
+    "plugin": "OpenVINO's: slower, see docs/architecture.md",
 }
-"""What attends, by its name in a target's capabilities."""
+"""Whose operations run, by what attends according to a target's capabilities."""
 
 
 def lines(report: Mapping[str, Any]) -> list[str]:
@@ -47,7 +47,7 @@ def lines(report: Mapping[str, Any]) -> list[str]:
             ),
         ]
         if model["attention"]:
-            found.append(("attention", ATTENTION[model["attention"]]))
+            found.append(("operations", OPERATIONS[model["attention"]]))
         if model["kv_precision"]:
             lossy = " (lossy)" if model["kv_lossy"] else ""
             size = model["kv_bytes_per_token"] / 1024
