@@ -50,7 +50,7 @@ def on_openvino(attention: str) -> Any:
     """With networks as graphs of the plugin, or, beside attention along paths, as programs."""
     pytest.importorskip("openvino")
     if attention == "paths" and not has_float_products():
-        pytest.skip("native operations are not to be had")
+        pytest.skip("needs a C++ compiler and AVX-512")
     return tiny_openvino.target("fp32", CONFIG, attention=attention)
 
 

@@ -56,7 +56,7 @@ def runner(
         from paceline.runtimes.native_runner import NativeRunner
 
         if not has_float_products() or not takes(trained.network, "fp32"):
-            pytest.skip("native operations leave this network to the plugin, or are not to be had")
+            pytest.skip("OpenVINO runs this network, or there is no compiler or AVX-512")
         return NativeRunner(trained_of(trained), target, 2, **sizes)
     from paceline.runtimes.openvino_runner import OpenVinoRunner
 

@@ -35,7 +35,7 @@ from paceline.runtimes.native_runner import NativeRunner
 from paceline.runtimes.network_weights import packed
 from paceline.runtimes.quantise import unpack
 
-pytestmark = pytest.mark.skipif(not has_float_products(), reason="there are no native operations")
+pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
 WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=40)
 
@@ -82,7 +82,7 @@ def lent_shape(name: str, shape: Geometry) -> tuple[int, ...]:
     }.get(name.split(".")[-1], (shape.width,))
 
 
-@pytest.mark.skipif(not has_int8_products(), reason="this processor lacks AVX-512 VNNI")
+@pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
 @pytest.mark.parametrize("name", ["hydra", "eagle3", "ctc", "kangaroo", "block-parallel"])
 def test_int8_drafts_are_close_to_the_plain_evaluation(name: str) -> None:
     """Of the same rounded weights; activations are rounded, too, so nearly all tokens agree."""

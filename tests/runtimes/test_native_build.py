@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ pytest.importorskip("openvino")
 from tests.runtimes import tiny_openvino
 
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.runtimes import processor
 from paceline.runtimes.native import build, library
 
 
@@ -28,6 +30,17 @@ def compiler(folder: Path, script: str) -> str:
     path = folder / "compiler.py"
     path.write_text(script)
     return f"{sys.executable} {path}"
+
+
+@pytest.mark.parametrize(
+    "compiler", [name for name in ("g++", "clang++") if shutil.which(name)][:1]
+)
+def test_where_it_can_be_compiled_it_is(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else tests of what is compiled would be left out without anybody's notice."""
+    monkeypatch.setenv("CXX", compiler)
+    flags = processor.flags()
+    assert library.has_float_products() == ("avx512f" in flags)
+    assert library.has_int8_products() == ({"avx512_vnni", "avx512bw"} <= set(flags))
 
 
 def test_without_a_compiler(

@@ -13,7 +13,7 @@ from paceline.runtimes.native.library import Heads, has_float_products
 from paceline.runtimes.native.packed import Packed
 from paceline.runtimes.native.program import Columns
 
-pytestmark = pytest.mark.skipif(not has_float_products(), reason="there are no native operations")
+pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
 RNG = np.random.default_rng(7)
 WIDTH = 32

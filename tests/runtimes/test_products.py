@@ -16,7 +16,7 @@ KINDS = [
     pytest.param(
         "int8",
         marks=pytest.mark.skipif(
-            not has_int8_products(), reason="this processor lacks AVX-512 VNNI"
+            not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI"
         ),
     ),
     "fp32",

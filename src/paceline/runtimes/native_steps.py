@@ -102,16 +102,16 @@ class NativeSteps(Steps):
             if layer in read:
                 feature(read.index(layer))
             name = f"layers.{layer}"
-            qkv_, o, gate_up, down = (
+            into, out, gate_up, down = (
                 self._packed.matrix(tensors, f"{name}.{part}")
                 for part in ("qkv", "o", "gate_up", "down")
             )
             norm = tensors[f"{name}.attention_norm"]
-            program.product(f"{name}.qkv", qkv_, stream, qkv, norm=norm, eps=eps)
+            program.product(f"{name}.qkv", into, stream, qkv, norm=norm, eps=eps)
             memory = self.pool.memory[2 * layer : 2 * layer + 2]
             norms = [tensors.get(f"{name}.{kind}_norm") for kind in "qk"]
             program.attention(memory, angles, norms, qkv, mixed)
-            program.product(f"{name}.o", o, mixed, stream, residual=stream)
+            program.product(f"{name}.o", out, mixed, stream, residual=stream)
             norm = tensors[f"{name}.ffn_norm"]
             program.product(
                 f"{name}.gate_up", gate_up, stream, inner, norm=norm, eps=eps, gated=True
