@@ -33,6 +33,7 @@ LAYERS = (
             "sequence",
         ),
         *("stopping", "text", "transcript", "models", "weights"),
+        *("native", "processor"),
     ),
     ("networks",),
     ("shapes", "growth", "drafters", "verifiers", "controllers", "runtimes", "scheduling"),
@@ -55,7 +56,10 @@ LAYERS = (
 )
 """Parts from the bottom up: a part imports its own layer and those before it."""
 
-RUNTIMES_MAY = {"runtimes", "types", "target", "tree", "errors", "models", "networks"}
+RUNTIMES_MAY = {
+    *("runtimes", "types", "target", "tree", "errors", "models", "networks"),
+    *("native", "processor"),
+}
 
 HEAVY = {
     "openvino": {

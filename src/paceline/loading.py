@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline import registry
+from paceline import processor, registry
 from paceline.controllers.cost import COST_FORMAT, CostModel, load_or_measure
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafting import Assembly
@@ -21,7 +21,6 @@ from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import FirstLayers, ModelSource, resolve
 from paceline.options import split_options
-from paceline.runtimes import processor
 from paceline.stopping import StopRules
 from paceline.target import RuntimeOptions, Target
 from paceline.text import Tokenizer

@@ -24,13 +24,13 @@ from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.trained import TrainedDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.native.library import has_float_products
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import NETWORKS, build
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.runner import Chain
 from paceline.networks.weights import Trained, load_network, save_network
-from paceline.runtimes.native.library import has_float_products
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.types import Budget, Capabilities, SamplingParams

@@ -51,7 +51,7 @@ def runner(
         target[theirs if matrix.ndim == 1 else f"{theirs}.weight"] = matrix
     sizes: Any = {"precision": "fp32", "max_context": max_context, "kv_tokens": kv_tokens}
     if runtime == "native":
-        from paceline.runtimes.native.library import has_float_products
+        from paceline.native.library import has_float_products
         from paceline.runtimes.native_network_fit import takes
         from paceline.runtimes.native_runner import NativeRunner
 

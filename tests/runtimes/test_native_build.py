@@ -12,9 +12,9 @@ pytest.importorskip("openvino")
 
 from tests.runtimes import tiny_openvino
 
+from paceline import processor
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.runtimes import processor
-from paceline.runtimes.native import build, library
+from paceline.native import build, library
 
 
 @pytest.fixture(autouse=True)

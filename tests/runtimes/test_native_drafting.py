@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.runtimes.native import drafting
-from paceline.runtimes.native.drafting import DraftProgram, Operand
-from paceline.runtimes.native.library import Heads, has_float_products
-from paceline.runtimes.native.packed import Packed
-from paceline.runtimes.native.program import Columns
+from paceline.native import drafting
+from paceline.native.drafting import DraftProgram, Operand
+from paceline.native.library import Heads, has_float_products
+from paceline.native.packed import Packed
+from paceline.native.program import Columns
 
 pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.native.packed import Packed
-from paceline.runtimes.native.program import Columns, Program
+from paceline.native.packed import Packed
+from paceline.native.program import Columns, Program
 
 RNG = np.random.default_rng(4)
 WIDTH = 48

@@ -15,8 +15,8 @@ pytest.importorskip("openvino")
 from paceline.engine import Engine
 from paceline.errors import OutOfMemory, PacelineError
 from paceline.loading import load_model, make_engine
+from paceline.native.program import Program
 from paceline.runtimes import openvino
-from paceline.runtimes.native.program import Program
 from paceline.target import RuntimeOptions
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]

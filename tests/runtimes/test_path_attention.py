@@ -10,10 +10,10 @@ import pytest
 from tests.runtimes.plain_attention import PlainCache, Sizes, attend, enter
 
 from paceline import tree as trees
+from paceline.native.library import Heads
+from paceline.native.packed import Packed
+from paceline.native.program import Columns, Program
 from paceline.runtimes.block_pool import BLOCK, BlockPool
-from paceline.runtimes.native.library import Heads
-from paceline.runtimes.native.packed import Packed
-from paceline.runtimes.native.program import Columns, Program
 from paceline.runtimes.openvino_path_batch import PathBatch
 from paceline.runtimes.paged_cache import PagedCache
 from paceline.types import ROOT, TokenTree

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.runtimes.native.library import has_int8_products
-from paceline.runtimes.native.packed import Packed, fits
-from paceline.runtimes.native.program import Program
+from paceline.native.library import has_int8_products
+from paceline.native.packed import Packed, fits
+from paceline.native.program import Program
 from paceline.runtimes.quantise import pack
 
 KINDS = [

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from paceline.runtimes.processor import cores
+from paceline.processor import cores
 
 
 def machine() -> dict[str, Any]:

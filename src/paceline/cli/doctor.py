@@ -142,7 +142,7 @@ def _size(directory: Path) -> float:
 def _auto(device: str | None) -> str:
     """What runtime "auto" would be for a model of the Llama family."""
     from paceline.loading import installed
-    from paceline.runtimes.processor import runs
+    from paceline.processor import runs
 
     wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
     found = next((name for name in wanted if installed(name) and runs(name)), None)

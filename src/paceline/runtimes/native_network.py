@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paceline.models.config import rotary_frequencies
+from paceline.native.drafting import DraftProgram
+from paceline.native.library import Heads
+from paceline.native.packed import Packed
+from paceline.native.program import Columns
 from paceline.networks.base import Network
 from paceline.runtimes.block_pool import BlockPool
-from paceline.runtimes.native.drafting import DraftProgram
-from paceline.runtimes.native.library import Heads
-from paceline.runtimes.native.packed import Packed
-from paceline.runtimes.native.program import Columns
 from paceline.runtimes.native_network_last import Lasts
 from paceline.runtimes.native_network_rows import (
     Embedded,

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from paceline.native.packed import Packed
 from paceline.networks.base import Network
 from paceline.runtimes.block_pool import BlockPool
-from paceline.runtimes.native.packed import Packed
 from paceline.runtimes.native_network import NativeOps
 from paceline.runtimes.native_network_rows import Embedded, Rows
 from paceline.runtimes.native_network_writing import Tensors, rows_of

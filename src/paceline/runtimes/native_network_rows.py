@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from paceline.runtimes.native.program import Columns
+from paceline.native.program import Columns
 from paceline.types import LogitArray
 
 LANES = 16

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from paceline.runtimes.native import drafting
-from paceline.runtimes.native.drafting import DraftProgram
-from paceline.runtimes.native.packed import Packed
-from paceline.runtimes.native.program import Columns
+from paceline.native import drafting
+from paceline.native.drafting import DraftProgram
+from paceline.native.packed import Packed
+from paceline.native.program import Columns
 from paceline.runtimes.native_network_rows import (
     LANES,
     Embedded,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from paceline.native.packed import Packed
 from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
 from paceline.networks.weights import Trained
-from paceline.runtimes.native.packed import Packed
 from paceline.runtimes.native_branches import Asked, Branches, State
 from paceline.runtimes.native_network import rotary_table
 from paceline.runtimes.native_network_cache import NetworkCache

@@ -16,12 +16,12 @@ from time import perf_counter
 
 import numpy as np
 
+from paceline import processor
 from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
-from paceline.runtimes import processor
+from paceline.native.library import Heads, has_float_products, has_int8_products
+from paceline.native.packed import Packed, fits
+from paceline.native.program import Program
 from paceline.runtimes.block_pool import BlockPool
-from paceline.runtimes.native.library import Heads, has_float_products, has_int8_products
-from paceline.runtimes.native.packed import Packed, fits
-from paceline.runtimes.native.program import Program
 from paceline.runtimes.openvino_batch import Batch
 from paceline.runtimes.openvino_path_batch import PathBatch
 from paceline.runtimes.openvino_profile import Counted, by_group

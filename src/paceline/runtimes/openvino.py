@@ -19,6 +19,7 @@ from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
+from paceline.processor import usable_threads
 from paceline.runtimes import native_network_fit
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
 from paceline.runtimes.native_runner import NativeRunner
@@ -40,7 +41,6 @@ from paceline.runtimes.openvino_settings import (
 from paceline.runtimes.openvino_steps import Outcome, Steps
 from paceline.runtimes.openvino_weights import load_prepared
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
-from paceline.runtimes.processor import usable_threads
 from paceline.runtimes.quantise import Precision, check_precision
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
 from paceline.types import Capabilities, Layout, LogitArray

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline import processor
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig
-from paceline.runtimes import processor
 from paceline.runtimes.quantise import Precision
 
 _GROUP = 64

@@ -15,8 +15,8 @@ from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.llama import Llama, NamedTensors
 from paceline.models.source import ModelSource
 from paceline.networks.weights import Trained
+from paceline.processor import usable_threads
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
-from paceline.runtimes.processor import usable_threads
 from paceline.runtimes.torch_cache import TorchCache, attend, reserve
 from paceline.runtimes.torch_lent import lent
 from paceline.runtimes.torch_runner import TorchRunner

@@ -18,7 +18,7 @@ from paceline.errors import ModelError, RuntimeUnavailable
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
-from paceline.runtimes.processor import usable_threads
+from paceline.processor import usable_threads
 from paceline.runtimes.torch import (
     pass_mask,
     pass_positions,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.native.library import (
+from paceline.native.library import (
     Embeddings,
     Heads,
     Layer,
@@ -20,7 +20,7 @@ from paceline.runtimes.native.library import (
     View,
     library,
 )
-from paceline.runtimes.native.packed import Packed, Tensors
+from paceline.native.packed import Packed, Tensors
 from paceline.types import LogitArray
 
 

@@ -15,8 +15,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from paceline import processor
 from paceline.models.cache import cache_dir
-from paceline.runtimes import processor
 
 SWITCH = "PACELINE_NATIVE"
 """Environment variable: "0" goes without the library."""

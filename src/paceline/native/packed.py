@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.runtimes.native.library import Matrix
+from paceline.native.library import Matrix
 
 _LANES, _GROUP = 16, 64
 """Rows of a matrix that are multiplied together; activations that share a scale."""

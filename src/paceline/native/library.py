@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 
-from paceline.runtimes.native.build import library as compiled
+from paceline.native.build import library as compiled
 
 
 class View(ctypes.Structure):

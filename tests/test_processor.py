@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paceline.runtimes import processor
+from paceline import processor
 
 SKYLAKE = frozenset({"sse2", "avx", "avx2", "avx512bw"})
 HASWELL = frozenset({"sse2", "avx", "avx2"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.runtimes.native.library import Heads, Part, View
-from paceline.runtimes.native.packed import Packed
-from paceline.runtimes.native.program import Columns, Program
+from paceline.native.library import Heads, Part, View
+from paceline.native.packed import Packed
+from paceline.native.program import Columns, Program
 from paceline.types import IntArray, LogitArray
 
 SUM, PRODUCT, SILU = range(3)
