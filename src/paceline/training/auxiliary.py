@@ -51,7 +51,7 @@ def network_loss(
         return ctc_loss(drafts.logits, batch, places, network.tokens, prompt_weight)
     exits = [
         total_loss(
-            [_wide(logits) for logits in each],
+            each,
             teacher,
             batch,
             places,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.training.auxiliary import likeliest_tokens, network_loss
+from paceline.training.auxiliary import network_loss
 from paceline.training.batches import Batch
 from paceline.training.losses import Loss
-from paceline.training.module import DraftModule, Reveal
+from paceline.training.module import DraftModule, Drafts, Reveal
 
 
 def forward(
@@ -24,7 +24,7 @@ def forward(
     feature_weight: float,
     half: bool,
     reveal: Reveal | None = None,
-) -> tuple[list[Tensor], Tensor]:
+) -> tuple[Drafts, Tensor]:
     """Drafts behind every position, given the true tokens, and their loss.
 
     Args:
@@ -39,7 +39,7 @@ def forward(
         reveal: as for `DraftModule.unroll`.
 
     Returns:
-        Per depth the likeliest tokens as draft indices `[texts, time]`, and a scalar.
+        The drafts, and a scalar.
     """
     features = torch.from_numpy(batch.features).to(places.device)
     tokens = torch.from_numpy(batch.tokens).to(places.device)
@@ -62,4 +62,4 @@ def forward(
         prompt_weight=prompt_weight,
         feature_weight=feature_weight,
     )
-    return likeliest_tokens(module.network, drafts.logits), cost
+    return drafts, cost

@@ -103,13 +103,15 @@ def total_loss(
     parts, weights = [], []
     for index, logits in enumerate(drafted):
         depth = index + 1
-        counts = wanted(batch, depth, prompt_weight).to(logits.device)
-        rows = counts > 0
-        if not rows.any():
+        counts = wanted(batch, depth, prompt_weight).to(logits.device).flatten()
+        if not counts.any():
             continue
-        shifted = torch.cat([teacher[:, depth:], teacher[:, :depth]], dim=1)  # the tail counts 0
-        label = labels(batch, places, depth)[rows]
-        parts.append(decay**index * loss(logits[rows], shifted[rows], label, counts[rows]))
+        # Side by side, texts are one long row. Of views alone, since copies of logits cost much;
+        # where the target's row is another text's, or there is none, nothing counts.
+        rows = slice(len(counts) - depth)
+        ahead, label = teacher.flatten(0, 1)[depth:], labels(batch, places, depth).flatten()
+        value = loss(logits.flatten(0, 1)[rows], ahead, label[rows], counts[rows])
+        parts.append(decay**index * value)
         weights.append(decay**index)
     if not parts:
         return drafted[0].sum() * 0  # texts of a token or two: nothing to learn

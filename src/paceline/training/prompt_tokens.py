@@ -166,7 +166,7 @@ class PromptTrainer:
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._optimiser.zero_grad(set_to_none=True)
-        student, loss, labels = self._forward([self._chains(text, draws) for text in texts])
+        _, loss, _ = self._forward([self._chains(text, draws) for text in texts])
         value = float(loss.detach())
         check_finite(value, self.step, self._place if self._saved else None)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -174,7 +174,7 @@ class PromptTrainer:
         self._optimiser.step()
         self.step += 1
         self.tokens += sum(len(text.tokens) for text in texts)
-        return Report(self.step, self.tokens, value, _hits(_ranks(student, labels)))
+        return Report(self.step, self.tokens, value)
 
     def _chains(self, text: Text, draws: np.random.Generator) -> Chains:
         return place(text, self.recipe.chains, self.recipe.depth, draws)

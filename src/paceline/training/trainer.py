@@ -16,6 +16,7 @@ from paceline.errors import InvalidOption
 from paceline.networks.base import Network, describe
 from paceline.options import require
 from paceline.training import checkpoint
+from paceline.training.auxiliary import likeliest_tokens
 from paceline.training.batches import Batch, FeatureSource, hold_out, order
 from paceline.training.data.writing import Text
 from paceline.training.digest import digest
@@ -24,7 +25,7 @@ from paceline.training.forward import forward
 from paceline.training.fused_losses import fused
 from paceline.training.glancing import glance
 from paceline.training.losses import find_loss
-from paceline.training.module import DraftModule, Reveal
+from paceline.training.module import DraftModule, Drafts, Reveal
 from paceline.training.objective import Hits, hits
 from paceline.training.on_policy import OnPolicy, check
 from paceline.training.optimisers import optimisers, update
@@ -84,13 +85,11 @@ class Report:
         step: from 1.
         tokens: seen so far.
         loss: of its batch, over the target's own text, before the update.
-        hits: of its batch, before the update.
     """
 
     step: int
     tokens: int
     loss: float
-    hits: Hits
 
 
 class Trainer:
@@ -214,9 +213,9 @@ class Trainer:
         with torch.no_grad():
             for texts in order(self.held_out, self.recipe.batch_tokens, 0):
                 batch = self._source.batch(texts)
-                drafted, loss = self._forward(batch)
+                drafts, loss = self._forward(batch)
                 losses.append(float(loss))
-                each = hits(drafted, batch, self._places)
+                each = hits(likeliest_tokens(self.network, drafts.logits), batch, self._places)
                 found = each if found is None else found + each
         assert found is not None
         return float(np.mean(losses)), found
@@ -251,7 +250,7 @@ class Trainer:
         progress, seed = self.step / self.steps, (recipe.seed, self.step)
         with torch.set_grad_enabled(own is None):
             reveal = glance(self.network, batch, self._places, progress, seed)
-            drafted, loss = self._forward(batch, reveal)
+            _, loss = self._forward(batch, reveal)
         value = float(loss.detach())  # over the target's text in any case, to be comparable
         if own is not None:
             loss = own.loss(
@@ -268,9 +267,9 @@ class Trainer:
         update(self.module, self._optimisers, loss, recipe.clip)
         self.step += 1
         self.tokens += batch.size
-        return Report(self.step, self.tokens, value, hits(drafted, batch, self._places))
+        return Report(self.step, self.tokens, value)
 
-    def _forward(self, batch: Batch, reveal: Reveal | None = None) -> tuple[list[Tensor], Tensor]:
+    def _forward(self, batch: Batch, reveal: Reveal | None = None) -> tuple[Drafts, Tensor]:
         recipe = self.recipe
         return forward(
             self.module,
