@@ -78,7 +78,7 @@ HEAVY = {
         *("training.acceptance_training", "training.forward", "training.frozen", "training.online"),
         *("training.on_policy", "training.optimisers", "training.own_drafts"),
         *("training.prompt_tokens", "training.prompt_tokens_forward", "cli.train_prompt_tokens"),
-        *("training.prompt_tokens_card", "training.prompt_tokens_recipe"),
+        *("training.prompt_tokens_card", "training.prompt_tokens_recipe", "training.material"),
     },
     "transformers": {"runtimes.transformers"},
     "matplotlib": {

@@ -102,18 +102,6 @@ def test_seed_stream_and_name_change_it() -> None:
     assert np.array_equal(values[0], again)
 
 
-def test_a_run_of_positions_has_the_noise_of_each() -> None:
-    """Also where the vocabulary changes, and positions are asked for out of order."""
-    keyed = KeyedRandomness(5)
-    for position in (3, 2, 9, 8, 3, 31, 0):
-        draw = Draw(position, Purpose.NOISE)
-        alone, within = TokenNoise(keyed._digest(draw, 16)), keyed.noise(draw)
-        for blocks in (768, 256):
-            for mine, theirs in zip(alone.least(blocks), within.least(blocks), strict=True):
-                assert np.array_equal(mine, theirs)
-        assert np.array_equal(alone.of(np.arange(99)), within.of(np.arange(99)))
-
-
 # The search by bounds
 
 

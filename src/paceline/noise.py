@@ -14,7 +14,7 @@ its maximum, as in A* sampling: Maddison, Tarlow and Minka 2014, arXiv:1411.0030
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -45,38 +45,28 @@ _S30, _S27, _S31, _S11 = map(np.uint64, (30, 27, 31, 11))
 
 
 class TokenNoise:
-    """Independent exponentials, one per token id, as functions of a key and the id."""
+    """Independent exponentials, one per token id, as functions of a key and the id.
+
+    Attributes:
+        key: its 16 bytes.
+    """
 
     def __init__(self, key: bytes) -> None:
         """Take 16 bytes that no other noise has."""
-        self._blocks, self._tokens = np.frombuffer(key, dtype="<u8")
-        self._run: _Run | None = None
-        self._place = 0
-
-    @classmethod
-    def run(cls, keys: Sequence[bytes]) -> list[TokenNoise]:
-        """The noise of each key, where all will be asked for `least`: it is found for all at once,
-        which takes little longer than for one."""
-        noises = [cls(key) for key in keys]
-        run = _Run([noise._blocks for noise in noises])
-        for place, noise in enumerate(noises):
-            noise._run, noise._place = run, place
-        return noises
+        self.key = key
 
     def of(self, ids: IntArray) -> ProbArray:
         """float64 `[k]`, positive: the noise of each of the token ids `[k]`."""
         blocks = ids >> (_MEMBERS_BITS + _APART_BITS) << _APART_BITS | ids & (_APART - 1)
-        least, owners = _least(self._blocks, blocks)
-        beyond = _logarithms(_mix(self._tokens, ids))
+        least, owners = _least(self._word(0), blocks)
+        beyond = _logarithms(_mix(self._word(1), ids))
         beyond[ids >> _APART_BITS & (_MEMBERS - 1) == owners] = 0.0
         return least - beyond
 
     def least(self, blocks: int) -> tuple[ProbArray, IntArray]:
         """float64 and int64 `[blocks]`: the smallest noise in each of the first blocks, and which
         member has it."""
-        run = self._run or _Run([self._blocks])
-        least, owners = run.least(blocks)
-        return least[self._place], owners[self._place]
+        return _least(self._word(0), np.arange(blocks))
 
     def opened(self, ids: IntArray, least: ProbArray, owners: IntArray) -> ProbArray:
         """float64 `[k, 64]`: the noise of all members of some blocks, as `of` says it.
@@ -86,26 +76,16 @@ class TokenNoise:
             least: `[k]`, as `least` says of the blocks.
             owners: `[k]`, likewise.
         """
-        beyond = _logarithms(_mix(self._tokens, ids))
+        beyond = _logarithms(_mix(self._word(1), ids))
         beyond[np.arange(len(ids)), owners] = 0.0
         return np.subtract(least[:, None], beyond, out=beyond)
 
-
-class _Run:
-    """The smallest noise in the blocks of several noises, computed when first asked for."""
-
-    def __init__(self, keys: Sequence[np.uint64]) -> None:
-        self._keys = np.array(keys)[:, None]
-        self._known: tuple[ProbArray, IntArray] | None = None
-
-    def least(self, blocks: int) -> tuple[ProbArray, IntArray]:
-        """float64 and int64 `[keys, blocks]`, as `TokenNoise.least` says them."""
-        if self._known is None or self._known[0].shape[1] != blocks:
-            self._known = _least(self._keys, np.arange(blocks))
-        return self._known
+    def _word(self, index: int) -> np.uint64:
+        """One half of the key: the first is for blocks, the second for tokens."""
+        return np.uint64(int.from_bytes(self.key[8 * index : 8 * index + 8], "little"))
 
 
-def _least(key: np.uint64 | Bits, blocks: IntArray) -> tuple[ProbArray, IntArray]:
+def _least(key: np.uint64, blocks: IntArray) -> tuple[ProbArray, IntArray]:
     """The smallest noise of each block, and which member has it."""
     bits = _mix(key, blocks)
     least = _logarithms(bits)
@@ -228,7 +208,7 @@ def _listed(ids: IntArray) -> list[int]:
     return tokens
 
 
-def _mix(key: np.uint64 | Bits, names: IntArray) -> Bits:
+def _mix(key: np.uint64, names: IntArray) -> Bits:
     """64 random bits per name: SplitMix64 (Steele, Lea and Flood 2014), begun at the key."""
     bits: Bits = key + names.astype(np.uint64) * _STEP
     bits ^= bits >> _S30

@@ -70,10 +70,6 @@ _BLOCK = 512
 """Weights that are summed together before a draw looks inside."""
 
 
-_RUN = 8
-"""Positions whose noise is made at once."""
-
-
 class KeyedRandomness:
     """Every draw is a function of seed, stream and name: a hash, or a generator seeded by one.
 
@@ -83,8 +79,6 @@ class KeyedRandomness:
     def __init__(self, seed: int, stream: int = 0) -> None:
         """Key by `seed` (of the request) and `stream` (which of its samples this is)."""
         self._key = (seed, stream)
-        self._begin = -1
-        self._run: list[TokenNoise] = []
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         """float64 `[size]`, multiples of 2^-53; 0 is lifted to 2^-54 so that logs are finite."""
@@ -93,20 +87,8 @@ class KeyedRandomness:
         return np.maximum(values, 2.0**-54, out=values)
 
     def noise(self, draw: Draw) -> TokenNoise:
-        """Keyed by a hash; a digest of another length is another hash than that of `unit`.
-
-        What belongs to positions alone will be asked for at the next positions too, so it is made
-        for a run of them.
-        """
-        position = draw.position
-        if draw != (position, Purpose.NOISE, 0, 0):
-            return TokenNoise(self._digest(draw, 16))
-        begin = position - position % _RUN
-        if begin != self._begin:
-            names = (Draw(each, Purpose.NOISE) for each in range(begin, begin + _RUN))
-            self._run = TokenNoise.run([self._digest(name, 16) for name in names])
-            self._begin = begin
-        return self._run[position - begin]
+        """Keyed by a hash; a digest of another length is another hash than that of `unit`."""
+        return TokenNoise(self._digest(draw, 16))
 
     def unit(self, draw: Draw) -> float:
         """One number like those of `uniform`, by a hash: cheaper than a generator."""

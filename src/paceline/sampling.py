@@ -12,7 +12,8 @@ import numpy as np
 
 from paceline.errors import BadLogits
 from paceline.law import one_hot
-from paceline.noise import among, block_maxima, race
+from paceline.native.race import Race
+from paceline.noise import TokenNoise, among, block_maxima, race
 from paceline.randomness import Draw, Purpose, Randomness
 from paceline.target import Output
 from paceline.tree import node_name
@@ -57,6 +58,9 @@ def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
 _ROUGH = 1e-5
 """More than the relative error of a sum of float32 exponentials over a vocabulary."""
 
+_HOT = 1e30
+"""Temperatures that float32 cannot be divided by."""
+
 
 def _nucleus(
     logits: LogitArray | ProbArray, peak: float, temperature: float, top_p: float
@@ -71,7 +75,7 @@ def _nucleus(
     def mass() -> float:
         return float(np.exp(_scaled(logits, peak, temperature)).sum())
 
-    error = _ROUGH if temperature > 1e-3 else 0.0
+    error = _ROUGH if 1e-3 < temperature < _HOT else 0.0
     if error:
         rough = (logits - peak).astype(np.float32, copy=False)
         if temperature != 1:
@@ -79,11 +83,11 @@ def _nucleus(
         goal = top_p * float(np.exp(rough, out=rough).sum())
     else:
         goal = top_p * mass()
-    for floor in (-5.0, -10.0, -np.inf):
+    for floor in (-5.0, -10.0, -np.inf) if temperature < _HOT else (-np.inf,):
         inside = np.flatnonzero(logits >= peak + floor * temperature)
-        weights = np.exp(_scaled(logits[inside], peak, temperature))
-        order = np.argsort(-weights, kind="stable")  # ties to the lower id
-        reached = np.cumsum(weights[order]).tolist()
+        likely = logits[inside]
+        order = np.argsort(-likely, kind="stable")  # ties to the lower id
+        reached = np.cumsum(np.exp(_scaled(likely[order], peak, temperature))).tolist()
         if reached[-1] >= goal * (1 + error):
             break
     cut = bisect_left(reached, goal * (1 - error))
@@ -202,7 +206,7 @@ class Sampler:
         )
         truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._whole = not params.greedy and not truncated
-        self._greedy = params.greedy
+        self._race = None if params.greedy else Race(params)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append generated tokens to the context of penalties."""
@@ -234,7 +238,7 @@ class Sampler:
     ) -> int:
         """The token that wins by `law` under the noise of `position`, without the law.
 
-        A race over logits replaces it. A certain token needs no noise, so that greedy runs can be
+        A race over logits replaces it. A greedy request needs no noise, so that its runs can be
         enumerated.
 
         Args:
@@ -248,18 +252,20 @@ class Sampler:
         if forced is not None:
             return forced
         x = logits if self._plain else self._adjusted(logits, path)
-        if self._greedy:
+        if self._race is None:
             return _argmax(x)
-        draw = Draw(position, Purpose.NOISE)
+        noise = randomness.noise(Draw(position, Purpose.NOISE))
+        token = self._race.winner(x, noise.key)
+        return self._searched(x, noise) if token is None else token
+
+    def _searched(self, logits: LogitArray | ProbArray, noise: TokenNoise) -> int:
+        """The winner of non-greedy logits, found in numpy."""
         if self._whole:
-            maxima = block_maxima(x)
-            peak, temperature = _peak(maxima), params.temperature
-            noise = randomness.noise(draw)
-            return race(x, maxima, lambda values: _scaled(values, peak, temperature), noise)[0]
-        ids, scaled = _truncate(x, params)
-        if ids is None:
-            ids = np.arange(len(scaled))
-        return int(ids[0]) if len(ids) == 1 else among(ids, scaled, randomness.noise(draw))
+            maxima = block_maxima(logits)
+            peak, temperature = _peak(maxima), self.params.temperature
+            return race(logits, maxima, lambda values: _scaled(values, peak, temperature), noise)[0]
+        ids, scaled = _truncate(logits, self.params)
+        return among(np.arange(len(scaled)) if ids is None else ids, scaled, noise)
 
     def _adjusted(self, logits: LogitArray, path: Sequence[int]) -> LogitArray | ProbArray:
         """Logits after penalties, bias and bans; the logits themselves where there are none."""

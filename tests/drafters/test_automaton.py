@@ -7,23 +7,17 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drafters.automata import KINDS, built
 
 from paceline.drafters.automaton import BEST, BREAK, ROOT_STATE, Automaton
+from paceline.drafters.plain_automaton import PlainAutomaton
 
 Text = list[int]
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=4)
 DEPTHS = st.sampled_from([1, 2, 3, 5, 32])
 FEWER = settings(max_examples=50, deadline=None)  # the references are slow
-
-
-def built(texts: list[Text], depth: int = 32) -> Automaton:
-    automaton = Automaton(depth)
-    for index, text in enumerate(texts):
-        if index:
-            automaton.begin()
-        automaton.extend(text)
-    return automaton
+both = pytest.mark.parametrize("kind", KINDS)
 
 
 def counts(texts: list[Text], depth: int) -> Counter[tuple[int, ...]]:
@@ -52,10 +46,13 @@ def state_of(automaton: Automaton, context: tuple[int, ...]) -> int:
     return state
 
 
+@both
 @FEWER
 @given(TEXTS, DEPTHS)
-def test_counts_and_latest_ends_are_those_of_all_substrings(texts: list[Text], depth: int) -> None:
-    automaton = built(texts, depth)
+def test_counts_and_latest_ends_are_those_of_all_substrings(
+    kind: type[Automaton], texts: list[Text], depth: int
+) -> None:
+    automaton = built(kind, texts, depth)
     log = automaton.log.tolist()
     assert [token for token in log if token != BREAK] == [t for text in texts for t in text]
     for substring, count in counts(texts, depth).items():
@@ -65,19 +62,23 @@ def test_counts_and_latest_ends_are_those_of_all_substrings(texts: list[Text], d
         assert automaton.end[state] == latest(log, substring)
 
 
+@both
 @FEWER
 @given(TEXTS, st.lists(st.integers(0, 3), min_size=1, max_size=6))
-def test_what_does_not_occur_is_not_found(texts: list[Text], probe: Text) -> None:
+def test_what_does_not_occur_is_not_found(
+    kind: type[Automaton], texts: list[Text], probe: Text
+) -> None:
     occurs = tuple(probe) in counts(texts, len(probe))
-    assert bool(state_of(built(texts), tuple(probe))) == occurs
+    assert bool(state_of(built(kind, texts), tuple(probe))) == occurs
 
 
+@both
 @FEWER
 @given(TEXTS, DEPTHS)
 def test_substrings_share_a_state_if_and_only_if_they_end_at_the_same_places(
-    texts: list[Text], depth: int
+    kind: type[Automaton], texts: list[Text], depth: int
 ) -> None:
-    automaton = built(texts, depth)
+    automaton = built(kind, texts, depth)
     log = automaton.log.tolist()
     ends: dict[int, set[tuple[int, ...]]] = {}
     for substring in counts(texts, depth):
@@ -90,10 +91,13 @@ def test_substrings_share_a_state_if_and_only_if_they_end_at_the_same_places(
     assert len(set().union(*ends.values(), set())) == len(ends)
 
 
+@both
 @FEWER
 @given(st.lists(st.lists(st.integers(0, 7), max_size=30), min_size=1, max_size=3), DEPTHS)
-def test_followers_are_the_most_frequent_and_latest(texts: list[Text], depth: int) -> None:
-    automaton = built(texts, depth)
+def test_followers_are_the_most_frequent_and_latest(
+    kind: type[Automaton], texts: list[Text], depth: int
+) -> None:
+    automaton = built(kind, texts, depth)
     log = automaton.log.tolist()
     known = counts(texts, depth + 1)
     for context in counts(texts, depth):
@@ -107,10 +111,13 @@ def test_followers_are_the_most_frequent_and_latest(texts: list[Text], depth: in
         assert automaton.followed(state) == known[context] - at_end
 
 
+@both
 @FEWER
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), DEPTHS)
-def test_the_match_is_the_longest_suffix_that_occurred_before(text: Text, depth: int) -> None:
-    automaton = Automaton(depth)
+def test_the_match_is_the_longest_suffix_that_occurred_before(
+    kind: type[Automaton], text: Text, depth: int
+) -> None:
+    automaton = kind(depth)
     for end, token in enumerate(text, 1):
         automaton.extend([token])
         now, before = text[:end], text[: end - 1]
@@ -129,12 +136,13 @@ def test_the_match_is_the_longest_suffix_that_occurred_before(text: Text, depth:
             assert state == ROOT_STATE
 
 
+@both
 @FEWER
 @given(TEXTS, st.lists(st.integers(0, 3), max_size=30), DEPTHS)
 def test_following_a_text_finds_its_longest_known_suffix(
-    texts: list[Text], probe: Text, depth: int
+    kind: type[Automaton], texts: list[Text], probe: Text, depth: int
 ) -> None:
-    automaton = built(texts, depth)
+    automaton = built(kind, texts, depth)
     known = counts(texts, depth)
     state, length = ROOT_STATE, 0
     for end, token in enumerate(probe, 1):
@@ -146,12 +154,13 @@ def test_following_a_text_finds_its_longest_known_suffix(
             assert state == automaton.shorten(expected, length)[0]
 
 
+@both
 @FEWER
 @given(TEXTS, TEXTS, DEPTHS)
 def test_contexts_stay_valid_while_texts_are_appended(
-    texts: list[Text], later: list[Text], depth: int
+    kind: type[Automaton], texts: list[Text], later: list[Text], depth: int
 ) -> None:
-    automaton = built(texts, depth)
+    automaton = built(kind, texts, depth)
     contexts = list(counts(texts, depth))
     kept = [automaton.shorten(state_of(automaton, c), len(c)) for c in contexts]
     for text in later:
@@ -162,10 +171,13 @@ def test_contexts_stay_valid_while_texts_are_appended(
         assert automaton.count[automaton.shorten(state, length)[0]] == known[context]
 
 
+@both
 @FEWER
 @given(TEXTS)
-def test_backing_off_visits_every_count_of_the_suffixes(texts: list[Text]) -> None:
-    automaton = built(texts)
+def test_backing_off_visits_every_count_of_the_suffixes(
+    kind: type[Automaton], texts: list[Text]
+) -> None:
+    automaton = built(kind, texts)
     known = counts(texts, 32)
     text = tuple(texts[-1])
     expected = {(n, known[text[-n:]]) for n in range(1, len(text) + 1)}
@@ -179,9 +191,10 @@ def test_backing_off_visits_every_count_of_the_suffixes(texts: list[Text]) -> No
     assert visited == expected
 
 
+@both
 @pytest.mark.parametrize("text", [[1] * 400, [1, 2] * 200, list(range(400)), [1, 2, 3, 1] * 100])
-def test_the_number_of_states_is_linear(text: Text) -> None:
-    automaton = built([text, text[::-1], text])
+def test_the_number_of_states_is_linear(kind: type[Automaton], text: Text) -> None:
+    automaton = built(kind, [text, text[::-1], text])
     assert len(automaton.count) <= 2 * 3 * len(text)
 
 
@@ -196,7 +209,7 @@ class Counted(dict[int, list[int]]):
 
 
 def test_a_token_costs_no_more_in_a_long_repetition() -> None:
-    automaton = Automaton(depth=16)
+    automaton = PlainAutomaton(depth=16)
     automaton.extend([1] * 2000)
     automaton._ranked = Counted(automaton._ranked)
     Counted.uses = 0

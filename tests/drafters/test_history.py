@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drafters.automata import seen
 
 from paceline.drafters.automaton import BREAK, ROOT_STATE, Automaton
 from paceline.drafters.history import Corpus, History, Reader
@@ -36,14 +37,6 @@ def filled(texts: list[Text], capacity: int) -> History:
     return history
 
 
-def same(first: Automaton, second: Automaton) -> bool:
-    """Whether two automata know the same, state by state."""
-    return all(
-        getattr(first, name) == getattr(second, name)
-        for name in ("log", "count", "end", "_length", "_link", "_token", "_next", "_tables")
-    ) and (first._ranked == second._ranked)
-
-
 @FEWER
 @given(TEXTS, CAPACITIES)
 def test_it_holds_the_latest_texts_up_to_its_capacity(texts: list[Text], capacity: int) -> None:
@@ -67,7 +60,7 @@ def test_forgetting_leaves_what_was_never_told_of_the_forgotten(
     for text in held(history):
         fresh.begin()
         fresh.extend(text)
-    assert same(history.texts, fresh)
+    assert seen(history.texts) == seen(fresh)
 
 
 @FEWER
@@ -80,7 +73,7 @@ def test_learning_in_pieces_is_learning_at_once(
         history.add(text)
         history.absorb(paces[index % len(paces)])
     history.absorb()
-    assert same(history.texts, filled(texts, capacity).texts)
+    assert seen(history.texts) == seen(filled(texts, capacity).texts)
 
 
 def test_no_more_is_learned_than_asked_for() -> None:
@@ -92,6 +85,18 @@ def test_no_more_is_learned_than_asked_for() -> None:
         history.absorb(2)
         sizes.append(sum(token != BREAK for token in history.texts.log))
     assert sizes == [2, 4, 6, 7, 7]
+
+
+def test_where_nobody_reads_the_line_is_bounded_and_nothing_is_lost() -> None:
+    texts = [[index % 7] * 300 for index in range(100)]
+    history = History(1 << 17)
+    for text in texts:
+        history.add(text)
+        assert history.waiting <= 8192
+    assert history.waiting > 8192 - 300  # and no longer than need be
+    history.absorb()
+    assert history.waiting == 0
+    assert held(history) == texts
 
 
 def longest_suffix(text: Text, texts: list[Text]) -> int:
@@ -109,7 +114,8 @@ def test_readers_find_the_longest_suffix_whatever_happens_to_the_history(
     texts: list[Text], capacity: int, text: Text, data: st.DataObject
 ) -> None:
     history = History(capacity)
-    reader = Reader(history, text[:1])
+    reader = Reader(history)
+    reader.read(text[:1], 1)
     known = 1
     for ended in texts:
         history.add(ended)
@@ -118,18 +124,23 @@ def test_readers_find_the_longest_suffix_whatever_happens_to_the_history(
         known += new
         reader.read(text[:known], new)
         if not history._line:  # all texts are complete
-            assert reader.length == longest_suffix(text[:known], held(history))
+            assert reader.match[1] == longest_suffix(text[:known], held(history))
         assert reader.texts is history.texts
+        found, length, end = reader.match
         state = ROOT_STATE
-        for token in text[known - reader.length : known]:
+        for token in text[known - length : known]:
             state = reader.texts.step(state, token)
-        assert reader.state == reader.texts.shorten(state, reader.length)[0]
+        assert found == reader.texts.shorten(state, length)[0]
+        assert end == reader.texts.end[found]
 
 
 def test_a_corpus_is_read_as_a_history_is() -> None:
     corpus = Corpus([[1, 2, 3], [2, 3, 4]])
-    reader = Reader(corpus, [9, 2, 3])
-    assert (reader.length, reader.texts.count[reader.state]) == (2, 2)
+    reader = Reader(corpus)
+    reader.read([9, 2, 3], 3)
+    state, length, end = reader.match
+    assert (length, reader.texts.count[state]) == (2, 2)
+    assert reader.texts.behind(end, 9) == [4]  # the latest
 
 
 @FEWER
@@ -146,7 +157,7 @@ def test_saving_and_restoring_gives_the_same_history(
     generation = other.generation
     assert other.restore(path, VOCABULARY) is None
     assert held(other) == held(history)
-    assert same(other.texts, history.texts)
+    assert seen(other.texts) == seen(history.texts)
     assert other.generation > generation  # readers must find their place anew
     assert [part.name for part in path.parent.iterdir()] == [path.name]
 

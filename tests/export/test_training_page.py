@@ -17,7 +17,12 @@ from paceline.networks.catalogue import NETWORKS as CATALOGUE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("paceline ")]
+COMMANDS = [
+    line
+    for block in BLOCKS
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("paceline ")
+]
 
 
 def test_blocks_are_shell() -> None:

@@ -137,13 +137,13 @@ def test_company_changes_no_bit(name: str) -> None:
     assert not np.array_equal(together[0].chances, together[1].chances)
 
 
-def test_a_step_of_hydra_is_seven_operations() -> None:
+def test_a_step_of_hydra_is_eight_operations() -> None:
     """Norms, gates and sums are done with products; all else would be paid at every depth."""
     _, compiled = ready("native", "hydra")
     runner: Any = compiled
     names = runner._chains._writing.program.names
     begin, end = runner._chains.ends[:2]
-    step = ["embedding", "step.up", "step.down.residual", "head", "pick"]
+    step = ["embedding", "step.up", "step.down.residual", "head", "perturb", "pick"]
     assert [name for name in names[begin:end] if name != "gather"] == step
     assert names[begin:end].count("gather") == 2  # both norms, of what is read side by side
     # Behind attention only last rows are read: taking a prompt in ends there.

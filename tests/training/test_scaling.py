@@ -77,7 +77,8 @@ def test_the_published_law_runs_over_the_points_and_no_farther() -> None:
 
 def test_the_figure_is_a_png_and_the_same_each_time() -> None:
     fit = fit_log_linear([10.1, 99.7, 1003], [1.0, 3.0, 4.0])
-    first = scaling_plot(fit, "training tokens", "block efficiency")
+    first = scaling_plot({"one": fit}, "training tokens", "block efficiency")
     assert first.startswith(b"\x89PNG")
-    assert first == scaling_plot(fit, "training tokens", "block efficiency")
-    assert first != scaling_plot(fit, "training tokens", "acceptance")
+    assert first == scaling_plot({"one": fit}, "training tokens", "block efficiency")
+    assert first != scaling_plot({"one": fit}, "training tokens", "acceptance")
+    assert first != scaling_plot({"one": fit, "two": fit}, "training tokens", "block efficiency")

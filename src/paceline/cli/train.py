@@ -15,6 +15,7 @@ from paceline.cli.train_acceptance import acceptance_head
 from paceline.cli.train_data import data
 from paceline.cli.train_drafter import drafter
 from paceline.cli.train_prompt_tokens import prompt_tokens
+from paceline.cli.train_scaling import scaling
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -35,6 +36,7 @@ train.command("data")(data)
 train.command("drafter")(drafter)
 train.command("prompt-tokens")(prompt_tokens)
 train.command("acceptance-head")(acceptance_head)
+train.command("scaling")(scaling)
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli import train_options as t
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -17,7 +18,7 @@ _SUFFIX = ".acceptance.safetensors"
 
 def acceptance_head(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
-    data: Annotated[Path, typer.Option(help="Folder of `paceline train data`.")] = Path("data"),
+    data: t.Data = Path("data"),
     out: Annotated[
         Path | None,
         typer.Option(help="Where the head goes. Default: beside the weights, .acceptance."),

@@ -1,13 +1,17 @@
-"""Runs a training to its end with a progress bar; Ctrl-C saves, and the same run goes on later."""
+"""Runs trainings to their end with a progress bar; Ctrl-C saves, and the same run goes on later."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from paceline.cli.interrupt import Interrupt
     from paceline.training.run_card import Course
     from paceline.training.trainer import Report
 
@@ -36,42 +40,91 @@ class Resumable(Protocol):
         ...
 
 
-def train_with_bar(trainer: Resumable, course: Course) -> bool:
-    """Run to the end, or until Ctrl-C; whether it got there. The checkpoint is written meanwhile.
+class TrainingBar:
+    """A bar for the run at hand, and one above it for all runs if there are several.
 
-    Args:
-        trainer: what to run.
-        course: notes every update, and goes into the checkpoints.
+    Attributes:
+        interrupt: whether Ctrl-C was pressed.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
-    from paceline.cli.interrupt import interruptible
+    def __init__(self, progress: Progress, interrupt: Interrupt) -> None:
+        """Draw into `progress`, which its owner starts and stops."""
+        self.interrupt = interrupt
+        self._progress = progress
+        self._run: TaskID | None = None
+        self._whole: TaskID | None = None
+        self._before = 0
 
-    columns = (
-        "training",
-        BarColumn(),
-        TaskProgressColumn(),
-        "loss {task.fields[loss]}, {task.fields[rate]} tokens/s",
-        TimeRemainingColumn(),
-    )
-    console, saved = Console(stderr=True), perf_counter()
-    with (
-        Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar,
-        interruptible() as interrupt,
-    ):
-        task = bar.add_task("", total=trainer.steps, completed=trainer.step, loss="-", rate="-")
+    def expect(self, title: str, tokens: int) -> None:
+        """Show a bar for all runs, of so many tokens together."""
+        self._whole = self._progress.add_task(title, total=tokens, detail="")
+
+    def passed(self, tokens: int) -> None:
+        """Count a run as done."""
+        self._before += tokens
+        self._show_whole(0)
+
+    def train(self, trainer: Resumable, course: Course, title: str = "training") -> bool:
+        """Run to the end, or until Ctrl-C; whether it got there. The checkpoint is written
+        meanwhile.
+
+        Args:
+            trainer: what to run.
+            course: notes every update, and goes into the checkpoints.
+            title: before the bar.
+        """
+        if self._run is not None:
+            self._progress.remove_task(self._run)
+        self._run = task = self._progress.add_task(
+            title, total=trainer.steps, completed=trainer.step, detail=""
+        )
+        saved = perf_counter()
         try:
             for report in trainer.run():
                 course.add(report)
                 rate = f"{course.tokens / course.seconds:.0f}"
-                bar.update(task, completed=report.step, loss=f"{report.loss:.3f}", rate=rate)
+                detail = f"loss {report.loss:.3f}, {rate} tokens/s"
+                self._progress.update(task, completed=report.step, detail=detail)
+                self._show_whole(report.tokens)
                 trainer.notes = course.as_dict()
-                if interrupt:
+                if self.interrupt:
                     break
                 if perf_counter() - saved > _SAVE_SECONDS:
                     trainer.save()
                     saved = perf_counter()
         finally:
             trainer.save()
-    return trainer.step >= trainer.steps
+        return trainer.step >= trainer.steps
+
+    def _show_whole(self, tokens: int) -> None:
+        if self._whole is not None:
+            self._progress.update(self._whole, completed=self._before + tokens)
+
+
+@contextmanager
+def training_bar() -> Iterator[TrainingBar]:
+    """Bars on standard error while the context lasts, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+    from paceline.cli.interrupt import interruptible
+
+    columns = (
+        "{task.description}",
+        BarColumn(),
+        TaskProgressColumn(),
+        "{task.fields[detail]}",
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with (
+        Progress(*columns, console=console, disable=not sys.stderr.isatty()) as progress,
+        interruptible() as interrupt,
+    ):
+        yield TrainingBar(progress, interrupt)
+
+
+def train_with_bar(trainer: Resumable, course: Course) -> bool:
+    """One run under a bar of its own, as `TrainingBar.train`."""
+    with training_bar() as bar:
+        return bar.train(trainer, course)

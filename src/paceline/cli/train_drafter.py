@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli import train_options as t
 from paceline.cli.train_bar import train_with_bar
 from paceline.errors import InvalidOption
 from paceline.version import __version__
@@ -25,7 +26,7 @@ _KEPT = ("command", "data", "tokens")
 
 def drafter(
     network: Annotated[str, typer.Argument(help="Network, with sizes: hydra:steps=5.")],
-    data: Annotated[Path, typer.Option(help="Folder of `paceline train data`.")] = Path("data"),
+    data: t.Data = Path("data"),
     out: Annotated[
         Path | None, typer.Option(help="Where the weights go. Default: NETWORK.safetensors.")
     ] = None,
@@ -34,22 +35,14 @@ def drafter(
         typer.Option("--from", help="Weights of the same network to start from, instead of drawn."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
-    vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192,
-    loss: Annotated[
-        str, typer.Option(help="cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")
-    ] = "forward-kl",
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per update.")] = 2048,
-    rate: Annotated[float, typer.Option(help="Highest learning rate of matrices (Muon).")] = 0.02,
-    prompt_weight: Annotated[
-        float, typer.Option(help="Weight of prompt tokens, which the target did not write.")
-    ] = 0.1,
-    on_policy: Annotated[
-        float, typer.Option(help="Share of batches that teach on the drafter's own drafts.")
-    ] = 0.0,
-    training_precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "bf16",
-    keep_features: Annotated[
-        Path | None, typer.Option(help="Folder to keep hidden states in, for several runs.")
-    ] = None,
+    vocabulary: t.Vocabulary = 8192,
+    loss: t.Loss = "forward-kl",
+    batch_tokens: t.BatchTokens = 2048,
+    rate: t.Rate = 0.02,
+    prompt_weight: t.PromptWeight = 0.1,
+    on_policy: t.OnPolicyShare = 0.0,
+    training_precision: t.TrainingPrecision = "bf16",
+    keep_features: t.KeepFeatures = None,
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
     runtime: o.Runtime = "auto",
@@ -66,85 +59,43 @@ def drafter(
     """
     checked = o.runtime_options(device=device, precision=precision, threads=threads)
 
-    import torch
-
-    from paceline import loading
     from paceline.cli.output import print_json
-    from paceline.networks.base import Geometry
-    from paceline.networks.catalogue import build
     from paceline.networks.weights import Trained, save_network
     from paceline.options import split_options
-    from paceline.training.batches import FeatureSource
-    from paceline.training.borrowing import borrow
-    from paceline.training.data.shards import Shards
-    from paceline.training.losses import CrossEntropy, find_loss
-    from paceline.training.on_policy import OnPolicy
+    from paceline.training.material import Material
     from paceline.training.run_card import Course, write_card
-    from paceline.training.token_source import TokenSource
-    from paceline.training.trainer import Recipe, Trainer
-    from paceline.training.vocabulary import count_tokens, keep_frequent
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    recipe = Recipe(
-        tokens,
+    teaching = t.Teaching(
+        vocabulary,
         loss,
         batch_tokens,
-        matrix_rate=rate,
-        vector_rate=rate / 10,
-        prompt_weight=prompt_weight,
-        precision=training_precision,
-        seed=seed,
-        on_policy=on_policy,
+        rate,
+        prompt_weight,
+        on_policy,
+        training_precision,
+        seed,
+        model,
     )
-    name, sizes = split_options(network, "network")
-    shards = Shards(data)
-    texts = shards.read()
-    loaded = loading.load_model(model, runtime=runtime, options=checked)
-    if shards.settings["model"] != loaded.source.fingerprint:
-        raise InvalidOption(
-            f"{data} was written by another model: write text of {loaded.source.name} with "
-            "`paceline train data`"
-        )
-    config, weights = loaded.source.config, loaded.source.weights()
-    net = build(name, Geometry.of(config), sizes)
+    recipe = teaching.recipe(tokens)
+    name, _ = split_options(network, "network")
+    material = Material(
+        data, model, runtime, checked, vocabulary=vocabulary, keep_features=keep_features
+    )
+    source, kept = material.source, material.kept
+    net = material.network(network)
     out = out or Path(f"{name}.safetensors")
-    earlier = None if start is None else _earlier(start, net, loaded.source.fingerprint, out)
-    source = FeatureSource(loaded.target, keep_features)
-    if not net.reads_features and isinstance(find_loss(recipe.loss), CrossEntropy):
-        source = TokenSource(config.hidden_size)
-    elif not loaded.target.capabilities.feature_layers:
-        raise InvalidOption(
-            f"runtime '{loaded.target.capabilities.runtime}' gives no features: use openvino or "
-            "torch"
-        )
-    counts = count_tokens((t.tokens[t.prompt_length :] for t in texts), config.vocab_size)
-    kept = keep_frequent(counts, min(vocabulary, config.vocab_size), config.eos_token_ids)
-    embedding = weights["model.embed_tokens.weight"]
-    trainer = Trainer(
+    earlier = None if start is None else _earlier(start, net, source.fingerprint, out)
+    trainer = material.trainer(
         net,
-        kept,
-        embedding,
-        embedding if config.tied_embeddings else weights["lm_head.weight"],
-        texts,
-        source,
         recipe,
-        device=device or "cpu",
         place=out.with_suffix(".checkpoint"),
-        borrowed=borrow(net, config, weights),
         start=None if earlier is None else earlier.parameters,
-        own=OnPolicy(loaded.target, kept.ids),
     )
     course = Course(trainer.notes or None)
     finished = train_with_bar(trainer, course)
     held_out_loss, found = trainer.judge()
     course.held_out(trainer.step, held_out_loss)
-    command = (
-        f"paceline train drafter {network} --data DATA --tokens {tokens} --vocabulary {vocabulary} "
-        f"--loss {loss} --batch-tokens {batch_tokens} --rate {rate} "
-        f"--prompt-weight {prompt_weight} --on-policy {on_policy} "
-        f"--training-precision {training_precision} --seed {seed} --model {model}"
-    )
+    command = f"paceline train drafter {network} --data DATA --tokens {tokens} {teaching.words}"
     before = {}
     if earlier is not None:
         command += " --from WEIGHTS"
@@ -156,10 +107,10 @@ def drafter(
         kept.ids,
         {
             **before,
-            "model": loaded.source.fingerprint,
-            "model_name": loaded.source.name,
+            "model": source.fingerprint,
+            "model_name": source.name,
             "command": command,
-            "data": json.dumps(shards.settings, sort_keys=True),
+            "data": json.dumps(material.data, sort_keys=True),
             "tokens": str(trainer.tokens),
             "block_efficiency": f"{found.block_efficiency:.4f}",
             "paceline": __version__,
@@ -187,9 +138,9 @@ def drafter(
         trained,
         course,
         recipe,
-        shards.settings,
-        len(texts),
-        int(counts.sum()),
+        material.data,
+        len(material.texts),
+        int(material.counts.sum()),
         kept.coverage,
         (len(trainer.held_out), found),
     )

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli import train_options as t
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
 
 def prompt_tokens(
-    data: Annotated[Path, typer.Option(help="Folder of `paceline train data`.")] = Path("data"),
+    data: t.Data = Path("data"),
     out: Annotated[Path, typer.Option(help="Where the prompt tokens go.")] = Path(
         "ppd.safetensors"
     ),
@@ -24,10 +25,8 @@ def prompt_tokens(
     chains: Annotated[int, typer.Option(help="Places per text to put them at.")] = 64,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of the texts of an update.")] = 512,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-2,
-    loss: Annotated[
-        str, typer.Option(help="cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")
-    ] = "forward-kl",
-    training_precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "bf16",
+    loss: t.Loss = "forward-kl",
+    training_precision: t.TrainingPrecision = "bf16",
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
     device: o.Device = None,

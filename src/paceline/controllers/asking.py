@@ -32,6 +32,7 @@ class Asking:
         self._every = 1
         self._since = 0
         self._trial = _TRIAL
+        self._first = True
 
     def now(self, sequences: int = 1) -> bool:
         """Whether to ask in this step.
@@ -57,6 +58,8 @@ class Asking:
             cost: seconds that it took to make them.
             drafts: how many there were: a batch tells sooner than a sequence.
         """
+        if self._first:  # it also reads prompts, which says nothing of those to come
+            self._first, cost = False, 0.0
         # They stand for all steps since the last ones.
         weight = 1 - (1 - _SMOOTHING) ** (self._since * drafts)
         self._saved += weight * (saved - self._saved)

@@ -8,12 +8,18 @@ token does not grow with what is there.
 
 Counts are kept for contexts of up to `depth` tokens and what follows them. That bounds the work
 per token where a text repeats itself (a run of n equal tokens is a chain of n states).
+
+States are kept in C++ where that can be compiled (`native_automaton.py`), else in Python
+(`plain_automaton.py`); both number them alike.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Protocol, Self
+
+from paceline.native.library import library
 
 ROOT_STATE = 0
 """The state of the empty context."""
@@ -23,6 +29,25 @@ BREAK = -1
 
 BEST = 4
 """Ranked continuations per state."""
+
+Match = tuple[int, int, int]
+"""State and length of a context, and the index in `log` of the last token of its latest
+occurrence."""
+
+Followers = list[tuple[int, int]]
+"""Up to `BEST` tokens that followed a context, and how often: most frequent first, and latest
+first among equals."""
+
+Outlook = tuple[int, int, list[tuple[int, int, Followers]]]
+"""State and length of a context. And of it and shorter ones, the longest first, what followed:
+length of the context, `followed`, `followers`."""
+
+
+class PerState(Protocol):
+    """A number for each state."""
+
+    def __getitem__(self, state: int, /) -> int: ...
+    def __len__(self) -> int: ...
 
 
 class Automaton:
@@ -34,208 +59,96 @@ class Automaton:
     Attributes:
         depth: longest context; substrings of up to one token more are counted.
         log: every text, each preceded by `BREAK`.
-        count: per state, how often its substrings occurred, overlaps included.
-        end: per state, index in `log` of the last token of its latest occurrence.
-        match: state, length and previous `end` of the longest suffix of the current text, at most
-            `depth` tokens, that had occurred before; of length 0 if not even the last token had.
+        match: the longest suffix of the current text, at most `depth` tokens, that had occurred
+            before, with its previous `end`; of length 0 if not even the last token had.
     """
 
+    def __new__(cls, depth: int = 32) -> Self:
+        """Of the kind that is to be had here, unless a kind is asked for."""
+        return super().__new__(_kind() if cls is Automaton else cls)
+
     def __init__(self, depth: int = 32) -> None:
-        """An automaton without texts; `begin` starts the first one."""
+        """An automaton without texts; the first one has begun."""
         self.depth = depth
-        self.log = array("i")
-        self.count = array("i", [0])
-        self.end = array("i", [-1])
-        self.match = (ROOT_STATE, 0, 0)
-        self._length = array("i", [0])
-        self._link = array("i", [-1])
-        # Most states have one transition, which lies in arrays; a state with several has a table
-        # and its most frequent continuations, best first.
-        self._token = array("i", [-1])
-        self._next = array("i", [-1])
-        self._tables: dict[int, dict[int, int]] = {}
-        self._ranked: dict[int, list[int]] = {}
-        self._last = ROOT_STATE
-        self._window = (ROOT_STATE, 0)
-        self.begin()
+        self.log = array("i", [BREAK])
+        self.match: Match = (ROOT_STATE, 0, 0)
 
     def begin(self) -> None:
         """Start another text."""
-        self._last = ROOT_STATE
-        self._window = (ROOT_STATE, 0)
         self.match = (ROOT_STATE, 0, 0)
-        if not self.log or self.log[-1] != BREAK:
+        if self.log[-1] != BREAK:
             self.log.append(BREAK)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens, each 0 or more, to the current text."""
-        for token in tokens:
-            self._append(token)
+        raise NotImplementedError
+
+    @property
+    def count(self) -> PerState:
+        """How often the substrings of a state occurred, overlaps included."""
+        raise NotImplementedError
+
+    @property
+    def end(self) -> PerState:
+        """Index in `log` of the last token of a state's latest occurrence."""
+        raise NotImplementedError
 
     def step(self, state: int, token: int) -> int:
         """The state after `token`, or the root's if the texts do not go on like that."""
-        if self._token[state] == token:
-            return self._next[state]
-        table = self._tables.get(state)
-        return table.get(token, ROOT_STATE) if table else ROOT_STATE
+        raise NotImplementedError
 
     def shorten(self, state: int, length: int) -> tuple[int, int]:
         """The context cut to `depth` tokens, with the state it belongs to by now.
 
         Appending may move shorter substrings of a state to a new one, so contexts that were kept
-        meanwhile must pass through here.
+        meanwhile must pass through here, or through `read`.
         """
-        return self._cut(state, min(length, self.depth))
+        return self.read(state, length, ())[:2]
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
         """The longest context that ends with `token`, from a context without it."""
-        after = self.step(state, token)
-        while state and not after:
-            state, length = self.back_off(state)
-            after = self.step(state, token)
-        return self.shorten(after, length + 1) if after else (ROOT_STATE, 0)
+        return self.outlook(state, length, token, 0)[:2]
+
+    def read(self, state: int, length: int, tokens: Sequence[int]) -> Match:
+        """The longest context behind some tokens, from a context before them."""
+        raise NotImplementedError
 
     def back_off(self, state: int) -> tuple[int, int]:
-        """The longest shorter context that occurred more often; the root below all others."""
-        state = self._link[state]
-        return state, self._length[state]
+        """The longest shorter context that occurred more often; the root below all others, and
+        nothing below the root: do not ask."""
+        raise NotImplementedError
 
-    def followers(self, state: int) -> list[tuple[int, int]]:
-        """Up to `BEST` tokens that followed a context, and how often: most frequent first, and
-        latest first among equals."""
-        count = self.count
-        best = self._ranked.get(state)
-        if best is not None:
-            table = self._tables[state]
-            return [(token, count[table[token]]) for token in best]
-        after = self._next[state]
-        return [(self._token[state], count[after])] if after > 0 else []
+    def followers(self, state: int) -> Followers:
+        """What followed a context."""
+        raise NotImplementedError
 
     def followed(self, state: int) -> int:
         """How many occurrences of a context are followed by something, the end of the current
         text being none of them."""
-        return self.count[state] - (self.end[state] == len(self.log) - 1)
+        raise NotImplementedError
 
-    def _cut(self, state: int, length: int) -> tuple[int, int]:
-        """The state of the last `length` tokens of a state's substrings, and that length."""
-        lengths, links = self._length, self._link
-        while state and length <= lengths[links[state]]:
-            state = links[state]
-        return state, length
+    def outlook(self, state: int, length: int, token: int | None, most: int) -> Outlook:
+        """What followed a context, or the longest one behind it that ends with `token`.
 
-    def _append(self, token: int) -> None:
-        lengths, links, tables = self._length, self._link, self._tables
-        self.log.append(token)
-        previous, known = self._window
-        self._last = self._grow(token)
-        previous, known = self._cut(previous, known)
-        # What may follow the longest context is one token longer than that.
-        state, length = self._cut(self.step(previous, token), min(known, self.depth) + 1)
-        self._window = state, length
-
-        # Every suffix of the text, longest first, occurred once more, and here.
-        count, end, position = self.count, self.end, len(self.log) - 1
-        while state and (not count[state] or lengths[links[state]] >= self.depth):
-            count[state] += 1
-            end[state] = position
-            state = links[state]
-        self.match = (state, min(length, self.depth, lengths[state]), end[state])
-        while state:
-            count[state] += 1
-            end[state] = position
-            state = links[state]
-
-        # And the token followed every suffix of the text before it.
-        ranked = self._ranked
-        while previous:
-            best = ranked.get(previous)
-            if best is not None and best[0] != token:
-                _promote(best, token, tables[previous], count)
-            previous = links[previous]
-
-    def _grow(self, token: int) -> int:
-        """Make all suffixes of the text with `token` substrings; the state of the longest."""
-        last, new, after = self._last, len(self._link), ROOT_STATE
-        links, tokens, nexts, tables = self._link, self._token, self._next, self._tables
-        state = last
-        while state >= 0:
-            if tokens[state] == token:
-                after = nexts[state]
-                break
-            table = tables.get(state)
-            if table is not None:
-                after = table.get(token, ROOT_STATE)
-                if after:
-                    break
-                table[token] = new
-            elif nexts[state] < 0:
-                tokens[state] = token
-                nexts[state] = new
-            else:
-                only = tokens[state]
-                tables[state] = {only: nexts[state], token: new}
-                self._ranked[state] = [only]
-                tokens[state] = -1
-            state = links[state]
-        if state != last:
-            self._state(self._length[last] + 1, ROOT_STATE)
-        if after:  # and where state is last, an earlier text began like this one
-            if self._length[after] != self._length[state] + 1:
-                after = self._split(state, token, after)
-            if state == last:
-                return after
-            links[new] = after
-        return new
-
-    def _split(self, state: int, token: int, after: int) -> int:
-        """Give the substrings of `after` that are no longer than through `state` their own state.
-
-        They are about to occur where the longer ones do not.
+        Args:
+            state: of the context.
+            length: of the context.
+            token: follows it; None leaves it as it is.
+            most: take the first so many of it and shorter ones that anything followed.
         """
-        links = self._link
-        new = self._state(self._length[state] + 1, links[after])
-        self.count[new] = self.count[after]
-        self.end[new] = self.end[after]
-        self._token[new] = self._token[after]
-        self._next[new] = self._next[after]
-        if after in self._tables:
-            self._tables[new] = dict(self._tables[after])
-            self._ranked[new] = list(self._ranked[after])
-        links[after] = new
-        while state >= 0 and self.step(state, token) == after:
-            if self._token[state] == token:
-                self._next[state] = new
-            else:
-                self._tables[state][token] = new
-            state = links[state]
-        return new
+        raise NotImplementedError
 
-    def _state(self, length: int, link: int) -> int:
-        self._length.append(length)
-        self._link.append(link)
-        self.count.append(0)
-        self.end.append(-1)
-        self._token.append(-1)
-        self._next.append(-1)
-        return len(self._link) - 1
+    def behind(self, end: int, most: int) -> list[int]:
+        """Up to so many tokens behind a place in the log, to the end of the text there."""
+        tokens = self.log[end + 1 : end + 1 + most].tolist()
+        return tokens[: tokens.index(BREAK)] if BREAK in tokens else tokens
 
 
-def _promote(best: list[int], token: int, table: dict[int, int], count: Sequence[int]) -> None:
-    """Move `token`, which occurred once more, before all continuations that are no more frequent.
+def _kind() -> type:
+    if library() is None:
+        from paceline.drafters.plain_automaton import PlainAutomaton
 
-    Counts only grow, one at a time, so a list of the best alone never misses one that belongs.
-    """
-    times = count[table[token]]
-    if token in best:
-        place = best.index(token)
-    elif len(best) < BEST:
-        place = len(best)
-        best.append(token)
-    elif times >= count[table[best[-1]]]:
-        place = BEST - 1
-    else:
-        return
-    while place and times >= count[table[best[place - 1]]]:
-        best[place] = best[place - 1]
-        place -= 1
-    best[place] = token
+        return PlainAutomaton
+    from paceline.drafters.native_automaton import NativeAutomaton
+
+    return NativeAutomaton

@@ -98,7 +98,7 @@ class Guess:
 
     def tree(self, source: str) -> TokenTree:
         """The draft."""
-        tokens, parents = np.array([self.tokens, self.parents], dtype=np.int64)
+        tokens, parents = np.array(self.tokens, np.int64), np.array(self.parents, np.int64)
         scores = np.array(self.scores, dtype=np.float64)
         return TokenTree(tokens, parents, None, source, scores)
 

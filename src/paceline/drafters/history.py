@@ -19,11 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.drafters.automaton import BREAK, ROOT_STATE, Automaton
+from paceline.drafters.automaton import BREAK, ROOT_STATE, Automaton, Match
 from paceline.errors import InvalidOption
 
 CAPACITY = 1 << 18
 """Tokens that a history holds at most."""
+
+_LINE = 1 << 13
+"""Tokens that may wait in line: where nobody reads, the eldest are taken in as others come."""
 
 _MAGIC = "paceline history 1"
 
@@ -35,6 +38,7 @@ class History:
     long sequence does not hold up the others.
 
     Attributes:
+        waiting: number of tokens in line.
         texts: what is read.
         generation: changes when `texts` is replaced, and when a text is complete: readers must
             then find their places anew.
@@ -60,25 +64,30 @@ class History:
         self._both = False
         self._line: deque[List[int]] = deque()
         self._taken = 0
+        self.waiting = 0
 
     def add(self, text: List[int]) -> None:
         """Put a text in line; of one longer than a quarter of the capacity its end."""
+        text = text[-(self._quarter - 1) :]
         if len(text):
-            self._line.append(text[-(self._quarter - 1) :])
+            self._line.append(text)
+            self.waiting += len(text)
+            self.absorb(max(0, self.waiting - _LINE))
 
     def absorb(self, tokens: int | None = None) -> None:
         """Learn up to `tokens` of the texts in line, or all of them."""
-        while self._line and tokens != 0:
+        left = self.waiting if tokens is None else min(tokens, self.waiting)
+        self.waiting -= left
+        while left:
             text = self._line[0]
             if not self._taken:
                 self._begin(len(text))
-            part = text[self._taken :][:tokens]
+            part = text[self._taken : self._taken + left]
             self.texts.extend(part)
             if self._both:
                 self._younger.extend(part)
             self._taken += len(part)
-            if tokens is not None:
-                tokens -= len(part)
+            left -= len(part)
             if self._taken == len(text):
                 self._line.popleft()
                 self._taken = 0
@@ -162,15 +171,15 @@ class Reader:
     """Where a growing text stands in other texts.
 
     Attributes:
-        state, length: its longest suffix that occurs in them, as a context of `texts`.
+        match: its longest suffix that occurs in them, as a context of `texts`, and where last.
     """
 
-    def __init__(self, others: History | Corpus, tokens: List[int]) -> None:
-        """Find the place of a text."""
+    def __init__(self, others: History | Corpus) -> None:
+        """Nothing is read."""
+        self.match: Match = (ROOT_STATE, 0, -1)
         self._others = others
         self._generation = -1
         self._size = 0  # of the texts when they were read
-        self.read(tokens, 0)
 
     @property
     def texts(self) -> Automaton:
@@ -178,18 +187,19 @@ class Reader:
         return self._others.texts
 
     def read(self, tokens: List[int], new: int) -> None:
-        """Go on to the end of a text, of which the last `new` tokens were not read yet."""
+        """Go on to the end of a text, of which the last `new` tokens were not read yet.
+
+        What is known of it before is forgotten where others have learned whole texts since: the
+        last tokens are read again.
+        """
         texts = self.texts
         size, self._size = self._size, len(texts.log)
         if not new and size == self._size and self._generation == self._others.generation:
             return  # nobody has learned anything
         if self._generation != self._others.generation:
             self._generation = self._others.generation
-            self.state, self.length, new = ROOT_STATE, 0, texts.depth
-        state, length = texts.shorten(self.state, self.length)
-        for token in tokens[max(0, len(tokens) - new) :]:
-            state, length = texts.follow(state, length, token)
-        self.state, self.length = state, length
+            self.match, new = (ROOT_STATE, 0, -1), texts.depth
+        self.match = texts.read(*self.match[:2], tokens[max(0, len(tokens) - new) :])
 
 
 def _read(path: Path, vocab_size: int) -> np.ndarray:

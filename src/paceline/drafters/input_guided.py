@@ -48,12 +48,19 @@ class Alignment:
         self.run = 0
         self.sure = False
         self._copy: list[int] = []
+        self._read = len(source)
         self._rest = 0  # where the rest of the source begins
         self._anchor = 0  # length of the n-gram that the copy was aligned by
         self._behind: dict[tuple[int, ...], list[int]] = {}
         for end in range(1, len(source)):  # nothing follows the last token
             for n in range(1, min(_LONGEST, end) + 1):
                 self._behind.setdefault(tuple(source[end - n : end]), []).append(end)
+
+    def follow(self, tokens: List[int]) -> None:
+        """Catch up with a text, which is the source and then its copy so far."""
+        for token in tokens[self._read :]:
+            self.go_on(token)
+        self._read = len(tokens)
 
     def go_on(self, token: int) -> None:
         """The copy has one more token."""
@@ -97,6 +104,7 @@ class InputGuided(Drafter):
 
     def __init__(self) -> None:
         """Expect edits as good as other copies, until some were seen."""
+        self._opened: dict[int, int] = {}  # tokens that each sequence had
         self._alignments: dict[int, Alignment] = {}
         self._guesses: dict[int, tuple[int, Guess]] = {}
         self.reset()
@@ -106,8 +114,8 @@ class InputGuided(Drafter):
         self._rates = HitRates(np.array([alone(TRUST), alone()]), weight=16.0)
 
     def open(self, sequence: Sequence) -> None:
-        """Take the prompt as the source."""
-        self._alignments[sequence.id] = Alignment(sequence.tokens)
+        """The prompt is the source, which is read when a draft is asked for."""
+        self._opened[sequence.id] = len(sequence.tokens)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """One chain per sequence, empty where its place in the source is not known."""
@@ -121,21 +129,26 @@ class InputGuided(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Score the whole guess, verified or not, and follow the new tokens through the source."""
+        """Score whole guesses, verified or not."""
         for sequence in sequences:
-            begin, guess = self._guesses.pop(sequence.id)
-            new = sequence.tokens[begin:]
-            guess.learn(new, self._rates)
-            for token in new:
-                self._alignments[sequence.id].go_on(token)
+            if sequence.id in self._guesses:
+                begin, guess = self._guesses.pop(sequence.id)
+                guess.learn(sequence.tokens[begin:], self._rates)
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's alignment."""
+        self._opened.pop(sequence.id, None)
         self._alignments.pop(sequence.id, None)
         self._guesses.pop(sequence.id, None)
 
     def _propose(self, sequence: Sequence, budget: Budget, rates: list[list[float]]) -> TokenTree:
-        place = self._alignments[sequence.id]
+        if not (budget.nodes and budget.depth):
+            return Guess().tree(self.name)
+        place = self._alignments.get(sequence.id)
+        if place is None:
+            source = sequence.tokens[: self._opened[sequence.id]]
+            place = self._alignments[sequence.id] = Alignment(source)
+        place.follow(sequence.tokens)
         rest = []
         if place.at is not None:
             rest = place.source[place.at : place.at + min(budget.nodes, budget.depth)]

@@ -33,30 +33,30 @@ class Own:
         guesses: what was proposed, to be scored.
     """
 
-    def __init__(self, tokens: List[int], others: Iterable[History | Corpus]) -> None:
-        """Read a prompt."""
+    def __init__(self, others: Iterable[History | Corpus]) -> None:
+        """Nothing is read."""
         self.text = Automaton()
-        self.text.extend(tokens)
-        self.readers = [Reader(other, tokens) for other in others]
+        self.readers = [Reader(other) for other in others]
         self.guesses: list[Guess] = []
 
-    def read(self, tokens: List[int]) -> List[int]:
-        """Catch up with a sequence, and with what the others learned; the tokens that are new.
+    def unread(self, tokens: List[int]) -> List[int]:
+        """Tokens of the sequence since it was read."""
+        return tokens[len(self.text.log) - 1 :]  # the log begins with a break
 
-        Those that nobody has asked a draft for are best read together, later.
-        """
-        new = tokens[len(self.text.log) - 1 :]  # the log begins with a break
-        self.text.extend(new)
+    def read(self, tokens: List[int]) -> None:
+        """Catch up with a sequence, and with what the others learned."""
+        new = self.unread(tokens)
+        if new:
+            self.text.extend(new)
         for reader in self.readers:
             reader.read(tokens, len(new))
-        return new
 
 
 class RecallingDrafter(Drafter):
     """Drafts from automata of the running texts, a history, and fixed texts if there are any.
 
-    Memory: about 180 bytes per token of a running sequence, and up to 230 per token of the
-    history's capacity.
+    Memory: about 100 bytes per token of a running sequence, and up to 140 per token of the
+    history's capacity; 180 and 240 where automata are in Python.
     """
 
     name: ClassVar[str]
@@ -76,7 +76,8 @@ class RecallingDrafter(Drafter):
         self._others: list[History | Corpus] = [self.history]
         if texts:
             self._others.append(Corpus(texts))
-        self._own: dict[int, Own] = {}
+        self._own: dict[int, Own | None] = {}
+        self._due = 0
         self._nothing = Guess().tree(self.name)
         self.reset()
 
@@ -95,12 +96,15 @@ class RecallingDrafter(Drafter):
         self._rates = self._start_rates(1 + len(self._others))
 
     def open(self, sequence: Sequence) -> None:
-        """Read the prompt, and what is left to read of ended sequences."""
-        self.history.absorb()
-        self._own[sequence.id] = Own(sequence.tokens, self._others)
+        """Nothing is read before a draft is asked for; then ended sequences are read to the end."""
+        self._own[sequence.id] = None
+        self._due = self.history.waiting
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """The draft per sequence from which most accepted tokens are expected."""
+        if any(budget.nodes and budget.depth for budget in budgets):
+            self.history.absorb(self._due)
+            self._due = 0
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
@@ -110,25 +114,31 @@ class RecallingDrafter(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Score whole guesses, verified or not, and read the new tokens."""
-        self.history.absorb(_PACE * len(sequences))
+        """Score whole guesses, verified or not; new tokens are read with those to come."""
+        self._due = min(self._due + _PACE * len(sequences), self.history.waiting)
         for sequence in sequences:
             own = self._own[sequence.id]
-            if own.guesses:
-                new = own.read(sequence.tokens)
+            if own is not None and own.guesses:
+                new = own.unread(sequence.tokens)
                 for guess in own.guesses:
                     guess.learn(new, self._rates)
+                own.guesses = []
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own text; its output goes to the history."""
-        if self._own.pop(sequence.id, None) is not None and sequence.generated:
-            self.history.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
+        if sequence.id in self._own:
+            del self._own[sequence.id]
+            if len(sequence.tokens) > sequence.prompt_length:
+                self.history.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
 
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
         own = self._own[sequence.id]
-        own.guesses = []
         if not (budget.nodes and budget.depth):
+            if own is not None:
+                own.guesses = []
             return self._nothing
+        if own is None:
+            own = self._own[sequence.id] = Own(self._others)
         own.read(sequence.tokens)
         own.guesses = self._guesses(own, budget)
         best = max(own.guesses, key=attrgetter("score"), default=None)

@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.drafters.automaton import BREAK, Automaton
 from paceline.drafters.best_first import Guess
 from paceline.drafters.evidence import TRUST, alone, length_kinds
 from paceline.drafters.recalling import Own, RecallingDrafter
@@ -34,11 +33,11 @@ class SuffixAutomaton(RecallingDrafter):
     def _guesses(self, own: Own, budget: Budget) -> list[Guess]:
         most = min(budget.nodes, budget.depth)
         _, length, end = own.text.match
-        found = [self._copy(0, length, _loop(own.text, end, most))] if length else []
+        found = [self._copy(0, length, _loop(own.text.behind(end, most), most))] if length else []
         for source, reader in enumerate(own.readers, 1):
-            if reader.length:
-                copy = _text_behind(reader.texts, reader.texts.end[reader.state], most)
-                found.append(self._copy(source, reader.length, copy))
+            _, length, end = reader.match
+            if length:
+                found.append(self._copy(source, length, reader.texts.behind(end, most)))
         return found
 
     def _copy(self, source: int, length: int, tokens: list[int]) -> Guess:
@@ -49,13 +48,6 @@ class SuffixAutomaton(RecallingDrafter):
         return Guess.chain([(token, rates[kind], (source, kind)) for token, kind in steps])
 
 
-def _text_behind(texts: Automaton, end: int, most: int) -> list[int]:
-    """Up to so many tokens behind a place in a log, to the end of the text there."""
-    tokens = texts.log[end + 1 : end + 1 + most].tolist()
-    return tokens[: tokens.index(BREAK)] if BREAK in tokens else tokens
-
-
-def _loop(text: Automaton, end: int, most: int) -> list[int]:
-    """So many tokens behind a place in a running text, over and over: so loops are continued."""
-    tokens = text.log[end + 1 : end + 1 + most].tolist()
+def _loop(tokens: list[int], most: int) -> list[int]:
+    """Tokens behind a place in a running text, over and over: so loops are continued."""
     return tokens if len(tokens) == most else (tokens * most)[:most]

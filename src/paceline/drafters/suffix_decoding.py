@@ -15,10 +15,10 @@ curbs short contexts by a factor; here hit rates learned per kind of evidence st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from operator import itemgetter
 from typing import ClassVar, Literal
 
-from paceline.drafters.automaton import ROOT_STATE, Automaton
+from paceline.drafters.automaton import ROOT_STATE, Automaton, Match, Outlook
 from paceline.drafters.best_first import Guess, Offer
 from paceline.drafters.evidence import TRUST, Evidence, evidence_rates, weigh
 from paceline.drafters.history import CAPACITY
@@ -37,8 +37,12 @@ _LEVELS = 2
 _CONTEXTS = 8
 """Longest contexts per source that are tried in modes "path" and "tree"."""
 
-_Place = tuple[int, int, int, int]
-"""State and length of a context in the sequence's own text, and in the history."""
+_length = itemgetter(1)  # of `Evidence`
+
+_Place = tuple[Outlook, Outlook]
+"""In the sequence's own text, and in the history."""
+
+_NOWHERE: Outlook = (ROOT_STATE, 0, [])
 
 
 class SuffixDecoding(RecallingDrafter):
@@ -66,29 +70,35 @@ class SuffixDecoding(RecallingDrafter):
 
     def _guesses(self, own: Own, budget: Budget) -> list[Guess]:
         [reader] = own.readers
-        here = (*own.text.match[:2], reader.state, reader.length)
         draft = self._blend if self._mode == "blend" else self._best_context
-        return [draft(own.text, here, budget)]
+        return [draft(own.text, own.text.match, reader.match, budget)]
 
-    def _blend(self, text: Automaton, here: _Place, budget: Budget) -> Guess:
+    def _blend(self, text: Automaton, own: Match, other: Match, budget: Budget) -> Guess:
         history = self.history.texts
 
         def offers(place: _Place, reach: float) -> list[Offer]:
-            found = _evidence(text, *place[:2], _OWN)
-            if place[2]:
-                found = _longer_first(found, _evidence(history, *place[2:], _HISTORY))
+            (_, _, seen), (_, _, other) = place
+            found: list[Evidence] = [(_OWN, *each) for each in seen]
+            if other:
+                found += [(_HISTORY, *each) for each in other]
+                found.sort(key=_length, reverse=True)  # of equal ones the own text's first
             return weigh(found, self._rates.table, reach)
 
         def follow(place: _Place, token: int) -> _Place:
+            own, other = place
             # Where the history no longer goes along, only single tokens could be found in it.
-            behind = history.follow(*place[2:], token) if place[2] else (ROOT_STATE, 0)
-            return (*text.follow(*place[:2], token), *behind)
+            behind = history.outlook(*other[:2], token, _LEVELS) if other[0] else _NOWHERE
+            return text.outlook(*own[:2], token, _LEVELS), behind
 
-        return Guess.grow(here, budget, offers, follow)
+        place = (
+            text.outlook(*own[:2], None, _LEVELS),
+            history.outlook(*other[:2], None, _LEVELS),
+        )
+        return Guess.grow(place, budget, offers, follow)
 
-    def _best_context(self, text: Automaton, here: _Place, budget: Budget) -> Guess:
+    def _best_context(self, text: Automaton, own: Match, other: Match, budget: Budget) -> Guess:
         best = Guess()
-        sources = ((_OWN, text, *here[:2]), (_HISTORY, self.history.texts, *here[2:]))
+        sources = ((_OWN, text, *own[:2]), (_HISTORY, self.history.texts, *other[:2]))
         for source, automaton, state, length in sources:
             for _ in range(_CONTEXTS):
                 if not state:
@@ -114,32 +124,3 @@ class SuffixDecoding(RecallingDrafter):
             return automaton.follow(*place, token)
 
         return Guess.grow(context, budget, offers, follow)
-
-
-def _evidence(text: Automaton, state: int, length: int, source: int) -> Iterator[Evidence]:
-    """What followed a context and the next shorter one that anything else followed."""
-    levels = _LEVELS
-    while state and levels:
-        followers = text.followers(state)
-        if followers:
-            levels -= 1
-            yield source, length, text.followed(state), followers
-        state, length = text.back_off(state)
-
-
-def _longer_first(first: Iterator[Evidence], second: Iterator[Evidence]) -> Iterator[Evidence]:
-    """Two sources, each by falling length of context, in one such order; found as needed."""
-    one, other = next(first, None), next(second, None)
-    while one is not None and other is not None:
-        if one[1] >= other[1]:
-            yield one
-            one = next(first, None)
-        else:
-            yield other
-            other = next(second, None)
-    if one is not None:
-        yield one
-    elif other is not None:
-        yield other
-    yield from first
-    yield from second

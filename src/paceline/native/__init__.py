@@ -1,1 +1,1 @@
-"""Attention along paths in C++, compiled on the user's machine for its own processor."""
+"""Operations of our own in C++, compiled on the user's machine for its own processor."""

@@ -38,12 +38,19 @@ def library() -> Path | None:
         return None
     compiler = _compiler()
     if compiler is None:
-        _LOG.warning("no C++ compiler: steps are OpenVINO's, slower; install g++ or set CXX")
+        _LOG.warning(
+            "no C++ compiler: operations of our own are left out, which is slower; install g++ or "
+            "set CXX"
+        )
         return None
     try:
         return _built(compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning("steps are OpenVINO's, slower: %s failed (%s)", compiler[0], _reason(error))
+        _LOG.warning(
+            "operations of our own are left out, which is slower: %s failed (%s)",
+            compiler[0],
+            _reason(error),
+        )
         return None
 
 

@@ -12,6 +12,9 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
+// A token so many nats below the likeliest wins against it once in 1,000 times.
+constexpr float kHopeless = 7;
+
 // 16 numbers from `i` on, `other` for those from `count` on.
 Vec some(const float* at, int64_t i, int64_t count, float other) {
     if (i + kLanes <= count) return load(at + i);
@@ -68,6 +71,30 @@ Likeliest likeliest(const float* logits, int64_t count) {
         total += x == kNone ? all(0.0f) : exponential(x - highest);
     }
     return {index, 1.0f / sum(total)};
+}
+
+void perturb(float* logits, int64_t count, const int32_t* ids, const Noise& noise) {
+    thread_local std::vector<int32_t> places, names;
+    thread_local std::vector<float> logarithms;
+    thread_local Least room;
+    const float highest = *std::max_element(logits, logits + count);
+    const float lowest = highest - kHopeless / noise.sharpness;
+    places.clear();
+    names.clear();
+    for (int64_t i = 0; i < count; ++i) {
+        if (logits[i] < lowest) {
+            logits[i] = kNone;
+        } else {
+            places.push_back(int32_t(i));
+            names.push_back(ids[i]);
+        }
+    }
+    logarithms.resize(names.size());
+    log_noise(noise.key, names.data(), int64_t(names.size()), room, logarithms.data());
+    for (size_t i = 0; i < places.size(); ++i) {
+        float& logit = logits[places[i]];
+        logit = (logit - highest) * noise.sharpness - logarithms[i];
+    }
 }
 
 void attend_slots(const Shape& shape, int64_t count, int64_t slots, Rows<const float> qkv,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "noise.hpp"
 #include "path_attention.hpp"
 #include "vectors.hpp"
 
@@ -34,6 +35,17 @@ struct Likeliest {
 
 // Of equal ones the first.
 Likeliest likeliest(const float* logits, int64_t count);
+
+// What a row of logits is perturbed with: nothing if `sharpness`, one over the temperature, is 0.
+struct Noise {
+    NoiseKey key;
+    float sharpness;
+    int32_t unused;
+};
+
+// Adds to logits, times the sharpness, the Gumbel noise of their ids; those that have hardly a
+// chance to win become -infinity.
+void perturb(float* logits, int64_t count, const int32_t* ids, const Noise& noise);
 
 // Attention of runs of `slots` rows over one another, both ways.
 //   qkv:  [count * slots, (heads + 2 * kv_heads) * width]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.native.library import Heads, Part, View
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
@@ -55,6 +58,23 @@ class DraftProgram(Program):
         kept = self._packed.keep(ids.astype("int32"))
         self._add("pick", "pick", _view(logits), logits.width, kept, _view(to))
 
+    def perturb(
+        self, logits: Columns, ids: IntArray, name: str, depth: int, first: int, slots: int
+    ) -> None:
+        """Add noise to logits of a chain's next tokens, where a run is given some.
+
+        Args:
+            logits: `slots` rows of each sequence.
+            ids: int64 `[columns]` token ids.
+            name: of the input: `noise_records` of all sequences, one after the other.
+            depth: how many records each sequence has.
+            first: which of them belongs to the first row.
+            slots: rows of a sequence.
+        """
+        kept = self._packed.keep(ids.astype("int32"))
+        at = (self._input(name), depth, first, slots)
+        self._add("perturb", "perturb", _view(logits), logits.width, kept, *at)
+
     def runs(self, count: str, first: int = 0, slots: int = 0) -> None:
         """What rows see that attend next: their sequence up to themselves.
 
@@ -72,6 +92,15 @@ class DraftProgram(Program):
         weights = of.weights
         period = 1 if weights is None or weights.ndim == 1 else len(weights)
         return Part(_view(of.rows), of.repeat, period, self._packed.keep(weights))
+
+
+def noise_records(keys: bytes, temperature: float, depth: int) -> npt.NDArray[np.int32]:
+    """int32 `[depth, 6]`, `Noise` of `drafting.hpp`; none where there is no key."""
+    out = np.zeros((depth, 6), dtype=np.int32)
+    known = np.frombuffer(keys, dtype=np.int32).reshape(-1, 4)[:depth]
+    out[: len(known), :4] = known
+    out[: len(known), 4] = np.float32(1 / temperature).view(np.int32)
+    return out
 
 
 def _view(columns: Columns | None) -> View:

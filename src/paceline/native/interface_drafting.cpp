@@ -62,6 +62,26 @@ void paceline_pick(Program* program, View logits, int64_t width, const int32_t* 
     });
 }
 
+// Perturbs logits of a chain's next `slots` tokens. Input `noise` holds `depth` records of each
+// sequence; those of these rows begin with the one `first`.
+void paceline_perturb(Program* program, View logits, int64_t width, const int32_t* ids,
+                      int32_t noise, int32_t depth, int32_t first, int32_t slots) {
+    program->add([=](const Call& call) {
+        const Rows<float> x = program->rows(logits);
+        const int64_t rows = program->count(logits, call);
+        const auto record = [&](int64_t r) {
+            Noise found;
+            const int64_t place = r / slots * depth + first + r % slots;
+            std::memcpy(&found, call.inputs[noise] + place * (sizeof found / 4), sizeof found);
+            return found;
+        };
+        each(rows, rows > 1, [&](int64_t r) {
+            const Noise found = record(r);
+            if (found.sharpness > 0) perturb(x[r], width, ids, found);
+        });
+    });
+}
+
 // Says what rows see, where they are plain runs. Per sequence, input `sequences` holds its length,
 // how many rows it gains, and the begin of its block table. Rows are those gained, or, if `slots`
 // is not 0, so many from the one `first` behind them on.

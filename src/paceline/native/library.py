@@ -1,4 +1,4 @@
-"""The compiled library, as Python sees it (`interface.cpp`, `interface_drafting.cpp`)."""
+"""The compiled library, as Python sees it (`interface*.cpp`)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("outputs", "inputs")),
-        *((name, ctypes.c_void_p) for name in ("weights", "sums", "scales", "floats", "bias")),
+        *((name, ctypes.c_void_p) for name in ("weights", "scales", "floats", "bias")),
         ("often", ctypes.c_int64),
     )
 
@@ -94,13 +94,32 @@ _SIGNATURES = {
     ),
     "unfold": (None, _ADDRESS, View, _INT, _LONG, View),
     "pick": (None, _ADDRESS, View, _LONG, _ADDRESS, View),
+    "perturb": (
+        *(None, _ADDRESS, View, _LONG, _ADDRESS),
+        *(_INT, _INT, _INT, _INT),
+    ),
     "runs": (
         *(None, _ADDRESS, ctypes.POINTER(Heads), _LONG),
         *(_INT, _INT, _INT, _INT, _INT),
     ),
     "attend_slots": (None, _ADDRESS, ctypes.POINTER(Heads), _INT, View, View),
+    "winner": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
+    "winner_wide": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
     "run": (ctypes.c_char_p, _ADDRESS, _LONG, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
     "read": (_ADDRESS, _ADDRESS, _INT),
+    "automaton_new": (_ADDRESS, _INT),
+    "automaton_free": (None, _ADDRESS),
+    "automaton_begin": (None, _ADDRESS),
+    "automaton_extend": (_INT, _ADDRESS, _ADDRESS, _LONG, _ADDRESS),
+    "automaton_step": (_INT, _ADDRESS, _INT, _INT),
+    "automaton_read": (None, _ADDRESS, _INT, _INT, _ADDRESS, _LONG, _ADDRESS),
+    "automaton_back_off": (None, _ADDRESS, _INT, _ADDRESS),
+    "automaton_outlook": (_INT, _ADDRESS, _INT, _INT, _INT, _INT, _ADDRESS),
+    "automaton_followers": (_INT, _ADDRESS, _INT, _ADDRESS),
+    "automaton_followed": (_INT, _ADDRESS, _INT),
+    "automaton_count": (_INT, _ADDRESS, _INT),
+    "automaton_end": (_INT, _ADDRESS, _INT),
+    "automaton_size": (_INT, _ADDRESS),
 }
 """Result and arguments of each function."""
 

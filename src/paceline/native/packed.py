@@ -59,10 +59,10 @@ class Packed:
         more = None if bias is None else self._place(bias)
         if weight.dtype == np.float32:
             lines = weight.reshape(outputs // _LANES, _LANES, inputs).transpose(0, 2, 1)
-            return Matrix(outputs, inputs, None, None, None, self._place(lines), more)
+            return Matrix(outputs, inputs, None, None, self._place(lines), more)
         blocks = weight.reshape(outputs // _LANES, _LANES, inputs // _GROUP, _GROUP // 4, 4)
-        sums = -blocks.sum(axis=(3, 4), dtype=np.int16).swapaxes(1, 2)
-        parts = blocks.transpose(0, 2, 3, 1, 4), sums, tensors[f"{name}.scale"]
+        raised = (blocks.view(np.uint8) ^ 128).transpose(0, 2, 3, 1, 4)  # adds 128
+        parts = raised, tensors[f"{name}.scale"]
         return Matrix(outputs, inputs, *map(self._place, parts), None, more, self._often)
 
     def _place(self, array: npt.NDArray[Any]) -> int:

@@ -19,12 +19,13 @@ constexpr int kGroup = 64;  // activations that share a scale
 // A packed matrix of `outputs` rows, a multiple of 16; of int8, `inputs` is a multiple of 64.
 struct Matrix {
     int64_t outputs, inputs;
-    const int8_t* weights;  // [outputs / 16, inputs / 64, 16, 16, 4]: of 16 rows 4 columns each
-    const int16_t* sums;    // [outputs / 16, inputs / 64, 16]: minus the weights of a group
-    const float* scales;    // [outputs]
-    const float* floats;    // [outputs / 16, inputs, 16] instead of all these, or null
-    const float* bias;      // [outputs], or null
-    int64_t often;          // whether it is read several times in a row
+    // [outputs / 16, inputs / 4, 16, 4]: of 16 rows 4 columns each. 128 is added, since the
+    // instruction wants unsigned numbers on one side.
+    const uint8_t* weights;
+    const float* scales;  // [outputs]
+    const float* floats;  // [outputs / 16, inputs, 16] instead of all these, or null
+    const float* bias;    // [outputs], or null
+    int64_t often;        // whether it is read several times in a row
 };
 
 // out = product(norm(x)) + residual, or with `gated`, where the matrix has gates in its upper and
@@ -38,9 +39,10 @@ struct Step {
 
 // Room that is used again from product to product.
 struct Room {
-    std::vector<uint8_t> numbers;  // rounded rows, 128 added: the instruction wants one unsigned
-    std::vector<float> scales;     // [rows, inputs / 64]
-    std::vector<float> normed;     // [rows, inputs]
+    std::vector<int8_t> numbers;  // rounded rows
+    std::vector<int32_t> minus;   // [rows, inputs / 64]: -128 times the sum of a group
+    std::vector<float> scales;    // [rows, inputs / 64]
+    std::vector<float> normed;    // [rows, inputs]
 };
 
 // Whether this processor has vectors as wide as those of products with float32.

@@ -86,7 +86,7 @@ inline float largest(Vec x) {
 // no row's result.
 template <int kMost, class Some>
 void by_rows(int rows, Some&& some) {
-    static_assert(kMost <= 6);
+    static_assert(kMost <= 8);
     const int parts = (rows + kMost - 1) / kMost;
     for (int part = 0; part < parts; ++part) {
         const int first = part * rows / parts;
@@ -102,6 +102,8 @@ void by_rows(int rows, Some&& some) {
         of(std::integral_constant<int, 4>{});
         of(std::integral_constant<int, 5>{});
         of(std::integral_constant<int, 6>{});
+        of(std::integral_constant<int, 7>{});
+        of(std::integral_constant<int, 8>{});
     }
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,18 @@ import numpy.typing as npt
 from paceline.networks.base import Network
 from paceline.networks.ctc import collapse
 from paceline.types import IntArray, LogitArray, ProbArray
+
+
+class Noise(NamedTuple):
+    """What the target's tokens will be drawn with, for drafts that are to agree with them.
+
+    Attributes:
+        keys: 16 bytes per position (`noise.TokenNoise.key`), from that behind the root on.
+        temperature: of the law that is drawn from, above 0.
+    """
+
+    keys: bytes
+    temperature: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +36,15 @@ class Grown:
             network reads none.
         tokens: int64 `[rows]`, what follows each; the last is the root.
         target: the target's cache of the sequence, for networks that read it; it holds all rows.
+        noise: of the positions of a chain, for sampled requests: its tokens are then those that win
+            under the noise. Runners that have none to add draft the likeliest, as without.
     """
 
     cache: Any
     features: LogitArray
     tokens: Sequence[int]
     target: Any = None
+    noise: Noise | None = None
 
     def parts(self, size: int) -> list[Grown]:
         """The same in parts of at most `size` rows, oldest first."""
@@ -48,8 +63,9 @@ class Chain:
     """What a network drafts.
 
     Attributes:
-        tokens: int64 `[depth]`, the most likely one at each depth.
-        chances: float64 `[depth]`, the network's probability of each.
+        tokens: int64 `[depth]`, the most likely one at each depth, or the winner under its noise.
+        chances: float64 `[depth]`, the network's probability of each; under noise, by a softmax
+            over what tokens score with it, which says better whether the target will agree.
     """
 
     tokens: IntArray

@@ -27,7 +27,7 @@ class Chains:
 
     Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
     [rows, window]` of the new context rows, `last_rows [s]`; where the network attends, `sequences
-    [s, 3]` and `tables` as in `paceline_runs`.
+    [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]`, as `noise_records` says.
     """
 
     def __init__(self, parts: Parts, ids: IntArray) -> None:
@@ -58,6 +58,8 @@ class Chains:
         named = [*ids, *([-1] if network.blank else [])]
         self._logits = writing.buffer(slots, len(named))
         self._picked = writing.buffer(slots, 2 * network.steps)
+        self.tokens = network.steps * slots
+        """Most tokens of a chain: so many records of `noise` has each sequence."""
         self.ends: list[int] = []
         """Operations until so many steps, less one, have been drafted."""
         for step in range(network.steps):
@@ -69,7 +71,11 @@ class Chains:
             if not step:
                 self.started = writing.operations
                 """Operations until the first step's logits are there."""
-            ops.program.pick(self._logits, np.array(named), self._picked.part(2 * step, 2))
+            places = np.array(named)
+            if not network.blank:  # which has no id, and so no noise
+                at = (len(self.ends) * slots, slots)
+                ops.program.perturb(self._logits, places, "noise", self.tokens, *at)
+            ops.program.pick(self._logits, places, self._picked.part(2 * step, 2))
             self.ends.append(writing.operations)
         self._network = network
 

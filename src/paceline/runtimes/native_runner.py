@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from paceline.native.drafting import noise_records
 from paceline.native.packed import Packed
 from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
 from paceline.networks.weights import Trained
@@ -154,6 +155,7 @@ class NativeRunner:
             "last_rows": last_rows,
             "sequences": sequences,
             "tables": tables,
+            "noise": self._noise(grown),
         }
         if network.reads_features:
             features = [each.features for each in grown]
@@ -164,3 +166,11 @@ class NativeRunner:
         for each in grown:
             each.cache.paged.length += len(each.tokens) if network.layers else 0
             each.cache.tail.extend(each.tokens)
+
+    def _noise(self, grown: Sequence[Grown]) -> Input:
+        """Records of all sequences, zero where tokens are not drawn."""
+        depth = self._chains.tokens
+        if not any(each.noise for each in grown):
+            return np.zeros(len(grown) * depth * 6, dtype=np.int32)
+        given = (each.noise or (b"", 1.0) for each in grown)
+        return np.concatenate([noise_records(*each, depth) for each in given]).ravel()

@@ -1,7 +1,8 @@
-"""The figure of a scaling study: points, the fit with its band, and the law that was published."""
+"""The figure of a scaling study: points, fits with their bands, and the law that was published."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,33 +43,48 @@ class PublishedLaw:
 
 
 def scaling_plot(
-    fit: LogLinear, size_name: str, value_name: str, published: PublishedLaw | None = None
+    fits: Mapping[str, LogLinear],
+    size_name: str,
+    value_name: str,
+    published: PublishedLaw | None = None,
 ) -> bytes:
-    """PNG of a fit, on a logarithmic axis that ends where the points do.
+    """PNG of fits, on a logarithmic axis that ends where the points do.
 
     Args:
-        fit: from `fit_log_linear`.
+        fits: from `fit_log_linear`, by what was fitted; at least one.
         size_name: what N is, such as "training tokens".
         value_name: such as "block efficiency (tokens per forward)".
-        published: the law beside it; None for the form alone.
+        published: the law beside them; None for the form alone.
     """
     law = published or PublishedLaw()
+    alone = len(fits) == 1
+    rows = len(fits) + 1
 
     def draw(axes: Axes) -> None:
-        grid = np.geomspace(fit.sizes.min(), fit.sizes.max(), 50)
-        grid[[0, -1]] = fit.sizes.min(), fit.sizes.max()  # rounding may not lead outside
-        slope = fit.per_tenfold
-        label = f"fit: {slope.value:+.3g} per tenfold ({slope.low:+.3g} to {slope.high:+.3g})"
-        axes.fill_between(grid, *fit.band(grid), color=COLOURS[0], alpha=0.18, linewidth=0)
-        axes.plot(grid, fit.at(grid), color=COLOURS[0], label=label)
-        axes.plot(*law.line(fit), color=COLOURS[1], linestyle="--", label=law.label)
-        axes.plot(fit.sizes, fit.values, "o", color=COLOURS[0])
+        for index, (name, fit) in enumerate(fits.items()):
+            colour = COLOURS[0] if alone else f"C{index}"
+            slope = fit.per_tenfold
+            label = (
+                f"{name}: {slope.value:+.3g} per tenfold ({slope.low:+.3g} to {slope.high:+.3g})"
+            )
+            grid = np.geomspace(fit.sizes.min(), fit.sizes.max(), 50)
+            grid[[0, -1]] = fit.sizes.min(), fit.sizes.max()  # rounding may not lead outside
+            axes.fill_between(grid, *fit.band(grid), color=colour, alpha=0.15, linewidth=0)
+            axes.plot(grid, fit.at(grid), color=colour, label=label)
+            axes.plot(fit.sizes, fit.values, "o", color=colour)
+        for index, fit in enumerate(fits.values()):
+            colour = COLOURS[1] if alone else "black"
+            once = law.label if index == 0 else None
+            axes.plot(*law.line(fit), color=colour, linestyle="--", linewidth=1, label=once)
+        sizes = np.concatenate([fit.sizes for fit in fits.values()])
         axes.set_xscale("log")
-        narrow = fit.sizes.max() < 50 * fit.sizes.min()  # then powers of ten are too few
+        narrow = sizes.max() < 50 * sizes.min()  # then powers of ten are too few
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(size_name)
         axes.set_ylabel(value_name)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.12 * rows * (high - low))  # the legend hides no point
 
-    return png(draw, 3.2)
+    return png(draw, 3 + 0.2 * rows)

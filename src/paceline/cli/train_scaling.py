@@ -1,0 +1,201 @@
+"""`paceline train scaling`: how acceptance grows with training tokens and with a drafter's size."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli import train_options as t
+from paceline.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from paceline.cli.train_bar import TrainingBar
+    from paceline.networks.base import Network
+    from paceline.training.material import Material
+    from paceline.training.scaling_runs import Outcome, Results, Run
+
+_NETWORKS = [
+    "hydra:steps=3,hidden=144,ffn_size=384",
+    "hydra:steps=3,hidden=288,ffn_size=768",
+    "hydra:steps=3",
+]
+
+
+def scaling(
+    data: t.Data = Path("data"),
+    out: Annotated[Path, typer.Option(help="Folder of results, report and figures.")] = Path(
+        "scaling"
+    ),
+    tokens: Annotated[
+        str, typer.Option(help="Tokens to train on, run by run; k and M may stand behind.")
+    ] = "60k,120k,240k,480k",
+    networks: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Network, with sizes: hydra:steps=3,hidden=288; repeatable. Default: hydra in "
+            "three sizes."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Runs of each kind, with seeds from --seed on; more say more.")
+    ] = 1,
+    vocabulary: t.Vocabulary = 8192,
+    loss: t.Loss = "forward-kl",
+    batch_tokens: t.BatchTokens = 2048,
+    rate: t.Rate = 0.02,
+    prompt_weight: t.PromptWeight = 0.1,
+    on_policy: t.OnPolicyShare = 0.0,
+    training_precision: t.TrainingPrecision = "bf16",
+    keep_features: t.KeepFeatures = None,
+    seed: o.Seed = 0,
+    model: o.Model = "smollm2-135m",
+    runtime: o.Runtime = "auto",
+    device: o.Device = None,
+    precision: o.Precision = None,
+    threads: o.Threads = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Train networks on more and more tokens, and fit how acceptance grows.
+
+    Every network is trained on every number of tokens, each time anew with a learning-rate
+    schedule of its own, and judged on texts that are held out. Block efficiency and first-token
+    acceptance are fitted by a + b log N: over training tokens for each network (three numbers or
+    more), and over parameters for networks of one kind (three sizes or more). The folder gets
+    scaling.md, scaling.json and figures.
+
+    Finished runs are kept in the folder and not done again; Ctrl-C saves the one at hand, and the
+    same command goes on. Larger studies take up the runs of smaller ones: add to --tokens,
+    --networks or --seeds. With --keep-features the target reads each text once for all runs.
+    """
+    checked = o.runtime_options(device=device, precision=precision, threads=threads)
+    names = o.drafter_names(networks or _NETWORKS, "--networks")
+
+    from paceline.cli.output import print_json, remark
+    from paceline.cli.train_bar import training_bar
+    from paceline.training.batches import hold_out
+    from paceline.training.counts import read_count
+    from paceline.training.material import Material
+    from paceline.training.scaling_plan import plan
+    from paceline.training.scaling_report import Study, write_report
+    from paceline.training.scaling_runs import Point, Results
+
+    budgets = sorted({read_count(each, "--tokens") for each in tokens.split(",")})
+    if seeds < 1:
+        raise InvalidOption(f"--seeds must be 1 or more, not {seeds}")
+    teaching = t.Teaching(
+        vocabulary,
+        loss,
+        batch_tokens,
+        rate,
+        prompt_weight,
+        on_policy,
+        training_precision,
+        seed,
+        model,
+    )
+    teaching.recipe(budgets[0])  # bad options end here, before the model is loaded
+    results = Results(out / "runs")
+    material = Material(
+        data, model, runtime, checked, vocabulary=vocabulary, keep_features=keep_features
+    )
+    trained_on, held_out = hold_out(material.texts)
+    shared = _shared(material, teaching)
+    built = {name: material.network(name) for name in names}
+    runs = plan(built, budgets, range(seed, seed + seeds), shared)
+    outcomes = {run.stem: results.read(run) for run in runs}
+    with training_bar() as bar:
+        bar.expect(f"{len(runs)} runs", sum(run.tokens for run in runs))
+        for number, run in enumerate(runs, 1):
+            found = outcomes[run.stem]
+            if found is None and not bar.interrupt:
+                found = outcomes[run.stem] = _train(
+                    run, built[run.network], material, teaching, results, bar
+                )
+                if found is not None:
+                    remark(f"{number} of {len(runs)}: {_line(run, found)}")
+            if found is not None:
+                bar.passed(run.tokens)
+    points = [Point(run, done) for run in runs if (done := outcomes[run.stem]) is not None]
+    study = Study(
+        f"paceline train scaling --data DATA --tokens {','.join(map(str, budgets))} "
+        f"{' '.join(f'--networks {name}' for name in names)} --seeds {seeds} {teaching.words}",
+        material.source.name,
+        shared,
+        sum(len(text.tokens) for text in trained_on),
+        len(held_out),
+        len(runs),
+        points,
+    )
+    content = write_report(out, study)
+    if as_json:
+        print_json(content)
+    else:
+        _print(out / "scaling.md", content)
+    if not study.complete:
+        remark(f"{len(points)} of {len(runs)} runs are finished: the same command goes on")
+        raise typer.Exit(130)
+
+
+def _shared(material: Material, teaching: t.Teaching) -> dict[str, Any]:
+    """What the results of all runs depend on, as plain values."""
+    recipe = asdict(teaching.recipe(1))
+    return {
+        "model": material.source.fingerprint,
+        "computed": material.computed,
+        "data": material.data,
+        "texts": len(material.texts),
+        "vocabulary": len(material.kept.ids),
+        "recipe": {key: recipe[key] for key in recipe.keys() - {"tokens", "seed"}},
+    }
+
+
+def _train(
+    run: Run,
+    network: Network,
+    material: Material,
+    teaching: t.Teaching,
+    results: Results,
+    bar: TrainingBar,
+) -> Outcome | None:
+    """Do a run, or go on with it; None if Ctrl-C ended it early."""
+    from paceline.training.run_card import Course
+    from paceline.training.scaling_runs import Outcome
+
+    recipe = teaching.recipe(run.tokens, run.seed)
+    trainer = material.trainer(network, recipe, place=results.checkpoint(run))
+    course = Course(trainer.notes or None)
+    if not bar.train(trainer, course, f"{run.network}, {run.tokens:,} tokens"):
+        return None
+    loss, hits = trainer.judge()
+    outcome = Outcome(
+        trainer.tokens,
+        trainer.step,
+        round(course.seconds, 1),
+        loss,
+        hits.starts,
+        hits.block_efficiency,
+        hits.acceptance,
+    )
+    results.keep(run, outcome)
+    return outcome
+
+
+def _line(run: Run, outcome: Outcome) -> str:
+    return (
+        f"{run.network} on {outcome.tokens} tokens in {outcome.seconds:.0f} s: block efficiency "
+        f"{outcome.block_efficiency:.3f}, first token accepted {outcome.acceptance[0]:.1%}"
+    )
+
+
+def _print(report: Path, content: dict[str, Any]) -> None:
+    for law in content["laws"]:
+        slope = law["per_tenfold"]
+        typer.echo(
+            f"{law['of']}: ten times the {law['over']}, {law['value']} {slope['value']:+.3f} "
+            f"({slope['low']:+.3f} to {slope['high']:+.3f})"
+        )
+    typer.echo(f"{report}: {len(content['runs'])} runs, {len(content['laws'])} laws")
