@@ -15,28 +15,32 @@ from pathlib import Path
 
 import paceline
 
-TOPICS = """volcanoes;the Roman Empire;a broken bicycle;solar power;a lost dog;bread baking;chess;
-the human heart;city traffic;an old lighthouse;penguins;a football final;coffee farming;black holes;
-a village school;the French Revolution;a train strike;online shopping;bees;a museum robbery;dentistry;
-the Great Wall of China;learning the piano;an election;coral reefs;a new smartphone;immigration;jazz;
-a wedding;the moon landing;diabetes;a mountain rescue;renting a flat;the printing press;wolves;yoga;
-a court case;electric cars;a flood;the Amazon river;a job interview;vaccines;street food;earthquakes;
-a ghost story;the stock market;tea;an airport delay;a space station;gardening;Shakespeare;photography;
-an oil spill;the Olympic Games;a restaurant;DNA;the Cold War;a robot;insomnia;a desert;a bank merger;
-the violin;a school play;recycling;a police chase;knights;a fishing boat;gravity;a library;dreams;
-the Vikings;a heat wave;mobile games;a hospital;the tango;migration of birds;a start-up;glaciers;
-the steam engine;a birthday;cyber security;a potato recipe;a marathon;antibiotics;a castle;fashion;
-a water shortage;the Silk Road;a kitchen fire;owls;minimum wage;a science fair;comets;opera;a bridge;
-an orphan;the internet;a rainforest;a data breach;chocolate;an island;the brain;public libraries;
-a family dinner;wind;a lottery winner;the Renaissance;ants;a hotel;a ship wreck;friendship;taxes;
-an apple tree;probability;a detective;the Sahara;sleep;an army;a cat;energy drinks;philosophy;honey;
-a fire brigade;inflation;a snow storm;plastic;a farmer;Mozart;maps;an escaped parrot;a factory;time;
-a tax on sugar;quantum physics;a queen;windows;a mayor;cancer research;swimming;an argument;rice;
-the Industrial Revolution;remote work;a theatre;elephants;a lawsuit over a song;algebra;sand;honesty;
-a nurse;ancient Egypt;a power cut;video calls;fractions;a treaty;mushrooms;a school bus;the ocean floor;
-a magic mirror;loneliness;a ferry;the nervous system;a grandmother;democracy;a neighbour;cheese""".replace(
-    "\n", ""
-).split(";")
+TOPICS = """
+volcanoes; the Roman Empire; a broken bicycle; solar power; a lost dog; bread baking; chess; the
+human heart; city traffic; an old lighthouse; penguins; a football final; coffee farming; black
+holes; a village school; the French Revolution; a train strike; online shopping; bees; a museum
+robbery; dentistry; the Great Wall of China; learning the piano; an election; coral reefs; a new
+smartphone; immigration; jazz; a wedding; the moon landing; diabetes; a mountain rescue; renting
+a flat; the printing press; wolves; yoga; a court case; electric cars; a flood; the Amazon
+river; a job interview; vaccines; street food; earthquakes; a ghost story; the stock market;
+tea; an airport delay; a space station; gardening; Shakespeare; photography; an oil spill; the
+Olympic Games; a restaurant; DNA; the Cold War; a robot; insomnia; a desert; a bank merger; the
+violin; a school play; recycling; a police chase; knights; a fishing boat; gravity; a library;
+dreams; the Vikings; a heat wave; mobile games; a hospital; the tango; migration of birds; a
+start-up; glaciers; the steam engine; a birthday; cyber security; a potato recipe; a marathon;
+antibiotics; a castle; fashion; a water shortage; the Silk Road; a kitchen fire; owls; minimum
+wage; a science fair; comets; opera; a bridge; an orphan; the internet; a rainforest; a data
+breach; chocolate; an island; the brain; public libraries; a family dinner; wind; a lottery
+winner; the Renaissance; ants; a hotel; a ship wreck; friendship; taxes; an apple tree;
+probability; a detective; the Sahara; sleep; an army; a cat; energy drinks; philosophy; honey; a
+fire brigade; inflation; a snow storm; plastic; a farmer; Mozart; maps; an escaped parrot; a
+factory; time; a tax on sugar; quantum physics; a queen; windows; a mayor; cancer research;
+swimming; an argument; rice; the Industrial Revolution; remote work; a theatre; elephants; a
+lawsuit over a song; algebra; sand; honesty; a nurse; ancient Egypt; a power cut; video calls;
+fractions; a treaty; mushrooms; a school bus; the ocean floor; a magic mirror; loneliness; a
+ferry; the nervous system; a grandmother; democracy; a neighbour; cheese
+"""
+
 FORMS = (
     "a news report of about 150 words with names, places and figures about",
     "the beginning of an encyclopaedia article about",
@@ -72,7 +76,7 @@ DIRECT = (
     "Explain {0} to a beginner.",
     "What are the advantages and disadvantages of {0}?",
     "Write an essay of four paragraphs about {0} with examples.",
-    "Imagine you are an expert on {0}. A visitor asks what matters most. Answer in the first person.",
+    "Imagine you are an expert on {0}. A visitor asks what matters most. Answer as yourself.",
     "You are a character in a story about {0}. Tell what you see and feel, and stay in the role.",
     "Compare {0} and {1}.",
     "What would happen if there were no such thing as {0}? Reason step by step.",
@@ -104,6 +108,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     draw = random.Random(options.seed)
+    topics = " ".join(TOPICS.split()).split("; ")
     engine = paceline.load("smollm2-135m", drafter="none", max_batch=32)
 
     def answers(requests: list[str], tokens: int) -> list[str]:
@@ -112,10 +117,13 @@ def main() -> None:
         return [each.text.strip() for each in engine.generate(chats, **how)]
 
     some = options.prompts // 8
-    topics = [draw.choice(TOPICS) for _ in range(2 * some)]
-    passages = answers([f"Write {draw.choice(FORMS)} {each}." for each in topics], 200)
+    chosen = [draw.choice(topics) for _ in range(2 * some)]
+    passages = answers([f"Write {draw.choice(FORMS)} {each}." for each in chosen], 200)
     questions = answers(
-        [f"Write one short question that has to do with {draw.choice(TOPICS)}." for _ in range(some)],
+        [
+            f"Write one short question that has to do with {draw.choice(topics)}."
+            for _ in range(some)
+        ],
         40,
     )
     german = answers(
@@ -130,7 +138,7 @@ def main() -> None:
         found = "\n\n".join(draw.sample(passages, 2))
         prompts.append(f"Answer the question with the help of these texts.\n\n{found}\n\n{asked}")
     while len(prompts) < options.prompts:
-        names = draw.sample(TOPICS, 2)
+        names = draw.sample(topics, 2)
         few, more = sorted(draw.sample(range(5, 60), 2))
         prompts.append(draw.choice(DIRECT).format(*names, more, more + few, few))
     draw.shuffle(prompts)

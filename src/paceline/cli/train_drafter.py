@@ -26,7 +26,7 @@ _KEPT = ("command", "data", "tokens")
 
 def drafter(
     network: Annotated[str, typer.Argument(help="Network, with sizes: hydra:steps=5.")],
-    data: t.Data = Path("data"),
+    data: t.Folders = t.DATA,
     out: Annotated[
         Path | None, typer.Option(help="Where the weights go. Default: NETWORK.safetensors.")
     ] = None,

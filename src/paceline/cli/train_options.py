@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from paceline.training.trainer import Recipe
 
 Data = Annotated[Path, typer.Option(help="Folder of `paceline train data`.")]
+Folders = Annotated[
+    list[Path],
+    typer.Option("--data", help="Folder of `paceline train data`; several, one each time."),
+]
+DATA = [Path("data")]
+"""Where `paceline train data` writes unless it is told."""
 Vocabulary = Annotated[int, typer.Option(help="Tokens that may be drafted.")]
 Loss = Annotated[
     str, typer.Option(help="cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")

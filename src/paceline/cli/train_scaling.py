@@ -26,7 +26,7 @@ _NETWORKS = [
 
 
 def scaling(
-    data: t.Data = Path("data"),
+    data: t.Folders = t.DATA,
     out: Annotated[Path, typer.Option(help="Folder of results, report and figures.")] = Path(
         "scaling"
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from paceline.options import split_options
 from paceline.target import RuntimeOptions
 from paceline.training.batches import FeatureSource
 from paceline.training.borrowing import borrow
-from paceline.training.data.shards import Shards
+from paceline.training.data.folders import read_folders
 from paceline.training.losses import CrossEntropy, find_loss
 from paceline.training.on_policy import OnPolicy
 from paceline.training.token_source import TokenSource
@@ -39,7 +39,7 @@ class Material:
 
     def __init__(
         self,
-        data: Path,
+        data: Sequence[Path],
         model: str,
         runtime: str,
         options: RuntimeOptions,
@@ -50,7 +50,7 @@ class Material:
         """Load the target and read the texts; PyTorch gets as many threads as the runtime.
 
         Args:
-            data: folder of `paceline train data`.
+            data: folders of `paceline train data`.
             model: name of the target.
             runtime: name of its runtime.
             options: how to load it.
@@ -62,13 +62,12 @@ class Material:
         """
         if options.threads is not None:
             torch.set_num_threads(options.threads)
-        shards = Shards(data)
-        self.texts, self.data = shards.read(), shards.settings
+        self.texts, self.data = read_folders(data)
         loaded = loading.load_model(model, runtime=runtime, options=options)
         self.source: ModelSource = loaded.source
         if self.data["model"] != self.source.fingerprint:
             raise InvalidOption(
-                f"{data} was written by another model: write text of {self.source.name} with "
+                f"{data[0]} was written by another model: write text of {self.source.name} with "
                 "`paceline train data`"
             )
         self._target = loaded.target
