@@ -254,11 +254,14 @@ class Needs:
         hidden: final hidden states (before the LM head) of the root and of every node.
         node_logits: logits of rejected nodes too (all runtimes give them).
         features: hidden states of several layers, of the prompt as well (`Output.features`).
+        recent: of how many of the prompt's last tokens; None wants those of all, and then nothing
+            that others have cached can be shared.
     """
 
     hidden: bool = False
     node_logits: bool = False
     features: bool = False
+    recent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

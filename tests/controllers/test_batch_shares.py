@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import accumulate, product
 
 import numpy as np
 import pytest
@@ -207,7 +207,9 @@ def test_pruned_drafts_never_lose_and_seldom_miss_the_best(
         for draft in proposed
     ]
     best = max(value(list(each)) for each in product(*every))
-    found = value(CostModelController(costs).select(batch(len(proposed)), proposed))
+    controller = CostModelController(costs)
+    controller.queue = 1  # every token counts
+    found = value(controller.select(batch(len(proposed)), proposed))
     plain = value([each[0] for each in every])
     assert found >= plain * (1 - 1e-9)
     assert found >= 0.75 * best
@@ -232,7 +234,7 @@ def test_what_drafts_save_is_that_of_the_best_size() -> None:
             sum(ranked[:n]) - (costs.time(1 + n) - costs.time(1)) for n in range(len(ranked) + 1)
         ]
         sizing = Sizing()
-        sizing.choose(ranked, 1, costs)
+        sizing.choose(list(accumulate(ranked, initial=1.0)), 1, costs)
         assert sizing.saved == pytest.approx(max(saved))
 
 
@@ -254,6 +256,7 @@ def test_a_path_costs_more_tokens_where_seconds_commit_more() -> None:
 
 def test_prompts_read_beside_the_batch_leave_less_room_for_drafts() -> None:
     controller = CostModelController(knee())
+    controller.queue = 1
     chain = TokenTree(np.arange(4), np.arange(-1, 3), scores=chances([0.7] * 4))
     sizes = []
     for beside in (0, 4, 64):

@@ -14,7 +14,7 @@ from paceline import tree as trees
 from paceline.controllers.base import ControllerContext
 from paceline.controllers.cost import CostModel
 from paceline.controllers.cost_model import CostModelController
-from paceline.controllers.sizing import BATCH_MARGIN, MARGIN
+from paceline.controllers.sizing import MARGIN
 from paceline.law import from_dense
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, DraftLaw, SamplingParams, TokenTree, Verdict
@@ -79,6 +79,7 @@ def test_no_other_choice_of_nodes_commits_more_per_second(
 ) -> None:
     model = CostModel(SIZES, np.cumsum(seconds).tolist(), padded=padded)
     controller = CostModelController(model)
+    controller.queue = 1  # every token counts
     chosen = controller.select(batch(len(proposed)), proposed)
     roots = len(proposed)
 
@@ -96,8 +97,7 @@ def test_no_other_choice_of_nodes_commits_more_per_second(
     if found != pytest.approx(best, rel=1e-12):
         # A draft must look better than plain decoding by a margin; else nothing is verified.
         assert not any(map(len, chosen))
-        margin = MARGIN if roots == 1 else BATCH_MARGIN
-        assert best <= margin * value(0, 0.0) * (1 + 1e-12)
+        assert best <= MARGIN * value(0, 0.0) * (1 + 1e-12)
 
 
 @given(drafts(most=8))
@@ -130,8 +130,24 @@ def test_speculation_fades_out_as_the_batch_fills_the_machine() -> None:
 def test_the_batch_shares_its_rows_by_likelihood() -> None:
     knee = costs(lambda rows: 1.0 if rows <= 4 else 10.0 * rows)
     weak, strong = scored([ROOT, 0], [0.4, 0.4]), scored([ROOT, 0], [0.9, 0.9])
-    first, second = CostModelController(knee).select(batch(2), [weak, strong])
+    controller = CostModelController(knee)
+    controller.queue = 1
+    first, second = controller.select(batch(2), [weak, strong])
     assert (len(first), len(second)) == (0, 2)
+
+
+def test_a_batch_that_nobody_waits_to_join_is_as_fast_as_its_slowest() -> None:
+    """What one sequence gains alone counts half; what all gain, in full."""
+    line = costs(lambda rows: 10.0 + 5 * rows)
+    sure, none = scored([ROOT, 0], [0.9, 0.9]), scored([], [])
+    for queue, drafts, verified in (
+        (1, [sure, none], [2, 0]),
+        (0, [sure, none], [0, 0]),
+        (0, [sure, sure], [2, 2]),
+    ):
+        controller = CostModelController(line)
+        controller.queue = queue
+        assert list(map(len, controller.select(batch(2), drafts))) == verified
 
 
 @pytest.mark.parametrize("model", [flat, linear])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -28,7 +28,8 @@ def run(sizing: Sizing, steps: list[ProbArray], model: CostModel, roots: int = 1
     """The padded size of every step."""
     sizes = []
     for ranked in steps:
-        nodes, size = sizing.choose(ranked, roots, model)
+        gains = list(accumulate(ranked, initial=float(roots)))
+        nodes, size = sizing.choose(gains, roots, model)
         assert 0 <= nodes <= len(ranked)
         assert not size or roots + nodes <= size
         sizes.append(size or model.size(roots + nodes))
@@ -87,7 +88,7 @@ def test_other_batches_have_other_sizes() -> None:
 def test_no_candidates_no_nodes() -> None:
     sizing = Sizing()
     assert run(sizing, [np.zeros(0)] * 3, costs(0.5)) == [1, 1, 1]
-    assert sizing.choose(np.zeros(0), 1, costs(0.5, padded=False)) == (0, 0)
+    assert sizing.choose([1.0], 1, costs(0.5, padded=False)) == (0, 0)
 
 
 def test_a_size_is_kept_through_a_step_without_a_draft() -> None:

@@ -282,7 +282,7 @@ def test_what_was_learnt_is_kept_beside_the_weights_and_taken_up(
     content = path.read_bytes()
     options = {"weights": str(path), "online": "4", "rate": "0.02"}
     drafter = HydraDrafter.create(context(target, **options))
-    assert drafter.needs == Needs(features=True)
+    assert drafter.needs == Needs(features=True, recent=128)
     begun = accepted(generate(target, drafter, GREEDY))
     assert drafter._online is not None
     for _ in range(100):  # how much is learnt in a round hangs on when threads run

@@ -65,16 +65,16 @@ def test_empty_promises_are_seen_through() -> None:
 def test_the_draft_that_promises_more_is_verified() -> None:
     clock = Clock()
     prefer = Prefer([Says(clock, 0.3, 0.0), Says(clock, 0.6, 0.0)], clock=clock)
-    sequences = [start([0, 1, 2], id) for id in range(2)]
-    for sequence in sequences:
-        prefer.open(sequence)
-    drafts = prefer.propose(sequences, [Budget(3, 3), Budget(0, 0)])
-    assert [len(draft) for draft in drafts] == [3, 0]
-    np.testing.assert_allclose(drafts[0].scores, 0.6 ** np.arange(1, 4))
+    sequence = start([0, 1, 2], 0)
+    prefer.open(sequence)
+    [none] = prefer.propose([sequence], [Budget(0, 0)])
+    assert len(none) == 0
+    [draft] = prefer.propose([sequence], [Budget(3, 3)])
+    np.testing.assert_allclose(draft.scores, 0.6 ** np.arange(1, 4))
 
 
-@pytest.mark.parametrize(("count", "asked"), [(4, True), (5, False)])
-def test_large_batches_have_no_rows_for_the_dear_part(count: int, asked: bool) -> None:
+@pytest.mark.parametrize(("count", "asked"), [(1, True), (2, False)])
+def test_batches_have_no_rows_for_the_dear_part(count: int, asked: bool) -> None:
     clock = Clock()
     prefer = Prefer([Says(clock, 0.1, 0.0), Says(clock, 0.9, 0.01)], clock=clock)
     sequences = [start([0, 1, 2], id) for id in range(count)]

@@ -17,12 +17,13 @@ from safetensors.numpy import save_file
 from tests import tiny
 from tests.runtimes import tiny_openvino
 
+from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters import trained_weights as module
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.trained import TrainedDrafter
+from paceline.drafters.trained import HydraDrafter, TrainedDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.native.library import has_float_products
 from paceline.networks.base import Geometry, Network
@@ -33,7 +34,8 @@ from paceline.networks.runner import Chain
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
-from paceline.types import Budget, Capabilities, SamplingParams
+from paceline.target import Output
+from paceline.types import Budget, Capabilities, SamplingParams, Verdict
 from paceline.verifiers.coupled import Coupled
 
 CONFIG = tiny_openvino.config(layers=3)
@@ -403,3 +405,53 @@ def test_weights_that_ship_are_found_by_their_model(
     assert module.shipped("hydra", MODEL).name == "hydra-tiny.safetensors"
     with pytest.raises(InvalidOption, match="no weights ship for drafter 'hydra'"):
         module.shipped("hydra", "another")
+
+
+class _Reads:
+    """A runner that notes which rows it was given."""
+
+    depth = 2
+
+    def __init__(self) -> None:
+        self.taken: list[list[int]] = []
+
+    def open(self) -> None:
+        return None
+
+    def release(self, cache: Any) -> None:
+        pass
+
+    def draft(self, grown: Any, depth: int) -> list[Chain]:
+        for each in grown:
+            assert len(each.features) == len(each.tokens)
+            assert np.array_equal(each.features[:, 0], np.asarray(each.tokens) - 1)
+            self.taken.append(list(each.tokens))
+        none = np.zeros(0, dtype=np.int64), np.zeros(0)
+        return [Chain(*none) for _ in grown] if depth else []
+
+
+def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
+    """Afterwards every token is: rows that wait for a draft are taken in, not left out."""
+    runner = _Reads()
+    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
+    tokens = list(range(1, 301))
+    sequence = Sequence.start(0, tokens, SamplingParams(max_new_tokens=1000))
+    features = np.repeat(np.arange(1.0, 300.0, dtype=np.float32)[:, None], 4, axis=1)
+    drafter.open(sequence)
+    drafter.read(sequence, features)
+
+    def commit(count: int) -> None:
+        for _ in range(count):
+            last = sequence.tokens[-1]
+            sequence.tokens.append(last + 1)
+            row = np.full((1, 4), last, dtype=np.float32)
+            output = Output(np.zeros((1, 1), dtype=np.float32), features=row)
+            drafter.observe([sequence], [trees.EMPTY], [Verdict((), last + 1)], [output])
+
+    commit(40)
+    assert runner.taken == []
+    drafter.propose([sequence], [Budget(2, 2)])
+    assert runner.taken == [list(range(173, 341))]
+    commit(600)
+    drafter.propose([sequence], [Budget(2, 2)])
+    assert [token for part in runner.taken[1:] for token in part] == list(range(341, 941))

@@ -64,6 +64,9 @@ class Controller(ABC):
     beside: int = 0
     """Rows of the next forward that are no sequence's root or draft: prompts that are read beside
     it. The loop sets it before it asks for budgets."""
+    queue: int = 0
+    """Requests that wait for a place: where there are any, a token that comes sooner makes room for
+    them. The engine sets it before each step."""
     costs: CostModel | None = None
     """What forwards cost, where the controller knows."""
 

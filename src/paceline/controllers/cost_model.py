@@ -21,6 +21,7 @@ import numpy as np
 from paceline import tree as trees
 from paceline.controllers.asking import Asking
 from paceline.controllers.base import Controller, ControllerContext
+from paceline.controllers.batch_gains import batch_gains
 from paceline.controllers.calibration import Calibration
 from paceline.controllers.chain_depths import ChainReach, best_depths
 from paceline.controllers.cost import CostModel
@@ -121,8 +122,10 @@ class CostModelController(Controller):
             for node, value in nodes.items()
         ]
         scored.sort(key=itemgetter(0), reverse=True)  # of equals the first first, all the same
-        ranked = [value for value, _, _ in scored]
-        count, self.rows = self._sizing.choose(ranked, len(sequences), self.costs, self.beside)
+        roots = len(sequences)
+        ranked = [(value, index) for value, index, _ in scored]
+        gains = batch_gains(ranked, roots, self.queue)
+        count, self.rows = self._sizing.choose(gains, roots, self.costs, self.beside)
         if not found:
             self._verified = 0
             return list(drafts)

@@ -13,15 +13,11 @@ draft. Lists, not arrays: there are few sizes, and this runs at every step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 
 from paceline.controllers.cost import CostModel
 
 MARGIN = 1.02
 """How much better than plain decoding a draft must look: costs are known no better than that."""
-
-BATCH_MARGIN = 1.1
-"""In a batch, which lasts as long as its slowest sequence, and whose forwards are dear in rows."""
 
 _PACE = 1 / 16
 """Weight of one step in what sizes are worth."""
@@ -44,7 +40,7 @@ class Sizing:
         decoding would need for the tokens that they gain, less their own time."""
 
     def choose(
-        self, ranked: Sequence[float], roots: int, costs: CostModel, beside: int = 0
+        self, gains: Sequence[float], roots: int, costs: CostModel, beside: int = 0
     ) -> tuple[int, int]:
         """How many of the ranked nodes to verify beside `roots` roots, and the size to pad to.
 
@@ -52,21 +48,20 @@ class Sizing:
         nothing, the size is 0: no padding.
 
         Args:
-            ranked: probabilities of acceptance, descending.
+            gains: tokens of a step with 0, 1, ... of the ranked nodes (`batch_gains`).
             roots: sequences in the batch.
             costs: what forwards cost.
             beside: rows of the forward that belong to none of the sequences. They are there for
                 their own sake: a node must gain more than its own time would commit in a plain
                 step. And such a forward is an exception, so no size is kept for it.
         """
-        gains = list(accumulate(ranked, initial=float(roots)))
         most = len(gains) - 1
         free = not costs.padded or not costs.switch
         self.saved = 0.0
         if free and not most:
             return 0, 0
         plain = costs.time(roots, roots)
-        best, highest = 0, (MARGIN if roots == 1 else BATCH_MARGIN) * roots / plain
+        best, highest = 0, MARGIN * roots / plain
         for count, spent in _forwards(costs, roots, roots, most):
             rate = gains[count] / spent
             if rate > highest:

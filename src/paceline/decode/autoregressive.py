@@ -49,7 +49,7 @@ class AutoregressiveDecoder:
 
     def admit(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
         """Open a sequence's cache. Chunks bring its tokens up to the root in, then `begin` it."""
-        self._reader.open(sequence, self.drafter.needs.features)
+        self._reader.open(sequence, self.drafter.needs)
         if watch is not None:
             self._watches[sequence.id] = watch
 
@@ -58,7 +58,7 @@ class AutoregressiveDecoder:
 
         What others have read of them meanwhile counts.
         """
-        self._reader.share(sequence, self.drafter.needs.features)
+        self._reader.share(sequence, self.drafter.needs)
         if sequence.unread:
             return
         begin = perf_counter()
@@ -82,7 +82,7 @@ class AutoregressiveDecoder:
         begin = perf_counter()
         self.admit(sequence, watch)
         try:
-            self._reader.read_all(sequence, self.drafter.needs.features)
+            self._reader.read_all(sequence, self.drafter.needs)
             sequence.stats.prefill_seconds += perf_counter() - begin
             self.begin(sequence)
         except BaseException:
@@ -92,7 +92,7 @@ class AutoregressiveDecoder:
     def read(self, chunks: List[Chunk]) -> None:
         """Cache chunks of admitted sequences' tokens in a forward of their own."""
         begin = perf_counter()
-        outputs = self.target.forward(self._reader.passes(chunks, self.drafter.needs.features))
+        outputs = self.target.forward(self._reader.passes(chunks, self.drafter.needs))
         self._reader.take(chunks, outputs, perf_counter() - begin)
 
     def step(self, sequences: List[Sequence], chunks: List[Chunk] = ()) -> list[Commit]:
@@ -120,7 +120,7 @@ class AutoregressiveDecoder:
             for s, draft in zip(sequences, shown, strict=True)
         ]
         start_forward = perf_counter()
-        passes += self._reader.passes(chunks, needs.features)
+        passes += self._reader.passes(chunks, needs)
         outputs = self.target.forward(passes, self.controller.rows)
         end_forward = perf_counter()
         reading = 0.0

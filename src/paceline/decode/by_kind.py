@@ -93,12 +93,12 @@ class ControllersByKind(Controller):
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         """Each controller sets the budgets of its own requests."""
         if (alone := _only(sequences)) is not None:
-            self.parts[alone].beside = self.beside
+            self.parts[alone].beside, self.parts[alone].queue = self.beside, self.queue
             return self.parts[alone].budgets(sequences)
         out = [Budget(0, 0)] * len(sequences)
         for index, places in _shares(sequences):
             part = self.parts[index]
-            part.beside = self.beside + len(sequences) - len(places)
+            part.beside, part.queue = self.beside + len(sequences) - len(places), self.queue
             for place, budget in zip(places, part.budgets(_at(places, sequences)), strict=True):
                 out[place] = budget
         return out

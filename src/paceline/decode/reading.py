@@ -3,7 +3,7 @@ preemption all that it had.
 
 They come in chunks, which ride as passes without drafts in the forwards of other sequences' steps
 (where a chunk ends does not change a bit of the cache). A sequence begins with what others have
-cached of its head, unless its drafter needs features of every token: those come from reading.
+cached of its head, but for tokens whose features its drafter needs: those come from reading.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.scheduling.chunks import Chunk
 from paceline.scheduling.memory import memory_of
 from paceline.sequence import Sequence
 from paceline.target import Output, Pass, Target
-from paceline.types import LogitArray
+from paceline.types import LogitArray, Needs
 
 
 class Reader:
@@ -28,30 +28,31 @@ class Reader:
         self._paged = memory_of(target) is not None
         self._features: dict[int, list[LogitArray]] = {}
 
-    def open(self, sequence: Sequence, features: bool) -> None:
+    def open(self, sequence: Sequence, needs: Needs) -> None:
         """Give a sequence a cache, which may hold the head of its tokens already."""
         sequence.cache = self._target.open()
         sequence.reading = True
-        self.share(sequence, features)
+        self.share(sequence, needs)
 
-    def share(self, sequence: Sequence, features: bool) -> None:
+    def share(self, sequence: Sequence, needs: Needs) -> None:
         """Go on from what others have cached of a sequence's head meanwhile."""
-        if self._paged and not features:
-            sequence.cache.share(sequence.tokens[:-1])
+        if self._paged:
+            sequence.cache.share(sequence.tokens[: _featureless(sequence, needs)])
 
-    def read_all(self, sequence: Sequence, features: bool) -> None:
+    def read_all(self, sequence: Sequence, needs: Needs) -> None:
         """Read what is unread at once; raises OutOfMemory."""
         rest = sequence.tokens[sequence.cache.length : -1]
-        seen = self._target.prefill(sequence.cache, rest, features)
+        seen = self._target.prefill(sequence.cache, rest, needs.features)
         self._note(sequence, seen)
 
-    def passes(self, chunks: List[Chunk], features: bool) -> list[Pass]:
+    def passes(self, chunks: List[Chunk], needs: Needs) -> list[Pass]:
         """What `chunks` bring into a forward."""
         out = []
         for sequence, tokens in chunks:
             start = sequence.cache.length
-            pending = sequence.tokens[start : start + tokens]
-            out.append(Pass(sequence.cache, pending, features=features))
+            end = start + tokens
+            features = needs.features and end > _featureless(sequence, needs)
+            out.append(Pass(sequence.cache, sequence.tokens[start:end], features=features))
         return out
 
     def take(self, chunks: List[Chunk], outputs: List[Output], seconds: float) -> None:
@@ -63,7 +64,7 @@ class Reader:
             sequence.stats.prefill_seconds += seconds * tokens / total
 
     def features(self, sequence: Sequence) -> LogitArray | None:
-        """Features of all tokens but the root, if they were asked for."""
+        """Features of the last tokens before the root, if they were asked for."""
         seen = self._features.get(sequence.id)
         return None if seen is None else np.concatenate(seen)
 
@@ -86,3 +87,11 @@ class Reader:
             sequence.cache.publish(sequence.tokens)
         if features is not None:
             self._features.setdefault(sequence.id, []).append(features)
+
+
+def _featureless(sequence: Sequence, needs: Needs) -> int:
+    """How many tokens the sequence begins with whose features nobody needs."""
+    before = len(sequence.tokens) - 1
+    if not needs.features:
+        return before
+    return 0 if needs.recent is None else max(0, before - needs.recent)

@@ -85,11 +85,12 @@ class Drafter(ABC):
         gave way to others before."""
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """Features of all tokens but the last of a sequence just opened, if they are needed.
+        """Features of a sequence just opened, if they are needed.
 
         Args:
             sequence: the sequence.
-            features: float32 `[tokens - 1, 4 * hidden_size]`, see `Output.features`.
+            features: float32 `[rows, 4 * hidden_size]` of its last tokens but the very last, see
+                `Output.features`: of `needs.recent` or more of them, as far as there are any.
         """
 
     @abstractmethod

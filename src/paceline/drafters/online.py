@@ -117,7 +117,7 @@ class Online(Generic[Version]):
         self._ready: Version | None = None
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """A sequence begins, with features of all tokens but its last."""
+        """A sequence begins, with features of its last tokens but the very last."""
         trace = self._traces[sequence.id] = Trace()
         trace.read(sequence.tokens, features)
 

@@ -33,6 +33,7 @@ class Parts(Drafter):
             hidden=any(part.needs.hidden for part in parts),
             node_logits=any(part.needs.node_logits for part in parts),
             features=any(part.needs.features for part in parts),
+            recent=_widest([part.needs.recent for part in parts if part.needs.features]),
         )
 
     def reset(self) -> None:
@@ -66,3 +67,8 @@ class Parts(Drafter):
         """Tell all parts."""
         for part in self.parts:
             part.close(sequence)
+
+
+def _widest(wanted: List[int | None]) -> int | None:
+    """What satisfies all; None stands for the most."""
+    return None if None in wanted else max(filter(None, wanted), default=None)

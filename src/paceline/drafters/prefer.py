@@ -31,9 +31,9 @@ _WEIGHT = 1 / 32
 _LOOK = 16
 """A part that was not asked for so many steps is asked again, to see what it is worth now."""
 
-_FEW = 4
-"""Sequences of a batch up to which further parts are asked. What networks draft is less sure than
-copies, and the forward of a larger batch has no rows to spare for it."""
+_OUTLIER = 4.0
+"""Asking that takes more than so many times the usual counts as so many: first drafts of a sequence
+also read its prompt."""
 
 _GUESS = 1.5
 """Tokens that a part is taken to promise before it was asked."""
@@ -50,12 +50,14 @@ class _Worth:
         kept: tokens accepted of its drafts per token promised.
         seconds: what asking it takes; 0 until it was asked.
         waiting: steps since it was asked.
+        asked: whether it ever was.
     """
 
     promised: float = _GUESS
     kept: float = 1.0
     seconds: float = 0.0
     waiting: int = 0
+    asked: bool = False
 
 
 class Prefer(Parts):
@@ -99,12 +101,13 @@ class Prefer(Parts):
         best = [trees.EMPTY] * len(sequences)
         gains = [0.0] * len(sequences)
         makers = [0] * len(sequences)
-        few = len(sequences) <= _FEW
+        # What networks draft is less sure than copies: batches have no rows to spare for it.
+        alone = len(sequences) == 1
         for index, part in enumerate(self.parts):
             worth = self._worth[index]
             asked = [
                 bool(budget.nodes and budget.depth)
-                and (index == 0 or (few and self._pays(worth, gain, budget)))
+                and (index == 0 or (alone and self._pays(worth, gain, budget)))
                 for gain, budget in zip(gains, budgets, strict=True)
             ]
             wanted = [b if ask else _NOTHING for b, ask in zip(budgets, asked, strict=True)]
@@ -115,7 +118,12 @@ class Prefer(Parts):
                 continue
             worth.waiting = 0
             seconds = self._clock() - begin
-            worth.seconds = _mean(worth.seconds or seconds, seconds)
+            if worth.seconds:
+                seconds = min(seconds, _OUTLIER * worth.seconds)
+                worth.seconds = _mean(worth.seconds, seconds)
+            elif worth.asked:  # the first draft of all says little: there is much to make ready
+                worth.seconds = seconds
+            worth.asked = True
             for place, draft in enumerate(drafts):
                 if not asked[place]:
                     continue

@@ -32,25 +32,37 @@ _SHARPER = 0.75
 target spreads its law wider; between 0.6 and 0.9 most tokens agree."""
 
 
+_READ = 128
+"""Rows of a prompt that a network reads. More bring nothing that pays: with 128 in place of all
+Hydra's drafts of the development prompts are 0.8% shorter, and long prompts begin sooner."""
+
+_WAITING = 2 * _READ
+"""Most rows that wait for a draft."""
+
+
 @dataclass(slots=True)
 class _Progress:
     """A sequence's cache in the network, and the rows that are not in it yet.
 
     `features[i]` belong to the position before `tokens[i]`; they have no width if none are read.
+    `begun` says whether the cache holds any.
     """
 
     version: Version
     cache: Any
     features: list[LogitArray]
     tokens: list[int]
+    begun: bool = False
 
 
 class TrainedDrafter(Drafter):
     """Drafts with one network; a subclass names it."""
 
-    needs: Needs = Needs(features=True)
+    needs: Needs = Needs(features=True, recent=_READ)
     sizes: ClassVar[tuple[str, ...]] = ()
     """Settings of the network that may be smaller than those of its weights."""
+    whole: ClassVar[bool] = False
+    """Whether the network must have read all that the target has."""
 
     def __init__(self, runner: Runner, *, stop: float = 0.0) -> None:
         """Bind a network that is ready to run.
@@ -98,7 +110,7 @@ class TrainedDrafter(Drafter):
         """Learn while serving. A sequence drafts with one version from its first draft to its last,
         and so its cache in the network never holds rows of two."""
         self._online = online
-        self.needs = Needs(features=True)
+        self.needs = replace(TrainedDrafter.needs, recent=type(self).needs.recent)
 
     def reset(self) -> None:
         """Forget what was learnt from earlier sequences."""
@@ -111,12 +123,12 @@ class TrainedDrafter(Drafter):
         version = self._take_up()
         self._progress[sequence.id] = _Progress(version, version.runner.open(), [], [])
         if not self._reads:
-            self._take_in(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
+            self._note(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """Take the prompt in; features stand before all tokens but the first."""
+        """Note the end of the prompt; features stand before each token."""
         if self._reads:
-            self._take_in(sequence, sequence.tokens[1:], features)
+            self._note(sequence, sequence.tokens[len(sequence.tokens) - len(features) :], features)
         if self._online is not None:
             self._online.read(sequence, features)
 
@@ -132,13 +144,21 @@ class TrainedDrafter(Drafter):
             self._newest = self._online.newest() or self._newest
         return self._newest
 
-    def _take_in(self, sequence: Sequence, tokens: list[int], features: LogitArray) -> None:
-        """All rows but the last, which the first draft starts behind."""
+    def _note(self, sequence: Sequence, tokens: list[int], features: LogitArray) -> None:
+        """Rows that the next draft takes in: not every sequence is asked for one. If they become
+        many, old ones are left out before the first draft, and taken in behind it."""
         progress = self._progress[sequence.id]
-        if len(tokens) > 1:
-            read = Grown(progress.cache, features[:-1], tokens[:-1], sequence.cache)
+        most = _WAITING if progress.tokens else _READ
+        progress.tokens += tokens
+        progress.features.append(features)
+        if len(progress.tokens) <= most:
+            return
+        known, kept = np.concatenate(progress.features), _READ
+        if progress.begun or self.whole:
+            kept = 1  # which drafts start behind
+            read = Grown(progress.cache, known[:-1], progress.tokens[:-1], sequence.cache)
             progress.version.runner.draft([read], 0)
-        progress.features, progress.tokens = [features[-1:]], tokens[-1:]
+        progress.features, progress.tokens = [known[-kept:].copy()], progress.tokens[-kept:]
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """A draft for every sequence that has a budget; a version drafts for all that began with
@@ -172,7 +192,7 @@ class TrainedDrafter(Drafter):
         else:
             drafted = version.trees.grow(sequences, budgets, grown)
         for each in progress:
-            each.features, each.tokens = [], []
+            each.features, each.tokens, each.begun = [], [], True
         return drafted
 
     def _chains(self, runner: Runner, grown: List[Grown], wanted: List[int]) -> list[TokenTree]:
@@ -197,13 +217,11 @@ class TrainedDrafter(Drafter):
         """Note the rows that were committed; they are taken in with the next draft."""
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             rows = [0, *(node + 1 for node in verdict.path)]
-            progress = self._progress[sequence.id]
-            progress.tokens += sequence.tokens[-len(rows) :]
+            features = _no_features(len(rows))
             if self._reads:
                 assert output.features is not None
-                progress.features.append(output.features[rows])
-            else:
-                progress.features.append(_no_features(len(rows)))
+                features = output.features[rows]
+            self._note(sequence, sequence.tokens[-len(rows) :], features)
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)
 
@@ -303,6 +321,8 @@ class LongSpecDrafter(TrainedDrafter):
     """A drafter whose cache does not grow."""
 
     name: ClassVar[str] = "longspec"
+    needs: Needs = Needs(features=True)
+    whole: ClassVar[bool] = True
 
 
 class HiddenTransferDrafter(TrainedDrafter):
