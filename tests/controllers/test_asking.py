@@ -59,7 +59,7 @@ def test_in_a_batch_drafts_must_show_first_that_they_pay() -> None:
             asking.learn(0.0, 0.1, drafts=8)
             asked += 1
     assert asked <= 8
-    for _ in range(40):
+    for _ in range(160):
         if asking.now(8):
             asking.learn(0.3, 0.1, drafts=8)
     assert all(asking.now(8) for _ in range(10))

@@ -7,10 +7,10 @@ not pay now may pay later in the text. Costs and savings come from steps that ar
 
 from __future__ import annotations
 
-_EVERY, _SELDOM = 4, 16
+_EVERY, _SELDOM, _HARDLY = 4, 16, 64
 """Where drafts do not pay, ask in one of so many steps: half as often each time that the draft is
-no better, down to the second number. After one that would have paid, ask at once: good drafts come
-in runs."""
+no better, down to the second number, in batches the third. After one that would have paid, ask at
+once: good drafts come in runs."""
 
 _TRIAL = 20
 """Drafts that are made before they are judged."""
@@ -68,6 +68,6 @@ class Asking:
         if saved > self._cost:
             self._every = 1
         else:
-            self._every = min(max(_EVERY, 2 * self._every), _SELDOM)
+            self._every = min(max(_EVERY, 2 * self._every), min(_SELDOM * drafts, _HARDLY))
         self._since = 0
         self._trial = max(0, self._trial - drafts)
