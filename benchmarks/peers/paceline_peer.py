@@ -29,12 +29,14 @@ def main() -> None:
     from paceline.audit.engine import Ask
     from paceline.audit.own import OwnEngine
     from paceline.loading import load_model, make_engine
+    from paceline.scheduling.memory import keep_apart
     from paceline.target import RuntimeOptions
 
     loaded = load_model(
         str(arguments.model),
         options=RuntimeOptions(precision=arguments.precision, threads=arguments.threads),
     )
+    keep_apart(loaded.target)
     drafters = {False: "none"} if arguments.plain else {True: arguments.drafter, False: "none"}
     engines = {
         speculation: make_engine(loaded, drafter=drafter, max_batch=arguments.batch)

@@ -295,7 +295,7 @@ class Engine:
             sequences = [request.sequence for request in running]
         if not running:
             return (), []
-        self.decoder.controller.queue = len(scheduler) - len(running)
+        self.decoder.controller.queue = len(scheduler) - len(scheduler.placed)
         return running, self.decoder.step(sequences, scheduler.chunks(costs))
 
     def _admit(self) -> None:

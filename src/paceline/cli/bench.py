@@ -99,8 +99,10 @@ def bench(
     from paceline.bench.run import warm_up
     from paceline.bench.store import Store
     from paceline.cli.interrupt import interruptible
+    from paceline.scheduling.memory import keep_apart
 
     loaded = loading.load_model(place.model, runtime=place.runtime, options=checked)
+    keep_apart(loaded.target)
     engines = {
         name: loading.make_engine(
             loaded,

@@ -102,9 +102,10 @@ class RecallingDrafter(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """The draft per sequence from which most accepted tokens are expected."""
-        if any(budget.nodes and budget.depth for budget in budgets):
-            self.history.absorb(self._due)
-            self._due = 0
+        if not any(budget.nodes and budget.depth for budget in budgets):
+            return [self._nothing] * len(sequences)
+        self.history.absorb(self._due)
+        self._due = 0
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
@@ -122,6 +123,7 @@ class RecallingDrafter(Drafter):
                 new = own.unread(sequence.tokens)
                 for guess in own.guesses:
                     guess.learn(new, self._rates)
+                own.guesses = []
                 own.guesses = []
 
     def close(self, sequence: Sequence) -> None:

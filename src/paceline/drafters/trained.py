@@ -164,6 +164,8 @@ class TrainedDrafter(Drafter):
         """A draft for every sequence that has a budget; a version drafts for all that began with
         it, chains in one run of the network."""
         drafts = [trees.EMPTY] * len(sequences)
+        if not any(budget.nodes and budget.depth for budget in budgets):
+            return drafts
         asking: dict[Version, list[int]] = {}
         for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
             progress = self._progress[sequence.id]
@@ -217,10 +219,10 @@ class TrainedDrafter(Drafter):
         """Note the rows that were committed; they are taken in with the next draft."""
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             rows = [0, *(node + 1 for node in verdict.path)]
-            features = _no_features(len(rows))
-            if self._reads:
-                assert output.features is not None
-                features = output.features[rows]
+            features = output.features if self._reads else _no_features(len(rows))
+            assert features is not None
+            if len(features) > len(rows):
+                features = features[rows]
             self._note(sequence, sequence.tokens[-len(rows) :], features)
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)

@@ -18,10 +18,12 @@ ALONE = 512
 """Prompt tokens per forward while nobody waits for a token: larger ones are no cheaper."""
 
 LEAST = 16
-"""Fewest prompt tokens per forward: a prompt is read to its end however full the machine is."""
+"""Fewest prompt tokens per forward under a user's limit: a prompt is read to its end however full
+the machine is."""
 
-_UNMEASURED = 64
-"""Prompt tokens beside a step where costs are not known."""
+BESIDE = 64
+"""Prompt tokens beside a step where costs are not known, and the fewest where they are: who reads
+more slowly makes the whole batch wait for its full size."""
 
 _SLOWER = 3.0
 """A step may take this many times as long as without a chunk."""
@@ -51,9 +53,9 @@ def beside(rows: int, costs: CostModel | None, limit: int | None = None) -> int:
     if limit is not None:
         return max(LEAST, limit - rows)
     if costs is None:
-        return _UNMEASURED
+        return BESIDE
     longest = _SLOWER * costs.time(rows, rows)
-    low, high = LEAST, ALONE  # times never decrease with rows
+    low, high = BESIDE, ALONE  # times never decrease with rows
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (

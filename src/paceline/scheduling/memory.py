@@ -47,6 +47,9 @@ class BlockCache(Protocol):
 class Memory(Protocol):
     """Blocks of `block` tokens, `blocks` in all, of which `free` can be had now."""
 
+    sharing: bool
+    """Whether sequences begin with what others have cached of their heads."""
+
     @property
     def block(self) -> int:
         """Tokens per block."""
@@ -81,6 +84,16 @@ class Paged(Protocol):
 def memory_of(target: Target) -> Memory | None:
     """The memory of a target, or None if it does not state any."""
     return target.memory if isinstance(target, Paged) else None
+
+
+def keep_apart(target: Target) -> None:
+    """Let sequences share no prefixes from now on, where they would.
+
+    Of engines that are compared on the same prompts, one would read what others then find cached.
+    """
+    memory = memory_of(target)
+    if memory is not None:
+        memory.sharing = False
 
 
 def capacity(memory: Memory) -> int:
