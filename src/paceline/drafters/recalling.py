@@ -124,7 +124,6 @@ class RecallingDrafter(Drafter):
                 for guess in own.guesses:
                     guess.learn(new, self._rates)
                 own.guesses = []
-                own.guesses = []
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own text; its output goes to the history."""
