@@ -30,8 +30,9 @@ from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import NETWORKS, build
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.runner import Chain
+from paceline.networks.runner import Chain, Noise
 from paceline.networks.weights import Trained, load_network, save_network
+from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.target import Output
@@ -414,6 +415,7 @@ class _Reads:
 
     def __init__(self) -> None:
         self.taken: list[list[int]] = []
+        self.noise: list[Noise | None] = []
 
     def open(self) -> None:
         return None
@@ -426,6 +428,7 @@ class _Reads:
             assert len(each.features) == len(each.tokens)
             assert np.array_equal(each.features[:, 0], np.asarray(each.tokens) - 1)
             self.taken.append(list(each.tokens))
+            self.noise.append(each.noise)
         none = np.zeros(0, dtype=np.int64), np.zeros(0)
         return [Chain(*none) for _ in grown] if depth else []
 
@@ -455,3 +458,22 @@ def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
     commit(600)
     drafter.propose([sequence], [Budget(2, 2)])
     assert [token for part in runner.taken[1:] for token in part] == list(range(341, 941))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_sampled_requests_are_drafted_with_the_noise_of_their_positions(temperature: float) -> None:
+    runner = _Reads()
+    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=temperature, seed=3)
+    sequence = Sequence.start(0, [1, 2, 3], params)
+    drafter.open(sequence)
+    drafter.read(sequence, np.array([[1.0], [2.0]], dtype=np.float32))
+    drafter.propose([sequence], [Budget(9, 9)])
+    [noise] = runner.noise
+    if not temperature:
+        assert noise is None
+        return
+    draws = [Draw(place, Purpose.NOISE) for place in (3, 4)]  # as deep as the network drafts
+    assert noise is not None
+    assert noise.keys == b"".join(sequence.randomness.noise(draw).key for draw in draws)
+    assert 0 < noise.temperature < temperature

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from paceline.native import drafting
-from paceline.native.drafting import DraftProgram, Operand
+from paceline.native.drafting import DraftProgram, Operand, noise_records
 from paceline.native.library import Heads, has_float_products
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
+from paceline.noise import TokenNoise
 
 pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
@@ -88,6 +89,35 @@ def test_the_likeliest_token_is_the_first_of_the_highest(size: int) -> None:
     law /= law.sum(1, keepdims=True)
     assert found[:, 0].view(np.int32).tolist() == ids[known.argmax(1)].tolist()
     np.testing.assert_allclose(found[:, 1], law.max(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 70, 1000, 9000])
+def test_logits_are_moved_by_the_noise_of_their_positions(size: int) -> None:
+    """As `TokenNoise` has it; what has no chance is left out, and who has no noise as it was."""
+    depth, first, slots, temperature = 3, 1, 2, 0.6
+    keys = RNG.bytes(16 * depth)
+    logits = 3 * random(2 * slots, size)
+    ids = np.sort(RNG.choice(10**5, size, replace=False))
+    made = program()
+    at = loaded(made, "logits", "rows", size)
+    made.perturb(at, ids, "noise", depth, first, slots)
+    records = noise_records(keys, temperature, depth)
+    noise = np.concatenate([records, np.zeros_like(records)]).ravel()
+    made.run({"rows": 2 * slots}, {"logits": bits(logits), "noise": noise}, 2)
+    found = made.read(at, 2 * slots).copy()
+    assert np.array_equal(found[slots:], logits[slots:])
+    for slot in range(slots):
+        place = 16 * (first + slot)
+        row = (logits[slot] - logits[slot].max()).astype(float) / temperature
+        scores = row - np.log(TokenNoise(keys[place : place + 16]).of(ids))
+        kept = found[slot] > -np.inf
+        np.testing.assert_allclose(found[slot][kept], scores[kept], atol=1e-4)
+        assert np.array_equal(kept, row >= -7) or np.abs(row[kept != (row >= -7)] + 7).max() < 1e-4
+
+
+def test_positions_without_a_key_are_left_alone() -> None:
+    assert not noise_records(bytes(range(16)), 1.0, 3)[1:].any()
+    assert noise_records(bytes(range(16)), 0.5, 3)[0, 4] == np.float32(2).view(np.int32)
 
 
 def test_picked_tokens_and_windows_are_embedded() -> None:
