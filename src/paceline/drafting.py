@@ -191,6 +191,7 @@ class Assembly:
             draft_model,
             rule.accepts,
             rule.shape,
+            rule.follows_noise,
             model=self._loaded.source.fingerprint,
             run_network=getattr(target, "run_network", None),
             # A lossy rule might accept nodes that hold no token.

@@ -37,7 +37,9 @@ from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.target import Output
 from paceline.types import Budget, Capabilities, SamplingParams, Verdict
+from paceline.verifiers.base import Verifier
 from paceline.verifiers.coupled import Coupled
+from paceline.verifiers.sample_match import SampleMatch
 
 CONFIG = tiny_openvino.config(layers=3)
 TENSORS = tiny.random_tensors(CONFIG)
@@ -460,17 +462,22 @@ def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
     assert [token for part in runner.taken[1:] for token in part] == list(range(341, 941))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_sampled_requests_are_drafted_with_the_noise_of_their_positions(temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("temperature", "verifier"), [(0.0, Coupled()), (0.8, Coupled()), (0.8, SampleMatch())]
+)
+def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
+    temperature: float, verifier: Verifier
+) -> None:
     runner = _Reads()
     drafter = HydraDrafter(runner)  # type: ignore[arg-type]
+    drafter._follows_noise = verifier.follows_noise
     params = SamplingParams(temperature=temperature, seed=3)
     sequence = Sequence.start(0, [1, 2, 3], params)
     drafter.open(sequence)
     drafter.read(sequence, np.array([[1.0], [2.0]], dtype=np.float32))
     drafter.propose([sequence], [Budget(9, 9)])
     [noise] = runner.noise
-    if not temperature:
+    if not temperature or isinstance(verifier, SampleMatch):
         assert noise is None
         return
     draws = [Draw(place, Purpose.NOISE) for place in (3, 4)]  # as deep as the network drafts

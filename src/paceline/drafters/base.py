@@ -28,6 +28,7 @@ class DrafterContext:
         draft_model: loads the draft model that the user named; raises InvalidOption if none was.
         accepts: draft laws that the verifier takes; None stands for deterministic drafts.
         shape: whether it takes drafts with branches.
+        follows_noise: whether drafts that are drawn with the target's noise agree oftener with it.
         options: what the user set, as text.
         model: fingerprint of the target's weights.
         run_network: makes a drafter network ready to run beside the target; None if the runtime
@@ -45,6 +46,7 @@ class DrafterContext:
     draft_model: Callable[[], Target]
     accepts: frozenset[LawKind | None] = frozenset({None})
     shape: Shape = "tree"
+    follows_noise: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
     run_network: Callable[[Trained], Runner] | None = None

@@ -133,11 +133,9 @@ class RecallingDrafter(Drafter):
                 self.history.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
 
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
-        own = self._own[sequence.id]
         if not (budget.nodes and budget.depth):
-            if own is not None:
-                own.guesses = []
             return self._nothing
+        own = self._own[sequence.id]
         if own is None:
             own = self._own[sequence.id] = Own(self._others)
         own.read(sequence.tokens)

@@ -61,18 +61,16 @@ class TrainedDrafter(Drafter):
     needs: Needs = Needs(features=True, recent=_READ)
     sizes: ClassVar[tuple[str, ...]] = ()
     """Settings of the network that may be smaller than those of its weights."""
-    whole: ClassVar[bool] = False
-    """Whether the network must have read all that the target has."""
 
     def __init__(self, runner: Runner, *, stop: float = 0.0) -> None:
         """Bind a network that is ready to run.
 
         Args:
             runner: the network.
-            stop: a chain ends before the first token whose probability, the greatest in the
-                network's law there, is below this (the second early exit of Kangaroo). The law is
-                known before a token is chosen, so any verifier may be told; 0 never stops. With
-                option `head`, it is the least chance that all of a chain stands (`acceptance.py`).
+            stop: a chain ends before the first token whose chance (`Chain.chances`) is below this
+                (the second early exit of Kangaroo); 0 never stops. Chains have no law, so it may
+                depend on what is drawn. With option `head`, it is the least chance that all of a
+                chain stands (`acceptance.py`).
 
         Raises:
             InvalidOption: `stop` is out of range.
@@ -83,6 +81,7 @@ class TrainedDrafter(Drafter):
         self._progress: dict[int, _Progress] = {}
         self._online: Online[Version] | None = None
         self._doubt: DoubtfulStop | None = None
+        self._follows_noise = True
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
@@ -96,6 +95,7 @@ class TrainedDrafter(Drafter):
         made = Made.of(context, cls.name, cls.sizes, cls.needs.features)
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", made.options, "runner"))
         drafter.grow_by(made.begin.trees)
+        drafter._follows_noise = context.follows_noise
         drafter._doubt = made.doubt(drafter._stop)
         if made.online is not None:
             drafter.learn_by(made.online)
@@ -154,7 +154,7 @@ class TrainedDrafter(Drafter):
         if len(progress.tokens) <= most:
             return
         known, kept = np.concatenate(progress.features), _READ
-        if progress.begun or self.whole:
+        if progress.begun or type(self).needs == Needs(features=True):  # or it wants all
             kept = 1  # which drafts start behind
             read = Grown(progress.cache, known[:-1], progress.tokens[:-1], sequence.cache)
             progress.version.runner.draft([read], 0)
@@ -188,8 +188,9 @@ class TrainedDrafter(Drafter):
         ]
         if version.trees is None:
             wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
-            noises = map(_noise, sequences, wanted)
-            grown = [replace(g, noise=noise) for g, noise in zip(grown, noises, strict=True)]
+            if self._follows_noise:
+                noises = map(_noise, sequences, wanted)
+                grown = [replace(g, noise=noise) for g, noise in zip(grown, noises, strict=True)]
             drafted = self._chains(version.runner, grown, wanted)
         else:
             drafted = version.trees.grow(sequences, budgets, grown)
@@ -324,7 +325,6 @@ class LongSpecDrafter(TrainedDrafter):
 
     name: ClassVar[str] = "longspec"
     needs: Needs = Needs(features=True)
-    whole: ClassVar[bool] = True
 
 
 class HiddenTransferDrafter(TrainedDrafter):

@@ -57,6 +57,9 @@ class Verifier(ABC):
     """Draft shapes the rule is defined for."""
     greedy_only: ClassVar[bool] = False
     """Whether the rule's promise holds at temperature 0 alone."""
+    follows_noise: ClassVar[bool] = False
+    """Whether its own tokens are those that win under the noise of their position (`gumbel_max`):
+    drafts drawn with it agree oftener."""
     needs: ClassVar[Needs] = Needs()
 
     @classmethod

@@ -22,6 +22,7 @@ class Coupled(Verifier):
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
         {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
     )
+    follows_noise: ClassVar[bool] = True
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
         """Follow the token that each position's noise selects."""

@@ -83,6 +83,7 @@ class Pardoning(Verifier):
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
         {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
     )
+    follows_noise: ClassVar[bool] = True
 
     @abstractmethod
     def pardons(self, step: Round, node: int, child: int, depth: int) -> bool:
