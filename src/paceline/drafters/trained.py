@@ -1,9 +1,9 @@
 """Drafts with a trained network.
 
-The network sees every committed token, most of them with the features that the target computed for
-it, and drafts a chain behind the last one in a single call, or a tree (`grown.py`). One class
-serves all networks: what they compute is theirs (`paceline.networks`), what runs them is the
-runtime's.
+The network sees the end of the prompt and every token behind it, most of them with the features
+that the target computed for it, and drafts a chain behind the last one in a single call, or a tree
+(`grown.py`). One class serves all networks: what they compute is theirs (`paceline.networks`), what
+runs them is the runtime's.
 """
 
 from __future__ import annotations
