@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from tests.cli import fakes
 
 from paceline import loading
 from paceline.cli.app import run
+from paceline.engine import Engine, Event
 from paceline.target import RuntimeOptions
 
 
@@ -68,3 +71,16 @@ def one_line(outcome: Outcome) -> bool:
     """Whether an error left as the contract says: exit code 2 and one line."""
     lines = outcome.err.splitlines()
     return outcome.code == 2 and len(lines) == 1 and lines[0].startswith("paceline: error: ")
+
+
+def press_in_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Press Ctrl-C in the course of an engine's step, the first being 1."""
+    genuine = Engine.step
+    steps = itertools.count(1)
+
+    def counting(self: Engine) -> list[Event]:
+        if next(steps) == step:
+            signal.raise_signal(signal.SIGINT)
+        return genuine(self)
+
+    monkeypatch.setattr(Engine, "step", counting)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Command, one_line
+from tests.cli.conftest import Command, one_line, press_in_step
 
 from paceline.bench import page
 from paceline.bench.run import Record
 from paceline.cli import bench as module
-from paceline.engine import Engine, Event
 from paceline.target import RuntimeOptions
 
 pytestmark = pytest.mark.usefixtures("loads")
@@ -122,21 +120,6 @@ def test_the_built_in_mix_and_the_table(command: Command, tmp_path: Path) -> Non
     ]
 
 
-def press_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-    """Presses Ctrl-C in the course of the given step."""
-    genuine = Engine.step
-    seen = 0
-
-    def step(self: Engine) -> list[Event]:
-        nonlocal seen
-        seen += 1
-        if seen == steps:
-            signal.raise_signal(signal.SIGINT)
-        return genuine(self)
-
-    monkeypatch.setattr(Engine, "step", step)
-
-
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     command: Command, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +127,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     call = arguments(prompts, "--out", str(out), "--drafters", "recycling")
     whole = strict(command(*arguments(prompts, "--drafters", "recycling")).out)
     with monkeypatch.context() as patch:
-        press_after(patch, 170)
+        press_in_step(patch, 170)
         outcome = command(*call)
     assert outcome.code == 130
     partial = strict(outcome.out)
@@ -174,7 +157,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
 def test_ctrl_c_before_anything_is_done(
     command: Command, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    press_after(monkeypatch, 1)
+    press_in_step(monkeypatch, 1)
     outcome = command(*arguments(prompts))
     assert outcome.code == 130
     assert strict(outcome.out)["rows"] == []

@@ -5,18 +5,17 @@ from __future__ import annotations
 import io
 import json
 import re
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 from tests.cli import fakes
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, press_in_step
 
 from paceline.cli.paint import Painter
 from paceline.drafting import DEFAULT_DRAFTER
-from paceline.engine import Engine, Event
+from paceline.engine import Engine
 from paceline.target import RuntimeOptions
 
 pytestmark = pytest.mark.usefixtures("loads")
@@ -137,28 +136,13 @@ def test_the_painter_follows_text_that_is_held_back() -> None:
     assert text.startswith(f"\x1b[32m{first}\x1b[0m")
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Presses Ctrl-C in the course of the given step."""
-    genuine = Engine.step
-    steps = 0
-
-    def step(self: Engine) -> list[Event]:
-        nonlocal steps
-        steps += 1
-        if steps == after:
-            signal.raise_signal(signal.SIGINT)
-        return genuine(self)
-
-    monkeypatch.setattr(Engine, "step", step)
-
-
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_prints_what_there_is(
     command: Command, monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
     options = ("generate", "fox", "--max-new-tokens", "50", "--drafter", "none")
     whole = json.loads(command(*options, "--json").out)
-    interrupted(monkeypatch, after=5)
+    press_in_step(monkeypatch, 5)
     outcome = command(*options, *(["--json"] if as_json else []))
     assert outcome.code == 130
     if as_json:

@@ -63,3 +63,41 @@ def test_in_a_batch_drafts_must_show_first_that_they_pay() -> None:
         if asking.now(8):
             asking.learn(0.3, 0.1, drafts=8)
     assert all(asking.now(8) for _ in range(10))
+
+
+def asked(asking: Asking, saved: float, steps: int, drafts: int) -> list[bool]:
+    """Of each step of a batch, whether drafts were asked for; they cost 0.1 s."""
+    out = []
+    for _ in range(steps):
+        out.append(asking.now(drafts))
+        if out[-1]:
+            asking.learn(saved, 0.1, drafts)
+    return out
+
+
+@pytest.mark.parametrize("drafts", [2, 8])
+def test_a_draft_of_a_batch_that_is_good_by_chance_starts_no_run_of_asks(drafts: int) -> None:
+    asking = Asking(1.0)
+    asked(asking, 0.0, 1000, drafts)
+    while not any(asked(asking, 0.3, 1, drafts)):
+        pass
+    assert 1 <= sum(asked(asking, 0.0, 16, drafts)) <= 2
+
+
+def test_a_sequence_is_asked_again_at_once() -> None:
+    """Its drafts are good in runs."""
+    asking = Asking(1.0)
+    asked(asking, 0.0, 400, drafts=1)
+    while not any(asked(asking, 0.11, 1, drafts=1)):
+        pass
+    assert asking.now()
+
+
+@pytest.mark.parametrize("drafts", [2, 8])
+def test_a_batch_finds_a_run_within_a_few_asks(drafts: int) -> None:
+    asking = Asking(1.0)
+    asked(asking, 0.0, 1000, drafts)
+    found = asked(asking, 0.15, 300, drafts)
+    begin = next(step for step in range(300) if all(found[step:]))
+    assert begin < 100
+    assert sum(found[:begin]) <= 4

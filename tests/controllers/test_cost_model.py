@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import product
 
@@ -14,7 +15,7 @@ from paceline import tree as trees
 from paceline.controllers.base import ControllerContext
 from paceline.controllers.cost import CostModel
 from paceline.controllers.cost_model import CostModelController
-from paceline.controllers.sizing import MARGIN
+from paceline.controllers.sizing import MARGIN, Sizing
 from paceline.law import from_dense
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, DraftLaw, SamplingParams, TokenTree, Verdict
@@ -291,6 +292,35 @@ def test_decisions_do_not_depend_on_which_tokens_were_drafted(
             controller.observe(sequences, [chosen], [verdict], 0.1, 1.0 + len(path))
         decisions.append(seen)
     assert decisions[0] == decisions[1]
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_sizes_are_kept_through_steps_at_which_nothing_is_asked_for(padded: bool) -> None:
+    """They see those steps as steps without drafts, and nothing else is learned from them."""
+    model = CostModel((1, 4, 8, 16), [1.0, 1.2, 1.6, 2.4], 1.0, padded)
+    controller, sizing = CostModelController(model), Sizing()
+    sequences, good = batch(2), scored([ROOT, 0, 1], [0.9, 0.9, 0.9])
+
+    def step(drafts: list[TokenTree], seconds: float) -> int:
+        asked = bool(controller.budgets(sequences)[0].nodes)
+        chosen = controller.select(sequences, drafts if asked else [trees.EMPTY] * 2)
+        verdicts = [Verdict(tuple(range(len(draft))), 0) for draft in chosen]
+        controller.observe(sequences, chosen, verdicts, 0.0, seconds)
+        return controller.rows
+
+    for _ in range(40):
+        step([good, good], 1.6)
+    sizing.__dict__.update(copy.deepcopy(controller._sizing.__dict__))
+    known = list(model.seconds)
+    controller._asking.now = lambda sequences: False  # type: ignore[method-assign, assignment]
+    sizes = []
+    for _ in range(300):
+        sizes.append(step([good, good], 7.0))
+        assert sizes[-1] == sizing.choose([2.0], 2, model)[1]
+        sizing.ran(model.size(max(2, sizes[-1])))
+    assert model.seconds == known
+    assert (sizes[0] == 8) == padded
+    assert sizes[-1] == (4 if padded else 0)
 
 
 def test_sizes_that_the_user_gave_are_upper_limits() -> None:

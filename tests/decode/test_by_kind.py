@@ -143,3 +143,19 @@ def test_a_batch_of_one_kind_is_its_controller_s_as_if_there_were_no_other(
     assert both.rows == rows
     mine = parts[0] if rows == 8 else parts[1]
     assert mine.calls == [("budgets", ids(kind), 2)]
+
+
+def test_a_step_needs_what_the_drafters_of_its_requests_need() -> None:
+    """Each sees its own requests alone, so a lone one beside others of another kind is alone."""
+
+    class Sparing(Noted):
+        def needs_of(self, sequences: List[Sequence]) -> Needs:
+            return self.needs if len(sequences) == 1 else Needs()
+
+    both = DraftersByKind(Sparing(7, features=False), Sparing(8, features=True))
+    assert both.needs == Needs(features=True, hidden=True)
+    assert both.needs_of([WARM]) == Needs(features=True)
+    assert both.needs_of([WARM, HOT]) == Needs()
+    assert both.needs_of([GREEDY, WARM, HOT]) == Needs(hidden=True)
+    assert both.needs_of([GREEDY, COLD, HOT]) == Needs(features=True)
+    assert both.needs_of(MIXED) == Needs()

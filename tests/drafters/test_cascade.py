@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import decode
 from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -184,24 +185,8 @@ def decoder_of(
     return AutoregressiveDecoder(target, drafter, verifier, Fixed(depth, depth), stops)
 
 
-def run(
-    decoder: AutoregressiveDecoder, prompts: list[list[int]], params: SamplingParams
-) -> list[Sequence]:
-    """Decode a batch to its end."""
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(prompts)]
-    for sequence in sequences:
-        decoder.open(sequence)
-    running = sequences
-    while running:
-        for commit in decoder.step(running):
-            if commit.finish_reason:
-                decoder.close(commit.sequence)
-        running = [s for s in running if s.finish_reason is None]
-    return sequences
-
-
 def plain(prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    return [run(decoder_of(NoDrafter(), Coupled()), [p], params)[0].generated for p in prompts]
+    return [decode(decoder_of(NoDrafter(), Coupled()), [p], params)[0].generated for p in prompts]
 
 
 BOTTOMS: dict[str, Callable[[], Drafter]] = {
@@ -271,7 +256,7 @@ def test_copies_of_the_target_are_always_right_and_run_as_often_as_counted(
     levels = [Level(bottom), Level(middle, nodes=3)]
     cascade = Cascade(levels, VOCABULARY, report_law=False)
     params = SamplingParams(temperature, max_new_tokens=27, seed=3, repetition_penalty=1.2)
-    [sequence] = run(decoder_of(cascade, Coupled(), depth=8), [[1, 2]], params)
+    [sequence] = decode(decoder_of(cascade, Coupled(), depth=8), [[1, 2]], params)
     stats = sequence.stats
     assert stats.accepted_tokens == stats.drafted_tokens == 24
     assert stats.target_forwards == 3  # nine tokens each
@@ -284,7 +269,7 @@ def test_copies_of_the_target_are_always_right_and_run_as_often_as_counted(
 def test_copies_of_the_target_are_always_right_by_their_reported_laws(rule: Verifier) -> None:
     levels = [Level(table(BIG)), Level(table(BIG))]
     cascade = Cascade(levels, VOCABULARY, report_law=True)
-    [sequence] = run(decoder_of(cascade, rule), [[0]], SAMPLED)
+    [sequence] = decode(decoder_of(cascade, rule), [[0]], SAMPLED)
     assert sequence.stats.accepted_tokens == sequence.stats.drafted_tokens > 0
 
 
@@ -321,7 +306,7 @@ def test_the_bottom_sees_text_that_only_grows() -> None:
     right, wrong = Orderly(), Orderly()
     for bottom, model in ((right, BIG), (wrong, SMALL)):
         cascade = Cascade([Level(table(model))], VOCABULARY, report_law=False, bottom=bottom)
-        run(decoder_of(cascade, Coupled()), [[0, 1, 0]], SAMPLED)
+        decode(decoder_of(cascade, Coupled()), [[0, 1, 0]], SAMPLED)
     assert len(right.opened) == 1
     assert len(wrong.opened) > 1
 
@@ -380,7 +365,7 @@ def test_greedy_requests_give_the_greedy_text_under_every_rule() -> None:
             report_law=None not in rule.accepts,
             bottom=PromptLookup(),
         )
-        assert [run(decoder_of(cascade, rule), [[0, 3]], params)[0].generated] == expected
+        assert [decode(decoder_of(cascade, rule), [[0, 3]], params)[0].generated] == expected
 
 
 def test_wrong_stacks_are_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import decode
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters.base import Drafter, DrafterContext
@@ -93,24 +94,8 @@ def decoder_of(
     return AutoregressiveDecoder(target, drafter, verifier, Fixed(nodes or depth, depth), stops)
 
 
-def run(
-    decoder: AutoregressiveDecoder, prompts: list[list[int]], params: SamplingParams
-) -> list[Sequence]:
-    """Decode a batch to its end."""
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(prompts)]
-    for sequence in sequences:
-        decoder.open(sequence)
-    running = sequences
-    while running:
-        for commit in decoder.step(running):
-            if commit.finish_reason:
-                decoder.close(commit.sequence)
-        running = [s for s in running if s.finish_reason is None]
-    return sequences
-
-
 def plain(prompts: list[list[int]], params: SamplingParams, verifier: Verifier) -> list[list[int]]:
-    return [run(decoder_of(NoDrafter(), verifier), [p], params)[0].generated for p in prompts]
+    return [decode(decoder_of(NoDrafter(), verifier), [p], params)[0].generated for p in prompts]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.3])
@@ -120,7 +105,7 @@ def test_the_target_itself_is_always_accepted(temperature: float) -> None:
     params = SamplingParams(
         temperature, top_p=0.9, repetition_penalty=1.2, max_new_tokens=50, seed=3
     )
-    [sequence] = run(decoder_of(drafter, Coupled()), [[1, 2]], params)
+    [sequence] = decode(decoder_of(drafter, Coupled()), [[1, 2]], params)
     stats = sequence.stats
     assert stats.accepted_tokens == stats.drafted_tokens == 40
     assert stats.target_forwards == 10  # five tokens each: four drafted and a bonus
@@ -130,13 +115,13 @@ def test_the_target_itself_is_always_accepted(temperature: float) -> None:
 @pytest.mark.parametrize("verifier", [Greedy(), Coupled(), SampleMatch()], ids=lambda v: v.name)
 def test_a_greedy_request_accepts_the_target_itself_under_every_rule(verifier: Verifier) -> None:
     drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, SharedNoise([1]))
-    [sequence] = run(decoder_of(drafter, verifier), [[0]], SamplingParams(max_new_tokens=20))
+    [sequence] = decode(decoder_of(drafter, verifier), [[0]], SamplingParams(max_new_tokens=20))
     assert sequence.stats.accepted_tokens == sequence.stats.drafted_tokens == 16
 
 
 def test_rejection_accepts_the_target_itself() -> None:
     drafter = DraftModel(TabularTarget(BIG.logits, VOCABULARY), VOCABULARY, Iid([1]))
-    [sequence] = run(decoder_of(drafter, Rejection()), [[0]], SAMPLED)
+    [sequence] = decode(decoder_of(drafter, Rejection()), [[0]], SAMPLED)
     assert sequence.stats.accepted_tokens == sequence.stats.drafted_tokens > 0
 
 
@@ -325,7 +310,7 @@ def test_the_draft_model_sees_what_was_committed_and_drafted(
     params = SamplingParams(
         temperature=1.0, top_k=4, presence_penalty=0.3, max_new_tokens=15, seed=seed
     )
-    sequences = run(decoder_of(drafter, verifier, depth, nodes=nodes), prompts, params)
+    sequences = decode(decoder_of(drafter, verifier, depth, nodes=nodes), prompts, params)
     assert all(cache.released for cache in small.caches)
     if verifier.name == "coupled":
         assert [s.generated for s in sequences] == plain(prompts, params, verifier)
@@ -341,7 +326,7 @@ def test_a_chain_costs_one_row_per_token(
     small = Watched(SMALL)
     params = SamplingParams(temperature=1.0, max_new_tokens=20, seed=seed)
     drafter = DraftModel(small, VOCABULARY, rule[1])
-    run(decoder_of(drafter, rule[0], depth), [[1, 2], [3]], params)
+    decode(decoder_of(drafter, rule[0], depth), [[1, 2], [3]], params)
     assert all(each.draft is None for each, _ in small.fed)
     assert {len(each.pending) for each, _ in small.fed} <= {1, 2}
 
@@ -379,7 +364,7 @@ def test_a_trunk_that_gets_a_branch_later_is_given_up() -> None:
 def test_the_draft_model_lags_after_full_acceptance() -> None:
     small = Watched(BIG)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
-    run(decoder_of(drafter, Greedy(), depth=2), [[0]], SamplingParams(max_new_tokens=9))
+    decode(decoder_of(drafter, Greedy(), depth=2), [[0]], SamplingParams(max_new_tokens=9))
     assert [len(each.pending) for each, _ in small.fed] == [1, 1, 2, 1, 2, 1]
 
 
@@ -410,7 +395,7 @@ def test_a_shorter_context_limits_the_depth(context: int, prompt: list[int], wid
     """Also where the prompt alone is longer than the draft model's context."""
     small = Watched(SMALL, max_context=context)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([width]))
-    [sequence] = run(decoder_of(drafter, Coupled(), nodes=4 * width), [prompt], SAMPLED)
+    [sequence] = decode(decoder_of(drafter, Coupled(), nodes=4 * width), [prompt], SAMPLED)
     assert [sequence.generated] == plain([prompt], SAMPLED, Coupled())
     assert all(len(before) + len(each.pending) <= context for each, before in small.fed)
 

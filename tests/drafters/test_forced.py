@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import decode_all
 from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -189,17 +190,11 @@ def decode(drafter: Forced | NoDrafter, temperature: float) -> tuple[list[list[i
     target = TabularTarget(MODEL.logits, 12)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(6, 6), StopRules((), 500))
     forced = [{0: 4, 1: 4, 2: 7, 10: 1}, {i: i % 3 for i in range(20)}, {}]
-    running = sequences = [
+    sequences = [
         Sequence.start(i, [i, 3], SamplingParams(temperature, forced_tokens=f, max_new_tokens=30))
         for i, f in enumerate(forced)
     ]
-    for sequence in sequences:
-        decoder.open(sequence)
-    while running:
-        for step in decoder.step(running):
-            if step.finish_reason:
-                decoder.close(step.sequence)
-        running = [s for s in running if s.finish_reason is None]
+    decode_all(decoder, sequences)
     stats = [s.stats for s in sequences]
     return [s.generated for s in sequences], [
         s.accepted_tokens / max(1, s.drafted_tokens) for s in stats

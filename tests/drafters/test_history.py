@@ -238,6 +238,12 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
         History().save(tmp_path / "absent" / "texts.npz", VOCABULARY)
 
 
+def test_only_the_owner_may_read_what_users_were_told(tmp_path: Path) -> None:
+    path = tmp_path / "texts.npz"
+    filled([[1, 2]], 100).save(path, VOCABULARY)
+    assert path.stat().st_mode & 0o077 == 0
+
+
 def test_a_capacity_must_hold_something() -> None:
     with pytest.raises(InvalidOption, match="8 or more, not 7"):
         History(7)

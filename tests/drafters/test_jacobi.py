@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import decode
 from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -106,22 +107,6 @@ def decoder_of(drafter: Drafter, verifier: Verifier, window: int = 4) -> Autoreg
     )
 
 
-def run(
-    decoder: AutoregressiveDecoder, prompts: list[list[int]], params: SamplingParams
-) -> list[Sequence]:
-    """Decode a batch to its end."""
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(prompts)]
-    for sequence in sequences:
-        decoder.open(sequence)
-    running = sequences
-    while running:
-        for commit in decoder.step(running):
-            if commit.finish_reason:
-                decoder.close(commit.sequence)
-        running = [s for s in running if s.finish_reason is None]
-    return sequences
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(
@@ -135,9 +120,9 @@ def test_with_the_target_s_noise_tokens_are_those_of_plain_decoding(
     prompts: list[list[int]], window: int, temperature: float, seed: int
 ) -> None:
     params = SamplingParams(temperature, max_new_tokens=17, frequency_penalty=0.3, seed=seed)
-    plain = [run(decoder_of(NoDrafter(), Coupled()), [p], params)[0].generated for p in prompts]
+    plain = [decode(decoder_of(NoDrafter(), Coupled()), [p], params)[0].generated for p in prompts]
     drafter = Jacobi(VOCABULARY, report_law=False)
-    sequences = run(decoder_of(drafter, Coupled(), window), prompts, params)
+    sequences = decode(decoder_of(drafter, Coupled(), window), prompts, params)
     assert [s.generated for s in sequences] == plain
     assert all(s.stats.target_forwards <= 17 for s in sequences)
 
@@ -149,7 +134,7 @@ def test_iteration_settles_on_the_greedy_text_ahead_of_committing_it() -> None:
     drafter = Jacobi(VOCABULARY, report_law=False)
     decoder = AutoregressiveDecoder(target, drafter, Greedy(), Fixed(4, 4), StopRules((), 4096))
     worst = int(blind.logits(()).argmin())
-    [sequence] = run(decoder, [[worst]], SamplingParams(max_new_tokens=21))
+    [sequence] = decode(decoder, [[worst]], SamplingParams(max_new_tokens=21))
     assert sequence.generated == [int(blind.logits(()).argmax())] * 21
     assert sequence.stats.target_forwards == 1 + 20 // 5  # nothing guessed right, then all
 

@@ -15,7 +15,7 @@ from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import InvalidOption
 from paceline.naming import check_drafter
 from paceline.sequence import Sequence
-from paceline.types import Budget, SamplingParams, TokenTree
+from paceline.types import Budget, Needs, SamplingParams, TokenTree
 
 LONG = replace(GREEDY, max_new_tokens=400)
 
@@ -30,6 +30,12 @@ class Says(Guesses):
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
         draft = super()._propose(sequence, budget)
         return replace(draft, scores=self.says ** np.arange(1, len(draft) + 1))
+
+
+class Bears(Says):
+    """May miss steps."""
+
+    bears_gaps = True
 
 
 def shares(cheap: float, dear: float, price: float, **more: float) -> tuple[float, float]:
@@ -85,6 +91,38 @@ def test_batches_have_no_rows_for_the_dear_part(count: int, asked: bool) -> None
     assert any(dear) == asked
 
 
+def test_batches_need_what_those_need_that_hear_of_them() -> None:
+    """A part that bears gaps does not; others are told of everything."""
+    clock = Clock()
+    parts = [Says(clock, 0.1, 0.0), Bears(clock, 0.1, 0.0), Says(clock, 0.1, 0.0)]
+    parts[1].needs = Needs(features=True, recent=9)
+    parts[2].needs = Needs(node_logits=True)
+    prefer = Prefer(parts, clock=clock)
+    one, two = sequences = [start([0, 1, 2], id) for id in range(2)]
+    assert prefer.needs == prefer.needs_of([one]) == Needs(False, True, True, 9)
+    assert prefer.needs_of(sequences) == Needs(node_logits=True)
+    prefer.open(one)
+    prefer.open(two)
+    prefer.propose(sequences, [Budget(3, 3)] * 2)
+    prefer.observe(sequences, *[[]] * 3)
+    assert [len(part.asked) for part in parts] == [2, 0, 2]
+    parts[2].needs = Needs(features=True)
+    assert Prefer([parts[0], parts[2]]).needs_of(sequences) == parts[2].needs
+
+
+def test_a_part_is_not_judged_by_the_step_at_which_it_knew_nothing() -> None:
+    clock = Clock()
+    cheap, dear = Says(clock, 0.1, 0.0), Bears(clock, 0.9, 0.01)
+    dear.needs = Needs(features=True, recent=9)
+    prefer = Prefer([cheap, dear], clock=clock)
+    before = replace(prefer._worth[1], waiting=1)
+    sequences = [start([0, 1, 2], id) for id in range(2)]
+    prefer.observe(sequences, *[[]] * 3)
+    prefer.propose(sequences[:1], [Budget(3, 3)])
+    assert not dear.asked
+    assert prefer._worth[1] == before
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_text_is_that_of_plain_decoding(seed: int) -> None:
     params = SamplingParams(temperature=0.8 * (seed > 0), seed=seed, max_new_tokens=40)
@@ -101,7 +139,7 @@ def test_parts_hear_everything_and_nothing_is_left_behind() -> None:
     decode(prefer, clock, 2)
     assert parts[0].heard == parts[1].heard
     assert not parts[0].opened | parts[1].opened
-    assert not prefer._made
+    assert prefer._maker is None
 
 
 def test_drawn_drafts_and_lone_parts_are_refused() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import decode_all
 from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -230,15 +231,7 @@ MODEL = TabularModel(12, 1, seed=5, sharpness=2.0)
 def run(drafter: Drafter, params: list[SamplingParams], nodes: int) -> list[list[int]]:
     target = TabularTarget(MODEL.logits, 12)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(nodes, 6), StopRules((), 500))
-    sequences = [Sequence.start(i, [i, 3], p) for i, p in enumerate(params)]
-    for sequence in sequences:
-        decoder.open(sequence)
-    running = sequences
-    while running:
-        for commit in decoder.step(running):
-            if commit.finish_reason:
-                decoder.close(commit.sequence)
-        running = [s for s in running if s.finish_reason is None]
+    sequences = decode_all(decoder, (Sequence.start(i, [i, 3], p) for i, p in enumerate(params)))
     if isinstance(drafter, Recycling):
         assert sum(s.stats.accepted_tokens for s in sequences) > 10
     return [s.generated for s in sequences]

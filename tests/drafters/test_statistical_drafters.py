@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from looped import decode_all
 from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
@@ -190,14 +191,7 @@ def decode(
     """Outputs of a ragged batch, and how many of their tokens were drafted."""
     target = TabularTarget(MODEL.logits, VOCABULARY)
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(nodes, 6), StopRules((), 500))
-    running = sequences = [Sequence.start(i, [i, 3], p) for i, p in enumerate(params)]
-    for sequence in sequences:
-        decoder.open(sequence)
-    while running:
-        for step in decoder.step(running):
-            if step.finish_reason:
-                decoder.close(step.sequence)
-        running = [s for s in running if s.finish_reason is None]
+    sequences = decode_all(decoder, (Sequence.start(i, [i, 3], p) for i, p in enumerate(params)))
     return [s.generated for s in sequences], sum(s.stats.accepted_tokens for s in sequences)
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
+from looped import decode_all
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters.aded import Aded
@@ -53,17 +54,11 @@ def decode(
     rule = verifier or Coupled()
     decoder = AutoregressiveDecoder(loaded.target, drafter, rule, Fixed(7, 5), stops)
     prompts = [loaded.tokenizer.chat([{"role": "user", "content": text}]) for text in PICKED]
-    running = sequences = [
+    sequences = [
         Sequence.start(i, prompt, p)
         for i, (prompt, p) in enumerate(zip(prompts, params, strict=False))
     ]
-    for sequence in sequences:
-        decoder.open(sequence)
-    while running:
-        for step in decoder.step(running):
-            if step.finish_reason:
-                decoder.close(step.sequence)
-        running = [s for s in running if s.finish_reason is None]
+    decode_all(decoder, sequences)
     return [s.generated for s in sequences], sum(s.stats.accepted_tokens for s in sequences)
 
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tests.real.prompts import PROMPTS  # noqa: E402
 
+from looped import decode  # noqa: E402
 from paceline import tree  # noqa: E402
 from paceline.controllers.fixed import Fixed  # noqa: E402
 from paceline.decode.autoregressive import AutoregressiveDecoder  # noqa: E402
@@ -27,6 +28,7 @@ from paceline.growth.shared_noise import SharedNoise  # noqa: E402
 from paceline.loading import load_model, make_engine  # noqa: E402
 from paceline.models.source import DirectorySource  # noqa: E402
 from paceline.runtimes import torch as runtime  # noqa: E402
+from paceline.runtimes.pass_arrays import pass_rows  # noqa: E402
 from paceline.runtimes.torch import TorchTarget  # noqa: E402
 from paceline.sequence import Sequence  # noqa: E402
 from paceline.stopping import StopRules  # noqa: E402
@@ -85,16 +87,7 @@ def generate(
     """Decode a batch to its end."""
     stops = StopRules((), CONFIG.max_context)
     decoder = AutoregressiveDecoder(target, proposer, Coupled(), Fixed(12, 5), stops)
-    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(prompts)]
-    for sequence in sequences:
-        decoder.open(sequence)
-    running = sequences
-    while running:
-        for commit in decoder.step(running):
-            if commit.finish_reason:
-                decoder.close(commit.sequence)
-        running = [s for s in running if s.finish_reason is None]
-    return sequences
+    return decode(decoder, prompts, params)
 
 
 def plain(target: Target, params: SamplingParams) -> list[list[int]]:
@@ -124,12 +117,12 @@ def test_in_float64_speculation_changes_no_token(
 
 def mask_of_a_chain(p: Pass, cached: int) -> BoolArray:
     """Every node sees all nodes before it, whatever the tree."""
-    rows = runtime.pass_rows(p)
+    rows = pass_rows(p)
     return np.tri(rows, cached + rows, cached, dtype=np.bool_)
 
 
 def positions_by_row(p: Pass, cached: int) -> IntArray:
-    return np.arange(cached, cached + runtime.pass_rows(p), dtype=np.int64)
+    return np.arange(cached, cached + pass_rows(p), dtype=np.int64)
 
 
 def keep_the_first_rows(self: TorchTarget, cache: Any, pending: int, path: Any) -> None:

@@ -13,6 +13,7 @@ import target_contract as contract  # noqa: E402
 from paceline import tree  # noqa: E402
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable  # noqa: E402
 from paceline.runtimes import torch as module  # noqa: E402
+from paceline.runtimes.pass_arrays import pass_rows  # noqa: E402
 from paceline.runtimes.torch import TorchTarget  # noqa: E402
 from paceline.runtimes.torch_cache import reserve  # noqa: E402
 from paceline.target import Pass  # noqa: E402
@@ -110,7 +111,7 @@ def test_cuda_agrees_with_cpu(target: TorchTarget) -> None:
 def test_a_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions by row instead of by depth must be noticed."""
     monkeypatch.setattr(
-        module, "pass_positions", lambda p, cached: np.arange(cached, cached + module.pass_rows(p))
+        module, "pass_positions", lambda p, cached: np.arange(cached, cached + pass_rows(p))
     )
     with pytest.raises(AssertionError):
         contract.check_nodes_equal_their_paths(tiny_target(), STRICT, contract.DRAFT)

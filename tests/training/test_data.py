@@ -135,7 +135,8 @@ def test_a_damaged_shard_is_named(tmp_path: Path, spoilt: bytes | str) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_is_left(tmp_path: Path) -> None:
     shards = Shards(tmp_path, {"a": "1"})
-    (tmp_path / "shard-00000.part").mkdir()
+    shard = tmp_path / "shard-00000.safetensors"
+    shard.mkdir()
     with pytest.raises(InvalidOption, match="cannot write"):
         shards.write(0, [text(0)])
-    assert not (tmp_path / "shard-00000.safetensors").exists()
+    assert list(tmp_path.iterdir()) == [shard]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from paceline.bench.run import Record
 from paceline.bench.strict_json import dumps
 from paceline.errors import InvalidOption
+from paceline.models.cache import write_atomically
 
 _RAW = "prompts.jsonl"
 _RESUMED = "resumed_after"
@@ -39,7 +39,7 @@ class Store:
             directory.mkdir(parents=True, exist_ok=True)
             good = self._read(plain)
             # A line cut short by a crash is dropped here, and its prompt is decoded again.
-            _replace(self._path, "".join(line + "\n" for line in good))
+            write_atomically(self._path, "".join(line + "\n" for line in good))
 
     def append(self, records: Sequence[Record]) -> None:
         """Keep records that were just finished; InvalidOption if the disk refuses."""
@@ -55,7 +55,7 @@ class Store:
         """Write texts by name of file, each whole or not at all; InvalidOption as for `append`."""
         with _writing(self._directory):
             for name, text in files.items():
-                _replace(self._directory / name, text)
+                write_atomically(self._directory / name, text)
 
     def _read(self, settings: Mapping[str, Any]) -> list[str]:
         """Lines to keep; fills `records`."""
@@ -101,13 +101,3 @@ def _writing(directory: Path) -> Iterator[None]:
         raise InvalidOption(
             f"cannot write to {directory} ({reason}): give another --out"
         ) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file so that readers see all of it or nothing."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

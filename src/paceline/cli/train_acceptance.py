@@ -10,14 +10,17 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli import train_options as t
+from paceline.cli.option_groups import grouped
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
 _SUFFIX = ".acceptance.safetensors"
 
 
+@grouped
 def acceptance_head(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
+    *,
     data: t.Data = Path("data"),
     out: Annotated[
         Path | None,
@@ -31,10 +34,7 @@ def acceptance_head(
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-4,
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    threads: o.Threads = None,
+    computing: t.Computing,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a head that predicts acceptance (SpecDec++); a few minutes.
@@ -42,7 +42,7 @@ def acceptance_head(
     The drafter stays as it is. Decode with NAME:weights=WEIGHTS,head=HEAD: a chain ends once the
     chance that all of it stands falls below stop=0.7.
     """
-    checked = o.runtime_options(device=device, precision=precision, threads=threads)
+    checked = computing.options()
 
     from paceline import loading
     from paceline.cli.output import print_json
@@ -62,7 +62,7 @@ def acceptance_head(
         raise InvalidOption(f"the head would take the place of {weights}: give another --out")
     shards = Shards(data)
     kept, apart = hold_out(shards.read())
-    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
     for what, written in ((data, shards.settings), (weights, trained.metadata)):
         if written.get("model") != loaded.source.fingerprint:
             raise InvalidOption(f"{what} is of another model: name its own with --model")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli import train_options as t
+from paceline.cli.option_groups import grouped
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -18,11 +20,13 @@ if TYPE_CHECKING:
     from paceline.training.data.writing import Text
 
 
+@grouped
 def data(
     prompts: Annotated[
         list[Path] | None,
         typer.Argument(help="JSONL files: turns, prompt, question or instruction."),
     ] = None,
+    *,
     out: Annotated[Path, typer.Option(help="Folder for the shards; resumes.")] = Path("data"),
     texts: Annotated[int, typer.Option(help="How many texts; later runs may ask for more.")] = 1024,
     new_tokens: Annotated[int, typer.Option(help="Longest answer in tokens.")] = 256,
@@ -35,10 +39,7 @@ def data(
     batch: Annotated[int, typer.Option(help="Texts decoded together.")] = 32,
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    threads: o.Threads = None,
+    computing: t.Computing,
     as_json: o.AsJson = False,
 ) -> None:
     """Let the model write training text: answers to prompts, and to user turns of its own.
@@ -48,7 +49,7 @@ def data(
     """
     if texts < 1 or batch < 1:
         raise InvalidOption("--texts and --batch must be 1 or more")
-    checked = o.runtime_options(device=device, precision=precision, threads=threads)
+    checked = computing.options()
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
@@ -63,7 +64,7 @@ def data(
 
     given = read_texts(prompts) if prompts else []
     plan = Plan(given, self_written, _numbers(temperatures), new_tokens, seed=seed)
-    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
     capabilities = loaded.target.capabilities
     shards = Shards(
         out,

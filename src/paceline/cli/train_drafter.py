@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli import train_options as t
+from paceline.cli.option_groups import grouped
 from paceline.cli.train_bar import train_with_bar
 from paceline.errors import InvalidOption
 from paceline.version import __version__
@@ -24,8 +25,10 @@ _KEPT = ("command", "data", "tokens")
 """Of the provenance of weights that a run starts from, what is noted beside its own."""
 
 
+@grouped
 def drafter(
     network: Annotated[str, typer.Argument(help="Network, with sizes: hydra:steps=5.")],
+    *,
     data: t.Folders = t.DATA,
     out: Annotated[
         Path | None, typer.Option(help="Where the weights go. Default: NETWORK.safetensors.")
@@ -35,20 +38,9 @@ def drafter(
         typer.Option("--from", help="Weights of the same network to start from, instead of drawn."),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
-    vocabulary: t.Vocabulary = 8192,
-    loss: t.Loss = "forward-kl",
-    batch_tokens: t.BatchTokens = 2048,
-    rate: t.Rate = 0.02,
-    prompt_weight: t.PromptWeight = 0.1,
-    on_policy: t.OnPolicyShare = 0.0,
-    training_precision: t.TrainingPrecision = "bf16",
     keep_features: t.KeepFeatures = None,
-    seed: o.Seed = 0,
-    model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    threads: o.Threads = None,
+    teaching: t.Teaching,
+    computing: t.Computing,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a drafter; Ctrl-C saves, and the same command goes on.
@@ -57,7 +49,7 @@ def drafter(
     `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
     --prompt-weight 1, and --from that on what the target wrote, by a divergence.
     """
-    checked = o.runtime_options(device=device, precision=precision, threads=threads)
+    checked = computing.options()
 
     from paceline.cli.output import print_json
     from paceline.networks.weights import Trained, save_network
@@ -65,21 +57,15 @@ def drafter(
     from paceline.training.material import Material
     from paceline.training.run_card import Course, write_card
 
-    teaching = t.Teaching(
-        vocabulary,
-        loss,
-        batch_tokens,
-        rate,
-        prompt_weight,
-        on_policy,
-        training_precision,
-        seed,
-        model,
-    )
     recipe = teaching.recipe(tokens)
     name, _ = split_options(network, "network")
     material = Material(
-        data, model, runtime, checked, vocabulary=vocabulary, keep_features=keep_features
+        data,
+        teaching.model,
+        computing.runtime,
+        checked,
+        vocabulary=teaching.vocabulary,
+        keep_features=keep_features,
     )
     source, kept = material.source, material.kept
     net = material.network(network)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli import options as o
+
 if TYPE_CHECKING:
+    from paceline.target import RuntimeOptions
     from paceline.training.trainer import Recipe
 
 Data = Annotated[Path, typer.Option(help="Folder of `paceline train data`.")]
@@ -18,17 +21,8 @@ Folders = Annotated[
 ]
 DATA = [Path("data")]
 """Where `paceline train data` writes unless it is told."""
-Vocabulary = Annotated[int, typer.Option(help="Tokens that may be drafted.")]
 Loss = Annotated[
     str, typer.Option(help="cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")
-]
-BatchTokens = Annotated[int, typer.Option(help="Tokens per update.")]
-Rate = Annotated[float, typer.Option(help="Highest learning rate of matrices (Muon).")]
-PromptWeight = Annotated[
-    float, typer.Option(help="Weight of prompt tokens, which the target did not write.")
-]
-OnPolicyShare = Annotated[
-    float, typer.Option(help="Share of batches that teach on the drafter's own drafts.")
 ]
 TrainingPrecision = Annotated[str, typer.Option(help="fp32 or bf16.")]
 KeepFeatures = Annotated[
@@ -38,17 +32,21 @@ KeepFeatures = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """How networks are trained, whichever they are and however long; fields as the options."""
+    """How networks are trained, whichever they are and however long."""
 
-    vocabulary: int
-    loss: str
-    batch_tokens: int
-    rate: float
-    prompt_weight: float
-    on_policy: float
-    training_precision: str
-    seed: int
-    model: str
+    vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192
+    loss: Loss = "forward-kl"
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per update.")] = 2048
+    rate: Annotated[float, typer.Option(help="Highest learning rate of matrices (Muon).")] = 0.02
+    prompt_weight: Annotated[
+        float, typer.Option(help="Weight of prompt tokens, which the target did not write.")
+    ] = 0.1
+    on_policy: Annotated[
+        float, typer.Option(help="Share of batches that teach on the drafter's own drafts.")
+    ] = 0.0
+    training_precision: TrainingPrecision = "bf16"
+    seed: o.Seed = 0
+    model: o.Model = "smollm2-135m"
 
     def recipe(self, tokens: int, seed: int | None = None) -> Recipe:
         """The recipe of a run.
@@ -84,3 +82,21 @@ class Teaching:
             f"--training-precision {self.training_precision} --seed {self.seed} "
             f"--model {self.model}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """What the target runs on."""
+
+    runtime: o.Runtime = "auto"
+    device: o.Device = None
+    precision: o.Precision = None
+    threads: o.Threads = None
+
+    def options(self) -> RuntimeOptions:
+        """For the loading of the target.
+
+        Raises:
+            InvalidOption: a value is out of range.
+        """
+        return o.runtime_options(self.device, self.precision, threads=self.threads)

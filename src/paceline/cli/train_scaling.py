@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli import train_options as t
+from paceline.cli.option_groups import grouped
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ _NETWORKS = [
 ]
 
 
+@grouped
 def scaling(
+    *,
     data: t.Folders = t.DATA,
     out: Annotated[Path, typer.Option(help="Folder of results, report and figures.")] = Path(
         "scaling"
@@ -43,20 +46,9 @@ def scaling(
     seeds: Annotated[
         int, typer.Option(help="Runs of each kind, with seeds from --seed on; more say more.")
     ] = 1,
-    vocabulary: t.Vocabulary = 8192,
-    loss: t.Loss = "forward-kl",
-    batch_tokens: t.BatchTokens = 2048,
-    rate: t.Rate = 0.02,
-    prompt_weight: t.PromptWeight = 0.1,
-    on_policy: t.OnPolicyShare = 0.0,
-    training_precision: t.TrainingPrecision = "bf16",
     keep_features: t.KeepFeatures = None,
-    seed: o.Seed = 0,
-    model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    threads: o.Threads = None,
+    teaching: t.Teaching,
+    computing: t.Computing,
     as_json: o.AsJson = False,
 ) -> None:
     """Train networks on more and more tokens, and fit how acceptance grows.
@@ -71,7 +63,7 @@ def scaling(
     same command goes on. Larger studies take up the runs of smaller ones: add to --tokens,
     --networks or --seeds. With --keep-features the target reads each text once for all runs.
     """
-    checked = o.runtime_options(device=device, precision=precision, threads=threads)
+    checked = computing.options()
     names = o.drafter_names(networks or _NETWORKS, "--networks")
 
     from paceline.cli.output import print_json, remark
@@ -86,26 +78,20 @@ def scaling(
     budgets = sorted({read_count(each, "--tokens") for each in tokens.split(",")})
     if seeds < 1:
         raise InvalidOption(f"--seeds must be 1 or more, not {seeds}")
-    teaching = t.Teaching(
-        vocabulary,
-        loss,
-        batch_tokens,
-        rate,
-        prompt_weight,
-        on_policy,
-        training_precision,
-        seed,
-        model,
-    )
     teaching.recipe(budgets[0])  # bad options end here, before the model is loaded
     results = Results(out / "runs")
     material = Material(
-        data, model, runtime, checked, vocabulary=vocabulary, keep_features=keep_features
+        data,
+        teaching.model,
+        computing.runtime,
+        checked,
+        vocabulary=teaching.vocabulary,
+        keep_features=keep_features,
     )
     trained_on, held_out = hold_out(material.texts)
     shared = _shared(material, teaching)
     built = {name: material.network(name) for name in names}
-    runs = plan(built, budgets, range(seed, seed + seeds), shared)
+    runs = plan(built, budgets, range(teaching.seed, teaching.seed + seeds), shared)
     outcomes = {run.stem: results.read(run) for run in runs}
     with training_bar() as bar:
         bar.expect(f"{len(runs)} runs", sum(run.tokens for run in runs))

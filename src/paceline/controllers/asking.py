@@ -12,6 +12,10 @@ _EVERY, _SELDOM, _HARDLY = 4, 16, 64
 no better, down to the second number, in batches the third. After one that would have paid, ask at
 once: good drafts come in runs."""
 
+_SOONER = 4
+"""In a batch some draft is good by chance now and then: there, ask so many times as often after one
+that would have paid. A run is still found within a few asks."""
+
 _TRIAL = 20
 """Drafts that are made before they are judged."""
 
@@ -60,13 +64,14 @@ class Asking:
         """
         if self._first:  # it also reads prompts, which says nothing of those to come
             self._first, cost = False, 0.0
-        # They stand for all steps since the last ones.
-        weight = 1 - (1 - _SMOOTHING) ** (self._since * drafts)
+        # They stand for all steps since the last ones, as far as so few can: many drafts of a batch
+        # are still one place in its texts.
+        weight = 1 - (1 - _SMOOTHING) ** min(self._since * drafts, _SELDOM)
         self._saved += weight * (saved - self._saved)
         usual = min(cost, _OUTLIER * self._cost) if self._cost else cost
         self._cost += _SMOOTHING * (usual - self._cost) if self._cost else usual
         if saved > self._cost:
-            self._every = 1
+            self._every = max(1, self._every // _SOONER) if drafts > 1 else 1
         else:
             self._every = min(max(_EVERY, 2 * self._every), min(_SELDOM * drafts, _HARDLY))
         self._since = 0

@@ -33,6 +33,8 @@ from paceline.types import ROOT, Budget, TokenTree, Verdict
 _ASK_LEAST = 8
 """Fewest nodes to ask a drafter for that prunes well: growing drafts costs time too."""
 
+_NOTHING = Budget(0, 0)
+
 _PROBE = 32
 """Plain steps after which a drafter that had stopped to pay is tried again with one token."""
 
@@ -77,7 +79,6 @@ class CostModelController(Controller):
         self._idle = 0
         self._verified = nodes  # of the largest draft of the last step
         self._sizing = Sizing()
-        self._nothing = Budget(0, 0)
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
@@ -88,11 +89,12 @@ class CostModelController(Controller):
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         """The largest draft if nodes can be pruned later, else the best depths of chains."""
         if self._estimates:
+            self._asked = self._asking.now(len(sequences))
+            if not self._asked:
+                return [_NOTHING] * len(sequences)
             # Twice what was verified last: a draft in good text grows to the limit in two steps.
             nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
-            self._asked = self._asking.now(len(sequences))
-            budget = Budget(nodes, self._limit.depth) if self._asked else self._nothing
-            return [budget] * len(sequences)
+            return [Budget(nodes, self._limit.depth)] * len(sequences)
         reach = []
         for sequence in sequences:
             allowed = sequence.speculation.cap(self._limit).depth
@@ -105,6 +107,11 @@ class CostModelController(Controller):
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         """Keep the likeliest nodes of the batch while they raise committed tokens per second."""
+        roots = len(sequences)
+        if self._idle_step:
+            self._verified = 0
+            _, self.rows = self._sizing.choose([float(roots)], roots, self.costs, self.beside)
+            return list(drafts)
         found = any(map(len, drafts))
         if found:
             self._estimates = all(
@@ -122,7 +129,6 @@ class CostModelController(Controller):
             for node, value in nodes.items()
         ]
         scored.sort(key=itemgetter(0), reverse=True)  # of equals the first first, all the same
-        roots = len(sequences)
         ranked = [(value, index) for value, index, _ in scored]
         gains = batch_gains(ranked, roots, self.queue)
         count, self.rows = self._sizing.choose(gains, roots, self.costs, self.beside)
@@ -149,10 +155,11 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         """Calibrate estimates and costs by what happened."""
-        rows = len(sequences) + sum(map(len, drafts))
+        idle = self._idle_step
+        rows = len(sequences) + (0 if idle else sum(map(len, drafts)))
         size = self.costs.size(max(rows, self.rows))
         steady = not self.beside and self._sizing.ran(size)
-        if self._estimates and not self._asked:
+        if idle:
             return  # plain decoding: nothing was seen that could change a choice
         if steady:
             self.costs.observe(size, forward_seconds, len(sequences))
@@ -177,6 +184,11 @@ class CostModelController(Controller):
         """Drop the sequence's own calibration."""
         self._calibration.close(sequence.id)
         self._reach.close(sequence.id)
+
+    @property
+    def _idle_step(self) -> bool:
+        """Whether nothing was asked for in this step, so that there are no drafts."""
+        return self._estimates and not self._asked
 
     def _promise(self, sequence: Sequence, draft: TokenTree) -> list[float]:
         """Calibrated probabilities that the nodes are accepted."""

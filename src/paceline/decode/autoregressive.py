@@ -112,7 +112,7 @@ class AutoregressiveDecoder:
         proposed = self.drafter.propose(sequences, budgets)
         end_draft = perf_counter()
         drafts = self.controller.select(sequences, proposed)
-        needs = self.drafter.needs
+        needs = self.drafter.needs_of(sequences)
         hidden = needs.hidden or self.verifier.needs.hidden
         shown = list(map(self.verifier.extend, drafts))
         passes = [
@@ -120,7 +120,7 @@ class AutoregressiveDecoder:
             for s, draft in zip(sequences, shown, strict=True)
         ]
         start_forward = perf_counter()
-        passes += self._reader.passes(chunks, needs)
+        passes += self._reader.passes(chunks, self.drafter.needs)
         outputs = self.target.forward(passes, self.controller.rows)
         end_forward = perf_counter()
         reading = 0.0

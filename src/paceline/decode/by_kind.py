@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as List
+from operator import attrgetter
 from typing import ClassVar, TypeVar
 
 from paceline import tree as trees
 from paceline.controllers.base import Controller
 from paceline.drafters.base import Drafter
-from paceline.drafters.parts import Parts
+from paceline.drafters.parts import Parts, together
 from paceline.sequence import Sequence
 from paceline.target import Output
-from paceline.types import Budget, LogitArray, TokenTree, Verdict
+from paceline.types import Budget, LogitArray, Needs, TokenTree, Verdict
 
 T = TypeVar("T")
+
+_temperature = attrgetter("params.temperature")  # 0 is greedy; read several times a step
 
 
 class DraftersByKind(Parts):
@@ -42,6 +45,13 @@ class DraftersByKind(Parts):
         part = self._of(sequence)
         if part.needs.features:
             part.read(sequence, features)
+
+    def needs_of(self, sequences: List[Sequence]) -> Needs:
+        """What the drafters need of a step over their own requests."""
+        if (alone := _only(sequences)) is not None:
+            return self.parts[alone].needs_of(sequences)
+        shares = _shares(sequences)
+        return together([self.parts[i].needs_of(_at(places, sequences)) for i, places in shares])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """Each drafter drafts for its own requests."""
@@ -149,8 +159,9 @@ def _index(sequence: Sequence) -> int:
 
 def _only(sequences: List[Sequence]) -> int | None:
     """The index of the kind that all are of, as in most batches; None if they differ."""
-    first = _index(sequences[0])
-    return first if all(_index(each) == first for each in sequences) else None
+    if not any(map(_temperature, sequences)):
+        return 0
+    return 1 if all(map(_temperature, sequences)) else None
 
 
 def _shares(sequences: List[Sequence]) -> Iterator[tuple[int, list[int]]]:

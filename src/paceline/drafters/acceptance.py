@@ -12,7 +12,6 @@ the rule looks at what was drafted before, and never decides about a token by th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
@@ -20,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from paceline import tree as trees
 from paceline.errors import InvalidOption
 from paceline.networks.runner import Grown, Runner
+from paceline.networks.tensor_file import write_tensors
 from paceline.networks.weights import Trained
 from paceline.types import IntArray, LogitArray, ProbArray, TokenTree
 
@@ -169,13 +168,7 @@ def save_acceptance_head(path: Path, head: AcceptanceHead) -> None:
         InvalidOption: the file cannot be written.
     """
     metadata = {**head.metadata, "kind": _KIND, "rejection": repr(head.rejection)}
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file(dict(head.parameters), part, metadata)
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
+    write_tensors(path, head.parameters, metadata)
 
 
 def load_acceptance_head(path: Path, weights: str) -> AcceptanceHead:

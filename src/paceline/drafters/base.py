@@ -64,14 +64,20 @@ class DrafterContext:
 class Drafter(ABC):
     """Proposes tokens ahead of the target.
 
-    The decoder calls `open` and `read` when a sequence is admitted, then per step `propose` and
-    `observe` with the same sequences in the same order, and `close` when it ends.
+    The decoder calls `open` and `read` when a sequence is admitted, then per step `propose`,
+    `needs_of` and `observe` with the same sequences in the same order, and `close` when it ends.
     """
 
     name: ClassVar[str]
     needs: Needs = Needs()
     kind: LawKind | None = None
     """How its drafts are drawn, as their law says; None if they have none."""
+
+    @property
+    def bears_gaps(self) -> bool:
+        """Whether steps may be kept from it wholly, so that it is asked for no draft and observes
+        nothing. It then drafts behind a text of which it lacks some tokens."""
+        return False
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
@@ -94,6 +100,11 @@ class Drafter(ABC):
             features: float32 `[rows, 4 * hidden_size]` of its last tokens but the very last, see
                 `Output.features`: of `needs.recent` or more of them, as far as there are any.
         """
+
+    def needs_of(self, sequences: List[Sequence]) -> Needs:
+        """What it needs of the next step's forward, over these sequences: `needs` or less. Rows of
+        `outputs` that it can do without may be missing in the `observe` of that step."""
+        return self.needs
 
     @abstractmethod
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:

@@ -9,8 +9,6 @@ would without forgetting.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as List
@@ -21,6 +19,7 @@ import numpy as np
 
 from paceline.drafters.automaton import BREAK, ROOT_STATE, Automaton, Match
 from paceline.errors import InvalidOption
+from paceline.models.whole_file import whole_file
 
 CAPACITY = 1 << 18
 """Tokens that a history holds at most."""
@@ -104,18 +103,15 @@ class History:
             InvalidOption: the file cannot be written.
         """
         self.absorb()
-        part = ""
         try:
-            handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, magic=_MAGIC, vocab_size=vocab_size, log=np.array(self.texts.log))
-            os.replace(part, path)
+            with whole_file(path) as part:
+                part.touch(0o600, exist_ok=False)  # texts of users are for nobody else to read
+                with part.open("wb") as file:
+                    log = np.array(self.texts.log)
+                    np.savez(file, magic=_MAGIC, vocab_size=vocab_size, log=log)
         except OSError as error:
             reason = error.strerror or str(error)
             raise InvalidOption(f"cannot write {path} ({reason}): choose another file") from error
-        finally:
-            if part:
-                Path(part).unlink(missing_ok=True)
 
     def restore(self, path: Path, vocab_size: int) -> str | None:
         """Become what `save` wrote; takes about as long as it took to learn.

@@ -29,12 +29,7 @@ class Parts(Drafter):
         if not 2 <= len(parts) <= MOST_PARTS:
             raise InvalidOption(f"combine 2 to {MOST_PARTS} drafters, not {len(parts)}")
         self.parts = tuple(parts)
-        self.needs = Needs(
-            hidden=any(part.needs.hidden for part in parts),
-            node_logits=any(part.needs.node_logits for part in parts),
-            features=any(part.needs.features for part in parts),
-            recent=_widest([part.needs.recent for part in parts if part.needs.features]),
-        )
+        self.needs = together([part.needs for part in parts])
 
     def reset(self) -> None:
         """Forget everything learned, in all parts."""
@@ -67,6 +62,16 @@ class Parts(Drafter):
         """Tell all parts."""
         for part in self.parts:
             part.close(sequence)
+
+
+def together(needs: List[Needs]) -> Needs:
+    """What satisfies all."""
+    return Needs(
+        hidden=any(each.hidden for each in needs),
+        node_logits=any(each.node_logits for each in needs),
+        features=any(each.features for each in needs),
+        recent=_widest([each.recent for each in needs if each.features]),
+    )
 
 
 def _widest(wanted: List[int | None]) -> int | None:

@@ -5,6 +5,9 @@ costs a tenth of a step and is equally good everywhere. So the first part is alw
 further part only where it should commit more tokens per second: by what its drafts have promised
 and kept of late, and what asking it takes. Of two drafts the one that promises more is verified.
 
+Batches are the first part's alone: what networks draft is less sure than copies, and batches have
+no rows to spare for it. There a network costs nothing either (`alone.py`).
+
 What is promised is the sum of a draft's scores, corrected by how earlier promises of that part came
 true. All of it is known before verification, and drafts have no law, so every guarantee holds.
 """
@@ -18,12 +21,13 @@ from time import perf_counter
 from typing import ClassVar
 
 from paceline import tree as trees
+from paceline.drafters.alone import Alone
 from paceline.drafters.base import Drafter
-from paceline.drafters.parts import Parts
+from paceline.drafters.parts import Parts, together
 from paceline.errors import InvalidOption
 from paceline.sequence import Sequence
 from paceline.target import Output
-from paceline.types import Budget, TokenTree, Verdict
+from paceline.types import Budget, Needs, TokenTree, Verdict
 
 _WEIGHT = 1 / 32
 """Of the newest observation in running means."""
@@ -76,15 +80,16 @@ class Prefer(Parts):
             InvalidOption: fewer than two or too many, or one that draws from its law: which of two
                 drawn drafts is kept must not depend on what was drawn.
         """
-        super().__init__(parts)
+        super().__init__([*parts[:1], *map(_spared, parts[1:])])
         drawn = next((part for part in parts if part.kind is not None), None)
         if drawn is not None:
             raise InvalidOption(
                 f"drafter '{drawn.name}' draws {drawn.kind} drafts for this verifier, and drafts "
                 "with a law cannot be compared: use verifier 'coupled'"
             )
+        hearing = [part for part in self.parts if not isinstance(part, Alone)]
+        self._shared_needs = together([part.needs for part in hearing])
         self._clock = clock
-        self._step = 0.0
         self._begin = 0.0
         self.reset()
 
@@ -92,50 +97,49 @@ class Prefer(Parts):
         """Forget everything learned, in all parts and about them."""
         super().reset()
         self._worth = [_Worth() for _ in self.parts]
-        self._made: dict[int, tuple[int, float]] = {}
+        self._maker: int | None = None
         self._step = 0.0
+
+    def needs_of(self, sequences: List[Sequence]) -> Needs:
+        """In batches, what the parts need that hear of them."""
+        return self.needs if len(sequences) == 1 else self._shared_needs
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """The draft that promises most, of the parts that were worth asking."""
+        if len(sequences) == 1:
+            return [self._propose(sequences, budgets[0])]
+        for worth in self._worth[1:]:
+            worth.waiting += 1
+        first, *others = self.parts
+        for part in others:
+            part.propose(sequences, [_NOTHING] * len(sequences))
+        return first.propose(sequences, budgets)
+
+    def _propose(self, alone: List[Sequence], budget: Budget) -> TokenTree:
         self._begin = self._clock()
-        best = [trees.EMPTY] * len(sequences)
-        gains = [0.0] * len(sequences)
-        makers = [0] * len(sequences)
-        # What networks draft is less sure than copies: batches have no rows to spare for it.
-        alone = len(sequences) == 1
+        best, highest = trees.EMPTY, 0.0
+        wanted = bool(budget.nodes and budget.depth)
         for index, part in enumerate(self.parts):
             worth = self._worth[index]
-            asked = [
-                bool(budget.nodes and budget.depth)
-                and (index == 0 or (alone and self._pays(worth, gain, budget)))
-                for gain, budget in zip(gains, budgets, strict=True)
-            ]
-            wanted = [b if ask else _NOTHING for b, ask in zip(budgets, asked, strict=True)]
-            begin = self._clock()
-            drafts = part.propose(sequences, wanted)
-            if not any(asked):
+            known = not isinstance(part, Alone) or part.knows(alone[0])
+            if not (wanted and known) or (index and not self._pays(worth, highest, budget)):
                 worth.waiting += 1
+                part.propose(alone, [_NOTHING])
                 continue
-            worth.waiting = 0
+            begin = self._clock()
+            [draft] = part.propose(alone, [budget])
             seconds = self._clock() - begin
+            worth.waiting = 0
             if worth.seconds:
                 seconds = min(seconds, _OUTLIER * worth.seconds)
                 worth.seconds = _mean(worth.seconds, seconds)
             elif worth.asked:  # the first draft of all says little: there is much to make ready
                 worth.seconds = seconds
             worth.asked = True
-            for place, draft in enumerate(drafts):
-                if not asked[place]:
-                    continue
-                gain = worth.kept * _promised(draft)
-                worth.promised = _mean(worth.promised, gain)
-                if gain > gains[place] or not len(best[place]):
-                    best[place], gains[place], makers[place] = draft, gain, index
-        self._made = {
-            sequence.id: (maker, _promised(draft))
-            for sequence, maker, draft in zip(sequences, makers, best, strict=True)
-            if len(draft)
-        }
+            gain = worth.kept * _promised(draft)
+            worth.promised = _mean(worth.promised, gain)
+            if gain > highest or not len(best):
+                best, highest, self._maker = draft, gain, index
         return best
 
     def observe(
@@ -145,25 +149,22 @@ class Prefer(Parts):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Learn how promises came true; all parts learn from what was verified."""
-        seconds = self._clock() - self._begin
-        self._step = _mean(self._step or seconds, seconds)
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
-            made = self._made.pop(sequence.id, None)
-            if made is None or not len(draft):
-                continue
-            promised = _promised(draft)  # it may have been cut since
-            if promised > 0:
-                worth = self._worth[made[0]]
-                ratio = min(4.0, len(verdict.path) / promised)
-                weight = _WEIGHT * min(1.0, promised)
-                worth.kept += weight * (ratio - worth.kept)
+        """All parts learn from what was verified; alone, how promises came true is learned too."""
+        if len(sequences) == 1:
+            seconds = self._clock() - self._begin
+            self._step = _mean(self._step or seconds, seconds)
+            self._judge(drafts[0], verdicts[0])
         super().observe(sequences, drafts, verdicts, outputs)
 
-    def close(self, sequence: Sequence) -> None:
-        """Tell all parts."""
-        self._made.pop(sequence.id, None)
-        super().close(sequence)
+    def _judge(self, draft: TokenTree, verdict: Verdict) -> None:
+        """Correct what its maker's promises are worth; it may have been cut since."""
+        maker, self._maker = self._maker, None
+        promised = _promised(draft)
+        if maker is not None and promised > 0:
+            worth = self._worth[maker]
+            ratio = min(4.0, len(verdict.path) / promised)
+            weight = _WEIGHT * min(1.0, promised)
+            worth.kept += weight * (ratio - worth.kept)
 
     def _pays(self, worth: _Worth, gain: float, budget: Budget) -> bool:
         """Whether asking a part should commit more tokens per second than verifying now."""
@@ -171,6 +172,11 @@ class Prefer(Parts):
             return True
         dearer = 1 + worth.seconds / self._step
         return 1 + min(worth.promised, budget.depth) > (1 + gain) * dearer
+
+
+def _spared(part: Drafter) -> Drafter:
+    """The same, but that it costs batches no features if it bears to hear nothing of them."""
+    return Alone(part) if part.needs.features and part.bears_gaps else part
 
 
 def _promised(draft: TokenTree) -> float:

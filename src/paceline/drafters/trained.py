@@ -133,6 +133,11 @@ class TrainedDrafter(Drafter):
             self._online.read(sequence, features)
 
     @property
+    def bears_gaps(self) -> bool:
+        """What reads the end of a prompt alone lacks tokens in any case; learning takes all."""
+        return self._online is None and type(self).needs.recent is not None
+
+    @property
     def _reads(self) -> bool:
         """Whether the network reads features; a drafter that learns needs them in any case."""
         return type(self).needs.features

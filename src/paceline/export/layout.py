@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 
 from paceline.errors import InvalidOption
 from paceline.models.cache import write_atomically
+from paceline.models.whole_file import whole_file
 
 _TENSORS = "model.safetensors"
 _CONFIG = "config.json"
@@ -78,16 +79,12 @@ def write_layout(layout: Layout, out: Path, force: bool = False) -> None:
         InvalidOption: as for `check_folder`, or the folder cannot be written.
     """
     check_folder(out, force)
-    part = out / f"{_TENSORS}.part"
     tensors = {name: np.ascontiguousarray(array) for name, array in layout.tensors.items()}
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / _CONFIG).unlink(missing_ok=True)
-        try:
+        with whole_file(out / _TENSORS) as part:
             save_file(tensors, part, {**layout.metadata, "format": "pt"})
-            part.replace(out / _TENSORS)
-        finally:
-            part.unlink(missing_ok=True)
         for name, text in layout.texts.items():
             write_atomically(out / name, text)
         write_atomically(out / _CONFIG, json.dumps(layout.config, indent=2) + "\n")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from paceline.errors import ModelError
+from paceline.models.whole_file import whole_file
 
 
 def cache_dir() -> Path:
@@ -48,10 +48,5 @@ def write_atomically(path: Path, text: str) -> None:
         OSError: the directory cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with whole_file(path) as part:
+        part.write_text(text, encoding="utf-8")

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, layer_shapes
 from paceline.networks.ops import Ops, Rows
+from paceline.networks.slots import slot_shapes, slots_behind
 
 
 class BlockParallel(Network):
@@ -38,29 +38,12 @@ class BlockParallel(Network):
 
     def shapes(self) -> Shapes:
         """Fusion, the context's layer, slots and their layer."""
-        width = self.geometry.width
-        return {
-            "scale": (4 * width,),
-            "fuse": (width, 4 * width),
-            "fuse_norm": (width,),
-            "embed_norm": (width,),
-            **layer_shapes("context", self.geometry, 2 * width, self.ffn_size),
-            "slots": (self.width, width),
-            "slots_norm": (width,),
-            **layer_shapes("block", self.geometry, width, self.ffn_size),
-            "norm": (width,),
-        }
+        return slot_shapes(self.geometry, self.width, self.ffn_size)
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         """The context layer, then the slots behind each context row."""
-        fused = ops.linear(features * ops.weight("scale"), "fuse")
-        embedded = ops.norm(ops.embed(tokens), "embed_norm")
-        read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-        shape, size = self.geometry, self.ffn_size
-        x = decoder_layer(ops, "context", shape, size, fused, read, ops.attend_context)
-        x = ops.last(x) + ops.weight("slots")
-        read = ops.norm(x, "slots_norm")
-        return decoder_layer(ops, "block", shape, size, x, read, ops.attend_draft)
+        attend = ops.attend_draft
+        return slots_behind(ops, self.geometry, self.ffn_size, features, tokens, attend)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         """By the target's LM head, after a norm."""

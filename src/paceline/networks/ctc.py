@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import among_slots, decoder_layer, layer_shapes
+from paceline.networks.blocks import among_slots
 from paceline.networks.ops import Ops, Rows
+from paceline.networks.slots import slot_shapes, slots_behind
 from paceline.options import require
 
 
@@ -64,30 +65,13 @@ class CTC(Network):
 
     def shapes(self) -> Shapes:
         """Fusion, the context's layer, slots and their layer, blank."""
-        width = self.geometry.width
-        return {
-            "scale": (4 * width,),
-            "fuse": (width, 4 * width),
-            "fuse_norm": (width,),
-            "embed_norm": (width,),
-            **layer_shapes("context", self.geometry, 2 * width, self.ffn_size),
-            "slots": (self.width, width),
-            "slots_norm": (width,),
-            **layer_shapes("block", self.geometry, width, self.ffn_size),
-            "norm": (width,),
-            "blank": (1, width),
-        }
+        shapes = slot_shapes(self.geometry, self.width, self.ffn_size)
+        return {**shapes, "blank": (1, self.geometry.width)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         """The context layer, then the slots behind each context row."""
-        fused = ops.linear(features * ops.weight("scale"), "fuse")
-        embedded = ops.norm(ops.embed(tokens), "embed_norm")
-        read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-        shape, size = self.geometry, self.ffn_size
-        x = decoder_layer(ops, "context", shape, size, fused, read, ops.attend_context)
-        x = ops.last(x) + ops.weight("slots")
-        read = ops.norm(x, "slots_norm")
-        return decoder_layer(ops, "block", shape, size, x, read, among_slots(ops))
+        attend = among_slots(ops)
+        return slots_behind(ops, self.geometry, self.ffn_size, features, tokens, attend)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         """By the target's LM head, after a norm, and of blank behind them."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from paceline.errors import InvalidOption
+from paceline.networks.tensor_file import write_tensors
 from paceline.types import LogitArray, ProbArray
 
 NETWORK = "ppd"
@@ -44,13 +43,7 @@ def save_prompt_tokens(path: Path, trained: PromptTokens) -> None:
         "embeddings": trained.embeddings,
         "accuracies": trained.accuracies,
     }
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file(tensors, part, {**trained.metadata, "network": NETWORK})
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
+    write_tensors(path, tensors, {**trained.metadata, "network": NETWORK})
 
 
 def load_prompt_tokens(path: Path, model: str, width: int) -> PromptTokens:

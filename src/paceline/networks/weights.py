@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from paceline.errors import InvalidOption
 from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
+from paceline.networks.tensor_file import write_tensors
 from paceline.types import IntArray, LogitArray
 
 _IDS = "draft_ids"
@@ -49,13 +48,7 @@ def save_network(path: Path, trained: Trained) -> None:
     }
     tensors[_IDS] = trained.draft_ids.astype(np.int32)
     metadata = {**trained.metadata, "network": json.dumps(describe(trained.network))}
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file(tensors, part, metadata)
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
-        raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
+    write_tensors(path, tensors, metadata)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
 import zlib
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from paceline.models.cache import cache_dir, unwritable
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
+from paceline.models.whole_file import whole_file
 from paceline.runtimes.quantise import Precision, pack
 
 _FORMAT = 3
@@ -99,13 +98,8 @@ def _read(path: Path, key: str) -> dict[str, np.ndarray]:
 def _store(path: Path, key: str, tensors: dict[str, np.ndarray]) -> None:
     """Write atomically; nothing is left behind where that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-    os.close(handle)
-    try:
-        save_file(tensors, name, {"key": key, "checksum": _checksum(tensors)})
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    with whole_file(path) as part:
+        save_file(tensors, part, {"key": key, "checksum": _checksum(tensors)})
 
 
 def _checksum(tensors: dict[str, np.ndarray]) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline import tree
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.llama import Llama, NamedTensors
@@ -17,11 +16,12 @@ from paceline.models.source import ModelSource
 from paceline.networks.weights import Trained
 from paceline.processor import usable_threads
 from paceline.runtimes.extra_embeddings import no_rows, with_rows
+from paceline.runtimes.pass_arrays import pass_mask, pass_positions, pass_rows, pass_tokens
 from paceline.runtimes.torch_cache import TorchCache, attend, reserve
 from paceline.runtimes.torch_lent import lent
 from paceline.runtimes.torch_runner import TorchRunner
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.types import BoolArray, Capabilities, IntArray, Layout, LogitArray
+from paceline.types import Capabilities, IntArray, Layout, LogitArray
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 """Dtype of weights, activations and cache by precision name."""
@@ -253,38 +253,6 @@ class TorchTarget:
             rows = torch.from_numpy(self._extra[ids[extra] - self.config.vocab_size])
             embeddings[torch.from_numpy(extra).to(self._device)] = rows.to(embeddings)
         return embeddings
-
-
-def pass_rows(p: Pass) -> int:
-    """Number of token rows of a pass."""
-    return len(p.pending) + (0 if p.draft is None else len(p.draft))
-
-
-def pass_tokens(p: Pass) -> IntArray:
-    """int64 `[rows]`, the pending tokens, then the draft's."""
-    pending = np.asarray(p.pending, dtype=np.int64)
-    return pending if p.draft is None else np.concatenate([pending, p.draft.tokens])
-
-
-def pass_positions(p: Pass, cached: int) -> IntArray:
-    """int64 `[rows]`, the place in the sequence: nodes count from the root by depth."""
-    pending = np.arange(cached, cached + len(p.pending), dtype=np.int64)
-    if p.draft is None:
-        return pending
-    return np.concatenate([pending, tree.depths(p.draft) + pending[-1]])
-
-
-def pass_mask(p: Pass, cached: int) -> BoolArray:
-    """bool `[rows, cached + rows]`, True where a row sees a column.
-
-    A pending token sees the cached tokens and the pending ones up to itself; a node sees all of
-    those, its ancestors and itself.
-    """
-    rows, pending = pass_rows(p), len(p.pending)
-    mask = np.tri(rows, cached + rows, cached, dtype=np.bool_)
-    if p.draft is not None:
-        mask[pending:, cached + pending :] = tree.ancestor_mask(p.draft)
-    return mask
 
 
 def to_numpy(x: Tensor) -> LogitArray:

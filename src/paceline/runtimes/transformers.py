@@ -19,15 +19,8 @@ from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.processor import usable_threads
-from paceline.runtimes.torch import (
-    pass_mask,
-    pass_positions,
-    pass_tokens,
-    require_masked,
-    to_numpy,
-    torch_device,
-    torch_dtype,
-)
+from paceline.runtimes.pass_arrays import pass_mask, pass_positions, pass_tokens
+from paceline.runtimes.torch import require_masked, to_numpy, torch_device, torch_dtype
 from paceline.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
 from paceline.types import Capabilities, IntArray, TokenTree
 

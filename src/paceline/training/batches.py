@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import InvalidOption
+from paceline.models.whole_file import whole_file
 from paceline.target import Target
 from paceline.training.data.writing import Text
 from paceline.types import IntArray, LogitArray
@@ -83,13 +83,10 @@ class FeatureSource:
                 features: LogitArray = kept.astype(np.float32)
                 return features
         features = self._compute(text)
-        part = path.with_suffix(".part")
         try:
-            with part.open("wb") as file:
+            with whole_file(path) as part, part.open("wb") as file:
                 np.save(file, features.astype(np.float16))
-            os.replace(part, path)
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise InvalidOption(
                 f"cannot keep features in {self._folder} ({error.strerror or error}): leave out "
                 "--keep-features, or give another folder"

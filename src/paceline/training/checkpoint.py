@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from paceline.errors import InvalidOption, ModelError
+from paceline.models.whole_file import whole_file
 from paceline.training.digest import digest
 from paceline.training.optimiser_state import Group, groups_of, moments_of, restore
 
@@ -101,16 +101,12 @@ def save(path: Path, run: Run, progress: Progress, settings: Mapping[str, Any]) 
     }
     text = json.dumps(state, sort_keys=True)
     content = serialise(tensors, {"state": text, "digest": digest(tensors, text)})
-    part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as file:
+        with whole_file(path) as part, part.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise InvalidOption(
             f"cannot write {path} ({error.strerror or error}): free space or give another place; "
             "an earlier checkpoint there is untouched"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 from paceline.bench.strict_json import dumps
 from paceline.errors import InvalidOption
+from paceline.models.whole_file import whole_file
 from paceline.training.counts import short
 
 _FORMAT = 1
@@ -147,13 +146,10 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         InvalidOption: it cannot be written.
     """
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(content)
-        os.replace(part, path)
+        with whole_file(path) as part:
+            part.write_bytes(content)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         raise InvalidOption(
             f"cannot write {path} ({error.strerror or error}): free some space, and repeat the "
             "command to go on"

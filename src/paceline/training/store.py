@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import InvalidOption
+from paceline.models.whole_file import whole_file
 from paceline.training.collect import Labelled
 from paceline.types import IntArray, LogitArray, ProbArray
 
@@ -73,10 +74,9 @@ class ExampleStore:
             "prompts": prompts,
         }
         metadata = {"settings": self._settings, "done": str(self.done)}
-        part = self.path.with_name(self.path.name + ".part")
         try:
-            part.write_bytes(save(tensors, metadata=metadata))
-            part.replace(self.path)
+            with whole_file(self.path) as part:
+                part.write_bytes(save(tensors, metadata=metadata))
         except OSError as error:
             raise InvalidOption(
                 f"cannot write {self.path} ({error.strerror or error}): give another --examples"

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import InvalidOption
+from paceline.models.whole_file import whole_file
 from paceline.types import LogitArray
 from paceline.verifiers.context import VerifierContext
 
@@ -75,10 +76,9 @@ def save_head(path: Path, head: LinearHead) -> None:
     from safetensors.numpy import save
 
     tensors = {"weight": head.weight, "bias": np.array([head.bias], dtype=np.float32)}
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(save(tensors, metadata=dict(head.metadata)))
-        part.replace(path)
+        with whole_file(path) as part:
+            part.write_bytes(save(tensors, metadata=dict(head.metadata)))
     except OSError as error:
         reason = error.strerror or error
         raise InvalidOption(f"cannot write {path} ({reason}): give another --out") from error

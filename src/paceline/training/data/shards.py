@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paceline.errors import InvalidOption
+from paceline.models.whole_file import whole_file
 from paceline.training.data.writing import Text
 
 SHARD = 256
@@ -71,13 +70,11 @@ class Shards:
             "indices": np.array([t.index for t in ordered], dtype=np.int64),
         }
         path = self._path(shard)
-        draft = path.with_suffix(".part")
+        metadata = {"settings": json.dumps(self.settings, sort_keys=True)}
         try:
-            save_file(tensors, draft, {"settings": json.dumps(self.settings, sort_keys=True)})
-            os.replace(draft, path)
+            with whole_file(path) as part:
+                save_file(tensors, part, metadata)
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
             raise InvalidOption(
                 f"cannot write {path} ({error}): free some space, and repeat the command to go on"
             ) from error

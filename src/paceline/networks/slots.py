@@ -1,0 +1,53 @@
+"""Slots that become tokens in one pass: the network that drafters with slots share."""
+
+from __future__ import annotations
+
+from paceline.networks.base import Geometry, Shapes
+from paceline.networks.blocks import Attend, decoder_layer, layer_shapes
+from paceline.networks.ops import Ops, Rows
+
+
+def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
+    """Fusion, the context's layer, slots and their layer, and the norm before the LM head.
+
+    Args:
+        geometry: of the target.
+        slots: how many there are.
+        ffn_size: of both layers.
+    """
+    width = geometry.width
+    return {
+        "scale": (4 * width,),
+        "fuse": (width, 4 * width),
+        "fuse_norm": (width,),
+        "embed_norm": (width,),
+        **layer_shapes("context", geometry, 2 * width, ffn_size),
+        "slots": (slots, width),
+        "slots_norm": (width,),
+        **layer_shapes("block", geometry, width, ffn_size),
+        "norm": (width,),
+    }
+
+
+def slots_behind(
+    ops: Ops, geometry: Geometry, ffn_size: int, features: Rows, tokens: Rows, attend: Attend
+) -> Rows:
+    """The context layer, then the slots behind each context row.
+
+    Args:
+        ops: the backend.
+        geometry: of the target.
+        ffn_size: of both layers.
+        features: `[..., 4 * width]`, the target's behind each token.
+        tokens: those that follow them.
+        attend: how slots see one another: `ops.attend_draft` or `among_slots(ops)`.
+
+    Returns:
+        `[..., slots, width]`, what the norm before the LM head reads.
+    """
+    fused = ops.linear(features * ops.weight("scale"), "fuse")
+    embedded = ops.norm(ops.embed(tokens), "embed_norm")
+    read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
+    x = decoder_layer(ops, "context", geometry, ffn_size, fused, read, ops.attend_context)
+    x = ops.last(x) + ops.weight("slots")
+    return decoder_layer(ops, "block", geometry, ffn_size, x, ops.norm(x, "slots_norm"), attend)
