@@ -79,6 +79,7 @@ HEAVY = {
         *("training.on_policy", "training.optimisers", "training.own_drafts"),
         *("training.prompt_tokens", "training.prompt_tokens_forward", "cli.train_prompt_tokens"),
         *("training.prompt_tokens_card", "training.prompt_tokens_recipe", "training.material"),
+        "training.screen",
     },
     "transformers": {"runtimes.transformers"},
     "matplotlib": {

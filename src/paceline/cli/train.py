@@ -10,6 +10,7 @@ from paceline.cli.train_drafter import drafter
 from paceline.cli.train_heads import judge, pivot
 from paceline.cli.train_prompt_tokens import prompt_tokens
 from paceline.cli.train_scaling import scaling
+from paceline.cli.train_screen import screen
 
 train = typer.Typer(
     name="train",
@@ -22,6 +23,7 @@ train.command("data")(data)
 train.command("drafter")(drafter)
 train.command("prompt-tokens")(prompt_tokens)
 train.command("acceptance-head")(acceptance_head)
+train.command("screen")(screen)
 train.command("scaling")(scaling)
 train.command("judge")(judge)
 train.command("pivot")(pivot)

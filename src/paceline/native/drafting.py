@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.native.library import Heads, Part, View
-from paceline.native.packed import Packed
+from paceline.native.library import Embeddings, Heads, Part, View
+from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns, Program
 from paceline.types import IntArray, LogitArray
 
@@ -74,6 +74,21 @@ class DraftProgram(Program):
         kept = self._packed.keep(ids.astype("int32"))
         at = (self._input(name), depth, first, slots)
         self._add("perturb", "perturb", _view(logits), logits.width, kept, *at)
+
+    def refine(self, tensors: Tensors, hidden: Columns, logits: Columns, best: int) -> None:
+        """Put exact logits in the place of the `best` largest of each row, see `refine.hpp`.
+
+        Args:
+            tensors: "head.weight", int8 with "head.scale" or float32, a row per logit or more.
+            hidden: what the head reads.
+            logits: a forecast of them.
+            best: how many; of equal ones the first.
+        """
+        names = ("head.weight", "head.scale")
+        rows, scales = (self._packed.keep(tensors.get(name)) for name in names)
+        parts = (None, None, rows) if scales is None else (rows, scales, None)
+        head = Embeddings(hidden.width, len(tensors[names[0]]), *parts, None)
+        self._add("refine", "refine", head, _view(hidden), logits.width, best, _view(logits))
 
     def runs(self, count: str, first: int = 0, slots: int = 0) -> None:
         """What rows see that attend next: their sequence up to themselves.

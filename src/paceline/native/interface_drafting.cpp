@@ -4,6 +4,7 @@
 
 #include "drafting.hpp"
 #include "program.hpp"
+#include "refine.hpp"
 
 using namespace paceline;
 
@@ -79,6 +80,17 @@ void paceline_perturb(Program* program, View logits, int64_t width, const int32_
             const Noise found = record(r);
             if (found.sharpness > 0) perturb(x[r], width, ids, found);
         });
+    });
+}
+
+// See `refine`; `hidden` is as wide as the head's rows.
+void paceline_refine(Program* program, const Embeddings* of, View hidden, int64_t width,
+                     int64_t best, View logits) {
+    program->add([=, head = *of](const Call& call) {
+        const Rows<const float> x = program->read(hidden);
+        const Rows<float> out = program->rows(logits);
+        const int64_t rows = program->count(logits, call);
+        each(rows, rows > 1, [&](int64_t r) { refine(head, x[r], out[r], width, best); });
     });
 }
 

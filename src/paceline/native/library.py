@@ -98,6 +98,10 @@ _SIGNATURES = {
         *(None, _ADDRESS, View, _LONG, _ADDRESS),
         *(_INT, _INT, _INT, _INT),
     ),
+    "refine": (
+        *(None, _ADDRESS, ctypes.POINTER(Embeddings)),
+        *(View, _LONG, _LONG, View),
+    ),
     "runs": (
         *(None, _ADDRESS, ctypes.POINTER(Heads), _LONG),
         *(_INT, _INT, _INT, _INT, _INT),

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import InvalidOption
+from paceline.networks.screen import SCREEN
 from paceline.networks.weights import read_metadata
 
 _SHIPPED = "paceline.weights"
@@ -83,7 +84,7 @@ def read_card(path: Path) -> ShippedCard:
         size,
         described["network"],
         described.get("settings", {}),
-        sum(math.prod(shape) for shape in shapes.values()),
+        sum(math.prod(shape) for name, shape in shapes.items() if name not in SCREEN),
         None if ids is None else ids[0],
         metadata,
     )

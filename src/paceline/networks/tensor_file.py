@@ -19,8 +19,9 @@ def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[
     Raises:
         InvalidOption: the file cannot be written.
     """
+    rows = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # as is written
     try:
         with whole_file(path) as part:
-            save_file(dict(tensors), part, metadata)
+            save_file(rows, part, metadata)
     except (OSError, SafetensorError) as error:  # the latter wraps the system's while writing
         raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error

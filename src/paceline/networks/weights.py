@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from paceline.errors import InvalidOption
 from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
+from paceline.networks.screen import SCREEN, Screen, read_screen
 from paceline.networks.tensor_file import write_tensors
 from paceline.types import IntArray, LogitArray
 
@@ -29,22 +30,27 @@ class Trained:
         parameters: float32, by the network's own names.
         draft_ids: int64 `[draft vocabulary]`, ascending token ids that it can draft.
         metadata: provenance, as text; "model" is the fingerprint of the target's weights.
+        screen: what spares runtimes most of the LM head; None if none was fitted. Parameters that
+            move a little may keep it: it foretells the target's head, which stays as it is, and a
+            worse forecast costs acceptance alone.
     """
 
     network: Network
     parameters: Mapping[str, LogitArray]
     draft_ids: IntArray
     metadata: Mapping[str, str]
+    screen: Screen | None = None
 
 
 def save_network(path: Path, trained: Trained) -> None:
-    """Write a network, its parameters as float16, whole or not at all.
+    """Write a network, its parameters and its screen as float16, whole or not at all.
 
     Raises:
         InvalidOption: the file cannot be written.
     """
+    screen = trained.screen.tensors() if trained.screen is not None else {}
     tensors: dict[str, np.ndarray] = {
-        name: array.astype(np.float16) for name, array in trained.parameters.items()
+        name: array.astype(np.float16) for name, array in {**trained.parameters, **screen}.items()
     }
     tensors[_IDS] = trained.draft_ids.astype(np.int32)
     metadata = {**trained.metadata, "network": json.dumps(describe(trained.network))}
@@ -86,6 +92,7 @@ def load_network(path: Path) -> Trained:
             f"{path} holds no drafter network, or is damaged ({error}): train or fetch it again"
         ) from error
     ids = tensors.pop(_IDS, None)
+    factors = {name: tensors.pop(name) for name in SCREEN if name in tensors}
     shapes = {name: array.shape for name, array in tensors.items()}
     if ids is None or ids.ndim != 1 or shapes != expected:
         raise InvalidOption(
@@ -98,5 +105,11 @@ def load_network(path: Path) -> Trained:
         np.isfinite(array).all() for array in tensors.values()
     ):
         raise InvalidOption(f"{path} holds impossible numbers: train it again")
+    screen = read_screen(factors, network.geometry.width, len(ids))
+    if factors and screen is None:
+        raise InvalidOption(
+            f"{path} has a screen that does not fit its network: fit one with `paceline train "
+            "screen`"
+        )
     parameters = {name: array.astype(np.float32) for name, array in tensors.items()}
-    return Trained(network, parameters, ids, metadata)
+    return Trained(network, parameters, ids, metadata, screen)

@@ -17,12 +17,14 @@ from paceline.native.library import Heads
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
 from paceline.networks.base import Network
+from paceline.networks.screen import SCREEN
 from paceline.runtimes.block_pool import BlockPool
 from paceline.runtimes.native_network_last import Lasts
 from paceline.runtimes.native_network_rows import (
     Embedded,
     Linear,
     Normed,
+    Refined,
     Rows,
     Silu,
     Unfolded,
@@ -49,6 +51,8 @@ class NativeOps:
         pool: BlockPool,
         angles: LogitArray,
         vocabulary: int,
+        *,
+        screened: bool = False,
     ) -> None:
         """Begin a program.
 
@@ -60,6 +64,8 @@ class NativeOps:
             pool: keys and values of the network's layers.
             angles: `[positions, head_dim]` cosines, then sines.
             vocabulary: how many tokens may be drafted.
+            screened: whether the screen stands before the head, if there is one
+                (`native_network_screen`).
         """
         shape = network.geometry
         heads = Heads(shape.heads, shape.kv_heads, shape.head_dim, False, shape.norm_eps)
@@ -67,6 +73,7 @@ class NativeOps:
         self.writing = Writing(self.program, tensors, packed, shape.norm_eps)
         self._shapes = {**network.shapes(), "head": (vocabulary, shape.width)}
         self._tensors = tensors
+        self._screened = screened and f"{SCREEN[0]}.weight" in tensors
         self._pool = pool
         self._angles = angles
         self._drafted = [0] * network.layers
@@ -121,8 +128,13 @@ class NativeOps:
         )
 
     def head(self, x: Rows) -> Rows:
-        """Logits over the draft vocabulary."""
-        return self.linear(x, "head")
+        """Logits over the draft vocabulary; behind a screen only the best are exact."""
+        if not self._screened:
+            return self.linear(x, "head")
+        down, up = SCREEN
+        size = self._shapes["head"][0]
+        previewed = Linear(x.slots, size, of=self.linear(x, down), name=up)
+        return Refined(x.slots, size, of=previewed, hidden=x)
 
     def slots(self, x: Rows, count: int) -> Rows:
         """`[sequences, count, width]`."""

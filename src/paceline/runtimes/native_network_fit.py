@@ -18,6 +18,11 @@ _ODD = ("head", "blank")
 """Matrices that may have any number of rows: nothing but a choice reads what they give."""
 
 
+def columns_of(precision: str) -> int:
+    """What the width of a matrix is a multiple of: "fp32", or any other, which is int8."""
+    return LANES if precision == "fp32" else _GROUP
+
+
 def takes(network: Network, precision: str) -> bool:
     """Whether native operations run a network: one that sees its whole context, nothing of the
     target's caches, and whose rows are as wide as products and attention want them.
@@ -26,7 +31,7 @@ def takes(network: Network, precision: str) -> bool:
         network: of a target that runs by such operations.
         precision: of its matrices, "fp32" or "int8".
     """
-    shape, columns = network.geometry, LANES if precision == "fp32" else _GROUP
+    shape, columns = network.geometry, columns_of(precision)
 
     def fits(name: str, size: tuple[int, ...]) -> bool:
         rows, width = size if len(size) == 2 else (0, size[0])

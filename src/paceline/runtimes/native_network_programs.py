@@ -30,15 +30,16 @@ class Chains:
     [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]`, as `noise_records` says.
     """
 
-    def __init__(self, parts: Parts, ids: IntArray) -> None:
+    def __init__(self, parts: Parts, ids: IntArray, *, screened: bool = False) -> None:
         """Write the program.
 
         Args:
             parts: of the network.
             ids: int64 `[draft vocabulary]` token ids.
+            screened: as for `NativeOps`.
         """
         network = parts[0]
-        ops = NativeOps(*parts)
+        ops = NativeOps(*parts, screened=screened)
         writing = self._writing = ops.writing
         width, slots = network.geometry.width, network.width
         features = None

@@ -81,6 +81,14 @@ class Linear(Rows):
 
 
 @dataclass(eq=False, kw_only=True)
+class Refined(Rows):
+    """Logits, of which the head makes the best few exact."""
+
+    of: Rows
+    hidden: Rows
+
+
+@dataclass(eq=False, kw_only=True)
 class Silu(Rows):
     """x sigmoid(x)."""
 

@@ -10,6 +10,7 @@ from paceline.native import drafting
 from paceline.native.drafting import DraftProgram
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
+from paceline.networks.screen import REFINED
 from paceline.runtimes.native_network_rows import (
     LANES,
     Embedded,
@@ -19,6 +20,7 @@ from paceline.runtimes.native_network_rows import (
     Normed,
     Operand,
     Part,
+    Refined,
     Rows,
     Silu,
     Sum,
@@ -111,6 +113,10 @@ class Writing:
                 program.gather(self.columns(x.of), None, to, norm, self._eps)
             case Linear():
                 self._product(x, to)
+            case Refined():
+                hidden = self.columns(x.hidden)
+                self.columns(x.of, to)
+                program.refine(self._tensors, hidden, to, REFINED)
             case Part():
                 program.gather(self.columns(x.of).part(x.begin, x.width), None, to)
             case Joined():

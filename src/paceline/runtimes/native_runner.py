@@ -15,6 +15,7 @@ from paceline.runtimes.native_network import rotary_table
 from paceline.runtimes.native_network_cache import NetworkCache
 from paceline.runtimes.native_network_fit import padded
 from paceline.runtimes.native_network_programs import Chains, Input, Parts, bits
+from paceline.runtimes.native_network_screen import packed_screen
 from paceline.runtimes.network_weights import packed
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.types import LogitArray
@@ -57,10 +58,14 @@ class NativeRunner:
             layers, shape.kv_heads, shape.head_dim, blocks, keep=0, keys_by_number=True
         )
         tensors = padded(packed(trained, target, precision))
+        tensors |= packed_screen(trained.screen, precision)
         angles = rotary_table(network, max_context + network.depth + 1)
         ids = trained.draft_ids
         self._parts: Parts = network, tensors, Packed(often=True), self._pool, angles, len(ids)
-        self._chains = Chains(self._parts, ids)
+        self._chains = Chains(self._parts, ids, screened=True)
+        self._roots = None if trained.screen is not None else self._chains
+        """Where trees begin, whose logits are the whole head's."""
+        self._ids = ids
         self._branches: Branches | None = None
 
     @property
@@ -89,15 +94,17 @@ class NativeRunner:
         steps = min(-(-depth // network.width), network.steps)
         ends = self._chains.ends
         until = ends[steps - 1] if steps else self._chains.taken_in
-        self._take_in(grown, until, steps * network.width)
+        self._take_in(self._chains, grown, until, steps * network.width)
         if not steps:
             return []
         return chains(network, *self._chains.drafted(len(grown), steps), depth)
 
     def start(self, grown: Sequence[Grown]) -> list[Branch]:
         """Take in what is new, and stop at the first step's logits."""
-        self._take_in(grown, self._chains.started, self._chains.behind)
-        states, logits = self._chains.root(len(grown))
+        if self._roots is None:
+            self._roots = Chains(self._parts, self._ids)
+        self._take_in(self._roots, grown, self._roots.started, self._roots.behind)
+        states, logits = self._roots.root(len(grown))
         return [
             Branch(each.cache, None, (), State(state), row)
             for each, state, row in zip(grown, states, logits, strict=True)
@@ -114,10 +121,11 @@ class NativeRunner:
         state: State = branch.state
         return state.value
 
-    def _take_in(self, grown: Sequence[Grown], until: int, ahead: int) -> None:
+    def _take_in(self, program: Chains, grown: Sequence[Grown], until: int, ahead: int) -> None:
         """Run so many operations; long prompts go before them in chunks.
 
         Args:
+            program: of chains, with or without the screen.
             grown: one per sequence.
             until: operations to run.
             ahead: rows that they write behind the context of each sequence.
@@ -127,11 +135,11 @@ class NativeRunner:
             if len(each.tokens) > _CHUNK:
                 *heads, each = each.parts(_CHUNK)
                 for head in heads:
-                    self._run([head], self._chains.taken_in, 0)
+                    self._run(program, [head], program.taken_in, 0)
             rest.append(each)
-        self._run(rest, until, ahead)
+        self._run(program, rest, until, ahead)
 
-    def _run(self, grown: Sequence[Grown], until: int, ahead: int) -> None:
+    def _run(self, program: Chains, grown: Sequence[Grown], until: int, ahead: int) -> None:
         network, rows = self._network, 0
         tokens: list[int] = []
         last_rows: list[int] = []
@@ -162,7 +170,7 @@ class NativeRunner:
             inputs["features"] = bits(
                 features[0] if len(features) == 1 else np.concatenate(features)
             )
-        self._chains.run(rows, len(grown), inputs, self._threads, until)
+        program.run(rows, len(grown), inputs, self._threads, until)
         for each in grown:
             each.cache.paged.length += len(each.tokens) if network.layers else 0
             each.cache.tail.extend(each.tokens)

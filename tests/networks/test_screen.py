@@ -1,0 +1,172 @@
+"""Screens before an LM head: in files, and in chains that native programs draft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.networks.cases import GEOMETRY
+
+from paceline.drafters.online_file import LearntFile
+from paceline.errors import InvalidOption
+from paceline.native.library import has_float_products, has_int8_products
+from paceline.networks.catalogue import build
+from paceline.networks.runner import Chain, Grown, Noise
+from paceline.networks.screen import SCREEN, Screen
+from paceline.networks.weights import Trained, load_network, read_metadata, save_network
+from paceline.runtimes.native_runner import NativeRunner
+
+WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=400)
+IDS = np.arange(1, 400, 2)
+"""Many more than are refined."""
+
+TABLE = np.random.default_rng(5).standard_normal((400, 64)).astype(np.float32)
+HEAD = TABLE[::-1][IDS]
+
+native = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
+
+
+def trained(name: str, screen: Screen | None = None) -> Trained:
+    network, rng = build(name, WIDE, {}), np.random.default_rng(3)
+    weights = {
+        each: rng.normal(len(shape) == 1, 0.2, shape).astype(np.float32)
+        for each, shape in network.shapes().items()
+    }
+    return Trained(network, weights, IDS, {"model": "tiny"}, screen)
+
+
+def whole(rank: int = 70) -> Screen:
+    """One that previews every logit as it is; its rank is no multiple of anything."""
+    axes = np.linalg.qr(np.random.default_rng(0).standard_normal((rank, 64)))[0]
+    return Screen(axes.astype(np.float32), (HEAD @ axes.T).astype(np.float32))
+
+
+def runner(of: Trained, precision: str = "fp32") -> NativeRunner:
+    target = {"embed.weight": TABLE, "lm_head.weight": np.ascontiguousarray(TABLE[::-1])}
+    sizes: Any = {"max_context": 64, "kv_tokens": 512}
+    return NativeRunner(of, target, 2, precision=precision, **sizes)
+
+
+def grown(made: NativeRunner, rows: int, noise: Noise | None = None, seed: int = 0) -> Grown:
+    rng = np.random.default_rng(seed)
+    features = rng.standard_normal((rows, 4 * 64)).astype(np.float32)
+    return Grown(made.open(), features, rng.integers(400, size=rows).tolist(), None, noise)
+
+
+def drafts(made: NativeRunner, noise: Noise | None = None) -> list[Chain]:
+    return made.draft([grown(made, 1 + 3 * i, noise, i) for i in range(8)], made.depth)
+
+
+@native
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("name", ["hydra", "eagle", "medusa", "falcon", "ctc", "block-parallel"])
+def test_a_screen_of_full_rank_changes_no_chain(name: str, drawn: bool) -> None:
+    """And little of its chances; one that misleads changes both."""
+    noise = Noise(bytes(range(160)), 0.7) if drawn else None
+    plain = drafts(runner(trained(name)), noise)
+    screened = drafts(runner(trained(name, whole())), noise)
+    for one, other in zip(plain, screened, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        np.testing.assert_allclose(one.chances, other.chances, rtol=1e-3)
+    misled = whole()
+    wrong = drafts(runner(trained(name, Screen(misled.down, -misled.up))), noise)
+    pairs = zip(plain, wrong, strict=True)
+    assert any(one.tokens.tolist() != other.tokens.tolist() for one, other in pairs)
+
+
+@native
+@pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
+def test_int8_screens_draft_nearly_the_same() -> None:
+    """Matrices are rounded, and the head reads exact states where the whole reads rounded ones."""
+    pairs = zip(
+        drafts(runner(trained("block-parallel"), "int8")),
+        drafts(runner(trained("block-parallel", whole()), "int8")),
+        strict=True,
+    )
+    agreed = [a == b for one, other in pairs for a, b in zip(one.tokens, other.tokens, strict=True)]
+    assert np.mean(agreed) >= 0.8
+
+
+@native
+def test_the_head_is_no_product_of_screened_chains() -> None:
+    made: Any = runner(trained("hydra", whole()))
+    names = made._chains._writing.program.names
+    assert "head" not in names
+    steps = made._network.steps
+    assert [names.count(name) for name in (*SCREEN, "refine")] == [steps] * 3
+
+
+@native
+def test_trees_read_the_whole_head() -> None:
+    """However bad the screen is, and whether a chain or a tree comes first."""
+    blind = whole()
+    blind.up[:] = 0
+    plain, screened = runner(trained("hydra")), runner(trained("hydra", blind))
+    drafts(screened)
+    [one], [other] = (made.start([grown(made, 5)]) for made in (plain, screened))
+    assert np.array_equal(one.logits, other.logits)
+    token = [int(IDS[7])]
+    [one], [other] = plain.advance([(one, token)]), screened.advance([(other, token)])
+    assert np.array_equal(one.logits, other.logits)
+
+
+def test_a_screen_is_written_and_read_back(tmp_path: Path) -> None:
+    """Also one that lies column by column, as decompositions leave it."""
+    path, screen = tmp_path / "a.safetensors", whole()
+    screen = Screen(np.asfortranarray(screen.down), screen.up)
+    of = trained("hydra", screen)
+    save_network(path, of)
+    read = load_network(path)
+    assert read.screen is not None
+    for before, after in ((screen.down, read.screen.down), (screen.up, read.screen.up)):
+        assert after.dtype == np.float32
+        assert np.array_equal(after, before.astype(np.float16))
+    assert read.parameters.keys() == of.parameters.keys()
+    assert load_file(path)[SCREEN[0]].dtype == np.float16
+    save_network(path, replace(read, screen=None))
+    assert load_network(path).screen is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"screen.down": None},
+        {"screen.up": None},
+        {"screen.down": np.ones((70, 63))},
+        {"screen.up": np.ones((len(IDS) - 1, 70))},
+        {"screen.up": np.ones((len(IDS), 69))},
+        {"screen.down": np.ones((0, 64)), "screen.up": np.ones((len(IDS), 0))},
+        {"screen.down": np.array(1.0)},
+        {"screen.down": np.full((70, 64), np.nan)},
+        {"screen.up": np.full((len(IDS), 70), np.inf)},
+    ],
+)
+def test_screens_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "a.safetensors"
+    save_network(path, trained("hydra", whole()))
+    tensors, metadata = load_file(path), read_metadata(path)
+    for name, array in changes.items():
+        tensors.pop(name)
+        if array is not None:
+            tensors[name] = array.astype(np.float16)
+    save_file(tensors, path, metadata)
+    with pytest.raises(InvalidOption, match="has a screen that does not fit its network"):
+        load_network(path)
+
+
+def test_what_is_learnt_while_serving_keeps_its_screen(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_network(path, trained("hydra", whole()))
+    file = LearntFile(path, "", ships=False)
+    begin = file.begin(load_network(path), {})
+    moved = {name: 1.01 * array for name, array in begin.parameters.items()}
+    file.keep(replace(begin, parameters=moved))
+    file.save()
+    learnt = LearntFile(path, "", ships=False).begin(load_network(path), {})
+    assert learnt.screen is not None
+    assert np.array_equal(learnt.screen.up, load_network(path).screen.up)  # type: ignore[union-attr]
+    assert not np.array_equal(learnt.parameters["norm"], begin.parameters["norm"])
