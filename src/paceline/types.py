@@ -157,10 +157,18 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How large a draft may be: number of nodes, and depth of the deepest one."""
+    """How large a draft may be.
+
+    Attributes:
+        nodes: most of them.
+        depth: of the deepest one.
+        least: chance of being accepted below which a node is not worth its verification; drafts may
+            end there.
+    """
 
     nodes: int
     depth: int
+    least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +201,7 @@ class Speculation:
             return budget
         sizes = [size for size in (self.nodes, self.depth) if size is not None]
         nodes = budget.nodes if self.nodes is None else min(budget.nodes, self.nodes)
-        return Budget(nodes, min(budget.depth, *sizes))
+        return Budget(nodes, min(budget.depth, *sizes), budget.least)
 
 
 UNLIMITED = Speculation()

@@ -16,7 +16,7 @@ from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
 from paceline.networks.hydra import Hydra
 from paceline.networks.longspec import LongSpec
-from paceline.networks.runner import Branch, Grown
+from paceline.networks.runner import Branch, Chain, Grown
 from paceline.networks.weights import Trained
 from paceline.runtimes.native_network_fit import takes
 from paceline.runtimes.native_network_last import Lasts
@@ -137,13 +137,40 @@ def test_company_changes_no_bit(name: str) -> None:
     assert not np.array_equal(together[0].chances, together[1].chances)
 
 
-def test_a_step_of_hydra_is_eight_operations() -> None:
+@pytest.mark.parametrize("name", ["hydra", "eagle3", "draft-lm"])
+def test_chains_end_where_what_is_behind_would_not_stand(name: str) -> None:
+    """Of a batch, where no chain is worth going on with; what was drafted is the same."""
+    trained, runner = ready("native", name)
+    features, tokens = texts(2, 40)
+    rows = [context_rows(trained.network, features[i], tokens[i], 0, 9) for i in range(2)]
+
+    def drafted(*least: float) -> list[Chain]:
+        grown = [
+            Grown(runner.open(), rows[i][0].astype(np.float32), rows[i][1], least=each)
+            for i, each in enumerate(least)
+        ]
+        return runner.draft(grown, trained.network.steps)
+
+    whole = drafted(0.0, 0.0)
+    assert [len(chain.tokens) for chain in whole] == [trained.network.steps] * 2
+    stands = np.cumprod(whole[0].chances)
+    for least, expected in ((1.1, 1), (float(stands[0]) * 0.999, 2), (0.0, len(stands))):
+        [chain] = drafted(least)
+        assert len(chain.tokens) == expected
+        np.testing.assert_array_equal(chain.tokens, whole[0].tokens[:expected])
+        np.testing.assert_array_equal(chain.chances, whole[0].chances[:expected])
+    assert [len(chain.tokens) for chain in drafted(1.1, 1.1)] == [1, 1]
+    assert [len(chain.tokens) for chain in drafted(1.1, 0.0)] == [len(stands)] * 2
+
+
+def test_a_step_of_hydra_is_nine_operations() -> None:
     """Norms, gates and sums are done with products; all else would be paid at every depth."""
     _, compiled = ready("native", "hydra")
     runner: Any = compiled
     names = runner._chains._writing.program.names
     begin, end = runner._chains.ends[:2]
-    step = ["embedding", "step.up", "step.down.residual", "head", "perturb", "pick"]
+    products = ["step.up", "step.down.residual", "head"]
+    step = ["leave", "embedding", *products, "perturb", "pick"]
     assert [name for name in names[begin:end] if name != "gather"] == step
     assert names[begin:end].count("gather") == 2  # both norms, of what is read side by side
     # Behind attention only last rows are read: taking a prompt in ends there.

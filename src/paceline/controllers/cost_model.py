@@ -64,7 +64,7 @@ class CostModelController(Controller):
             nodes: largest draft to ask a drafter for.
             depth: deepest draft to ask for.
             chain_acceptance: first guess of a drafted token's acceptance, for drafts that come
-                without estimates.
+                without estimates, and for tokens behind those that were drafted.
             draft_level_seconds: first guess of what one more drafted level costs.
         """
         self.costs = costs
@@ -72,6 +72,7 @@ class CostModelController(Controller):
         self._calibration = Calibration()
         self._reach = ChainReach(depth, chain_acceptance)  # drafts without estimates, as chains
         self._level_seconds = draft_level_seconds
+        self._next = chain_acceptance
         self._asking = Asking(costs.time(1))  # hopeful: until drafts have been seen
         self._estimates = True
         self._proposed: dict[int, TokenTree] = {}
@@ -94,7 +95,9 @@ class CostModelController(Controller):
                 return [_NOTHING] * len(sequences)
             # Twice what was verified last: a draft in good text grows to the limit in two steps.
             nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
-            return [Budget(nodes, self._limit.depth)] * len(sequences)
+            least = self._least(len(sequences))
+            factor = self._calibration.factor
+            return [Budget(nodes, self._limit.depth, least / factor(s.id)) for s in sequences]
         reach = []
         for sequence in sequences:
             allowed = sequence.speculation.cap(self._limit).depth
@@ -184,6 +187,13 @@ class CostModelController(Controller):
         """Drop the sequence's own calibration."""
         self._calibration.close(sequence.id)
         self._reach.close(sequence.id)
+
+    def _least(self, roots: int) -> float:
+        """Chance of a drafted token from which on it is worth going on behind it: the one that
+        comes next must gain more than its row costs."""
+        plain = self.costs.time(roots, roots)
+        row = self.costs.time(roots + 1, roots) - plain
+        return roots * row / plain / self._next
 
     @property
     def _idle_step(self) -> bool:

@@ -165,7 +165,9 @@ class AutoregressiveDecoder:
         budget = sequence.speculation.cap(budget)
         context = self.target.capabilities.max_context - len(sequence.tokens)
         depth = max(0, min(budget.depth, sequence.room - 1, context - 1))
-        return budget if depth == budget.depth else Budget(budget.nodes if depth else 0, depth)
+        if depth == budget.depth:
+            return budget
+        return Budget(budget.nodes if depth else 0, depth, budget.least)
 
     def _verify(self, sequence: Sequence, draft: TokenTree, output: Output) -> Verdict:
         rule = self.verifier.name

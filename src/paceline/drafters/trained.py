@@ -188,8 +188,8 @@ class TrainedDrafter(Drafter):
         """Drafts behind what contexts have gained."""
         progress = [self._progress[sequence.id] for sequence in sequences]
         grown = [
-            Grown(p.cache, np.concatenate(p.features), p.tokens, sequence.cache)
-            for sequence, p in zip(sequences, progress, strict=True)
+            Grown(p.cache, np.concatenate(p.features), p.tokens, sequence.cache, least=budget.least)
+            for sequence, p, budget in zip(sequences, progress, budgets, strict=True)
         ]
         if version.trees is None:
             wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]

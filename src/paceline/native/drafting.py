@@ -75,6 +75,16 @@ class DraftProgram(Program):
         at = (self._input(name), depth, first, slots)
         self._add("perturb", "perturb", _view(logits), logits.width, kept, *at)
 
+    def leave(self, picked: Columns, steps: int, name: str) -> None:
+        """End the run if the first `steps` picked tokens of every row are unlikely to stand.
+
+        Args:
+            picked: of steps so far, as `pick` left it.
+            steps: how many.
+            name: of the input that says, float32 by row, below which chance that is.
+        """
+        self._add("leave", "leave", _view(picked), steps, self._input(name))
+
     def refine(self, tensors: Tensors, hidden: Columns, logits: Columns, best: int) -> None:
         """Put exact logits in the place of the `best` largest of each row, see `refine.hpp`.
 

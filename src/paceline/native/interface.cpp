@@ -100,6 +100,9 @@ const char* paceline_run(Program* program, int64_t operations, int32_t threads,
     return reason.c_str();
 }
 
+// Operations of the last run.
+int64_t paceline_ran(Program* program) { return program->ran(); }
+
 // A buffer of the last run.
 float* paceline_read(Program* program, int32_t buffer) { return program->rows({buffer, 0}).at; }
 

@@ -63,6 +63,21 @@ void paceline_pick(Program* program, View logits, int64_t width, const int32_t* 
     });
 }
 
+// Ends the run if of no row the first `steps` tokens that were picked are likely to stand: their
+// chances, multiplied, are below what input `least` says for the row, as float32.
+void paceline_leave(Program* program, View picked, int32_t steps, int32_t least) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(picked);
+        for (int64_t r = 0; r < program->count(picked, call); ++r) {
+            float enough, chance = 1;
+            std::memcpy(&enough, call.inputs[least] + r, sizeof enough);
+            for (int32_t step = 0; step < steps; ++step) chance *= x[r][2 * step + 1];
+            if (!(chance < enough)) return;
+        }
+        program->stop();
+    });
+}
+
 // Perturbs logits of a chain's next `slots` tokens. Input `noise` holds `depth` records of each
 // sequence; those of these rows begin with the one `first`.
 void paceline_perturb(Program* program, View logits, int64_t width, const int32_t* ids,

@@ -98,6 +98,7 @@ _SIGNATURES = {
         *(None, _ADDRESS, View, _LONG, _ADDRESS),
         *(_INT, _INT, _INT, _INT),
     ),
+    "leave": (None, _ADDRESS, View, _INT, _INT),
     "refine": (
         *(None, _ADDRESS, ctypes.POINTER(Embeddings)),
         *(View, _LONG, _LONG, View),
@@ -110,6 +111,7 @@ _SIGNATURES = {
     "winner": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
     "winner_wide": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
     "run": (ctypes.c_char_p, _ADDRESS, _LONG, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
+    "ran": (_LONG, _ADDRESS),
     "read": (_ADDRESS, _ADDRESS, _INT),
     "automaton_new": (_ADDRESS, _INT),
     "automaton_free": (None, _ADDRESS),

@@ -20,10 +20,11 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
     }
     const Pool::Turn turn(threads);
     using Clock = std::chrono::steady_clock;
-    for (int64_t i = 0; i < operations; ++i) {
+    stopped_ = false;
+    for (ran_ = 0; ran_ < operations && !stopped_; ++ran_) {
         const auto begin = seconds ? Clock::now() : Clock::time_point();
-        operations_[i](call);
-        if (seconds) seconds[i] += std::chrono::duration<double>(Clock::now() - begin).count();
+        operations_[ran_](call);
+        if (seconds) seconds[ran_] += std::chrono::duration<double>(Clock::now() - begin).count();
     }
 }
 

@@ -35,6 +35,12 @@ class Program {
     // What runs when the program comes to it.
     void add(Operation operation) { operations_.push_back(std::move(operation)); }
 
+    // Ends the run behind the operation that calls it.
+    void stop() { stopped_ = true; }
+
+    // Operations of the last run.
+    int64_t ran() const { return ran_; }
+
     // Runs the first so many operations on so many threads; adds to `seconds`, unless null, what
     // each took. Throws std::bad_alloc, and what operations throw.
     void run(int64_t operations, int threads, const Call& call, double* seconds);
@@ -62,6 +68,8 @@ class Program {
 
     std::vector<Buffer> buffers_;
     std::vector<Operation> operations_;
+    int64_t ran_ = 0;
+    bool stopped_ = false;
 };
 
 }  // namespace paceline

@@ -142,6 +142,11 @@ class Program:
         )
         self._add("attention", "attention", self._heads, layer, _view(at), _view(to))
 
+    @property
+    def ran(self) -> int:
+        """Operations of the last run."""
+        return int(self._library.paceline_ran(self._address))
+
     def run(
         self,
         counts: Mapping[str, int],

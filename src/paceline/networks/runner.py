@@ -36,6 +36,8 @@ class Grown:
             network reads none.
         tokens: int64 `[rows]`, what follows each; the last is the root.
         target: the target's cache of the sequence, for networks that read it; it holds all rows.
+        least: a chain may end behind the first token at which the chance that all of it stands is
+            below this. Runners may draft on: what is behind costs time alone.
         noise: of the positions of a chain, for sampled requests: its tokens are then those that win
             under the noise. Runners that have none to add draft the likeliest, as without.
     """
@@ -45,6 +47,7 @@ class Grown:
     tokens: Sequence[int]
     target: Any = None
     noise: Noise | None = None
+    least: float = 0.0
 
     def parts(self, size: int) -> list[Grown]:
         """The same in parts of at most `size` rows, oldest first."""

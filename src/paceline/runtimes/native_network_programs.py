@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,7 +28,8 @@ class Chains:
 
     Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
     [rows, window]` of the new context rows, `last_rows [s]`; where the network attends, `sequences
-    [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]`, as `noise_records` says.
+    [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]`, as `noise_records` says;
+    `least` float32 `[s]`, as `Grown.least`, where a step drafts one token.
     """
 
     def __init__(self, parts: Parts, ids: IntArray, *, screened: bool = False) -> None:
@@ -78,18 +80,24 @@ class Chains:
                 ops.program.perturb(self._logits, places, "noise", self.tokens, *at)
             ops.program.pick(self._logits, places, self._picked.part(2 * step, 2))
             self.ends.append(writing.operations)
+            if slots == 1 and step + 1 < network.steps:
+                ops.program.leave(self._picked, step + 1, "least")
         self._network = network
 
     def run(
         self, rows: int, sequences: int, inputs: Mapping[str, Input], threads: int, until: int
-    ) -> None:
-        """Run the first so many operations.
+    ) -> int:
+        """Run the first so many operations, less if nothing that is drafted is likely to stand.
+
+        Returns:
+            The steps that were drafted.
 
         Raises:
             OutOfMemory: there is none for so many rows.
         """
-        counts = self._writing.counts(sequences, rows)
-        self._writing.program.run(counts, inputs, threads, operations=until)
+        program = self._writing.program
+        program.run(self._writing.counts(sequences, rows), inputs, threads, operations=until)
+        return bisect_right(self.ends, program.ran)
 
     def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
         """What so many steps drafted: token ids and chances, `[sequences, steps * width]`."""

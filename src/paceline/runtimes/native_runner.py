@@ -94,7 +94,7 @@ class NativeRunner:
         steps = min(-(-depth // network.width), network.steps)
         ends = self._chains.ends
         until = ends[steps - 1] if steps else self._chains.taken_in
-        self._take_in(self._chains, grown, until, steps * network.width)
+        steps = self._take_in(self._chains, grown, until, steps * network.width)
         if not steps:
             return []
         return chains(network, *self._chains.drafted(len(grown), steps), depth)
@@ -121,7 +121,7 @@ class NativeRunner:
         state: State = branch.state
         return state.value
 
-    def _take_in(self, program: Chains, grown: Sequence[Grown], until: int, ahead: int) -> None:
+    def _take_in(self, program: Chains, grown: Sequence[Grown], until: int, ahead: int) -> int:
         """Run so many operations; long prompts go before them in chunks.
 
         Args:
@@ -129,6 +129,9 @@ class NativeRunner:
             grown: one per sequence.
             until: operations to run.
             ahead: rows that they write behind the context of each sequence.
+
+        Returns:
+            Steps that were drafted.
         """
         rest = []
         for each in grown:
@@ -137,9 +140,9 @@ class NativeRunner:
                 for head in heads:
                     self._run(program, [head], program.taken_in, 0)
             rest.append(each)
-        self._run(program, rest, until, ahead)
+        return self._run(program, rest, until, ahead)
 
-    def _run(self, program: Chains, grown: Sequence[Grown], until: int, ahead: int) -> None:
+    def _run(self, program: Chains, grown: Sequence[Grown], until: int, ahead: int) -> int:
         network, rows = self._network, 0
         tokens: list[int] = []
         last_rows: list[int] = []
@@ -164,16 +167,18 @@ class NativeRunner:
             "sequences": sequences,
             "tables": tables,
             "noise": self._noise(grown),
+            "least": bits(np.array([each.least for each in grown])),
         }
         if network.reads_features:
             features = [each.features for each in grown]
             inputs["features"] = bits(
                 features[0] if len(features) == 1 else np.concatenate(features)
             )
-        program.run(rows, len(grown), inputs, self._threads, until)
+        drafted = program.run(rows, len(grown), inputs, self._threads, until)
         for each in grown:
             each.cache.paged.length += len(each.tokens) if network.layers else 0
             each.cache.tail.extend(each.tokens)
+        return drafted
 
     def _noise(self, grown: Sequence[Grown]) -> Input:
         """Records of all sequences, zero where tokens are not drawn."""
