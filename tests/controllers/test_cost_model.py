@@ -335,7 +335,6 @@ def test_drafts_may_end_where_a_further_row_costs_more_than_it_gains() -> None:
     """A row for half a step behind a token that stands with probability p, next 0.5 as likely."""
     for size, least in ((1, 0.5 / 0.5), (4, 4 * 0.5 / 2.5 / 0.5)):
         controller = CostModelController(costs(lambda n: 0.5 + 0.5 * n), chain_acceptance=0.5)
-        assert [budget.least for budget in controller.budgets(batch(size))][0] == pytest.approx(
-            least
-        )
+        budget, *_ = controller.budgets(batch(size))
+        assert budget.least == pytest.approx(least)
     assert CostModelController(flat()).budgets(batch(1))[0].least == 0

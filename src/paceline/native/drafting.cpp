@@ -75,25 +75,28 @@ Likeliest likeliest(const float* logits, int64_t count) {
 
 void perturb(float* logits, int64_t count, const int32_t* ids, const Noise& noise) {
     thread_local std::vector<int32_t> places, names;
-    thread_local std::vector<float> logarithms;
+    thread_local std::vector<float> kept, logarithms;
     thread_local Least room;
-    const float highest = *std::max_element(logits, logits + count);
+    Vec most = all(kNone);
+    for (int64_t i = 0; i < count; i += kLanes) {
+        const Vec x = some(logits, i, count, kNone);
+        most = x > most ? x : most;
+    }
+    const float highest = largest(most);
     const float lowest = highest - kHopeless / noise.sharpness;
     places.clear();
     names.clear();
-    for (int64_t i = 0; i < count; ++i) {
-        if (logits[i] < lowest) {
-            logits[i] = kNone;
-        } else {
-            places.push_back(int32_t(i));
-            names.push_back(ids[i]);
-        }
-    }
+    kept.clear();
+    reaching(logits, count, lowest, [&](int32_t place) {
+        places.push_back(place);
+        names.push_back(ids[place]);
+        kept.push_back(logits[place]);
+    });
+    std::fill_n(logits, count, kNone);
     logarithms.resize(names.size());
     log_noise(noise.key, names.data(), int64_t(names.size()), room, logarithms.data());
-    for (size_t i = 0; i < places.size(); ++i) {
-        float& logit = logits[places[i]];
-        logit = (logit - highest) * noise.sharpness - logarithms[i];
+    for (size_t k = 0; k < places.size(); ++k) {
+        logits[places[k]] = (kept[k] - highest) * noise.sharpness - logarithms[k];
     }
 }
 

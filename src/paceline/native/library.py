@@ -110,6 +110,7 @@ _SIGNATURES = {
     "attend_slots": (None, _ADDRESS, ctypes.POINTER(Heads), _INT, View, View),
     "winner": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
     "winner_wide": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
+    "best": (_LONG, _ADDRESS, _LONG, _LONG, _LONG, _ADDRESS, _ADDRESS),
     "run": (ctypes.c_char_p, _ADDRESS, _LONG, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
     "ran": (_LONG, _ADDRESS),
     "read": (_ADDRESS, _ADDRESS, _INT),

@@ -1,69 +1,16 @@
 #include "refine.hpp"
 
-#include <algorithm>
-#include <functional>
-#include <limits>
 #include <vector>
 
+#include "best.hpp"
 #include "vectors.hpp"
 
 namespace paceline {
 namespace {
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int64_t kParts = 8;  // of a row; 16 maxima of each are noted, one per lane
 constexpr int64_t kLine = 64;  // bytes that the processor fetches together
 
 typedef int8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
-
-// Bit i says whether number i is as large as `least`.
-uint32_t large(const float* at, float least) {
-#ifdef __AVX512F__
-    return _mm512_cmp_ps_mask(_mm512_loadu_ps(at), _mm512_set1_ps(least), _CMP_GE_OQ);
-#else
-    uint32_t out = 0;
-    for (int lane = 0; lane < kLanes; ++lane) out |= uint32_t(at[lane] >= least) << lane;
-    return out;
-#endif
-}
-
-// A number that at least `best` of the row reach, and few others: all maxima are of different
-// places.
-float threshold(const float* logits, int64_t count, int64_t best) {
-    if (best > kParts * kLanes) return kNone;
-    const int64_t vectors = count / kLanes;
-    float maxima[kParts * kLanes];
-    for (int64_t part = 0; part < kParts; ++part) {
-        Vec most = all(kNone);
-        for (int64_t v = part * vectors / kParts; v < (part + 1) * vectors / kParts; ++v) {
-            const Vec x = load(logits + v * kLanes);
-            most = x > most ? x : most;
-        }
-        store(maxima + part * kLanes, most);
-    }
-    std::nth_element(maxima, maxima + best - 1, maxima + kParts * kLanes, std::greater<float>());
-    return maxima[best - 1];
-}
-
-// Places of the `best` largest, all if there are no more.
-void find_best(const float* logits, int64_t count, int64_t best, std::vector<int32_t>& found) {
-    const float least = threshold(logits, count, best);
-    found.clear();
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) {
-        for (uint32_t bits = large(logits + i, least); bits; bits &= bits - 1) {
-            found.push_back(int32_t(i + __builtin_ctz(bits)));
-        }
-    }
-    for (; i < count; ++i) {
-        if (logits[i] >= least) found.push_back(int32_t(i));
-    }
-    if (int64_t(found.size()) <= best) return;
-    std::nth_element(found.begin(), found.begin() + best - 1, found.end(), [=](int a, int b) {
-        return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-    });
-    found.resize(best);
-}
 
 // Numbers of 16 columns.
 Vec numbers(const float* at) { return load(at); }

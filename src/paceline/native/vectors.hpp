@@ -81,6 +81,31 @@ inline float largest(Vec x) {
 #endif
 }
 
+// Bit i says whether number i is as large as `least`.
+inline uint32_t reach(const float* at, float least) {
+#ifdef __AVX512F__
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(at), _mm512_set1_ps(least), _CMP_GE_OQ);
+#else
+    uint32_t out = 0;
+    for (int lane = 0; lane < kLanes; ++lane) out |= uint32_t(at[lane] >= least) << lane;
+    return out;
+#endif
+}
+
+// Calls `some` with the place of every number as large as `least`, in order.
+template <class Some>
+void reaching(const float* at, int64_t count, float least, Some&& some) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        for (uint32_t bits = reach(at + i, least); bits; bits &= bits - 1) {
+            some(int32_t(i + __builtin_ctz(bits)));
+        }
+    }
+    for (; i < count; ++i) {
+        if (at[i] >= least) some(int32_t(i));
+    }
+}
+
 // Calls `some` with a number of rows, at most `kMost`, as a constant, and the first of them, until all
 // `rows` are done: in parts of equal size, as far as possible. How rows are taken together changes
 // no row's result.
