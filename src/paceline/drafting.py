@@ -34,7 +34,8 @@ _DEFAULT_COARSER = "suffix-automaton>quantised"
 """And for a model whose weights can be had coarser."""
 
 _DEFAULT_TRAINED = "suffix-automaton>hydra"
-"""And for greedy requests to a model that heads ship for."""
+"""And for a model that heads ship for: greedy requests, and sampled ones under rules that follow the
+noise that heads draft with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,8 @@ class Assembly:
             return _DEFAULT_COARSER
         # A network's draft is cheap beside its target where both run by our own operations.
         able = capabilities.attention == "paths" and None in self._rule.accepts
-        if kind == "greedy" and able and shipped_file("hydra", loaded.source.fingerprint):
+        agrees = kind == "greedy" or self._rule.follows_noise
+        if able and agrees and shipped_file("hydra", loaded.source.fingerprint):
             return _DEFAULT_TRAINED
         return DEFAULT_DRAFTER
 
