@@ -28,6 +28,7 @@ def main() -> None:
 
     from paceline.audit.engine import Ask
     from paceline.audit.own import OwnEngine
+    from paceline.bench.run import read_alike
     from paceline.loading import load_model, make_engine
     from paceline.scheduling.memory import keep_apart
     from paceline.target import RuntimeOptions
@@ -42,6 +43,8 @@ def main() -> None:
         speculation: make_engine(loaded, drafter=drafter, max_batch=arguments.batch)
         for speculation, drafter in drafters.items()
     }
+    if not arguments.plain:
+        read_alike(engines.values(), loaded.costs)
     audited = OwnEngine(loaded, drafter=arguments.drafter)
 
     def continuations(

@@ -34,8 +34,8 @@ _DEFAULT_COARSER = "suffix-automaton>quantised"
 """And for a model whose weights can be had coarser."""
 
 _DEFAULT_TRAINED = "suffix-automaton>hydra"
-"""And for a model that heads ship for: greedy requests, and sampled ones under rules that follow the
-noise that heads draft with."""
+"""And for a model that heads ship for: greedy requests, and sampled ones under rules that
+follow the noise that heads draft with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def bench(
     from paceline import loading
     from paceline.bench.machine import machine
     from paceline.bench.noise import noise_floor
-    from paceline.bench.run import warm_up
+    from paceline.bench.run import read_alike, warm_up
     from paceline.bench.store import Store
     from paceline.cli.interrupt import interruptible
     from paceline.scheduling.memory import keep_apart
@@ -112,6 +112,7 @@ def bench(
         )
         for name in names
     }
+    read_alike(engines.values(), loaded.costs)
     if turns == "all" and loaded.tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: use --turns first")
     work.check(engines["none"], params)
