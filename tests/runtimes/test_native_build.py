@@ -85,12 +85,13 @@ def test_it_can_be_switched_off(
 def test_it_is_compiled_once_and_again_when_damaged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The compiler writes down that it was called; what it makes is no library."""
+    """The compiler writes down that it was to link; what it makes is no library."""
     calls = tmp_path / "calls"
     script = (
         "import sys, pathlib\n"
         "if '--version' in sys.argv: sys.exit()\n"
-        f"with open({str(calls)!r}, 'a') as file: file.write('.')\n"
+        "if '-shared' in sys.argv:\n"
+        f"    with open({str(calls)!r}, 'a') as file: file.write('.')\n"
         "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_bytes(b'made' * 1000)\n"
     )
     monkeypatch.setenv("CXX", compiler(tmp_path, script))
