@@ -50,7 +50,7 @@ def acceptance_head(
     from paceline.drafters.trained_weights import digest_of
     from paceline.networks.weights import load_network
     from paceline.training.acceptance_training import HeadRecipe, train_acceptance_head
-    from paceline.training.batches import FeatureSource, hold_out
+    from paceline.training.batches import feature_source, hold_out
     from paceline.training.data.shards import Shards
     from paceline.training.frozen import module_of
 
@@ -63,14 +63,8 @@ def acceptance_head(
     shards = Shards(data)
     kept, apart = hold_out(shards.read())
     loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
-    for what, written in ((data, shards.settings), (weights, trained.metadata)):
-        if written.get("model") != loaded.source.fingerprint:
-            raise InvalidOption(f"{what} is of another model: name its own with --model")
-    if not loaded.target.capabilities.feature_layers:
-        raise InvalidOption(
-            f"runtime '{loaded.target.capabilities.runtime}' gives no features: use openvino or "
-            "torch"
-        )
+    t.check_model(loaded.source, (data, shards.settings), (weights, trained.metadata))
+    features = feature_source(loaded.target)
     metadata = {
         "model": loaded.source.fingerprint,
         "network": trained.network.name,
@@ -85,7 +79,7 @@ def acceptance_head(
         module_of(trained, loaded.source),
         kept,
         apart,
-        FeatureSource(loaded.target),
+        features,
         trained.draft_ids,
         recipe,
         metadata,

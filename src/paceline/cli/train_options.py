@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as o
+from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from paceline.models.source import ModelSource
     from paceline.target import RuntimeOptions
     from paceline.training.trainer import Recipe
 
@@ -82,6 +85,17 @@ class Teaching:
             f"--training-precision {self.training_precision} --seed {self.seed} "
             f"--model {self.model}"
         )
+
+
+def check_model(source: ModelSource, *files: tuple[Path, Mapping[str, Any]]) -> None:
+    """Whether files are of a target, by what they say of themselves.
+
+    Raises:
+        InvalidOption: one is of another.
+    """
+    for path, written in files:
+        if written.get("model") != source.fingerprint:
+            raise InvalidOption(f"{path} is of another model: name its own with --model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def screen(
     from paceline import loading
     from paceline.cli.output import print_json
     from paceline.networks.weights import load_network, save_network
-    from paceline.training.batches import FeatureSource, hold_out
+    from paceline.training.batches import feature_source, hold_out
     from paceline.training.data.folders import read_folders
     from paceline.training.screen import Screening, check_rank
     from paceline.training.token_source import TokenSource
@@ -65,16 +65,12 @@ def screen(
     every, settings = read_folders(data)
     kept, apart = hold_out(every)
     loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
-    for what, written in ((data[0], settings), (weights, trained.metadata)):
-        if written.get("model") != loaded.source.fingerprint:
-            raise InvalidOption(f"{what} is of another model: name its own with --model")
-    capabilities = loaded.target.capabilities
-    reads = trained.network.reads_features
-    if reads and not capabilities.feature_layers:
-        raise InvalidOption(
-            f"runtime '{capabilities.runtime}' gives no features: use openvino or torch"
-        )
-    features = FeatureSource(loaded.target) if reads else TokenSource(capabilities.hidden_size)
+    t.check_model(loaded.source, (data[0], settings), (weights, trained.metadata))
+    features = (
+        feature_source(loaded.target)
+        if trained.network.reads_features
+        else TokenSource(loaded.target.capabilities.hidden_size)
+    )
     screening = Screening(trained, loaded.source)
     count = min(texts, len(kept))
     chosen = [kept[i * len(kept) // count] for i in range(count)]

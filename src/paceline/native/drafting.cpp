@@ -23,12 +23,6 @@ Vec some(const float* at, int64_t i, int64_t count, float other) {
     return out;
 }
 
-float dot(const float* a, const float* b, int64_t width) {
-    Vec total = {};
-    for (int64_t d = 0; d < width; d += kLanes) total += load(a + d) * load(b + d);
-    return sum(total);
-}
-
 }  // namespace
 
 void put_together(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,

@@ -10,27 +10,6 @@ namespace {
 
 constexpr int64_t kLine = 64;  // bytes that the processor fetches together
 
-typedef int8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
-
-// Numbers of 16 columns.
-Vec numbers(const float* at) { return load(at); }
-Vec numbers(const int8_t* at) {
-#ifdef __AVX512F__  // which compilers do not all see
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-    // All lanes: GCC 12 warns of the same without a mask.
-    return __builtin_convertvector(IntVec(_mm512_maskz_cvtepi8_epi32(0xffff, bytes)), Vec);
-#else
-    return __builtin_convertvector(*reinterpret_cast<const ByteVec*>(at), Vec);
-#endif
-}
-
-template <class Number>
-float dot(const Number* row, const float* hidden, int64_t width) {
-    Vec total = {};
-    for (int64_t d = 0; d < width; d += kLanes) total += numbers(row + d) * load(hidden + d);
-    return sum(total);
-}
-
 template <class Number>
 void refine_rows(const Number* rows, const float* scales, int64_t width, const float* hidden,
                  const std::vector<int32_t>& places, float* logits) {

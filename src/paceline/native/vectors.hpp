@@ -15,6 +15,7 @@ constexpr int kLanes = 16;
 
 typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef int8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
 typedef _Float16 HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
 
 inline Vec load(const float* at) { return *reinterpret_cast<const Vec*>(at); }
@@ -23,6 +24,15 @@ inline Vec load(const _Float16* at) {
     return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
 #else
     return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(at), Vec);
+#endif
+}
+inline Vec load(const int8_t* at) {
+#ifdef __AVX512F__  // likewise
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
+    // All lanes: GCC 12 warns of the same without a mask.
+    return __builtin_convertvector(IntVec(_mm512_maskz_cvtepi8_epi32(0xffff, bytes)), Vec);
+#else
+    return __builtin_convertvector(*reinterpret_cast<const ByteVec*>(at), Vec);
 #endif
 }
 inline void store(float* at, Vec x) { *reinterpret_cast<Vec*>(at) = x; }
@@ -79,6 +89,14 @@ inline float largest(Vec x) {
     for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
     return most;
 #endif
+}
+
+// The product of two rows, `width` a multiple of 16.
+template <class Number>
+float dot(const Number* a, const float* b, int64_t width) {
+    Vec total = {};
+    for (int64_t d = 0; d < width; d += kLanes) total += load(a + d) * load(b + d);
+    return sum(total);
 }
 
 // Bit i says whether number i is as large as `least`.

@@ -110,6 +110,19 @@ class FeatureSource:
         return Batch(features, padded([text.tokens for text in texts]), lengths, prompts)
 
 
+def feature_source(target: Target, folder: Path | None = None) -> FeatureSource:
+    """A source over a target that gives features; arguments as for `FeatureSource`.
+
+    Raises:
+        InvalidOption: its runtime gives none.
+    """
+    if not target.capabilities.feature_layers:
+        raise InvalidOption(
+            f"runtime '{target.capabilities.runtime}' gives no features: use openvino or torch"
+        )
+    return FeatureSource(target, folder)
+
+
 def hold_out(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
     """Texts to train on, and some to judge on, the same ones each time.
 

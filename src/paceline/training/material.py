@@ -14,7 +14,7 @@ from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
 from paceline.options import split_options
 from paceline.target import RuntimeOptions
-from paceline.training.batches import FeatureSource
+from paceline.training.batches import FeatureSource, feature_source
 from paceline.training.borrowing import borrow
 from paceline.training.data.folders import read_folders
 from paceline.training.losses import CrossEntropy, find_loss
@@ -75,7 +75,7 @@ class Material:
         self.computed = {"runtime": capabilities.runtime, "precision": capabilities.precision}
         self._device = options.device or "cpu"
         self._weights = self.source.weights()
-        self._features = FeatureSource(loaded.target, keep_features)
+        self._keep_features = keep_features
         config = self.source.config
         answers = (text.tokens[text.prompt_length :] for text in self.texts)
         self.counts = count_tokens(answers, config.vocab_size)
@@ -131,9 +131,4 @@ class Material:
     def _source(self, network: Network, recipe: Recipe) -> FeatureSource:
         if not network.reads_features and isinstance(find_loss(recipe.loss), CrossEntropy):
             return TokenSource(self.source.config.hidden_size)
-        capabilities = self._target.capabilities
-        if not capabilities.feature_layers:
-            raise InvalidOption(
-                f"runtime '{capabilities.runtime}' gives no features: use openvino or torch"
-            )
-        return self._features
+        return feature_source(self._target, self._keep_features)
