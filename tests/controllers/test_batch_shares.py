@@ -64,14 +64,14 @@ rates = st.lists(st.sampled_from([0.05, 0.3, 0.6, 0.9, 1.0]), max_size=4)
 def test_no_other_depths_commit_more_per_second(
     drawn: list[list[float]], costs: CostModel, level: float, beside: int
 ) -> None:
-    reach = [chances(each) for each in drawn]
+    reach = [chances(each).tolist() for each in drawn]
 
     roots = len(reach)
     rate = roots / costs.time(roots)
 
     def value(depths: tuple[int, ...], margin: float = 1.0) -> float:
         """Tokens per second; beside a prompt, tokens beyond what the time would commit plainly."""
-        tokens = roots + sum(float(r[:d].sum()) for r, d in zip(reach, depths, strict=True))
+        tokens = roots + sum(sum(r[:d]) for r, d in zip(reach, depths, strict=True))
         seconds = costs.time(roots + beside + sum(depths)) + max(depths) * level
         if beside:
             return tokens - margin * rate * seconds
@@ -86,22 +86,62 @@ def test_no_other_depths_commit_more_per_second(
 
 def test_rows_go_to_the_chains_that_stand() -> None:
     costs = CostModel(SIZES, [1.0, 1.0, 1.0, 1.0, 9.0, 18.0])
-    assert best_depths([chances([0.9] * 8), chances([0.1] * 8)], costs) == [6, 0]
-    assert best_depths([chances([0.9] * 8)] * 2, costs) == [3, 3]
+    strong, weak = (chances([rate] * 8).tolist() for rate in (0.9, 0.1))
+    assert best_depths([strong, weak], costs) == [6, 0]
+    assert best_depths([strong] * 2, costs) == [3, 3]
+    assert best_depths([[]], costs) == [0]
 
 
 def test_a_sequence_that_was_not_drafted_for_is_with_the_others_again() -> None:
     reach = ChainReach(4, 0.6)
     for _ in range(60):
+        reach.step += 1
         reach.learn(0, 4, 0)
         reach.learn(1, 4, 4)
-    shared = reach.reach(2)
-    assert reach.reach(0)[0] < shared[0] < reach.reach(1)[0]
-    for _ in range(300):
-        reach.learn(0, 0, 0)
-    assert reach.reach(0) == pytest.approx(shared, rel=0.05)
+    shared = reach.reach(2, 4)
+    assert reach.reach(0, 4)[0] < shared[0] < reach.reach(1, 4)[0]
+    reach.step += 300
+    assert reach.reach(0, 4) == pytest.approx(shared, rel=0.05)
     reach.close(1)
-    assert reach.reach(1) == pytest.approx(reach.reach(2))
+    assert reach.reach(1, 4) == pytest.approx(reach.reach(2, 4))
+
+
+trials = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), st.integers(0, 4)), max_size=60)
+
+
+@given(trials)
+def test_chances_are_those_of_every_trial_weighed_by_its_age(
+    seen: list[tuple[int, int, int]],
+) -> None:
+    """Per step one sequence has a chain of so many tokens, of which so many stand."""
+    reach = ChainReach(4, 0.6)
+    for step, (id, drafted, accepted) in enumerate(seen):
+        reach.step = step
+        reach.learn(id, drafted, min(drafted, accepted))
+
+    def counted(depth: int, id: int | None) -> tuple[float, float]:
+        stood = tried = 0.0
+        own = [(age, each) for age, each in enumerate(reversed(seen)) if id in (None, each[0])]
+        among = 0
+        for age, (_, drafted, accepted) in own:
+            if drafted > depth and accepted >= depth:
+                weight = 0.98 ** (among if id is None else age)
+                tried += weight
+                stood += weight * (min(drafted, accepted) > depth)
+                among += 1
+        return stood, tried
+
+    for id in range(3):
+        rate, chance = 0.6, 1.0
+        expected = []
+        for depth in range(4):
+            stood, tried = counted(depth, None)
+            rate = (stood + 8 * rate) / (tried + 8)
+            stood, tried = counted(depth, id)
+            chance *= (stood + 4 * rate) / (tried + 4)
+            expected.append(chance)
+        assert reach.reach(id, 4) == pytest.approx(expected)
+        assert reach.reach(id, 2) == pytest.approx(expected[:2])
 
 
 def drawn(length: int) -> TokenTree:
@@ -280,8 +320,9 @@ def test_no_batch_is_slower_than_plain_decoding_in_the_long_run(
     draft = TokenTree(np.arange(4), np.arange(-1, 3), scores=chances([0.6] * 4))
     tokens, seconds, last = 0.0, 0.0, truth.size(roots)
     for _ in range(400):
-        controller.budgets(sequences)
-        chosen = controller.select(sequences, [draft] * roots)
+        budgets = controller.budgets(sequences)
+        drafts = [draft if budget.nodes else trees.EMPTY for budget in budgets]
+        chosen = controller.select(sequences, drafts)
         stood = [int(np.cumprod(generator.random(len(each)) < rate).sum()) for each in chosen]
         size = truth.size(max(roots + sum(map(len, chosen)), controller.rows))
         spent = truth.time(size) + switch * (size != last)

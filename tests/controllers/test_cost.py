@@ -64,6 +64,19 @@ def test_time_meets_the_measurements_and_never_decreases(costs: CostModel) -> No
     assert costs.curve()[1] == 1
 
 
+@given(curves, st.booleans(), st.integers(1, 40), st.integers(0, 40), st.integers(1, 4))
+def test_a_span_of_times_is_that_of_each(
+    costs: CostModel, padded: bool, rows: int, more: int, sequences: int
+) -> None:
+    costs = replace(costs, padded=padded, sequence=0.3)
+    times = [costs.time(each, sequences) for each in range(rows, rows + more + 1)]
+    assert costs.span(rows, more, sequences) == times
+
+
+def test_nothing_to_span() -> None:
+    assert CostModel((1, 4), [1.0, 2.0]).span(3, -1) == []
+
+
 def test_time_is_linear_between_and_beyond_the_measurements() -> None:
     costs = CostModel((1, 3, 5), [1.0, 2.0, 4.0])
     assert costs.time(2) == pytest.approx(1.5)
@@ -95,6 +108,14 @@ def test_a_machine_of_another_speed_has_the_same_curve(factor: float, used: list
         costs.observe(rows, factor * truth[rows])
     for size, c in costs.curve().items():
         assert c == pytest.approx(before[size], rel=0.2)
+
+
+def test_the_pace_is_how_long_an_estimated_second_takes() -> None:
+    costs = CostModel((1, 2), [1.0, 1.5])
+    assert costs.pace == 1
+    for _ in range(100):
+        costs.observe(2, 4.5)
+    assert costs.pace == pytest.approx(3.0, rel=0.1)
 
 
 def test_a_size_that_costs_more_than_measured_is_noticed() -> None:

@@ -338,3 +338,40 @@ def test_drafts_may_end_where_a_further_row_costs_more_than_it_gains() -> None:
         budget, *_ = controller.budgets(batch(size))
         assert budget.least == pytest.approx(least)
     assert CostModelController(flat()).budgets(batch(1))[0].least == 0
+
+
+def share_asked(controller: CostModelController, draft_seconds: float, pace: float = 1.0) -> float:
+    """Of the last steps of many, in how many drafts were asked for: one token, which half stand."""
+    [sequence] = batch(1)
+    draft = scored([ROOT], [0.5])
+    generator, asked = np.random.default_rng(0), []
+    for _ in range(400):
+        [budget] = controller.budgets([sequence])
+        asked.append(budget.nodes > 0)
+        proposed = draft if asked[-1] else trees.EMPTY
+        [chosen] = controller.select([sequence], [proposed])
+        seconds = pace * controller.costs.time(1 + len(chosen))
+        took = pace * draft_seconds if asked[-1] else 0.0
+        path = tuple(range(len(chosen) * int(generator.integers(2))))
+        controller.observe([sequence], [chosen], [Verdict(path, 99)], took, seconds)
+    return float(np.mean(asked[-160:]))
+
+
+def half() -> CostModelController:
+    """A second token costs a tenth of the first: one that stands half the time saves 0.4 s."""
+    return CostModelController(costs(lambda rows: 0.9 + 0.1 * rows))
+
+
+def test_drafts_that_cost_more_than_they_save_are_hardly_asked_for() -> None:
+    assert share_asked(half(), 0.2) == 1
+    assert share_asked(half(), 0.7) < 0.1
+
+
+def test_on_a_machine_that_is_held_up_drafts_save_more_as_they_cost_more() -> None:
+    assert share_asked(half(), 0.2, pace=3.0) == 1
+
+
+def test_choosing_from_drafts_is_part_of_their_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(np.arange(0.0, 1e6, 0.25).tolist())
+    monkeypatch.setattr("paceline.controllers.cost_model.perf_counter", lambda: next(clock))
+    assert share_asked(half(), 0.0) < 0.1

@@ -1,8 +1,9 @@
 """Whether drafts that may be pruned are worth making at all: what they cost against what they save.
 
-Making a draft costs the drafter's time whether or not it is verified. As long as drafts save more
-than that they are asked for at every step; else now and then, less and less often, since what does
-not pay now may pay later in the text. Costs and savings come from steps that are over.
+Making a draft costs the drafter's time and that of choosing from it, whether or not it is verified.
+As long as drafts save more than that they are asked for at every step; else now and then, less and
+less often, since what does not pay now may pay later in the text. Costs and savings come from steps
+that are over.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Asking:
 
         Args:
             saved: seconds that the best part of them saves, if any.
-            cost: seconds that it took to make them.
+            cost: seconds that it took to make them, to choose what to verify, and to learn.
             drafts: how many there were: a batch tells sooner than a sequence.
         """
         if self._first:  # it also reads prompts, which says nothing of those to come

@@ -8,12 +8,12 @@ steps and from those of all; tokens of the whole batch compete for the rows of o
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter, mul
 
 from paceline.controllers.cost import CostModel
 from paceline.controllers.sizing import MARGIN
-from paceline.types import ProbArray
 
 _MEMORY = 0.98
 """Decay of what was counted: of all sequences per trial, of one per step."""
@@ -26,72 +26,123 @@ _PRIOR = 8.0
 is soon tried deeper."""
 
 
+@dataclass(slots=True)
+class _Own:
+    """Of one sequence, by depth: tokens that stood, and trials, as they were at `step`."""
+
+    stood: list[float]
+    tried: list[float]
+    step: int
+
+    def fade(self, step: int) -> None:
+        """What was not tried for long is as with others again."""
+        memory = _MEMORY ** (step - self.step)
+        self.stood = [memory * each for each in self.stood]
+        self.tried = [memory * each for each in self.tried]
+        self.step = step
+
+
 class ChainReach:
-    """Chances that a chain stands down to each depth, by sequence id."""
+    """Chances that a chain stands down to each depth, by sequence id.
+
+    Attributes:
+        step: number of the current step.
+    """
 
     def __init__(self, depth: int, acceptance: float) -> None:
         """Take a first token to be accepted with that chance."""
+        self.step = 0
         self._acceptance = acceptance
-        self._stood = np.zeros(depth)
-        self._tried = np.zeros(depth)
-        self._own: dict[int, ProbArray] = {}
+        self._stood = [0.0] * depth
+        self._tried = [0.0] * depth
+        self._rates = self._shared()
+        self._own: dict[int, _Own] = {}
 
-    def reach(self, id: int) -> ProbArray:
-        """float64 `[depth]`, never rising."""
-        rate, each = self._acceptance, []
-        for stood, tried in zip(self._stood.tolist(), self._tried.tolist(), strict=True):
-            rate = (stood + _PRIOR * rate) / (tried + _PRIOR)
-            each.append(rate)
-        rates = np.array(each)
+    def reach(self, id: int, most: int) -> list[float]:
+        """Chances of the first `most` tokens of a chain, never rising."""
         own = self._own.get(id)
-        if own is not None:
-            rates = (own[0] + _BELIEF * rates) / (own[1] + _BELIEF)
-        return np.cumprod(rates).astype(np.float64, copy=False)
+        if own is None:
+            return list(accumulate(self._rates[:most], mul))
+        own.fade(self.step)
+        chance, out = 1.0, []
+        for rate, stood, tried in zip(self._rates[:most], own.stood, own.tried, strict=False):
+            chance *= (stood + _BELIEF * rate) / (tried + _BELIEF)
+            out.append(chance)
+        return out
 
     def learn(self, id: int, drafted: int, accepted: int) -> None:
-        """A chain of `drafted` tokens (0 if there was none) stood for `accepted`."""
-        own = self._own.setdefault(id, np.zeros((2, len(self._tried))))
-        own *= _MEMORY  # what was not tried for long is as with others again
-        for depth in range(min(drafted, accepted + 1, len(self._tried))):
+        """A chain of `drafted` tokens stood for `accepted`."""
+        depths = len(self._tried)
+        own = self._own.get(id)
+        if own is None:
+            own = self._own[id] = _Own([0.0] * depths, [0.0] * depths, self.step)
+        own.fade(self.step)
+        for depth in range(min(drafted, accepted + 1, depths)):
             self._tried[depth] = _MEMORY * self._tried[depth] + 1
             self._stood[depth] = _MEMORY * self._stood[depth] + (depth < accepted)
-            own[:, depth] += (depth < accepted, 1)
+            own.tried[depth] += 1
+            own.stood[depth] += depth < accepted
+        self._rates = self._shared()
 
     def close(self, id: int) -> None:
         """Forget a sequence's own chances."""
         self._own.pop(id, None)
 
+    def _shared(self) -> list[float]:
+        """Of all sequences, by depth: the chance of a token whose parent stood."""
+        rate, out = self._acceptance, []
+        for stood, tried in zip(self._stood, self._tried, strict=True):
+            rate = (stood + _PRIOR * rate) / (tried + _PRIOR)
+            out.append(rate)
+        return out
+
 
 def best_depths(
-    reach: Sequence[ProbArray], costs: CostModel, level_seconds: float = 0.0, beside: int = 0
+    reach: Sequence[Sequence[float]],
+    costs: CostModel,
+    level_seconds: float = 0.0,
+    beside: int = 0,
 ) -> list[int]:
     """Depths of chains, one per sequence, that commit most tokens per second together.
 
     Sequences draft in step, so a batch's draft takes as long as its deepest chain. For every
-    depth of that, the tokens most likely to stand are taken in order, as many as pay.
+    depth of that, the tokens most likely to stand are taken in order, as many as pay. Lists, not
+    arrays: there are few tokens, and this runs at every step.
 
     Args:
-        reach: per sequence, float64 `[most]`, chances that its chain stands so deep, not rising.
+        reach: per sequence, chances that its chain stands down to each depth, never rising.
         costs: what forwards cost.
         level_seconds: what a drafted level costs.
         beside: rows of the forward that belong to none of the sequences. They are there for their
             own sake: a chain must gain more than its own time would commit in a plain step.
     """
     roots = len(reach)
-    owners = np.repeat(np.arange(roots), [len(each) for each in reach])
-    levels = np.concatenate([np.arange(len(each)) for each in reach])
-    chances = np.concatenate(reach)
-    likeliest = np.argsort(-chances, kind="stable")  # of equals in one chain, parents first
-    seconds = costs.times(roots + beside + np.arange(len(chances) + 1), roots)
+    nodes = [
+        (chance, level, owner)
+        for owner, chances in enumerate(reach)
+        for level, chance in enumerate(chances, 1)
+    ]
+    nodes.sort(key=itemgetter(0), reverse=True)  # of equals in one chain, parents first
+    seconds = costs.span(roots + beside, len(nodes), roots)
     rate = MARGIN * roots / costs.time(roots, roots)
-    best, chosen = -np.inf, likeliest
-    for depth in range(int(levels.max(initial=-1)) + 2):
-        order = likeliest[levels[likeliest] < depth]
-        tokens = roots + np.concatenate([[0.0], np.cumsum(chances[order])])
-        spent = seconds[: len(order) + 1] + depth * level_seconds
-        value = tokens - rate * spent if beside else tokens / (spent * np.where(depth, MARGIN, 1.0))
-        count = int(np.argmax(value))
-        if value[count] > best:
-            best, chosen = float(value[count]), order[:count]
-    depths: list[int] = np.bincount(owners[chosen], minlength=roots).tolist()
+    best = roots - rate * seconds[0] if beside else roots / seconds[0]
+    deepest = count = 0
+    for depth in range(1, max(map(len, reach)) + 1):
+        drafting = depth * level_seconds
+        gained, taken = 0.0, 0
+        for chance, level, _ in nodes:
+            if level > depth:
+                continue
+            gained += chance
+            taken += 1
+            spent = seconds[taken] + drafting
+            tokens = roots + gained
+            value = tokens - rate * spent if beside else tokens / (spent * MARGIN)
+            if value > best:
+                best, deepest, count = value, depth, taken
+    depths = [0] * roots
+    for _, level, owner in nodes:
+        if level <= deepest and count:
+            depths[owner] += 1
+            count -= 1
     return depths

@@ -75,16 +75,38 @@ class CostModel:
         """Estimated seconds of a forward over `rows` tokens in a steady run of that size."""
         return self._rows_time(rows) + self.sequence * (sequences - 1)
 
+    def span(self, rows: int, more: int, sequences: int = 1) -> list[float]:
+        """Estimated seconds of forwards over `rows`, `rows + 1`, ..., `rows + more` tokens: `time`
+        of each, for what is asked at every step."""
+        beyond = self.sequence * (sequences - 1)
+        out: list[float] = []
+        end = rows + more + 1
+        while rows < end:
+            above = bisect_left(self.sizes, rows)
+            size, seconds, slope = self._line(above)
+            to = min(size + 1, end) if above < len(self.sizes) else end
+            out += [seconds + slope * (count - size) + beyond for count in range(rows, to)]
+            rows = to
+        return out
+
     def _rows_time(self, rows: int) -> float:
+        size, seconds, slope = self._line(bisect_left(self.sizes, rows))
+        return seconds + slope * (rows - size)
+
+    def _line(self, above: int) -> tuple[int, float, float]:
+        """Where times lie from the size before place `above` on up to the one there: a point of
+        the line, and its slope. Behind the last size its line goes on."""
         sizes, seconds = self.sizes, self.seconds
-        above = bisect_left(sizes, rows)
-        if above < len(sizes) and (self.padded or sizes[above] == rows):
-            return seconds[above]
-        if len(sizes) == 1 or rows < sizes[0]:
-            return seconds[0]
-        above = min(above, len(sizes) - 1)
-        slope = (seconds[above] - seconds[above - 1]) / (sizes[above] - sizes[above - 1])
-        return seconds[above] + slope * (rows - sizes[above])
+        place = min(above, len(sizes) - 1)
+        if not place or (self.padded and above == place):
+            return sizes[place], seconds[place], 0.0
+        rise = seconds[place] - seconds[place - 1]
+        return sizes[place], seconds[place], rise / (sizes[place] - sizes[place - 1])
+
+    @property
+    def pace(self) -> float:
+        """Seconds that pass on this machine at the moment per estimated one."""
+        return self._drift
 
     def c(self, rows: int) -> float:
         """Cost of a forward over `rows` tokens in units of a forward over one."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence as List
 from operator import itemgetter
+from time import perf_counter
 from typing import ClassVar, Self
 
 import numpy as np
@@ -22,10 +23,9 @@ from paceline import tree as trees
 from paceline.controllers.asking import Asking
 from paceline.controllers.base import Controller, ControllerContext
 from paceline.controllers.batch_gains import batch_gains
-from paceline.controllers.calibration import Calibration
-from paceline.controllers.chain_depths import ChainReach, best_depths
+from paceline.controllers.chains import Chains
 from paceline.controllers.cost import CostModel
-from paceline.controllers.side_branches import Priced, Worth, worth_keeping
+from paceline.controllers.promises import Promises
 from paceline.controllers.sizing import Sizing
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, TokenTree, Verdict
@@ -34,12 +34,6 @@ _ASK_LEAST = 8
 """Fewest nodes to ask a drafter for that prunes well: growing drafts costs time too."""
 
 _NOTHING = Budget(0, 0)
-
-_PROBE = 32
-"""Plain steps after which a drafter that had stopped to pay is tried again with one token."""
-
-_SMOOTHING = 0.05
-"""Weight of one step in what a drafted level costs."""
 
 
 class CostModelController(Controller):
@@ -69,17 +63,15 @@ class CostModelController(Controller):
         """
         self.costs = costs
         self._limit = Budget(nodes, depth)
-        self._calibration = Calibration()
-        self._reach = ChainReach(depth, chain_acceptance)  # drafts without estimates, as chains
-        self._level_seconds = draft_level_seconds
+        self._promises = Promises()
+        self._chains = Chains(self._limit, chain_acceptance, draft_level_seconds)
         self._next = chain_acceptance
         self._asking = Asking(costs.time(1))  # hopeful: until drafts have been seen
         self._estimates = True
-        self._proposed: dict[int, TokenTree] = {}
         self._asked = True
-        self._idle = 0
         self._verified = nodes  # of the largest draft of the last step
         self._sizing = Sizing()
+        self._choosing = 0.0  # seconds that it took to choose from the last drafts
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
@@ -89,27 +81,25 @@ class CostModelController(Controller):
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         """The largest draft if nodes can be pruned later, else the best depths of chains."""
-        if self._estimates:
-            self._asked = self._asking.now(len(sequences))
-            if not self._asked:
-                return [_NOTHING] * len(sequences)
-            # Twice what was verified last: a draft in good text grows to the limit in two steps.
-            nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
-            least = self._least(len(sequences))
-            factor = self._calibration.factor
-            return [Budget(nodes, self._limit.depth, least / factor(s.id)) for s in sequences]
-        reach = []
-        for sequence in sequences:
-            allowed = sequence.speculation.cap(self._limit).depth
-            reach.append(self._reach.reach(sequence.id)[:allowed])
-        depths = best_depths(reach, self.costs, self._level_seconds, self.beside)
-        self._idle = 0 if any(depths) else self._idle + 1
-        if self._idle == _PROBE:  # what does not pay now may pay later in the text
-            self._idle, depths = 0, [1] * len(sequences)
-        return [Budget(depth, depth) for depth in depths]
+        if not self._estimates:
+            return self._chains.budgets(sequences, self.costs, self.beside)
+        self._asked = self._asking.now(len(sequences))
+        if not self._asked:
+            return [_NOTHING] * len(sequences)
+        # Twice what was verified last: a draft in good text grows to the limit in two steps.
+        nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
+        least = self._least(len(sequences))
+        depth, estimate = self._limit.depth, self._promises.estimate
+        return [Budget(nodes, depth, estimate(s, least)) for s in sequences]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         """Keep the likeliest nodes of the batch while they raise committed tokens per second."""
+        begin = perf_counter()
+        chosen = self._select(sequences, drafts)
+        self._choosing = perf_counter() - begin
+        return chosen
+
+    def _select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         roots = len(sequences)
         if self._idle_step:
             self._verified = 0
@@ -121,11 +111,11 @@ class CostModelController(Controller):
                 draft.law is None and (not len(draft) or draft.scores is not None)
                 for draft in drafts
             )
-        self._proposed = {s.id: draft for s, draft in zip(sequences, drafts, strict=True)}
+        self._promises.note(sequences, drafts)
         if not self._estimates:
             self.rows = 0
             return list(drafts)
-        worth = self._worth(sequences, drafts) if found else []
+        worth = self._promises.worth(sequences, drafts, self.costs) if found else []
         scored = [
             (value, index, node)
             for index, nodes in enumerate(worth)
@@ -144,7 +134,7 @@ class CostModelController(Controller):
         out = [_part(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
         if count < len(scored) and not all(map(trees.is_chain, out)):
             # A side branch that was cut may not be worth its path any more.
-            again = self._worth(sequences, out)
+            again = self._promises.worth(sequences, out, self.costs)
             out = [_part(draft, list(nodes)) for draft, nodes in zip(out, again, strict=True)]
         self._verified = max(map(len, out))
         return out
@@ -158,6 +148,9 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         """Calibrate estimates and costs by what happened."""
+        begin = perf_counter()
+        if not self._estimates and self._chains.resting:
+            return
         idle = self._idle_step
         rows = len(sequences) + (0 if idle else sum(map(len, drafts)))
         size = self.costs.size(max(rows, self.rows))
@@ -166,27 +159,18 @@ class CostModelController(Controller):
             return  # plain decoding: nothing was seen that could change a choice
         if steady:
             self.costs.observe(size, forward_seconds, len(sequences))
-        depth = 0
-        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
-            accepted = len(verdict.path)
-            if self._estimates and len(draft):
-                predicted = 0.0 if draft.scores is None else sum(draft.scores.tolist())
-                self._calibration.learn(sequence.id, accepted, predicted)
-            elif self._estimates:
-                self._learn_unverified(sequence, verdict)
-            else:
-                deepest = trees.deepest(draft)
-                depth = max(depth, deepest)
-                self._reach.learn(sequence.id, deepest, accepted)
-        if depth:
-            self._level_seconds += _SMOOTHING * (draft_seconds / depth - self._level_seconds)
-        if self._estimates:
-            self._asking.learn(self._sizing.saved, draft_seconds, len(sequences))
+        if not self._estimates:
+            self._chains.learn(sequences, drafts, verdicts, draft_seconds / self.costs.pace)
+            return
+        self._promises.learn(sequences, drafts, verdicts)
+        spent = draft_seconds + self._choosing + perf_counter() - begin
+        # What is saved was estimated: a machine that is held up takes longer for both.
+        self._asking.learn(self._sizing.saved, spent / self.costs.pace, len(sequences))
 
     def close(self, sequence: Sequence) -> None:
         """Drop the sequence's own calibration."""
-        self._calibration.close(sequence.id)
-        self._reach.close(sequence.id)
+        self._promises.close(sequence)
+        self._chains.close(sequence)
 
     def _least(self, roots: int) -> float:
         """Chance of a drafted token from which on it is worth going on behind it: the one that
@@ -199,46 +183,6 @@ class CostModelController(Controller):
     def _idle_step(self) -> bool:
         """Whether nothing was asked for in this step, so that there are no drafts."""
         return self._estimates and not self._asked
-
-    def _promise(self, sequence: Sequence, draft: TokenTree) -> list[float]:
-        """Calibrated probabilities that the nodes are accepted."""
-        if draft.scores is None:
-            return []
-        factor = self._calibration.factor(sequence.id)
-        return [min(score * factor, 1.0) for score in draft.scores.tolist()]
-
-    def _worth(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[Worth]:
-        """The nodes without side branches that promise less than they cost."""
-        if not (self.costs.branch or self.costs.fork) or all(map(trees.is_chain, drafts)):
-            promises = map(self._promise, sequences, drafts)
-            return [dict(enumerate(promise)) for promise in promises]
-        roots = len(sequences)
-        rate = roots / self.costs.time(roots, roots)  # of the batch without drafts
-        price = rate * self.costs.branch
-        priced = [
-            Priced(
-                draft.parents.tolist(),
-                self._promise(sequence, draft),
-                price * len(sequence.tokens),
-            )
-            for sequence, draft in zip(sequences, drafts, strict=True)
-        ]
-        return worth_keeping(priced, rate * self.costs.fork)
-
-    def _learn_unverified(self, sequence: Sequence, verdict: Verdict) -> None:
-        """A draft that was dropped whole tells whether its first tokens would have stood.
-
-        Without this, a drafter that did not pay once would never be tried again.
-        """
-        draft = self._proposed.get(sequence.id)
-        if draft is None or draft.scores is None or not len(draft):
-            return
-        nodes = zip(
-            draft.tokens.tolist(), draft.parents.tolist(), draft.scores.tolist(), strict=True
-        )
-        first = {token: score for token, parent, score in nodes if parent == ROOT}
-        stood = float(verdict.next_token in first)
-        self._calibration.learn(sequence.id, stood, sum(first.values()))
 
 
 def _part(draft: TokenTree, nodes: list[int]) -> TokenTree:

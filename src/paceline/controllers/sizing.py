@@ -127,7 +127,7 @@ def _forwards(
     largest size seconds are in proportion.
     """
     if not costs.padded:
-        yield from ((nodes, costs.time(rows + nodes, sequences)) for nodes in range(most + 1))
+        yield from enumerate(costs.span(rows, most, sequences))
         return
     yield 0, costs.time(rows, sequences)
     done = 0
@@ -139,4 +139,5 @@ def _forwards(
             done = nodes
         if nodes == most:
             return
-    yield from ((nodes, costs.time(rows + nodes, sequences)) for nodes in range(done + 1, most + 1))
+    rest = most - done - 1
+    yield from enumerate(costs.span(rows + done + 1, rest, sequences), done + 1)

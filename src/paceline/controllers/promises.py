@@ -1,0 +1,86 @@
+"""What drafts promise: the estimates of their nodes, calibrated by what was accepted, and what is
+left of them once side branches have paid for their paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from paceline import tree as trees
+from paceline.controllers.calibration import Calibration
+from paceline.controllers.cost import CostModel
+from paceline.controllers.side_branches import Priced, Worth, worth_keeping
+from paceline.sequence import Sequence
+from paceline.types import ROOT, TokenTree, Verdict
+
+
+class Promises:
+    """Promises of the drafts of each step, and how they were kept."""
+
+    def __init__(self) -> None:
+        self._calibration = Calibration()
+        self._proposed: dict[int, TokenTree] = {}
+
+    def note(self, sequences: List[Sequence], drafts: List[TokenTree]) -> None:
+        """Remember what was proposed in this step, before anything is cut."""
+        self._proposed = {s.id: draft for s, draft in zip(sequences, drafts, strict=True)}
+
+    def estimate(self, sequence: Sequence, chance: float) -> float:
+        """The estimate of a drafted token that stands with a chance."""
+        return chance / self._calibration.factor(sequence.id)
+
+    def worth(
+        self, sequences: List[Sequence], drafts: List[TokenTree], costs: CostModel
+    ) -> list[Worth]:
+        """The nodes without side branches that promise less than they cost."""
+        if not (costs.branch or costs.fork) or all(map(trees.is_chain, drafts)):
+            promises = map(self._promise, sequences, drafts)
+            return [dict(enumerate(promise)) for promise in promises]
+        roots = len(sequences)
+        rate = roots / costs.time(roots, roots)  # of the batch without drafts
+        price = rate * costs.branch
+        priced = [
+            Priced(
+                draft.parents.tolist(),
+                self._promise(sequence, draft),
+                price * len(sequence.tokens),
+            )
+            for sequence, draft in zip(sequences, drafts, strict=True)
+        ]
+        return worth_keeping(priced, rate * costs.fork)
+
+    def learn(
+        self, sequences: List[Sequence], drafts: List[TokenTree], verdicts: List[Verdict]
+    ) -> None:
+        """Drafts were verified, all but those that are empty."""
+        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+            if len(draft):
+                predicted = 0.0 if draft.scores is None else sum(draft.scores.tolist())
+                self._calibration.verified(sequence.id, len(verdict.path), predicted)
+            else:
+                self._learn_unverified(sequence, verdict)
+
+    def close(self, sequence: Sequence) -> None:
+        """Forget a sequence's own calibration."""
+        self._calibration.close(sequence.id)
+
+    def _promise(self, sequence: Sequence, draft: TokenTree) -> list[float]:
+        """Calibrated probabilities that the nodes are accepted."""
+        if draft.scores is None:
+            return []
+        factor = self._calibration.factor(sequence.id)
+        return [min(score * factor, 1.0) for score in draft.scores.tolist()]
+
+    def _learn_unverified(self, sequence: Sequence, verdict: Verdict) -> None:
+        """A draft that was dropped whole tells whether its first tokens would have stood.
+
+        Without this, a drafter that did not pay once would never be tried again.
+        """
+        draft = self._proposed.get(sequence.id)
+        if draft is None or draft.scores is None or not len(draft):
+            return
+        nodes = zip(
+            draft.tokens.tolist(), draft.parents.tolist(), draft.scores.tolist(), strict=True
+        )
+        first = {token: score for token, parent, score in nodes if parent == ROOT}
+        stood = float(verdict.next_token in first)
+        self._calibration.learn(sequence.id, stood, sum(first.values()))

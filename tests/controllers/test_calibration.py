@@ -1,0 +1,60 @@
+"""Estimates against what was accepted: of all drafts, of one sequence, and of those chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.controllers.calibration import Calibration
+
+
+def promised_and_kept(calibration: Calibration, *, told: bool) -> tuple[float, float]:
+    """Tokens of chosen drafts: as promised, and as they came, of the later half of many.
+
+    Estimates are right on average, and each is off by a factor. Drafts that promise much are
+    chosen; `told` says whether the calibration learns which.
+    """
+    generator = np.random.default_rng(5)
+    promised = kept = 0.0
+    for draft in range(20_000):
+        estimate = float(generator.uniform(0.05, 0.3))
+        stood = float(generator.random() < estimate * generator.choice([0.2, 1.8]))
+        noisy = estimate * float(generator.choice([0.5, 1.5]))
+        promise = noisy * calibration.factor(0)
+        chosen = promise > 0.2
+        (calibration.verified if chosen and told else calibration.learn)(0, stood, noisy)
+        if chosen and draft > 10_000:
+            promised += promise
+            kept += stood
+    return promised, kept
+
+
+def test_what_is_chosen_keeps_what_it_promises() -> None:
+    promised, kept = promised_and_kept(Calibration(), told=True)
+    assert promised == pytest.approx(kept, rel=0.1)
+
+
+def test_without_it_the_chosen_promise_too_much() -> None:
+    """Negative control."""
+    promised, kept = promised_and_kept(Calibration(), told=False)
+    assert promised > 1.2 * kept
+
+
+def test_drafts_that_keep_what_they_promise_are_left_as_they_are() -> None:
+    calibration = Calibration()
+    for step in range(400):
+        calibration.verified(step % 3, 0.5, 0.5)
+    assert calibration.factor(0) == pytest.approx(1.0)
+    assert calibration.factor(99) == pytest.approx(1.0)
+
+
+def test_a_sequence_has_a_factor_of_its_own() -> None:
+    calibration = Calibration()
+    for _ in range(100):
+        calibration.learn(0, 0.0, 0.5)
+        calibration.learn(1, 1.0, 0.5)
+    shared = calibration.factor(2)
+    assert calibration.factor(0) < shared < calibration.factor(1)
+    calibration.close(0)
+    calibration.close(0)
+    assert calibration.factor(0) == shared
