@@ -59,7 +59,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Medusa, Cai et al. 2024, arXiv:2401.10774",
-        "paceline.drafters.trained:MedusaDrafter",
+        "paceline.drafters.trained_networks:MedusaDrafter",
     ),
     Method(
         "hydra",
@@ -67,7 +67,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Hydra++, Ankner et al. 2024, arXiv:2402.05109",
-        "paceline.drafters.trained:HydraDrafter",
+        "paceline.drafters.trained_networks:HydraDrafter",
     ),
     Method(
         "eagle3",
@@ -75,7 +75,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "EAGLE-3, Li et al. 2025, arXiv:2503.01840",
-        "paceline.drafters.trained:Eagle3Drafter",
+        "paceline.drafters.trained_networks:Eagle3Drafter",
     ),
     Method(
         "block-parallel",
@@ -83,7 +83,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "SpecFormer family; DFlash, arXiv:2602.06036",
-        "paceline.drafters.trained:BlockParallelDrafter",
+        "paceline.drafters.trained_networks:BlockParallelDrafter",
     ),
     Method(
         "clover",
@@ -91,7 +91,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Xiao et al. 2024, arXiv:2405.00263",
-        "paceline.drafters.trained:CloverDrafter",
+        "paceline.drafters.trained_networks:CloverDrafter",
     ),
     Method(
         "eagle",
@@ -99,7 +99,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "EAGLE, Li et al. 2024, arXiv:2401.15077",
-        "paceline.drafters.trained:EagleDrafter",
+        "paceline.drafters.trained_networks:EagleDrafter",
     ),
     Method(
         "chimera",
@@ -107,7 +107,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Zeng et al. 2024, arXiv:2402.15758",
-        "paceline.drafters.trained:ChimeraDrafter",
+        "paceline.drafters.trained_networks:ChimeraDrafter",
     ),
     Method(
         "falcon",
@@ -115,7 +115,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Gao et al. 2024, arXiv:2412.12639",
-        "paceline.drafters.trained:FalconDrafter",
+        "paceline.drafters.trained_networks:FalconDrafter",
     ),
     Method(
         "ctc",
@@ -123,7 +123,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "CTC-drafter, Wen et al. 2024, arXiv:2412.00061",
-        "paceline.drafters.trained:CTCDrafter",
+        "paceline.drafters.trained_networks:CTCDrafter",
     ),
     Method(
         "specformer",
@@ -131,7 +131,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Shi et al. 2025, arXiv:2511.20340",
-        "paceline.drafters.trained:SpecFormerDrafter",
+        "paceline.drafters.trained_networks:SpecFormerDrafter",
     ),
     Method(
         "s2d",
@@ -139,7 +139,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "after Kavehzadeh et al. 2024, arXiv:2407.01955",
-        "paceline.drafters.trained:S2DDrafter",
+        "paceline.drafters.trained_networks:S2DDrafter",
     ),
     Method(
         "longspec",
@@ -147,7 +147,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "after Yang et al. 2025, arXiv:2502.17421",
-        "paceline.drafters.trained:LongSpecDrafter",
+        "paceline.drafters.trained_networks:LongSpecDrafter",
     ),
     Method(
         "draft-lm",
@@ -155,7 +155,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "weights for the model (paceline train drafter)",
         "FastDraft, Zafrir et al. 2024, arXiv:2411.11055",
-        "paceline.drafters.trained:DraftLMDrafter",
+        "paceline.drafters.trained_networks:DraftLMDrafter",
     ),
     Method(
         "kangaroo",
@@ -163,7 +163,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "weights for the model (paceline train drafter)",
         "Kangaroo, Liu et al. 2024, arXiv:2404.18911",
-        "paceline.drafters.trained:KangarooDrafter",
+        "paceline.drafters.trained_networks:KangarooDrafter",
     ),
     Method(
         "hidden-transfer",
@@ -171,7 +171,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "after Wu et al. 2024, arXiv:2404.12022",
-        "paceline.drafters.trained:HiddenTransferDrafter",
+        "paceline.drafters.trained_networks:HiddenTransferDrafter",
     ),
     Method(
         "ppd",

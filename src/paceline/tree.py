@@ -7,19 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.types import ROOT, BoolArray, DraftLaw, IntArray, TokenTree
+from paceline.types import ROOT, BoolArray, DraftLaw, IntArray, ProbArray, TokenTree
 
 _NO_NODES: IntArray = np.zeros(0, dtype=np.int64)
 EMPTY = TokenTree(_NO_NODES, _NO_NODES)
 """The draft that proposes nothing: a step with it is plain decoding."""
 
 
-def chain(tokens: Sequence[int], source: str = "", law: DraftLaw | None = None) -> TokenTree:
+def chain(
+    tokens: Sequence[int] | IntArray,
+    source: str = "",
+    law: DraftLaw | None = None,
+    scores: ProbArray | None = None,
+) -> TokenTree:
     """A tree without branches: each token is the only child of the one before."""
     n = len(tokens)
-    return TokenTree(
-        np.asarray(tokens, dtype=np.int64), np.arange(-1, n - 1, dtype=np.int64), law, source
-    )
+    parents = np.arange(-1, n - 1, dtype=np.int64)
+    return TokenTree(np.asarray(tokens, dtype=np.int64), parents, law, source, scores)
 
 
 def validate(tree: TokenTree) -> None:

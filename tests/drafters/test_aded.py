@@ -26,7 +26,7 @@ def first(drafter: Aded, tokens: list[int]) -> int:
 def say(drafter: Aded, prompt: list[int], token: int, logits: dict[int, float]) -> None:
     """One plain step whose law has the given logits, and -9 elsewhere."""
     drafter.open(sequence := start(prompt))
-    [draft] = drafter.propose([sequence], [Budget(0, 0)])
+    [draft] = drafter.propose([sequence], [Budget(1, 1)])
     row = np.full((1, 60), -9.0, np.float32)
     row[0, list(logits)] = list(logits.values())
     sequence.tokens.append(token)
@@ -54,7 +54,7 @@ def test_statistics_adapt_to_what_was_committed() -> None:
 def test_laws_of_rejected_nodes_are_used(search: str) -> None:
     drafter = Aded("puct") if search == "puct" else Aded()
     drafter.open(sequence := start([1, 2]))
-    drafter.propose([sequence], [Budget(0, 0)])
+    drafter.propose([sequence], [Budget(1, 1)])
     draft = TokenTree(np.array([30]), np.array([-1]))
     logits = np.zeros((2, 60), np.float32)
     logits[0, 8] = logits[1, 9] = 20.0

@@ -18,7 +18,12 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prefer import Prefer
 from paceline.drafters.prompt_lookup import PromptLookup
-from paceline.drafters.trained import DraftLMDrafter, EagleDrafter, HydraDrafter, LongSpecDrafter
+from paceline.drafters.trained_networks import (
+    DraftLMDrafter,
+    EagleDrafter,
+    HydraDrafter,
+    LongSpecDrafter,
+)
 from paceline.scheduling.chunks import Chunk
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules

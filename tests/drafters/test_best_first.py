@@ -88,9 +88,21 @@ def test_what_cannot_be_drafted_is_not_asked_for() -> None:
 
 def counted(guess: Guess, committed: list[int]) -> dict[tuple[int, ...], tuple[float, float]]:
     """Hits and trials per cell, without prior."""
-    rates = HitRates(np.zeros((4, 3)), weight=1e-9)
+    rates = HitRates(np.zeros((4, 3)), weight=0.0)
     guess.learn(committed, rates)
-    return {cell: (round(hits), round(trials)) for cell, (hits, trials) in rates._counts.items()}
+    numbers = zip(rates.cells, rates._hits, rates._trials, strict=True)
+    return {cell: (round(hits), round(trials)) for cell, hits, trials in numbers if trials}
+
+
+def test_hit_rates_are_kept_by_cell_and_in_one_row() -> None:
+    rates = HitRates(np.arange(24.0).reshape(2, 3, 4) / 24, weight=2.0)
+    rates.add((1, 2, 0), True)
+    rates.count(rates.cells.index((1, 0, 3)), False)
+    expected = np.arange(24.0).reshape(2, 3, 4) / 24
+    expected[1, 2, 0] = (0.995 * 2 * 20 / 24 + 1) / (0.995 * 2 + 1)
+    expected[1, 0, 3] *= 0.995 * 2 / (0.995 * 2 + 1)
+    np.testing.assert_allclose(rates.rates, expected)
+    np.testing.assert_array_equal(rates.rates.ravel(), rates.flat)
 
 
 KNOWN: dict[Path, list[Offer]] = {

@@ -7,20 +7,28 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.drafters.context_models import KINDS
 
 from paceline.drafters.best_first import FLOOR
 from paceline.drafters.context_model import ContextModel
-from paceline.types import ROOT, LogitArray, TokenTree
+from paceline.drafters.plain_context_model import PlainContextModel
+from paceline.types import ROOT, Budget, LogitArray, TokenTree
 
 VOCABULARY = 40
 
+KIND: list[type[ContextModel]] = [PlainContextModel]
+
+
+@pytest.fixture(params=KINDS, autouse=True)
+def kind(request: pytest.FixtureRequest) -> None:
+    """Both kinds, one after the other."""
+    KIND[0] = request.param
+
 
 def model(order: int = 3, capacity: int = 1000) -> ContextModel:
-    made = ContextModel(order, capacity)
-    made.ready()
-    return made
+    return KIND[0](order, capacity)
 
 
 def tokens(model: ContextModel, context: tuple[int, ...]) -> list[int]:
@@ -78,13 +86,15 @@ def test_likelier_tokens_of_a_law_are_offered_first_and_valued_higher() -> None:
     assert offered[4] > offered[5] > offered[6]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data(), st.integers(1, 4), st.sampled_from([3, 20, 1000]), st.integers(0, 99))
 def test_offers_differ_and_their_chances_sum_to_at_most_one(
     data: st.DataObject, order: int, capacity: int, seed: int
 ) -> None:
     generator = np.random.default_rng(seed)
-    known = ContextModel(order, capacity)
+    known = model(order, capacity)
     text = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=30))
     known.read(text, 0, 0.1)
     for _ in range(data.draw(st.integers(0, 3))):
@@ -92,7 +102,6 @@ def test_offers_differ_and_their_chances_sum_to_at_most_one(
         known.recycle(text, TokenTree(np.array([1, 2]), np.array([ROOT, 0])), logits)
         known.read([*text, 3, 1], len(text), 1.0)
         known.rates.add((0, 1, 8), True)
-    known.ready()
     reach = data.draw(st.sampled_from([1.0, 0.3, FLOOR / 2]))
     offered = known.offers(known.tail(text), reach)
     assert len({token for token, _, _ in offered}) == len(offered)
@@ -114,15 +123,14 @@ def test_a_full_model_forgets_what_it_read_longest_ago() -> None:
     assert [tokens(known, (t,)) for t in (1, 2, 3, 4)] == [[], [3], [4], [5]]
 
 
-def test_hit_rates_are_taken_when_asked_for() -> None:
+def test_offers_follow_their_hit_rates() -> None:
     known = model()
     known.read([1, 2, 1], 0, 1.0)
     [(_, before, cell)] = known.offers((1,), 1.0)
     for _ in range(50):
         known.rates.add(cell, True)
-    assert known.offers((1,), 1.0) == [(2, before, cell)]
-    known.ready()
     assert known.offers((1,), 1.0)[0][1] > before
+    assert known.grow([1], Budget(1, 1)).scores[0] > before
 
 
 @pytest.mark.parametrize("order", [1, 2, 5])

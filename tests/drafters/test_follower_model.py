@@ -16,9 +16,8 @@ from paceline.drafters.follower_model import FollowerModel, Place
 def model(
     leader: int = 2, follower: int = 3, capacity: int = 1000, width: int = 8
 ) -> FollowerModel:
-    made = FollowerModel(leader, follower, capacity, width, np.full((leader, width, follower), 0.4))
-    made.ready()
-    return made
+    prior = np.full((leader, width, follower), 0.4)
+    return FollowerModel(leader, follower, capacity, width, prior)
 
 
 def latest(text: list[int], leader: list[int], follower: int) -> list[list[int]]:

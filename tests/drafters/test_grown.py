@@ -16,7 +16,7 @@ from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters.base import DrafterContext
 from paceline.drafters.grown import TreeDrafts, draft_law
-from paceline.drafters.trained import DraftLMDrafter
+from paceline.drafters.trained_networks import DraftLMDrafter
 from paceline.errors import InvalidOption
 from paceline.exactness.compare import max_error, target_joint
 from paceline.exactness.oracle import enumerate_law

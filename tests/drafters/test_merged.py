@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from paceline import tree as trees
 from paceline.drafters.base import Drafter
+from paceline.drafters.blender import Blender
 from paceline.drafters.merged import Merged, Way
 from paceline.drafters.parts import MOST_PARTS
+from paceline.drafters.statistics import HitRates
 from paceline.errors import InvalidOption
+from paceline.native.library import library
 from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import ROOT, Budget, LawKind, SamplingParams, TokenTree, Verdict
@@ -129,6 +132,35 @@ def test_merged_drafts_are_trees_within_the_budget(
     if draft.scores is not None:
         for node, parent in enumerate(draft.parents.tolist()):
             assert draft.scores[node] <= (1 if parent == ROOT else draft.scores[parent]) + 1e-12
+
+
+@pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
+@given(
+    st.lists(random_drafts(), min_size=2, max_size=4),
+    *(st.integers(0, 12), st.integers(0, 4), st.integers(0, 99), st.booleans()),
+)
+@settings(max_examples=150, deadline=None)
+def test_drafts_are_blended_alike_in_python_and_in_c(
+    drafts: list[TokenTree], nodes: int, depth: int, seed: int, scored: bool
+) -> None:
+    blender = Blender(len(drafts))
+    for cell in np.random.default_rng(seed).integers(len(blender.rates.cells), size=40).tolist():
+        blender.rates.count(cell, cell % 3 == 0)
+    if not scored:
+        drafts[0] = replace(drafts[0], scores=None)
+    budget = Budget(nodes, depth)
+    plain, plain_sources = blender._in_python(drafts, budget)
+    native, native_sources = blender._in_c(drafts, budget)
+    assert native_sources == plain_sources
+    assert native.tokens == plain.tokens
+    assert native.parents == plain.parents
+    assert native.scores == plain.scores  # to the last bit
+    learned = []
+    for guess in (plain, native):
+        rates = HitRates(blender.rates.rates)
+        guess.learn([*guess.tokens[:1], 1, 2], rates)
+        learned.append(rates.table)
+    assert learned[0] == learned[1]
 
 
 def test_a_source_that_is_wrong_loses_its_say() -> None:

@@ -22,8 +22,9 @@ from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.online import Online
-from paceline.drafters.trained import DraftLMDrafter, HydraDrafter, TrainedDrafter
+from paceline.drafters.trained import TrainedDrafter
 from paceline.drafters.trained_making import Version
+from paceline.drafters.trained_networks import DraftLMDrafter, HydraDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build

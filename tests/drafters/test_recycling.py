@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 
 import numpy as np
@@ -15,8 +16,10 @@ from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.recycling import DEPTH, TEMPLATE, WIDTH, Recycling
+from paceline.drafters.recycling import DEPTH, TEMPLATE, WIDTH, Recycling, _rank_into
 from paceline.exactness.tabular import TabularModel, TabularTarget
+from paceline.native.library import library
+from paceline.native.ranking import rank_into
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
 from paceline.target import Output
@@ -44,7 +47,7 @@ def teach(drafter: Recycling, tokens: list[int], logits: LogitArray) -> None:
     """One step in which the first of `tokens` was the root and the others were rejected nodes."""
     sequence = start(tokens[:1], id=77)
     drafter.open(sequence)
-    drafter.propose([sequence], [Budget(0, 0)])
+    drafter.propose([sequence], [Budget(1, 1)])
     star = TokenTree(np.array(tokens[1:], np.int64), np.full(len(tokens) - 1, ROOT))
     sequence.tokens.append(0)
     drafter.observe([sequence], [star], [Verdict((), 0)], [Output(logits)])
@@ -66,12 +69,8 @@ def propose(drafter: Recycling, tokens: list[int], budget: Budget = FULL) -> Tok
 
 
 def successors(drafter: Recycling, token: int) -> list[int]:
-    """What the matrix holds for a token: the first level of a draft, by rank."""
-    first = [TEMPLATE.index((rank,)) for rank in range(WIDTH)]
-    drafter.propose([sequence := start([token], id=6)], [Budget(0, 1)])
-    filled = drafter._proposed[6][1]
-    drafter.close(sequence)
-    return [int(filled[node]) for node in first]
+    """What the matrix holds for a token."""
+    return drafter._successors[token * WIDTH : (token + 1) * WIDTH].tolist()
 
 
 def test_the_template_is_the_published_tree() -> None:
@@ -87,9 +86,13 @@ def test_the_full_tree_follows_the_matrix() -> None:
     logits = rows(VOCABULARY, 1)
     draft = propose(taught(), [3])
     assert len(draft) == 80
-    for path, token, parent in zip(TEMPLATE, draft.tokens, draft.parents, strict=True):
-        above = 3 if parent == ROOT else int(draft.tokens[parent])
-        assert token == best(logits[above])[path[-1]]
+    expected = set()
+    for path in TEMPLATE:
+        text = [3]
+        for rank in path:
+            text.append(best(logits[text[-1]])[rank])
+        expected.add(tuple(text[1:]))
+    assert texts(draft) == expected
     assert draft.law is None
     assert draft.source == "recycling"
 
@@ -258,3 +261,39 @@ def test_vocabularies_narrower_than_a_row_of_the_matrix_work() -> None:
     logits = np.zeros((1 + len(draft), 3), np.float32)
     drafter.observe([sequence], [draft], [Verdict((), 2)], [Output(logits)])
     trees.validate(drafter.propose([sequence], [FULL])[0])
+
+
+@pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("width", [3, WIDTH, VOCABULARY])
+def test_rows_are_ranked_into_the_matrix_alike_in_python_and_in_c(width: int) -> None:
+    logits = np.random.default_rng(0).normal(size=(6, width)).astype(np.float32)
+    tokens = [2, 0, 1, 2, 1, 1]
+    plain, native = array("i", [-1] * width * WIDTH), array("i", [-1] * width * WIDTH)
+    _rank_into(logits, tokens, plain)
+    assert rank_into(logits, tokens, native, WIDTH)
+    assert native == plain != array("i", [-1] * width * WIDTH)
+    assert not rank_into(logits.astype(np.float64), tokens, native, WIDTH)
+
+
+def test_plain_steps_are_learned_from_now_and_then() -> None:
+    """Where nothing is asked, one step in eight is ranked; the first that is asked again, too."""
+    drafter = Recycling(VOCABULARY)
+    sequence = start([5])
+    drafter.open(sequence)
+
+    def step(token: int, budget: Budget) -> bool:
+        [draft] = drafter.propose([sequence], [budget])
+        assert len(draft) == 0 or budget.nodes
+        root = sequence.tokens[-1]
+        sequence.tokens.append(token)
+        before = drafter._successors[root * WIDTH : (root + 1) * WIDTH]
+        nothing = TokenTree(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        logits = rows(1, seed=len(sequence.tokens))
+        drafter.observe([sequence], [nothing], [Verdict((), token)], [Output(logits)])
+        return drafter._successors[root * WIDTH : (root + 1) * WIDTH] != before
+
+    learned = [step(token % VOCABULARY, Budget(0, 0)) for token in range(6, 38)]
+    assert [at for at, new in enumerate(learned) if new] == [7, 15, 23, 31]
+    assert step(3, Budget(4, 2))
+    assert not step(4, Budget(0, 0))
+    drafter.close(sequence)

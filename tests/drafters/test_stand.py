@@ -49,7 +49,7 @@ def teach(drafter: Stand, prompt: list[int], output: list[int], model: TabularMo
     """A sequence that is decoded plainly."""
     drafter.open(sequence := start(prompt))
     for token in output:
-        [draft] = drafter.propose([sequence], [Budget(0, 0)])
+        [draft] = drafter.propose([sequence], [Budget(1, 1)])
         logits = model.logits(tuple(sequence.tokens))[None]
         sequence.tokens.append(token)
         drafter.observe([sequence], [draft], [Verdict((), token)], [Output(logits)])

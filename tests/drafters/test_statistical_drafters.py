@@ -105,7 +105,7 @@ def test_a_smaller_budget_gives_the_head_of_a_larger_draft(name: str) -> None:
     drafter = MAKE[name]()
     sequence = start([0, 1, 2, 0, 1, 1, 2, 0, 0, 1, 2, 1, 0, 1])
     drafter.open(sequence)
-    commit(drafter, sequence, propose(drafter, sequence, Budget(0, 0)), [2, 0, 1])
+    commit(drafter, sequence, propose(drafter, sequence, Budget(1, 1)), [2, 0, 1])
     whole = propose(drafter, sequence, Budget(14, 6))
     assert len(whole) >= 6
     for size in range(len(whole) + 1):
@@ -147,7 +147,7 @@ def test_what_was_learned_outlives_sequences_until_reset(name: str) -> None:
     before = drafted()
     drafter.open(sequence := start([5]))
     for token in (7, 8, 9, 10, 11, 5):
-        commit(drafter, sequence, propose(drafter, sequence, Budget(0, 0)), [token])
+        commit(drafter, sequence, propose(drafter, sequence, Budget(1, 1)), [token])
     drafter.close(sequence)
     learned = drafted()
     assert 9 in learned.tokens

@@ -23,7 +23,8 @@ from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters import trained_weights as module
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.trained import HydraDrafter, TrainedDrafter
+from paceline.drafters.trained import TrainedDrafter
+from paceline.drafters.trained_networks import HydraDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.native.library import has_float_products
 from paceline.networks.base import Geometry, Network

@@ -20,6 +20,7 @@ from paceline.networks.runner import Branch, Chain, Grown
 from paceline.networks.weights import Trained
 from paceline.runtimes.native_network_fit import takes
 from paceline.runtimes.native_network_last import Lasts
+from paceline.runtimes.native_network_narrow import narrowed
 from paceline.runtimes.native_network_rows import (
     Joined,
     Last,
@@ -33,7 +34,6 @@ from paceline.runtimes.native_network_rows import (
 )
 from paceline.runtimes.native_runner import NativeRunner
 from paceline.runtimes.network_weights import packed
-from paceline.runtimes.quantise import unpack
 
 pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
@@ -58,16 +58,17 @@ def quantised(network: Network, seed: int = 0) -> tuple[NativeRunner, PlainOps, 
     trained = Trained(network, weights, ids, {})
     sizes: Any = {"max_context": 128, "kv_tokens": 512}
     runner = NativeRunner(trained, target, 2, precision="int8", **sizes)
-    known = packed(trained, target, "int8")
+    known = narrowed(packed(trained, target, "int8"), trained.parameters, "int8")
     plain: dict[str, Any] = {}
-    for name in {each.removesuffix(".weight").removesuffix(".scale") for each in known}:
-        parts = {
-            kind: known[f"{name}.{kind}"]
-            for kind in ("weight", "scale")
-            if f"{name}.{kind}" in known
-        }
-        matrix = unpack(parts, parts["weight"].shape) if parts else known[name]
-        plain[name] = matrix.astype(np.float64)
+    for name, array in known.items():
+        stem, _, kind = name.rpartition(".")
+        if kind == "weight" and f"{stem}.steps" in known:
+            steps = known[f"{stem}.steps"].astype(np.float64)
+            plain[stem] = array * np.repeat(steps, 64, axis=1)
+        elif kind == "weight":
+            plain[stem] = array * known.get(f"{stem}.scale", np.float64(1))
+        elif not stem or kind not in ("scale", "steps"):
+            plain[name] = array.astype(np.float64)
     ops = PlainOps(shape, plain, plain["embed"], plain["head"], network.reach)
     return runner, ops, ids
 

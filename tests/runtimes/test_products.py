@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 
 from paceline.native.library import has_int8_products
-from paceline.native.packed import Packed, fits
+from paceline.native.packed import Packed, fits, narrow
 from paceline.native.program import Program
 from paceline.runtimes.quantise import pack
 
-KINDS = [
-    pytest.param(
-        "int8",
-        marks=pytest.mark.skipif(
-            not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI"
-        ),
-    ),
-    "fp32",
-]
+WHOLE = pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
+KINDS = [pytest.param("int8", marks=WHOLE), pytest.param("int4", marks=WHOLE), "fp32"]
 GROUP = 64
 EPS = 1e-5
 RNG = np.random.default_rng(2)
@@ -28,7 +21,8 @@ RNG = np.random.default_rng(2)
 
 def tensors(kind: Any, outputs: int, inputs: int, bias: bool = False) -> dict[str, Any]:
     """One matrix, and a norm for its inputs."""
-    packed = pack(RNG.standard_normal((outputs, inputs)).astype(np.float32), kind)
+    matrix = RNG.standard_normal((outputs, inputs)).astype(np.float32)
+    packed = narrow(matrix) if kind == "int4" else pack(matrix, kind)
     out = {f"m.{part}": array for part, array in packed.items()}
     out["norm"] = (1 + 0.1 * RNG.standard_normal(inputs)).astype(np.float32)
     if bias:
@@ -75,7 +69,9 @@ def plain(parts: dict[str, Any], x: Any, *, norm: bool, gated: bool, residual: A
     if norm:
         x = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * parts["norm"]
     weight = parts["m.weight"].astype(np.float64) * parts.get("m.scale", 1.0)
-    if "m.scale" in parts:
+    if "m.steps" in parts:
+        weight *= np.repeat(parts["m.steps"].astype(np.float64), GROUP, axis=1)
+    if "m.scale" in parts or "m.steps" in parts:
         groups = x.reshape(len(x), -1, GROUP)
         step = np.abs(groups).max(-1, keepdims=True) / 127
         x = (np.rint(groups / np.where(step == 0, 1, step)) * step).reshape(x.shape)
@@ -143,3 +139,19 @@ def test_what_they_take() -> None:
     assert not fits(np.zeros((96, 96), np.int8))
     assert not fits(np.zeros((40, 128), np.int8))
     assert fits(np.zeros((96, 50), np.float32))
+
+
+def test_four_bits_are_the_nearest_steps() -> None:
+    matrix = RNG.standard_normal((32, 192)).astype(np.float32)
+    matrix[3, 64:128] = 0
+    made = narrow(matrix)
+    steps = np.repeat(made["steps"].astype(np.float32), GROUP, axis=1)
+    off = np.abs(made["weight"] * steps - matrix)
+    # The largest number is a whole step, and on the other side there are seven steps, not eight.
+    reach = np.abs(matrix.reshape(32, -1, GROUP)).max(axis=2)
+    whole = np.repeat(reach, GROUP, axis=1) / 8
+    near = np.abs(matrix) < 7.4 * whole
+    assert (off[near] <= 0.51 * whole[near]).all()
+    assert (off <= 1.01 * whole).all()
+    assert not made["weight"][3, 64:128].any()
+    assert made["weight"].min() == -8

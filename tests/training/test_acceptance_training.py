@@ -26,7 +26,7 @@ from tests.training.test_trainer import target as target
 
 from paceline.drafters.acceptance import AcceptanceHead, save_acceptance_head
 from paceline.drafters.none import NoDrafter
-from paceline.drafters.trained import HydraDrafter
+from paceline.drafters.trained_networks import HydraDrafter
 from paceline.drafters.trained_weights import digest_of
 from paceline.errors import InvalidOption
 from paceline.networks.runner import Grown

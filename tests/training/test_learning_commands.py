@@ -17,7 +17,7 @@ from paceline.cli.app import run
 from paceline.cli.train_acceptance import acceptance_head
 from paceline.drafters.acceptance import load_acceptance_head
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.trained import HydraDrafter
+from paceline.drafters.trained_networks import HydraDrafter
 from paceline.drafters.trained_weights import digest_of
 from paceline.errors import InvalidOption
 from paceline.networks.weights import load_network

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +146,7 @@ class DoubtfulStop:
                 scores[index][-1] = float(stands[index])
             going = [index for index in going if stands[index] >= self.stands]
         return [
-            replace(trees.chain(each), scores=np.array(score))
+            trees.chain(each, scores=np.array(score))
             for each, score in zip(tokens, scores, strict=True)
         ]
 

@@ -44,6 +44,7 @@ class Aded(Guesser[ContextModel]):
 
     name: ClassVar[str] = "aded"
     needs: Needs = Needs(node_logits=True)
+    ranks: ClassVar[bool] = True
 
     def __init__(self, search: Search = "best-first", iterations: int = ITERATIONS) -> None:
         """Start without statistics.
@@ -72,6 +73,8 @@ class Aded(Guesser[ContextModel]):
     ) -> None:
         """Learn from every verified law, adapt to what was committed, and score the guesses."""
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
+            if self._left_out(sequence):
+                continue
             begin, _ = self._settle(sequence)
             self._model.recycle(
                 sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
@@ -80,7 +83,7 @@ class Aded(Guesser[ContextModel]):
 
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
         model = self._model
-        root = model.tail(sequence.tokens)
         if self._iterations is None:
-            return Guess.grow(root, budget, model.offers, model.follow)
+            return model.grow(sequence.tokens, budget)
+        root = model.tail(sequence.tokens)
         return Searched.search(root, budget, model.offers, model.follow, self._iterations)

@@ -96,11 +96,11 @@ class Guess:
         """Expected number of accepted tokens."""
         return sum(self.scores)
 
-    def tree(self, source: str) -> TokenTree:
-        """The draft."""
+    def tree(self, source: str, origins: tuple[str, ...] = ()) -> TokenTree:
+        """The draft; see there for `source` and `origins`."""
         tokens, parents = np.array(self.tokens, np.int64), np.array(self.parents, np.int64)
         scores = np.array(self.scores, dtype=np.float64)
-        return TokenTree(tokens, parents, None, source, scores)
+        return TokenTree(tokens, parents, None, source, scores, origins)
 
     def learn(self, committed: List[int], rates: HitRates) -> None:
         """Count the offers along the committed tokens as hits and misses.

@@ -6,30 +6,34 @@ known one offers its tokens first, then the next shorter one for the cases in wh
 and so on (prediction by partial matching). How often such an offer comes true is not what the
 averages say: it is learned per kind of offer, by the length of the context, how often that was
 seen, and the share of the token among those not offered yet.
+
+Contexts are kept in C++ where that can be compiled (`native_context_model.py`), else in Python
+(`plain_context_model.py`); both draft alike.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence as List
+from typing import Self
 
 import numpy as np
 
-from paceline.drafters.best_first import FLOOR, Offer
-from paceline.drafters.context_table import WIDTH, Context, ContextTable
+from paceline.drafters.best_first import Guess, Offer
+from paceline.drafters.context_table import Context, Law
 from paceline.drafters.statistics import HitRates
-from paceline.drafters.top_rows import top_rows
-from paceline.types import IntArray, LogitArray, ProbArray, TokenTree
+from paceline.native.library import library
+from paceline.types import Budget, LogitArray, ProbArray, TokenTree
 
 PROMPT_WEIGHT = 0.1
 """What a token of the prompt counts for beside a law of the target's."""
 
-_WEIGHTS = (0.9, 1.9)
+WEIGHTS = (0.9, 1.9)
 """Contexts known from prompts alone, from one law, from several."""
 
-_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
+SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
+"""Kinds of offers by share."""
 
-_TAIL = 0.03
+TAIL = 0.03
 """Share that tokens beyond the likeliest are taken to have."""
 
 # Start values of hit rates by length of context, 1 to 3, and by share, as measured on greedy texts
@@ -59,6 +63,10 @@ class ContextModel:
         rates: hit rates of the offers.
     """
 
+    def __new__(cls, *_: object) -> Self:
+        """Of the kind that is to be had here, unless a kind is asked for."""
+        return super().__new__(_kind() if cls is ContextModel else cls)
+
     def __init__(self, order: int, capacity: int) -> None:
         """Know nothing.
 
@@ -67,9 +75,7 @@ class ContextModel:
             capacity: most contexts to keep.
         """
         self._order = order
-        self._table = ContextTable(capacity)
         self.rates = HitRates(_prior(order), weight=30.0)
-        self._known: list[list[list[float]]] = []
 
     def tail(self, tokens: List[int]) -> Context:
         """The context at the end of `tokens`."""
@@ -81,10 +87,7 @@ class ContextModel:
 
     def read(self, tokens: List[int], begin: int, weight: float) -> None:
         """Learn from text: the tokens from position `begin` on came after those before them."""
-        ends = range(max(begin, 1), len(tokens))
-        contexts = [tuple(tokens[max(0, end - self._order) : end]) for end in ends]
-        certain = np.ones((len(contexts), 1))
-        self._add(contexts, np.array(tokens[ends.start :])[:, None], certain, weight)
+        raise NotImplementedError
 
     def recycle(self, tokens: List[int], draft: TokenTree, logits: LogitArray) -> None:
         """Learn from the target's laws at the end of `tokens` and behind each node of `draft`.
@@ -96,46 +99,26 @@ class ContextModel:
             draft: what was verified.
             logits: float32 `[1 + nodes, vocabulary]`; further rows are ignored.
         """
-        contexts = [self.tail(tokens)]
-        for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
-            contexts.append(self.follow(contexts[parent + 1], token))
-        ids, values = top_rows(logits[: len(contexts)], WIDTH)
-        shares = np.exp(values - values[:, :1], dtype=np.float64)
-        shares /= shares.sum(axis=1, keepdims=True)
-        self._add(contexts, ids, shares, 1.0)
+        raise NotImplementedError
 
-    def ready(self) -> None:
-        """Take the hit rates of the moment for the offers that follow."""
-        self._known = self.rates.rates.tolist()
+    def look(self, context: Context) -> tuple[Law, float] | None:
+        """What is known of exactly this context, see `ContextTable`."""
+        raise NotImplementedError
 
     def offers(self, context: Context, reach: float) -> List[Offer]:
         """What may come after a context that decoding reaches with probability `reach`."""
-        offers: list[Offer] = []
-        offered: set[int] = set()
-        left = 1.0
-        for length in range(len(context), 0, -1):
-            found = self._table.look(context[-length:])
-            if found is None:
-                continue
-            tokens, shares, weight = found
-            kind = bisect_right(_WEIGHTS, weight)
-            rates = self._known[length - 1][kind]
-            rest = sum(share for t, share in zip(tokens, shares, strict=True) if t not in offered)
-            for token, share in zip(tokens, shares, strict=True):
-                if share == 0 or left * reach < FLOOR:
-                    break
-                if token not in offered:
-                    part = bisect_right(_SHARES, share / (max(rest, share) + _TAIL))
-                    offers.append((token, left * rates[part], (length - 1, kind, part)))
-                    offered.add(token)
-                    left *= 1 - rates[part]
-                    rest -= share
-        return offers
+        raise NotImplementedError
 
-    def _add(
-        self, contexts: List[Context], tokens: IntArray, shares: ProbArray, weight: float
-    ) -> None:
-        """Learn laws for all lengths of their contexts."""
-        rows = [row for row, context in enumerate(contexts) for _ in context]
-        ends = [context[-n:] for context in contexts for n in range(1, len(context) + 1)]
-        self._table.add(ends, tokens[rows], shares[rows], weight)
+    def grow(self, tokens: List[int], budget: Budget) -> Guess:
+        """The likeliest nodes that may follow `tokens`, see `Guess.grow`."""
+        raise NotImplementedError
+
+
+def _kind() -> type:
+    if library() is None:
+        from paceline.drafters.plain_context_model import PlainContextModel
+
+        return PlainContextModel
+    from paceline.drafters.native_context_model import NativeContextModel
+
+    return NativeContextModel

@@ -122,9 +122,9 @@ class Drawn(Guess):
         guess._tree = sapling.finish("without_replacement")
         return guess
 
-    def tree(self, source: str) -> TokenTree:
+    def tree(self, source: str, origins: tuple[str, ...] = ()) -> TokenTree:
         """The draft, with its law."""
-        return replace(self._tree, source=source)
+        return replace(self._tree, source=source, origins=origins)
 
     def is_source_of(self, draft: TokenTree) -> bool:
         """Whether `draft` is what `tree` gave, and not another drafter's."""

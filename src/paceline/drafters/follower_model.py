@@ -65,7 +65,6 @@ class FollowerModel:
         self._follower = follower
         self._cache = Followers(capacity, width)
         self.rates = HitRates(prior, weight=16.0)
-        self._known: list[list[list[float]]] = []
 
     def read(self, tokens: List[int], begin: int) -> None:
         """Learn from text: all runs whose last token has position `begin` or later."""
@@ -78,10 +77,6 @@ class FollowerModel:
     def add(self, leader: Run, follower: Run) -> None:
         """Learn one run."""
         self._cache.add(leader, follower)
-
-    def ready(self) -> None:
-        """Take the hit rates of the moment for the offers that follow."""
-        self._known = self.rates.rates.tolist()
 
     def place(self, tokens: List[int]) -> Place:
         """Where `tokens` ends."""
@@ -98,6 +93,7 @@ class FollowerModel:
 
     def offers(self, place: Place, reach: float) -> List[Offer]:
         """What may come after a place that decoding reaches with probability `reach`."""
+        rates = self.rates.table
         offers: list[Offer] = []
         offered: set[int] = set()
         left = 1.0
@@ -106,7 +102,7 @@ class FollowerModel:
                 break
             token = follower[place.at]
             if token not in offered:
-                rate = self._known[leader - 1][rank][place.at]
+                rate = rates[leader - 1][rank][place.at]
                 offers.append((token, left * rate, (leader - 1, rank, place.at)))
                 offered.add(token)
                 left *= 1 - rate

@@ -9,7 +9,6 @@ whose worth is learned. Once the beginning of a fixed part has appeared, the res
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -174,7 +173,7 @@ class Forced(Drafter):
             scores.append(reach)
             standing = self._template.read(standing, token)
         self._expectations[sequence.id] = expectations
-        return replace(trees.chain(tokens, self.name), scores=np.array(scores, dtype=np.float64))
+        return trees.chain(tokens, self.name, scores=np.array(scores, dtype=np.float64))
 
 
 def _borders(tokens: tuple[int, ...]) -> list[int]:

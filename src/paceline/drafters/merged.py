@@ -14,16 +14,15 @@ continuations enter only where the first drafter's tree has their first token to
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from paceline import tree as trees
 from paceline.drafters.base import Drafter
-from paceline.drafters.best_first import Guess, Offer
+from paceline.drafters.best_first import Guess
+from paceline.drafters.blender import Blender
 from paceline.drafters.parts import Parts
-from paceline.drafters.statistics import HitRates
 from paceline.errors import InvalidOption
 from paceline.options import require
 from paceline.sequence import Sequence
@@ -32,17 +31,6 @@ from paceline.target import Output
 from paceline.types import ROOT, Budget, TokenTree, Verdict
 
 Way = Literal["blend", "graft", "fuse"]
-
-_LEVELS = 10
-"""Levels of confidence that are told apart."""
-
-_UNSCORED = 0.6
-"""Chance of a node, given its parent, in drafts that come without scores."""
-
-_BELIEF = 12.0
-"""Trials that the first guess of a hit rate counts for."""
-
-_ABSENT = -2
 
 
 class Merged(Parts):
@@ -85,16 +73,17 @@ class Merged(Parts):
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """One tree per sequence; a node's origin is the first part that proposed it."""
         drafts = zip(*(part.propose(sequences, budgets) for part in self.parts), strict=True)
+        if not any(budget.nodes and budget.depth for budget in budgets):
+            return [Guess().tree(self.name) for _ in drafts]
         if self._way != "blend":
             merge = self._graft if self._way == "graft" else _fuse
             return [merge(each, budget) for each, budget in zip(drafts, budgets, strict=True)]
-        self._blender.ready()
         out = []
         for sequence, budget, each in zip(sequences, budgets, drafts, strict=True):
             guess, sources = self._blender.blend(each, budget)
             self._guesses[sequence.id] = (len(sequence.tokens), guess)
-            origins = tuple(self._names[source] for source in sources)
-            out.append(replace(guess.tree(self.name), origins=origins))
+            origins = tuple(map(self._names.__getitem__, sources))
+            out.append(guess.tree(self.name, origins))
         return out
 
     def observe(
@@ -119,97 +108,6 @@ class Merged(Parts):
 
     def _graft(self, drafts: List[TokenTree], budget: Budget) -> TokenTree:
         return _fill(confident(drafts[0], self._floor), drafts[1:], budget)
-
-
-class Blender:
-    """Learned chances of nodes that several sources propose.
-
-    Attributes:
-        rates: hit rates by who proposes a token and how sure they are, given that no likelier
-            token comes.
-    """
-
-    def __init__(self, sources: int) -> None:
-        """Believe at first that sources err independently."""
-        levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
-        self.rates = HitRates(np.tile(levels, (1 << sources, 1)), _BELIEF)
-        self.ready()
-
-    def ready(self) -> None:
-        """Take the hit rates of the moment for the drafts that follow."""
-        self._table: list[list[float]] = self.rates.rates.tolist()
-
-    def blend(self, drafts: List[TokenTree], budget: Budget) -> tuple[Guess, list[int]]:
-        """The likeliest nodes of the union of drafts.
-
-        Returns:
-            The nodes with the reasons for them, and per node the index of the first draft that
-            has it.
-        """
-        readers = [_Reader(draft) for draft in drafts]
-
-        def offers(place: tuple[int, ...], reach: float) -> List[Offer]:
-            return self._offers(readers, place)
-
-        def follow(place: tuple[int, ...], token: int) -> tuple[int, ...]:
-            return tuple(
-                reader.child(node, token) for reader, node in zip(readers, place, strict=True)
-            )
-
-        root = (ROOT,) * len(drafts)
-        guess = Guess.grow(root, budget, offers, follow)
-        places: list[tuple[int, ...]] = []
-        for parent, token in zip(guess.parents, guess.tokens, strict=True):
-            places.append(follow(root if parent == ROOT else places[parent], token))
-        return guess, [_first(place) for place in places]
-
-    def _offers(self, readers: List[_Reader], place: tuple[int, ...]) -> List[Offer]:
-        found: dict[int, tuple[float, int]] = {}
-        for index, (reader, node) in enumerate(zip(readers, place, strict=True)):
-            for token, chance in reader.offers(node):
-                miss, sources = found.get(token, (1.0, 0))
-                found[token] = (miss * (1 - chance), sources | 1 << index)
-        left = 1.0
-        out: list[Offer] = []
-        for token, (miss, sources) in sorted(found.items(), key=_likeliest):
-            level = min(int((1 - miss) * _LEVELS), _LEVELS - 1)
-            chance = left * self._table[sources][level]
-            left -= chance
-            out.append((token, chance, (sources, level)))
-        return out
-
-
-class _Reader:
-    """A draft by parent: which tokens it offers there, and how likely each is there."""
-
-    def __init__(self, draft: TokenTree) -> None:
-        self._nodes: dict[tuple[int, int], int] = {}
-        self._offers: dict[int, list[tuple[int, float]]] = {}
-        scores = None if draft.scores is None else draft.scores.tolist()
-        pairs = zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
-        for node, (parent, token) in enumerate(pairs):
-            self._nodes[parent, token] = node
-            chance = _UNSCORED
-            if scores is not None:
-                above = 1.0 if parent == ROOT else scores[parent]
-                chance = scores[node] / above if above else 0.0
-            self._offers.setdefault(parent, []).append((token, chance))
-
-    def offers(self, node: int) -> List[tuple[int, float]]:
-        """Tokens under a node and their chances given the node."""
-        return self._offers.get(node, ())
-
-    def child(self, node: int, token: int) -> int:
-        """The child of `node` with that token."""
-        return self._nodes.get((node, token), _ABSENT)
-
-
-def _first(place: tuple[int, ...]) -> int:
-    return next(index for index, node in enumerate(place) if node != _ABSENT)
-
-
-def _likeliest(item: tuple[int, tuple[float, int]]) -> float:
-    return item[1][0]
 
 
 def _fuse(drafts: List[TokenTree], budget: Budget) -> TokenTree:

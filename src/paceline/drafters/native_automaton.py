@@ -3,24 +3,20 @@ Python."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import weakref
 from array import array
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 
 from paceline.drafters.automaton import BEST, BREAK, Automaton, Followers, Match, Outlook, PerState
-from paceline.native.library import library
-
-_OPERATIONS = (
-    *("new", "free", "begin", "extend", "step", "read", "back_off", "outlook"),
-    *("followers", "followed", "count", "end", "size"),
-)
+from paceline.native.library import calls
 
 
 class NativeAutomaton(Automaton):
-    """States in the library's memory, which is given back with this object."""
+    """States in the library's memory, which is given back with this object.
+
+    Attributes:
+        address: of the automaton, for operations of several.
+    """
 
     def __init__(self, depth: int = 32) -> None:
         """An automaton without texts; the first one has begun.
@@ -30,11 +26,11 @@ class NativeAutomaton(Automaton):
             RuntimeError: there is no library.
         """
         super().__init__(depth)
-        self._call = _calls()
-        self._states = self._call.new(depth)
-        if not self._states:
+        self._call = calls("automaton_")
+        self.address = self._call.new(depth)
+        if not self.address:
             raise MemoryError("no memory for an automaton")
-        weakref.finalize(self, self._call.free, self._states).atexit = False
+        weakref.finalize(self, self._call.free, self.address).atexit = False
         self._make_room(2)
 
     @property
@@ -50,7 +46,7 @@ class NativeAutomaton(Automaton):
     def begin(self) -> None:
         """Start another text."""
         super().begin()
-        self._call.begin(self._states)
+        self._call.begin(self.address)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens in one call.
@@ -59,36 +55,36 @@ class NativeAutomaton(Automaton):
             MemoryError: there is no room for them.
         """
         new = array("i", tokens)
-        if not self._call.extend(self._states, new.buffer_info()[0], len(new), self._at):
+        if not self._call.extend(self.address, new.buffer_info()[0], len(new), self._at):
             raise MemoryError("no memory for more tokens in an automaton")
         self.log += new
         self.match = self._match()
 
     def step(self, state: int, token: int) -> int:
         """The state after `token`, or the root's."""
-        after: int = self._call.step(self._states, state, token)
+        after: int = self._call.step(self.address, state, token)
         return after
 
     def read(self, state: int, length: int, tokens: Sequence[int]) -> Match:
         """The longest context behind some tokens, in one call."""
         new = array("i", tokens)
         at = new.buffer_info()[0]
-        self._call.read(self._states, state, length, at, len(new), self._at)
+        self._call.read(self.address, state, length, at, len(new), self._at)
         return self._match()
 
     def back_off(self, state: int) -> tuple[int, int]:
         """The longest shorter context that occurred more often."""
-        self._call.back_off(self._states, state, self._at)
+        self._call.back_off(self.address, state, self._at)
         return self._found[0], self._found[1]
 
     def followers(self, state: int) -> Followers:
         """What followed a context."""
-        count = self._call.followers(self._states, state, self._at)
+        count = self._call.followers(self.address, state, self._at)
         return _pairs(self._found[:count])[2:]
 
     def followed(self, state: int) -> int:
         """How many occurrences of a context are followed by something."""
-        times: int = self._call.followed(self._states, state)
+        times: int = self._call.followed(self.address, state)
         return times
 
     def outlook(self, state: int, length: int, token: int | None, most: int) -> Outlook:
@@ -96,7 +92,7 @@ class NativeAutomaton(Automaton):
         if most > self._most:
             self._make_room(most)
         behind = BREAK if token is None else token
-        count = self._call.outlook(self._states, state, length, behind, most, self._at)
+        count = self._call.outlook(self.address, state, length, behind, most, self._at)
         pairs = _pairs(self._found[:count])
         found, at = [], 1
         while at < len(pairs):
@@ -129,25 +125,10 @@ class _PerState:
         self._read = read
 
     def __len__(self) -> int:
-        size: int = self._automaton._call.size(self._automaton._states)
+        size: int = self._automaton._call.size(self._automaton.address)
         return size
 
     def __getitem__(self, state: int) -> int:
         if not 0 <= state < len(self):
             raise IndexError(f"there is no state {state}")
-        return self._read(self._automaton._states, state)
-
-
-@functools.cache
-def _calls() -> SimpleNamespace:
-    """The library's operations, called with Python's lock held: they are short, and a thread that
-    lets go of the lock may wait long to get it back."""
-    loaded = library()
-    if loaded is None:
-        raise RuntimeError("there is no library of operations")
-    calls = SimpleNamespace()
-    for name in _OPERATIONS:
-        function = getattr(loaded, f"paceline_automaton_{name}")
-        kind = ctypes.PYFUNCTYPE(function.restype, *function.argtypes)
-        setattr(calls, name, kind((function.__name__, loaded)))
-    return calls
+        return self._read(self._automaton.address, state)

@@ -104,8 +104,9 @@ class RecallingDrafter(Drafter):
         """The draft per sequence from which most accepted tokens are expected."""
         if not any(budget.nodes and budget.depth for budget in budgets):
             return [self._nothing] * len(sequences)
-        self.history.absorb(self._due)
-        self._due = 0
+        if self._due:
+            self.history.absorb(self._due)
+            self._due = 0
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
@@ -139,6 +140,7 @@ class RecallingDrafter(Drafter):
         if own is None:
             own = self._own[sequence.id] = Own(self._others)
         own.read(sequence.tokens)
-        own.guesses = self._guesses(own, budget)
-        best = max(own.guesses, key=attrgetter("score"), default=None)
-        return self._nothing if best is None else best.tree(self.name)
+        guesses = own.guesses = self._guesses(own, budget)
+        if len(guesses) > 1:
+            return max(guesses, key=attrgetter("score")).tree(self.name)
+        return guesses[0].tree(self.name) if guesses else self._nothing

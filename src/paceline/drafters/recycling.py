@@ -10,20 +10,25 @@ likeliest nodes.
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections.abc import Sequence as List
 from typing import ClassVar, Self
 
 import numpy as np
 
 from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.best_first import Guess
+from paceline.drafters.idle import Idle
 from paceline.drafters.statistics import HitRates
 from paceline.drafters.top_rows import top_rows
+from paceline.native.ranking import rank_into
 from paceline.options import arguments
 from paceline.sequence import Sequence
 from paceline.shapes.published import TOKEN_RECYCLING as TEMPLATE
 from paceline.shapes.static import layout
 from paceline.target import Output
-from paceline.types import ROOT, Budget, IntArray, Needs, TokenTree, Verdict
+from paceline.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
 
 WIDTH = 8
 """Recycled successors per token."""
@@ -32,8 +37,12 @@ _UNKNOWN = -1
 
 DEPTH = len(TEMPLATE[-1])
 
-_PARENTS, _RANKS, _DEPTHS = layout(TEMPLATE)
-_LEVELS = [np.flatnonzero(depth == _DEPTHS) for depth in range(1, DEPTH + 1)]
+_PARENTS, _RANKS, _DEPTHS = (column.tolist() for column in layout(TEMPLATE))
+_BELOW = [
+    [node for node, above in enumerate(_PARENTS) if above == at]
+    for at in range(ROOT, len(TEMPLATE))
+]
+"""Children of the root, and of each node of the template."""
 
 # Share of steps in which the child of each rank was the target's token, by depth of the child,
 # given that its parent was reached: a start value, replaced by what is observed.
@@ -41,7 +50,7 @@ _PRIOR = np.array([0.36, 0.10, 0.055, 0.035, 0.025, 0.02, 0.015, 0.01])
 
 
 class Recycling(Drafter):
-    """Trees from the target's own rejected candidates: no training, under 4 MB, free."""
+    """Trees from the target's own rejected candidates: no training, under 2 MB, free."""
 
     name: ClassVar[str] = "recycling"
     needs: Needs = Needs(node_logits=True)
@@ -49,7 +58,9 @@ class Recycling(Drafter):
     def __init__(self, vocab_size: int) -> None:
         """Make an empty matrix for a vocabulary."""
         self._vocab_size = vocab_size
-        self._proposed: dict[int, tuple[int, IntArray]] = {}
+        self._proposed: dict[int, int] = {}
+        self._idle = Idle()
+        self._nothing = Guess().tree(self.name)
         self.reset()
 
     @classmethod
@@ -60,22 +71,24 @@ class Recycling(Drafter):
 
     def reset(self) -> None:
         """Forget the matrix and the hit rates."""
-        self._successors = np.full((self._vocab_size, WIDTH), _UNKNOWN, dtype=np.int64)
+        # Row by row. Single entries are read and written at every step.
+        self._successors = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
         self._rates = HitRates(np.tile(_PRIOR, (DEPTH, 1)), weight=50.0)
         self._steps = 0
         self._order()
 
     def open(self, sequence: Sequence) -> None:
         """Fill rows that are still unknown with the prompt's own neighbours."""
+        known = self._successors
         for token, successor in zip(sequence.tokens, sequence.tokens[1:], strict=False):
-            row = self._successors[token]
-            if successor not in row:
-                unknown = np.flatnonzero(row == _UNKNOWN)
-                if len(unknown):
-                    row[unknown[0]] = successor
+            row = known[token * WIDTH : (token + 1) * WIDTH]
+            if _UNKNOWN in row and successor not in row:
+                known[token * WIDTH + row.index(_UNKNOWN)] = successor
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """The likeliest nodes of the template whose tokens are known."""
+        if self._idle.rests(budgets):
+            return [self._nothing] * len(sequences)
         if self._steps % 32 == 0:
             self._order()
         self._steps += 1
@@ -88,14 +101,17 @@ class Recycling(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Recycle every verified row, then score the template against the committed tokens."""
+        """Score the template against the committed tokens, then recycle every verified row."""
+        if not self._proposed:  # the step was left out
+            return
+        for sequence in sequences:
+            begin = self._proposed[sequence.id]
+            self._score(sequence.tokens[begin - 1 :])
+        known = self._successors
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
-            begin, filled = self._proposed.pop(sequence.id)
-            self._score(sequence.tokens[begin:], filled)
-            rows = [sequence.tokens[begin - 1], *draft.tokens.tolist()]
-            best, _ = top_rows(output.logits[: len(rows)], WIDTH)
-            # Fewer columns in a toy vocabulary; of a token that stands twice the last row counts.
-            self._successors[rows, : best.shape[1]] = best
+            rows = [sequence.tokens[self._proposed.pop(sequence.id) - 1], *draft.tokens.tolist()]
+            if not rank_into(output.logits, rows, known, WIDTH):
+                _rank_into(output.logits[: len(rows)], rows, known)
 
     def close(self, sequence: Sequence) -> None:
         """Forget what was proposed to the sequence; the matrix stays."""
@@ -103,48 +119,62 @@ class Recycling(Drafter):
 
     def _order(self) -> None:
         """Value every template node by its path's hit rates and rank nodes by value."""
-        rates = self._rates.rates
-        values = np.empty(len(TEMPLATE))
-        for level in _LEVELS:
-            parents = _PARENTS[level]
-            above = np.where(parents == ROOT, 1.0, values[parents])
-            values[level] = above * rates[_DEPTHS[level] - 1, _RANKS[level]]
+        rates = self._rates.table
+        values: list[float] = []
+        for parent, rank, depth in zip(_PARENTS, _RANKS, _DEPTHS, strict=True):
+            values.append((1.0 if parent == ROOT else values[parent]) * rates[depth - 1][rank])
         self._values = values
-        self._ranking = np.argsort(-values, kind="stable")
+        self._ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
 
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
-        filled = np.full(len(TEMPLATE), _UNKNOWN, dtype=np.int64)
-        for level in _LEVELS[: budget.depth]:
-            parents = _PARENTS[level]
-            above = np.where(parents == ROOT, sequence.root, filled[parents])
-            found = self._successors[above, _RANKS[level]]
-            filled[level] = np.where(above == _UNKNOWN, _UNKNOWN, found)
-        self._proposed[sequence.id] = (len(sequence.tokens), filled)
-        # A node is worth no more than its parent and stands behind it, so any head of the ranking
-        # of known nodes is a tree.
-        ranked = self._ranking[filled[self._ranking] != _UNKNOWN][: budget.nodes]
-        nodes = np.sort(ranked)
-        place = np.full(len(TEMPLATE) + 1, ROOT, dtype=np.int64)
-        place[nodes] = np.arange(len(nodes))
+        self._proposed[sequence.id] = len(sequence.tokens)
+        known, values = self._successors, self._values
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        places = {ROOT: ROOT}
+        # A node is worth no more than its parent and stands behind it, so parents come first.
+        for node in self._ranking if budget.nodes > 0 else ():
+            parent = places.get(_PARENTS[node])
+            if parent is None or _DEPTHS[node] > budget.depth:
+                continue
+            above = sequence.root if parent == ROOT else tokens[parent]
+            token = known[above * WIDTH + _RANKS[node]]
+            if token != _UNKNOWN:
+                places[node] = len(tokens)
+                tokens.append(token)
+                parents.append(parent)
+                scores.append(values[node])
+                if len(tokens) == budget.nodes:
+                    break
         return TokenTree(
-            filled[nodes],
-            place[_PARENTS[nodes]],
+            np.array(tokens, dtype=np.int64),
+            np.array(parents, dtype=np.int64),
             source=self.name,
-            scores=self._values[nodes],
+            scores=np.array(scores, dtype=np.float64),
         )
 
-    def _score(self, committed: list[int], filled: IntArray) -> None:
-        """Walk the template along the committed tokens and count hits and misses by rank."""
-        node = ROOT
-        for depth, token in enumerate(committed[:DEPTH]):
-            children = np.flatnonzero(node == _PARENTS)
-            known = children[filled[children] != _UNKNOWN]
+    def _score(self, tokens: list[int]) -> None:
+        """Walk the template from a root along the tokens behind it and count hits and misses by
+        rank."""
+        node, known = ROOT, self._successors
+        for depth, (above, token) in enumerate(itertools.pairwise(tokens[: DEPTH + 1])):
             hit = ROOT
-            for child in known.tolist():
-                match = hit == ROOT and filled[child] == token
-                self._rates.add((depth, int(_RANKS[child])), match)
+            for child in _BELOW[node + 1]:
+                found = known[above * WIDTH + _RANKS[child]]
+                if found == _UNKNOWN:
+                    continue
+                match = hit == ROOT and found == token
+                self._rates.count(depth * WIDTH + _RANKS[child], match)
                 if match:
                     hit = child
             if hit == ROOT:
                 return
             node = hit
+
+
+def _rank_into(logits: LogitArray, tokens: list[int], table: array[int]) -> None:
+    """What `rank_into` does, where there is no library."""
+    best, _ = top_rows(logits, WIDTH)
+    for token, row in zip(tokens, best.tolist(), strict=True):
+        table[token * WIDTH : token * WIDTH + len(row)] = array("i", row)

@@ -37,6 +37,7 @@ class Stand(Guesser[ContextModel]):
 
     name: ClassVar[str] = "stand"
     needs: Needs = Needs(node_logits=True)
+    ranks: ClassVar[bool] = True
 
     def __init__(self, vocab_size: int, *, drawn: bool = False, lots: Lots = "noise") -> None:
         """Remember nothing.
@@ -79,6 +80,8 @@ class Stand(Guesser[ContextModel]):
         for sequence, draft, verdict, output in zip(
             sequences, drafts, verdicts, outputs, strict=True
         ):
+            if self._left_out(sequence):
+                continue
             begin, guess = self._settle(sequence)
             if isinstance(guess, Drawn) and guess.is_source_of(draft):
                 guess.settle(verdict, self._accepted)
@@ -88,11 +91,10 @@ class Stand(Guesser[ContextModel]):
 
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
         model = self._model
-        root = model.tail(sequence.tokens)
         if self.kind is None:
-            return Guess.grow(root, budget, model.offers, model.follow)
+            return model.grow(sequence.tokens, budget)
         return Drawn.draw(
-            root,
+            model.tail(sequence.tokens),
             budget,
             model.offers,
             model.follow,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -19,24 +20,37 @@ class HitRates:
 
     Attributes:
         table: nested lists, hit rate of every cell at the moment.
+        cells: all of them, the last index changing fastest.
+        flat: their hit rates in that order, as C++ reads them.
     """
 
     def __init__(self, prior: ProbArray, weight: float = 4.0) -> None:
         """Start from `prior`, float64 of any shape, believed as much as `weight` trials."""
         self.table: list[Any] = prior.tolist()
-        self._weight = weight
-        self._counts: dict[tuple[int, ...], tuple[float, float]] = {}
+        self.cells = list(np.ndindex(prior.shape))
+        self.flat = array("d", prior.ravel().tolist())
+        self._places = {cell: place for place, cell in enumerate(self.cells)}
+        self._rows = [(self._row(cell), cell[-1]) for cell in self.cells]
+        self._hits = [rate * weight for rate in self.flat]
+        self._trials = [weight] * len(self.flat)
 
     def add(self, cell: tuple[int, ...], hit: bool) -> None:
         """Count one trial of a cell."""
+        self.count(self._places[cell], hit)
+
+    def count(self, place: int, hit: bool) -> None:
+        """Count one trial of the cell with this place in `cells`."""
+        hits = self._hits[place] = _MEMORY * self._hits[place] + hit
+        trials = self._trials[place] = _MEMORY * self._trials[place] + 1
+        row, last = self._rows[place]
+        row[last] = self.flat[place] = hits / trials
+
+    def _row(self, cell: tuple[int, ...]) -> list[float]:
+        """What holds a cell's rate in `table`."""
         row = self.table
         for index in cell[:-1]:
             row = row[index]
-        last = cell[-1]
-        hits, trials = self._counts.get(cell) or (row[last] * self._weight, self._weight)
-        hits, trials = _MEMORY * hits + hit, _MEMORY * trials + 1
-        self._counts[cell] = hits, trials
-        row[last] = hits / trials
+        return row
 
     @property
     def rates(self) -> ProbArray:

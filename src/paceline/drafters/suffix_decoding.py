@@ -22,6 +22,8 @@ from paceline.drafters.automaton import ROOT_STATE, Automaton, Match, Outlook
 from paceline.drafters.best_first import Guess, Offer
 from paceline.drafters.evidence import TRUST, Evidence, evidence_rates, weigh
 from paceline.drafters.history import CAPACITY
+from paceline.drafters.native_automaton import NativeAutomaton
+from paceline.drafters.native_suffixes import NativeSuffixes
 from paceline.drafters.recalling import Own, RecallingDrafter
 from paceline.drafters.statistics import HitRates
 from paceline.errors import InvalidOption
@@ -64,6 +66,7 @@ class SuffixDecoding(RecallingDrafter):
             raise InvalidOption(f"mode {mode!r} is unknown: use path, tree or blend")
         super().__init__(capacity)
         self._mode = mode
+        self._native = NativeSuffixes(_LEVELS)
 
     def _start_rates(self, sources: int) -> HitRates:
         return evidence_rates(1.0, *[TRUST] * (sources - 1))
@@ -75,6 +78,8 @@ class SuffixDecoding(RecallingDrafter):
 
     def _blend(self, text: Automaton, own: Match, other: Match, budget: Budget) -> Guess:
         history = self.history.texts
+        if isinstance(text, NativeAutomaton) and isinstance(history, NativeAutomaton):
+            return self._native.grow((text, history), (own, other), budget, self._rates)
 
         def offers(place: _Place, reach: float) -> list[Offer]:
             (_, _, seen), (_, _, other) = place

@@ -9,8 +9,8 @@ runs them is the runtime's.
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -19,46 +19,20 @@ from paceline.drafters.acceptance import DoubtfulStop
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.grown import TreeDrafts
 from paceline.drafters.online import Online
+from paceline.drafters.trained_chains import chains, with_noise
 from paceline.drafters.trained_making import Made, Version
-from paceline.networks.runner import Grown, Noise, Runner
+from paceline.drafters.trained_progress import READ, Progress
+from paceline.networks.runner import Runner
 from paceline.options import arguments, require
-from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
 from paceline.target import Output
-from paceline.types import Budget, LogitArray, Needs, ProbArray, TokenTree, Verdict
-
-_SHARPER = 0.75
-"""Temperature that tokens are drawn at, beside the request's. A network that knows less than the
-target spreads its law wider; between 0.6 and 0.9 most tokens agree."""
-
-
-_READ = 128
-"""Rows of a prompt that a network reads. More bring nothing that pays: with 128 in place of all
-Hydra's drafts of the development prompts are 0.8% shorter, and long prompts begin sooner."""
-
-_WAITING = 2 * _READ
-"""Most rows that wait for a draft."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """A sequence's cache in the network, and the rows that are not in it yet.
-
-    `features[i]` belong to the position before `tokens[i]`; they have no width if none are read.
-    `begun` says whether the cache holds any.
-    """
-
-    version: Version
-    cache: Any
-    features: list[LogitArray]
-    tokens: list[int]
-    begun: bool = False
+from paceline.types import Budget, LogitArray, Needs, TokenTree, Verdict
 
 
 class TrainedDrafter(Drafter):
     """Drafts with one network; a subclass names it."""
 
-    needs: Needs = Needs(features=True, recent=_READ)
+    needs: Needs = Needs(features=True, recent=READ)
     sizes: ClassVar[tuple[str, ...]] = ()
     """Settings of the network that may be smaller than those of its weights."""
 
@@ -78,7 +52,7 @@ class TrainedDrafter(Drafter):
         require(0 <= stop < 1, "stop", stop, "0 or more, and below 1")
         self._begin = self._newest = Version(runner)
         self._stop = stop
-        self._progress: dict[int, _Progress] = {}
+        self._progress: dict[int, Progress] = {}
         self._online: Online[Version] | None = None
         self._doubt: DoubtfulStop | None = None
         self._follows_noise = True
@@ -121,7 +95,7 @@ class TrainedDrafter(Drafter):
     def open(self, sequence: Sequence) -> None:
         """Open the network's cache; without features, all tokens can be read at once."""
         version = self._take_up()
-        self._progress[sequence.id] = _Progress(version, version.runner.open(), [], [])
+        self._progress[sequence.id] = Progress(version, version.runner.open(), [], [])
         if not self._reads:
             self._note(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
 
@@ -150,20 +124,9 @@ class TrainedDrafter(Drafter):
         return self._newest
 
     def _note(self, sequence: Sequence, tokens: list[int], features: LogitArray) -> None:
-        """Rows that the next draft takes in: not every sequence is asked for one. If they become
-        many, old ones are left out before the first draft, and taken in behind it."""
-        progress = self._progress[sequence.id]
-        most = _WAITING if progress.tokens else _READ
-        progress.tokens += tokens
-        progress.features.append(features)
-        if len(progress.tokens) <= most:
-            return
-        known, kept = np.concatenate(progress.features), _READ
-        if progress.begun or type(self).needs == Needs(features=True):  # or it wants all
-            kept = 1  # which drafts start behind
-            read = Grown(progress.cache, known[:-1], progress.tokens[:-1], sequence.cache)
-            progress.version.runner.draft([read], 0)
-        progress.features, progress.tokens = [known[-kept:].copy()], progress.tokens[-kept:]
+        """Rows that the next draft takes in."""
+        reads_all = type(self).needs == Needs(features=True)
+        self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """A draft for every sequence that has a budget; a version drafts for all that began with
@@ -179,7 +142,7 @@ class TrainedDrafter(Drafter):
         for version, indices in asking.items():
             parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
             for index, draft in zip(indices, self._draft(version, *parts), strict=True):
-                drafts[index] = replace(draft, source=self.name)
+                drafts[index] = draft if draft.source else replace(draft, source=self.name)
         return drafts
 
     def _draft(
@@ -188,32 +151,22 @@ class TrainedDrafter(Drafter):
         """Drafts behind what contexts have gained."""
         progress = [self._progress[sequence.id] for sequence in sequences]
         grown = [
-            Grown(p.cache, np.concatenate(p.features), p.tokens, sequence.cache, least=budget.least)
+            p.grown(sequence.cache, budget.least)
             for sequence, p, budget in zip(sequences, progress, budgets, strict=True)
         ]
         if version.trees is None:
             wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
             if self._follows_noise:
-                noises = map(_noise, sequences, wanted)
-                grown = [replace(g, noise=noise) for g, noise in zip(grown, noises, strict=True)]
-            drafted = self._chains(version.runner, grown, wanted)
+                grown = list(map(with_noise, grown, sequences, wanted))
+            if self._doubt is not None:
+                drafted = self._doubt.chains(version.runner, grown, wanted)
+            else:
+                drafted = chains(version.runner, grown, wanted, self._stop, self.name)
         else:
             drafted = version.trees.grow(sequences, budgets, grown)
         for each in progress:
-            each.features, each.tokens, each.begun = [], [], True
+            each.taken()
         return drafted
-
-    def _chains(self, runner: Runner, grown: List[Grown], wanted: List[int]) -> list[TokenTree]:
-        """Chains of at most so many tokens each."""
-        if self._doubt is not None:
-            return self._doubt.chains(runner, grown, wanted)
-        drafts = []
-        for drafted, most in zip(runner.draft(grown, max(wanted)), wanted, strict=True):
-            unsure = np.flatnonzero(drafted.chances < self._stop)
-            kept = min(most, *unsure[:1].tolist(), len(drafted.tokens))
-            scores: ProbArray = np.cumprod(drafted.chances[:kept], dtype=np.float64)
-            drafts.append(replace(trees.chain(drafted.tokens[:kept].tolist()), scores=scores))
-        return drafts
 
     def observe(
         self,
@@ -242,115 +195,6 @@ class TrainedDrafter(Drafter):
             self._online.close(sequence)
 
 
-def _noise(sequence: Sequence, depth: int) -> Noise | None:
-    """What the tokens behind the root will be drawn with; None for greedy requests."""
-    temperature = sequence.params.temperature
-    if not temperature:
-        return None
-    begin, randomness = len(sequence.tokens), sequence.randomness
-    draws = (Draw(place, Purpose.NOISE) for place in range(begin, begin + depth))
-    keys = b"".join(randomness.noise(draw).key for draw in draws)
-    return Noise(keys, _SHARPER * temperature)
-
-
 def _no_features(rows: int) -> LogitArray:
     """What stands for features where none are read."""
     return np.zeros((rows, 0), dtype=np.float32)
-
-
-class MedusaDrafter(TrainedDrafter):
-    """Medusa heads."""
-
-    name: ClassVar[str] = "medusa"
-
-
-class HydraDrafter(TrainedDrafter):
-    """Hydra heads."""
-
-    name: ClassVar[str] = "hydra"
-
-
-class CloverDrafter(TrainedDrafter):
-    """Clover's attention decoder."""
-
-    name: ClassVar[str] = "clover"
-
-
-class EagleDrafter(TrainedDrafter):
-    """EAGLE-1 and EAGLE-2."""
-
-    name: ClassVar[str] = "eagle"
-
-
-class Eagle3Drafter(TrainedDrafter):
-    """EAGLE-3."""
-
-    name: ClassVar[str] = "eagle3"
-
-
-class ChimeraDrafter(TrainedDrafter):
-    """Chimera's trigrams and layer."""
-
-    name: ClassVar[str] = "chimera"
-
-
-class FalconDrafter(TrainedDrafter):
-    """Falcon, a block of tokens per step."""
-
-    name: ClassVar[str] = "falcon"
-
-
-class CTCDrafter(TrainedDrafter):
-    """Slots that may stay blank."""
-
-    name: ClassVar[str] = "ctc"
-
-
-class SpecFormerDrafter(TrainedDrafter):
-    """SpecFormer's slots."""
-
-    name: ClassVar[str] = "specformer"
-
-
-class BlockParallelDrafter(TrainedDrafter):
-    """A block of tokens in one pass."""
-
-    name: ClassVar[str] = "block-parallel"
-
-
-class S2DDrafter(TrainedDrafter):
-    """Nested drafts; option `layers` cuts the network at a shallower exit."""
-
-    name: ClassVar[str] = "s2d"
-    sizes: ClassVar[tuple[str, ...]] = ("layers",)
-
-
-class LongSpecDrafter(TrainedDrafter):
-    """A drafter whose cache does not grow."""
-
-    name: ClassVar[str] = "longspec"
-    needs: Needs = Needs(features=True)
-
-
-class HiddenTransferDrafter(TrainedDrafter):
-    """Slots carried through the target's last layers."""
-
-    name: ClassVar[str] = "hidden-transfer"
-
-
-class DraftLMDrafter(TrainedDrafter):
-    """A small language model of its own."""
-
-    name: ClassVar[str] = "draft-lm"
-    needs: Needs = Needs()
-
-
-class KangarooDrafter(TrainedDrafter):
-    """The target's first layers and an adapter; `stop` is the paper's unless it is given."""
-
-    name: ClassVar[str] = "kangaroo"
-    needs: Needs = Needs()
-
-    def __init__(self, runner: Runner, *, stop: float = 0.6) -> None:
-        """Arguments as for all."""
-        super().__init__(runner, stop=stop)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from types import SimpleNamespace
+
+import numpy as np
 
 from paceline.native.build import library as compiled
 
@@ -49,6 +52,7 @@ class Matrix(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("outputs", "inputs")),
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "floats", "bias")),
         ("often", ctypes.c_int64),
+        ("steps", ctypes.c_void_p),
     )
 
 
@@ -69,7 +73,8 @@ class Layer(ctypes.Structure):
     )
 
 
-_ADDRESS, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 _SIGNATURES = {
     "has_float_products": (_INT,),
     "has_int8_products": (_INT,),
@@ -127,6 +132,23 @@ _SIGNATURES = {
     "automaton_count": (_INT, _ADDRESS, _INT),
     "automaton_end": (_INT, _ADDRESS, _INT),
     "automaton_size": (_INT, _ADDRESS),
+    "context_new": (_ADDRESS, _INT, _INT),
+    "context_copy": (_ADDRESS, _ADDRESS),
+    "context_free": (None, _ADDRESS),
+    "context_read": (_INT, _ADDRESS, _ADDRESS, _LONG, _LONG, _DOUBLE),
+    "context_recycle": (_INT, _ADDRESS, _ADDRESS, _LONG, _LONG, _ADDRESS, _LONG),
+    "context_grow": (_INT, _ADDRESS, _ADDRESS, _LONG, _INT, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
+    "context_offers": (_INT, _ADDRESS, _ADDRESS, _LONG, _DOUBLE, _ADDRESS, _ADDRESS, _ADDRESS),
+    "rank_into": (None, _ADDRESS, _LONG, _LONG, _LONG, _LONG, _ADDRESS, _ADDRESS),
+    "grow_suffixes": (
+        *(_INT, _ADDRESS, _ADDRESS, _ADDRESS, _INT, _INT, _INT),
+        *(_ADDRESS, _ADDRESS, _ADDRESS),
+    ),
+    "grow_blend": (
+        *(_INT, _INT, _ADDRESS, _ADDRESS, _INT, _INT, _INT),
+        *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+    ),
+    "context_look": (_INT, _ADDRESS, _ADDRESS, _LONG, _ADDRESS, _ADDRESS),
 }
 """Result and arguments of each function."""
 
@@ -142,6 +164,36 @@ def library() -> ctypes.CDLL | None:
         function = getattr(loaded, f"paceline_{name}")
         function.restype, function.argtypes = result, arguments
     return loaded
+
+
+@functools.cache
+def calls(prefix: str) -> SimpleNamespace:
+    """The operations whose names begin so, by the rest of their names.
+
+    They are called with Python's lock held: they are short, and a thread that lets go of the lock
+    may wait long to get it back.
+
+    Raises:
+        RuntimeError: there is no library.
+    """
+    loaded = library()
+    if loaded is None:
+        raise RuntimeError("there is no library of operations")
+    found = SimpleNamespace()
+    for name, (result, *arguments) in _SIGNATURES.items():
+        if name.startswith(prefix):
+            kind = ctypes.PYFUNCTYPE(result, *arguments)  # type: ignore[arg-type]  # None too
+            setattr(found, name.removeprefix(prefix), kind((f"paceline_{name}", loaded)))
+    return found
+
+
+def address(numbers: np.ndarray) -> int:
+    """Where an array lies. Of one that may be written to, sooner than `numbers.ctypes` tells: that
+    takes 10 µs where a forward has left nothing in the caches."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(numbers.data))
+    except (TypeError, ValueError):
+        return int(numbers.ctypes.data)
 
 
 def has_float_products() -> bool:

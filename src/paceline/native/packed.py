@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.native.library import Matrix
+from paceline.types import LogitArray
 
 _LANES, _GROUP = 16, 64
 """Rows of a matrix that are multiplied together; activations that share a scale."""
@@ -21,7 +22,8 @@ _AREA = 1 << 26
 large as the system has."""
 
 Tensors = Mapping[str, npt.NDArray[Any]]
-"""`NAME.weight`, int8 `[rows, columns]` with `NAME.scale` or float32; `NAME.bias`."""
+"""`NAME.weight`, int8 `[rows, columns]` with `NAME.scale`, or with `NAME.steps` if its numbers have
+four bits (`narrow`), or float32; `NAME.bias`."""
 
 
 class Packed:
@@ -60,8 +62,15 @@ class Packed:
         if weight.dtype == np.float32:
             lines = weight.reshape(outputs // _LANES, _LANES, inputs).transpose(0, 2, 1)
             return Matrix(outputs, inputs, None, None, self._place(lines), more)
-        blocks = weight.reshape(outputs // _LANES, _LANES, inputs // _GROUP, _GROUP // 4, 4)
-        raised = (blocks.view(np.uint8) ^ 128).transpose(0, 2, 3, 1, 4)  # adds 128
+        shape = outputs // _LANES, _LANES, inputs // _GROUP, _GROUP // 4, 4
+        blocks = weight.reshape(shape).transpose(0, 2, 3, 1, 4)
+        steps = tensors.get(f"{name}.steps")
+        if steps is not None:
+            low, high = np.split((blocks + 8).view(np.uint8), 2, axis=2)
+            lines = steps.reshape(shape[:3]).transpose(0, 2, 1)
+            places = self._place(low | high << 4), None, None, more, self._often, self._place(lines)
+            return Matrix(outputs, inputs, *places)
+        raised = blocks.view(np.uint8) ^ 128  # adds 128
         parts = raised, tensors[f"{name}.scale"]
         return Matrix(outputs, inputs, *map(self._place, parts), None, more, self._often)
 
@@ -75,6 +84,25 @@ class Packed:
         place, self._area = self._area[: array.nbytes], self._area[size:]
         place.view(array.dtype).reshape(array.shape)[...] = array
         return int(place.ctypes.data)
+
+
+def narrow(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
+    """A matrix of four bits by groups of 64 columns: half as much to read.
+
+    The largest number of a group is eight steps from zero, on the side that has eight.
+
+    Args:
+        matrix: float32 `[rows, columns]`, a multiple of 64 columns.
+
+    Returns:
+        `weight` int8 `[rows, columns]` from -8 to 7, and `steps` float16 `[rows, columns / 64]`.
+    """
+    groups = matrix.reshape(len(matrix), -1, _GROUP)
+    farthest = np.abs(groups).argmax(axis=2, keepdims=True)
+    steps = (np.take_along_axis(groups, farthest, 2) / -8).astype(np.float16)
+    steps[steps == 0] = 1
+    codes = np.clip(np.rint(groups / steps.astype(np.float32)), -8, 7).astype(np.int8)
+    return {"weight": codes.reshape(matrix.shape), "steps": steps[:, :, 0]}
 
 
 def fits(weight: npt.NDArray[Any]) -> bool:

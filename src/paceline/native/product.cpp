@@ -12,8 +12,9 @@ float norm_factor(const float* x, int64_t width, float eps) {
 
 void product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
              Rows<float> out, Room& room) {
-    const auto by_kind = step.matrix.floats ? float_product : int8_product;
-    by_kind(step, rows, x, residual, out, room);
+    const Matrix& matrix = step.matrix;
+    const auto whole = matrix.steps ? int4_product : int8_product;
+    (matrix.floats ? float_product : whole)(step, rows, x, residual, out, room);
 }
 
 }  // namespace paceline

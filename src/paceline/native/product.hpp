@@ -26,6 +26,10 @@ struct Matrix {
     const float* floats;  // [outputs / 16, inputs, 16] instead of all these, or null
     const float* bias;    // [outputs], or null
     int64_t often;        // whether it is read several times in a row
+    // Of four-bit weights the step of each group, [outputs / 16, inputs / 64, 16]; else null. 8 is
+    // added to those, not 128. Byte k of a group, [outputs / 16, inputs / 64, 8, 16, 4], holds
+    // column k in its lower half and column k + 32 in its upper one.
+    const _Float16* steps;
 };
 
 // out = product(norm(x)) + residual, or with `gated`, where the matrix has gates in its upper and
@@ -59,6 +63,8 @@ void product(const Step& step, int64_t rows, Rows<const float> x, Rows<const flo
              Rows<float> out, Room& room);
 
 void int8_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
+                  Rows<float> out, Room& room);
+void int4_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
                   Rows<float> out, Room& room);
 void float_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
                    Rows<float> out, Room& room);

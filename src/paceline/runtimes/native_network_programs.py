@@ -103,9 +103,10 @@ class Chains:
         """What so many steps drafted: token ids and chances, `[sequences, steps * width]`."""
         slots = self._network.width
         found = self._writing.read(self._picked, sequences * slots)[:, : 2 * steps]
-        found = found.reshape(sequences, slots, steps, 2).swapaxes(1, 2)
-        found = np.ascontiguousarray(found.reshape(sequences, -1, 2))
-        return found[:, :, 0].view(np.int32), found[:, :, 1]
+        if slots > 1:
+            steps_first = found.reshape(sequences, slots, steps, 2).swapaxes(1, 2)
+            found = np.ascontiguousarray(steps_first).reshape(sequences, -1)
+        return found[:, 0::2].view(np.int32), found[:, 1::2]
 
     def root(self, sequences: int) -> tuple[LogitArray, LogitArray]:
         """Copies of the first step's states `[sequences, slots, ...]` and logits."""

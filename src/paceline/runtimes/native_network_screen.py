@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.native.packed import narrow
 from paceline.networks.screen import SCREEN, Screen
 from paceline.runtimes.native_network_fit import columns_of
 from paceline.runtimes.native_network_rows import LANES
@@ -12,7 +13,7 @@ from paceline.runtimes.quantise import pack
 
 
 def packed_screen(screen: Screen | None, precision: str) -> Tensors:
-    """Both matrices, compressed as the network's are, with zeros up to whole blocks.
+    """Both matrices, compressed, with zeros up to whole blocks; the larger one has four bits.
 
     Args:
         screen: of the network; without one there are no matrices.
@@ -24,8 +25,10 @@ def packed_screen(screen: Screen | None, precision: str) -> Tensors:
     more = -rank % columns_of(precision)
     down = np.pad(screen.down, ((0, more), (0, 0)))
     up = np.pad(screen.up, ((0, -rows % LANES), (0, more)))
+    fp32 = precision == "fp32"
+    parts = pack(down, "fp32" if fp32 else "int8"), pack(up, "fp32") if fp32 else narrow(up)
     return {
         f"{name}.{part}": array
-        for name, matrix in zip(SCREEN, (down, up), strict=True)
-        for part, array in pack(matrix, "fp32" if precision == "fp32" else "int8").items()
+        for name, matrix in zip(SCREEN, parts, strict=True)
+        for part, array in matrix.items()
     }

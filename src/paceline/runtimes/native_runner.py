@@ -14,6 +14,7 @@ from paceline.runtimes.native_branches import Asked, Branches, State
 from paceline.runtimes.native_network import rotary_table
 from paceline.runtimes.native_network_cache import NetworkCache
 from paceline.runtimes.native_network_fit import padded
+from paceline.runtimes.native_network_narrow import narrowed
 from paceline.runtimes.native_network_programs import Chains, Input, Parts, bits
 from paceline.runtimes.native_network_screen import packed_screen
 from paceline.runtimes.network_weights import packed
@@ -57,7 +58,9 @@ class NativeRunner:
         self._pool = BlockPool(
             layers, shape.kv_heads, shape.head_dim, blocks, keep=0, keys_by_number=True
         )
-        tensors = padded(packed(trained, target, precision))
+        tensors = narrowed(
+            padded(packed(trained, target, precision)), trained.parameters, precision
+        )
         tensors |= packed_screen(trained.screen, precision)
         angles = rotary_table(network, max_context + network.depth + 1)
         ids = trained.draft_ids
@@ -66,6 +69,7 @@ class NativeRunner:
         self._roots = None if trained.screen is not None else self._chains
         """Where trees begin, whose logits are the whole head's."""
         self._ids = ids
+        self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
 
     @property
@@ -167,7 +171,7 @@ class NativeRunner:
             "sequences": sequences,
             "tables": tables,
             "noise": self._noise(grown),
-            "least": bits(np.array([each.least for each in grown])),
+            "least": bits(np.array([each.least for each in grown], dtype=np.float32)),
         }
         if network.reads_features:
             features = [each.features for each in grown]
@@ -184,6 +188,6 @@ class NativeRunner:
         """Records of all sequences, zero where tokens are not drawn."""
         depth = self._chains.tokens
         if not any(each.noise for each in grown):
-            return np.zeros(len(grown) * depth * 6, dtype=np.int32)
+            return self._silence if len(grown) == 1 else np.tile(self._silence, len(grown))
         given = (each.noise or (b"", 1.0) for each in grown)
         return np.concatenate([noise_records(*each, depth) for each in given]).ravel()

@@ -1,0 +1,72 @@
+"""How far a trained drafter has come in a sequence: what its network has read, and what waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.drafters.trained_making import Version
+from paceline.networks.runner import Grown
+from paceline.types import LogitArray
+
+READ = 128
+"""Rows of a prompt that a network reads. More bring nothing that pays: with 128 in place of all
+Hydra's drafts of the development prompts are 0.8% shorter, and long prompts begin sooner."""
+
+_WAITING = 2 * READ
+"""Most rows that wait for a draft."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """A sequence's cache in the network, and the rows that are not in it yet.
+
+    Attributes:
+        version: the network that drafts for it.
+        cache: from `Runner.open`.
+        features: float32 `[rows, 4 * width]` each; row i belongs to the position before
+            `tokens[i]`. They have no width if none are read.
+        tokens: those that wait, the root at the end.
+        begun: whether the cache holds any rows.
+    """
+
+    version: Version
+    cache: Any
+    features: list[LogitArray]
+    tokens: list[int]
+    begun: bool = False
+
+    def note(
+        self, tokens: list[int], features: LogitArray, target: Any, reads_all: bool = False
+    ) -> None:
+        """Add rows for the next draft: not every sequence is asked for one. If they become many,
+        old ones are left out before the first draft, and taken in behind it.
+
+        Args:
+            tokens: what follows each row.
+            features: of the rows.
+            target: the target's cache of the sequence.
+            reads_all: whether the network wants all rows of a prompt.
+        """
+        most = _WAITING if self.tokens else READ
+        self.tokens += tokens
+        self.features.append(features)
+        if len(self.tokens) <= most:
+            return
+        known, kept = np.concatenate(self.features), READ
+        if self.begun or reads_all:
+            kept = 1  # which drafts start behind
+            read = Grown(self.cache, known[:-1], self.tokens[:-1], target)
+            self.version.runner.draft([read], 0)
+        self.features, self.tokens = [known[-kept:].copy()], self.tokens[-kept:]
+
+    def grown(self, target: Any, least: float) -> Grown:
+        """What waits, for a draft that may end below a chance of `least`."""
+        new = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
+        return Grown(self.cache, new, self.tokens, target, least=least)
+
+    def taken(self) -> None:
+        """The cache holds all rows now."""
+        self.features, self.tokens, self.begun = [], [], True
