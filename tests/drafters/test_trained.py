@@ -31,7 +31,7 @@ from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import NETWORKS, build
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.runner import Chain, Noise
+from paceline.networks.runner import Chain, Hints, Noise
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
@@ -419,6 +419,7 @@ class _Reads:
     def __init__(self) -> None:
         self.taken: list[list[int]] = []
         self.noise: list[Noise | None] = []
+        self.hints: list[Hints | None] = []
 
     def open(self) -> None:
         return None
@@ -432,6 +433,7 @@ class _Reads:
             assert np.array_equal(each.features[:, 0], np.asarray(each.tokens) - 1)
             self.taken.append(list(each.tokens))
             self.noise.append(each.noise)
+            self.hints.append(each.hints)
         none = np.zeros(0, dtype=np.int64), np.zeros(0)
         return [Chain(*none) for _ in grown] if depth else []
 
@@ -485,3 +487,33 @@ def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
     assert noise is not None
     assert noise.keys == b"".join(sequence.randomness.noise(draw).key for draw in draws)
     assert 0 < noise.temperature < temperature
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_greedy_chains_hear_of_other_drafts_and_go_on_as_those_do(temperature: float) -> None:
+    """Here the network says nothing, so that all is as hinted; hints are for one step."""
+    runner = _Reads()
+    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
+    sequence = Sequence.start(0, [1, 2, 3], SamplingParams(temperature=temperature, seed=3))
+    drafter.open(sequence)
+    drafter.read(sequence, np.array([[1.0], [2.0]], dtype=np.float32))
+    other = trees.chain([4, 5, 6], "other", scores=np.array([0.5, 0.4, 0.3]))
+    drafter.hint(sequence, other)
+    [draft] = drafter.propose([sequence], [Budget(9, 9)])
+    [hints] = runner.hints
+    if temperature:
+        assert hints is None
+        assert len(draft) == 0
+        return
+    assert hints is not None
+    assert hints.tokens == [4, 5, 6]
+    assert hints.chances == pytest.approx([0.5, 0.8, 0.75])
+    assert draft.source == drafter.name
+    assert draft.tokens.tolist() == [4, 5, 6]
+    np.testing.assert_allclose(draft.scores, other.scores)
+    sequence.tokens.append(4)
+    row = Output(np.zeros((1, 1), np.float32), features=np.full((1, 4), 3, np.float32))
+    drafter.observe([sequence], [draft], [Verdict((), 4)], [row])
+    [draft] = drafter.propose([sequence], [Budget(9, 9)])
+    assert runner.hints[1] is None
+    assert len(draft) == 0

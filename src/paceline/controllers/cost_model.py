@@ -47,7 +47,7 @@ class CostModelController(Controller):
         costs: CostModel,
         *,
         nodes: int = 24,
-        depth: int = 8,
+        depth: int = 16,
         chain_acceptance: float = 0.6,
         draft_level_seconds: float = 0.0,
     ) -> None:

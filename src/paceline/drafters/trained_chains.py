@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from paceline import tree as trees
+from paceline.drafters.hints import Heeding, followed
 from paceline.networks.runner import Grown, Noise, Runner
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
-from paceline.types import ProbArray, TokenTree
+from paceline.types import TokenTree
 
 _SHARPER = 0.75
 """Temperature that tokens are drawn at, beside the request's. A network that knows less than the
@@ -20,28 +21,37 @@ target spreads its law wider; between 0.6 and 0.9 most tokens agree."""
 
 
 def chains(
-    runner: Runner, grown: List[Grown], wanted: List[int], stop: float = 0.0, source: str = ""
+    runner: Runner,
+    grown: List[Grown],
+    sequences: List[Sequence],
+    wanted: List[int],
+    stop: float,
+    heeding: Heeding,
 ) -> list[TokenTree]:
     """One chain for each sequence, of at most so many tokens.
 
     Args:
         runner: the network.
         grown: what contexts have gained.
+        sequences: whose they are.
         wanted: most tokens for each.
         stop: a chain ends before the first token whose chance is below this.
-        source: name of the drafter.
+        heeding: is told of chains that had hints.
 
     Raises:
         OutOfMemory: the network's own cache is full.
     """
     drafts = []
-    for drafted, most in zip(runner.draft(grown, max(wanted)), wanted, strict=True):
-        kept = min(most, len(drafted.tokens))
+    drafted = runner.draft(grown, min(max(wanted), runner.depth))
+    for sequence, context, chain, most in zip(sequences, grown, drafted, wanted, strict=True):
+        tokens, chances = chain.tokens[:most], chain.chances[:most]
+        if context.hints is not None:
+            heeding.note(sequence.id, context.hints, chain)
+            tokens, chances = followed(context.hints, tokens, chances, most)
         if stop:
-            unsure = np.flatnonzero(drafted.chances[:kept] < stop)
-            kept = min(kept, *unsure[:1].tolist())
-        scores: ProbArray = drafted.chances[:kept].cumprod()
-        drafts.append(trees.chain(drafted.tokens[:kept], source, scores=scores))
+            kept = int(np.append(chances < stop, True).argmax())
+            tokens, chances = tokens[:kept], chances[:kept]
+        drafts.append(trees.chain(tokens, scores=chances.cumprod()))
     return drafts
 
 

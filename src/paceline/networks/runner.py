@@ -26,6 +26,21 @@ class Noise(NamedTuple):
     temperature: float
 
 
+class Hints(NamedTuple):
+    """What another drafter would draft, for a chain that may follow it (`drafters/hints.py`).
+
+    Attributes:
+        tokens: from the one behind the root on; those behind the last are unknown.
+        chances: that each stands behind those before it.
+        rates: how likely tokens stand that both name, the network's of two, and the hint's of two:
+            float64 `[3, cells]`.
+    """
+
+    tokens: Sequence[int]
+    chances: Sequence[float]
+    rates: ProbArray
+
+
 @dataclass(frozen=True, slots=True)
 class Grown:
     """What a sequence's context has gained since its last draft.
@@ -40,6 +55,7 @@ class Grown:
             below this. Runners may draft on: what is behind costs time alone.
         noise: of the positions of a chain, for sampled requests: its tokens are then those that win
             under the noise. Runners that have none to add draft the likeliest, as without.
+        hints: of another drafter. Runners that do not heed any draft as without.
     """
 
     cache: Any
@@ -48,6 +64,7 @@ class Grown:
     target: Any = None
     noise: Noise | None = None
     least: float = 0.0
+    hints: Hints | None = None
 
     def parts(self, size: int) -> list[Grown]:
         """The same in parts of at most `size` rows, oldest first."""
@@ -68,11 +85,16 @@ class Chain:
     Attributes:
         tokens: int64 `[depth]`, the most likely one at each depth, or the winner under its noise.
         chances: float64 `[depth]`, the network's probability of each; under noise, by a softmax
-            over what tokens score with it, which says better whether the target will agree.
+            over what tokens score with it, which says better whether the target will agree;
+            with hints, what their rates say.
+        own: int64 `[depth]`, with hints, the most likely one of the network; else None.
+        cells: int64 `[depth]`, with hints, the cells of their rates.
     """
 
     tokens: IntArray
     chances: ProbArray
+    own: IntArray | None = None
+    cells: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

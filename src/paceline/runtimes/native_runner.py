@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from paceline.runtimes.native_network_screen import packed_screen
 from paceline.runtimes.network_weights import packed
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.types import LogitArray
+
+_NO_RATES = np.zeros(252, dtype=np.int32)
+"""Where nothing is hinted: as many as there are."""
 
 _CHUNK = 512
 """Context rows of a prompt taken in together."""
@@ -69,6 +73,7 @@ class NativeRunner:
         self._roots = None if trained.screen is not None else self._chains
         """Where trees begin, whose logits are the whole head's."""
         self._ids = ids
+        self._unhinted = np.array([-2, 0] * network.steps, dtype=np.int32)
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
 
@@ -101,7 +106,14 @@ class NativeRunner:
         steps = self._take_in(self._chains, grown, until, steps * network.width)
         if not steps:
             return []
-        return chains(network, *self._chains.drafted(len(grown), steps), depth)
+        drafted = chains(network, *self._chains.drafted(len(grown), steps), depth)
+        if not any(each.hints for each in grown):
+            return drafted
+        own, cells = self._chains.heeded(len(grown), steps)
+        return [
+            replace(each, own=own[row], cells=cells[row]) if grown[row].hints else each
+            for row, each in enumerate(drafted)
+        ]
 
     def start(self, grown: Sequence[Grown]) -> list[Branch]:
         """Take in what is new, and stop at the first step's logits."""
@@ -173,6 +185,8 @@ class NativeRunner:
             "noise": self._noise(grown),
             "least": bits(np.array([each.least for each in grown], dtype=np.float32)),
         }
+        if self._chains.heeds:
+            inputs["hints"], inputs["rates"] = self._hints(grown)
         if network.reads_features:
             features = [each.features for each in grown]
             inputs["features"] = bits(
@@ -183,6 +197,21 @@ class NativeRunner:
             each.cache.paged.length += len(each.tokens) if network.layers else 0
             each.cache.tail.extend(each.tokens)
         return drafted
+
+    def _hints(self, grown: Sequence[Grown]) -> tuple[Input, Input]:
+        """Hints of all sequences, which share their rates; without any, none is heeded."""
+        known = [each.hints for each in grown]
+        rates = next((each.rates for each in known if each), None)
+        if rates is None:
+            return np.tile(self._unhinted, len(grown)), _NO_RATES
+        records = np.zeros((len(grown), self._network.steps, 2), dtype=np.int32)
+        records[:, :, 0] = [[-1 if each else -2] for each in known]
+        for row, each in zip(records, known, strict=True):
+            if each:
+                count = min(len(each.tokens), len(row))
+                row[:count, 0] = each.tokens[:count]
+                row[:count, 1] = np.array(each.chances[:count], dtype=np.float32).view(np.int32)
+        return records.ravel(), rates.reshape(-1).view(np.int32)
 
     def _noise(self, grown: Sequence[Grown]) -> Input:
         """Records of all sequences, zero where tokens are not drawn."""
