@@ -33,9 +33,9 @@ DEFAULT_DRAFTER = "suffix-automaton"
 _DEFAULT_COARSER = "suffix-automaton>quantised"
 """And for a model whose weights can be had coarser."""
 
-_DEFAULT_TRAINED = "suffix-automaton>hydra"
-"""And for a model that heads ship for: greedy requests, and sampled ones under rules that
-follow the noise that heads draft with."""
+_DEFAULT_TRAINED = "suffix-automaton>eagle3"
+"""And for a model that a network ships for: greedy requests, and sampled ones under rules that
+follow the noise that networks draft with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Assembly:
         # A network's draft is cheap beside its target where both run by our own operations.
         able = capabilities.attention == "paths" and None in self._rule.accepts
         agrees = kind == "greedy" or self._rule.follows_noise
-        if able and agrees and shipped_file("hydra", loaded.source.fingerprint):
+        if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
             return _DEFAULT_TRAINED
         return DEFAULT_DRAFTER
 

@@ -213,6 +213,20 @@ def test_chains_take_hints_that_are_likelier_and_go_on_behind_them() -> None:
     assert (left.cells[1:] % KINDS == 0).all()
 
 
+def test_networks_of_several_tokens_a_step_heed_no_hints() -> None:
+    trained, runner = ready("native", "medusa")
+    features, tokens = texts(1, 30)
+    rows = context_rows(trained.network, features[0], tokens[0], 0, 20)
+    hints = Hints([int(IDS[0])], [0.9], np.full((3, CELLS), 0.5))
+    both = [
+        runner.draft([Grown(runner.open(), rows[0].astype(np.float32), rows[1], hints=each)], 2)[0]
+        for each in (None, hints)
+    ]
+    assert both[0].tokens.tolist() == both[1].tokens.tolist()
+    assert both[0].chances.tolist() == both[1].chances.tolist()
+    assert both[1].cells is None
+
+
 def test_a_step_of_hydra_is_ten_operations() -> None:
     """Norms, gates and sums are done with products; all else would be paid at every depth."""
     _, compiled = ready("native", "hydra")

@@ -107,7 +107,7 @@ class NativeRunner:
         if not steps:
             return []
         drafted = chains(network, *self._chains.drafted(len(grown), steps), depth)
-        if not any(each.hints for each in grown):
+        if not self._chains.heeds or not any(each.hints for each in grown):
             return drafted
         own, cells = self._chains.heeded(len(grown), steps)
         return [

@@ -35,17 +35,17 @@ _MODEL_FREE: tuple[str, ...] = (
 """Those first that are worth most where time is short."""
 
 _TRAINED: Mapping[str, tuple[str, ...]] = {
+    "eagle3": (
+        "suffix-automaton>eagle3",
+        "suffix-automaton>eagle3:growth=expand-rerank-2",
+        "eagle3:growth=expand-rerank-4",
+    ),
     "hydra": (
         "suffix-automaton>hydra",
         "prompt-lookup>hydra",
         "hydra",
         "suffix-automaton>hydra:growth=expand-rerank-2",
         "hydra:growth=expand-rerank-4",
-    ),
-    "eagle3": (
-        "suffix-automaton>eagle3",
-        "suffix-automaton>eagle3:growth=expand-rerank-2",
-        "eagle3:growth=expand-rerank-4",
     ),
     "block-parallel": ("suffix-automaton>block-parallel",),
     "draft-lm": ("suffix-automaton>draft-lm",),
