@@ -204,7 +204,7 @@ def accept(controller: CostModelController, draft: TokenTree, accepted: int, tim
 def test_chains_without_estimates_get_the_depth_that_pays() -> None:
     chain = trees.chain(range(8))
     middling = costs(lambda rows: 1.0 + 0.15 * rows)
-    often, seldom = (CostModelController(middling) for _ in range(2))
+    often, seldom = (CostModelController(middling, depth=8) for _ in range(2))
     accept(often, chain, 8, 60)
     accept(seldom, chain, 0, 60)
     [many], [few] = often.budgets(batch(1)), seldom.budgets(batch(1))
