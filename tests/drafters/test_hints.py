@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.drafters.hints import CELLS, HINTED, KINDS, OWN, Heeding, followed
-from paceline.networks.runner import Chain, Grown, Hints
+from paceline.drafters.hints import Heeding, followed
+from paceline.networks.hints import CELLS, HINTED, KINDS, OWN, Hints
+from paceline.networks.runner import Chain, Grown
 from paceline.types import ROOT, TokenTree
 
 RATES = np.zeros((3, CELLS))

@@ -17,36 +17,35 @@ from safetensors.numpy import save_file
 from tests import tiny
 from tests.runtimes import tiny_openvino
 
-from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.drafters import trained_networks
 from paceline.drafters import trained_weights as module
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.trained import TrainedDrafter
-from paceline.drafters.trained_networks import HydraDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.native.library import has_float_products
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import NETWORKS, build
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.runner import Chain, Hints, Noise
+from paceline.networks.runner import Chain
 from paceline.networks.weights import Trained, load_network, save_network
-from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
-from paceline.target import Output
-from paceline.types import Budget, Capabilities, SamplingParams, Verdict
-from paceline.verifiers.base import Verifier
+from paceline.types import Budget, Capabilities, SamplingParams
 from paceline.verifiers.coupled import Coupled
-from paceline.verifiers.sample_match import SampleMatch
 
 CONFIG = tiny_openvino.config(layers=3)
 TENSORS = tiny.random_tensors(CONFIG)
 GEOMETRY = Geometry.of(CONFIG)
 MODEL = "fingerprint"
-DRAFTERS = {each.name: each for each in TrainedDrafter.__subclasses__()}
+DRAFTERS: dict[str, type[TrainedDrafter]] = {
+    each.name: each
+    for each in vars(trained_networks).values()
+    if isinstance(each, type) and issubclass(each, TrainedDrafter) and each is not TrainedDrafter
+}
 PROMPTS = ([5, 9, 17, 3], [7], [11, 30, 30, 4, 250, 2, 8], [40, 41] * 25)
 GREEDY = SamplingParams(max_new_tokens=6)
 SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
@@ -409,111 +408,3 @@ def test_weights_that_ship_are_found_by_their_model(
     assert module.shipped("hydra", MODEL).name == "hydra-tiny.safetensors"
     with pytest.raises(InvalidOption, match="no weights ship for drafter 'hydra'"):
         module.shipped("hydra", "another")
-
-
-class _Reads:
-    """A runner that notes which rows it was given."""
-
-    depth = 2
-
-    def __init__(self) -> None:
-        self.taken: list[list[int]] = []
-        self.noise: list[Noise | None] = []
-        self.hints: list[Hints | None] = []
-
-    def open(self) -> None:
-        return None
-
-    def release(self, cache: Any) -> None:
-        pass
-
-    def draft(self, grown: Any, depth: int) -> list[Chain]:
-        for each in grown:
-            assert len(each.features) == len(each.tokens)
-            assert np.array_equal(each.features[:, 0], np.asarray(each.tokens) - 1)
-            self.taken.append(list(each.tokens))
-            self.noise.append(each.noise)
-            self.hints.append(each.hints)
-        none = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return [Chain(*none) for _ in grown] if depth else []
-
-
-def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
-    """Afterwards every token is: rows that wait for a draft are taken in, not left out."""
-    runner = _Reads()
-    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
-    tokens = list(range(1, 301))
-    sequence = Sequence.start(0, tokens, SamplingParams(max_new_tokens=1000))
-    features = np.repeat(np.arange(1.0, 300.0, dtype=np.float32)[:, None], 4, axis=1)
-    drafter.open(sequence)
-    drafter.read(sequence, features)
-
-    def commit(count: int) -> None:
-        for _ in range(count):
-            last = sequence.tokens[-1]
-            sequence.tokens.append(last + 1)
-            row = np.full((1, 4), last, dtype=np.float32)
-            output = Output(np.zeros((1, 1), dtype=np.float32), features=row)
-            drafter.observe([sequence], [trees.EMPTY], [Verdict((), last + 1)], [output])
-
-    commit(40)
-    assert runner.taken == []
-    drafter.propose([sequence], [Budget(2, 2)])
-    assert runner.taken == [list(range(173, 341))]
-    commit(600)
-    drafter.propose([sequence], [Budget(2, 2)])
-    assert [token for part in runner.taken[1:] for token in part] == list(range(341, 941))
-
-
-@pytest.mark.parametrize(
-    ("temperature", "verifier"), [(0.0, Coupled()), (0.8, Coupled()), (0.8, SampleMatch())]
-)
-def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
-    temperature: float, verifier: Verifier
-) -> None:
-    runner = _Reads()
-    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
-    drafter._follows_noise = verifier.follows_noise
-    params = SamplingParams(temperature=temperature, seed=3)
-    sequence = Sequence.start(0, [1, 2, 3], params)
-    drafter.open(sequence)
-    drafter.read(sequence, np.array([[1.0], [2.0]], dtype=np.float32))
-    drafter.propose([sequence], [Budget(9, 9)])
-    [noise] = runner.noise
-    if not temperature or isinstance(verifier, SampleMatch):
-        assert noise is None
-        return
-    draws = [Draw(place, Purpose.NOISE) for place in (3, 4)]  # as deep as the network drafts
-    assert noise is not None
-    assert noise.keys == b"".join(sequence.randomness.noise(draw).key for draw in draws)
-    assert 0 < noise.temperature < temperature
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_greedy_chains_hear_of_other_drafts_and_go_on_as_those_do(temperature: float) -> None:
-    """Here the network says nothing, so that all is as hinted; hints are for one step."""
-    runner = _Reads()
-    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
-    sequence = Sequence.start(0, [1, 2, 3], SamplingParams(temperature=temperature, seed=3))
-    drafter.open(sequence)
-    drafter.read(sequence, np.array([[1.0], [2.0]], dtype=np.float32))
-    other = trees.chain([4, 5, 6], "other", scores=np.array([0.5, 0.4, 0.3]))
-    drafter.hint(sequence, other)
-    [draft] = drafter.propose([sequence], [Budget(9, 9)])
-    [hints] = runner.hints
-    if temperature:
-        assert hints is None
-        assert len(draft) == 0
-        return
-    assert hints is not None
-    assert hints.tokens == [4, 5, 6]
-    assert hints.chances == pytest.approx([0.5, 0.8, 0.75])
-    assert draft.source == drafter.name
-    assert draft.tokens.tolist() == [4, 5, 6]
-    np.testing.assert_allclose(draft.scores, other.scores)
-    sequence.tokens.append(4)
-    row = Output(np.zeros((1, 1), np.float32), features=np.full((1, 4), 3, np.float32))
-    drafter.observe([sequence], [draft], [Verdict((), 4)], [row])
-    [draft] = drafter.propose([sequence], [Budget(9, 9)])
-    assert runner.hints[1] is None
-    assert len(draft) == 0

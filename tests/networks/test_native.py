@@ -11,13 +11,13 @@ from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, texts
 from tests.networks.plain_ops import PlainDrafter, PlainOps
 from tests.networks.runners import IDS, ready
 
-from paceline.drafters.hints import CELLS, HINTED, KINDS
 from paceline.native.library import has_float_products, has_int8_products
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
+from paceline.networks.hints import CELLS, HINTED, KINDS, Hints
 from paceline.networks.hydra import Hydra
 from paceline.networks.longspec import LongSpec
-from paceline.networks.runner import Branch, Chain, Grown, Hints
+from paceline.networks.runner import Branch, Chain, Grown
 from paceline.networks.weights import Trained
 from paceline.runtimes.native_network_fit import takes
 from paceline.runtimes.native_network_last import Lasts

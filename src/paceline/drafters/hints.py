@@ -18,18 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline.drafters.statistics import HitRates
-from paceline.networks.runner import Chain, Grown, Hints
+from paceline.networks.hints import CELLS, KINDS, Hints
+from paceline.networks.runner import Chain, Grown
 from paceline.types import ROOT, IntArray, ProbArray, TokenTree
-
-# Kinds of chances (`native/hints.hpp`). Of hints there is one kind more: none.
-OWN = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8)
-HINTED = (0.15, 0.35, 0.6, 0.85)
-
-KINDS = len(HINTED) + 2
-"""Of hints."""
-
-CELLS = (len(OWN) + 1) * KINDS
-"""Pairs of kinds."""
 
 _BELIEF = 12.0
 """Trials that the first guess of a rate counts for."""

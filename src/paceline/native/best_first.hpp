@@ -11,7 +11,7 @@ namespace paceline {
 constexpr int32_t kRoot = -1;
 
 // a * b, rounded: compilers would fuse it with a sum, and Python rounds both.
-inline double product(double a, double b) {
+inline double rounded_product(double a, double b) {
     volatile double rounded = a * b;
     return rounded;
 }

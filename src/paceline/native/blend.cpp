@@ -43,7 +43,7 @@ void Blend::grow(const std::vector<Source>& sources, int32_t nodes, int32_t dept
         for (const Found& each : found_) {
             const int32_t level = std::min(int32_t((1 - each.miss) * levels), levels - 1);
             const int32_t cell = each.sources * levels + level;
-            const double chance = product(left, rates[cell]);
+            const double chance = rounded_product(left, rates[cell]);
             growth.offers.push_back({each.token, cell, chance});
             left -= chance;
         }

@@ -44,13 +44,13 @@ void ContextTable::add(Name context, const int32_t* tokens, const double* shares
     int32_t* const known = law.tokens + law.used;
     for (int32_t i = 0; i < count; ++i) {
         if (std::find(law.tokens, known, tokens[i]) == known) {
-            put(tokens[i], product(weight, shares[i]) / whole);
+            put(tokens[i], rounded_product(weight, shares[i]) / whole);
         }
     }
     for (int32_t i = 0; i < law.used; ++i) {
         const int64_t again = std::find(tokens, tokens + count, law.tokens[i]) - tokens;
-        const double more = again < count ? product(weight, shares[again]) : 0.0;
-        put(law.tokens[i], (product(past, law.shares[i]) + more) / whole);
+        const double more = again < count ? rounded_product(weight, shares[again]) : 0.0;
+        put(law.tokens[i], (rounded_product(past, law.shares[i]) + more) / whole);
     }
     law.used = std::min(size, kWidth);
     std::copy_n(named, law.used, law.tokens);

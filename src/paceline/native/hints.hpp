@@ -17,7 +17,7 @@ struct Hint {
     float chance;
 };
 
-// Kinds of chances, all from `drafters/hints.py`; hints are also of a kind of their own if there is none.
+// Kinds of chances, all from `networks/hints.py`; hints are also of a kind of their own if there is none.
 constexpr float kOwnEdges[] = {0.1f, 0.2f, 0.3f, 0.45f, 0.6f, 0.8f};
 constexpr float kHintEdges[] = {0.15f, 0.35f, 0.6f, 0.85f};
 constexpr int32_t kHintKinds = std::size(kHintEdges) + 2;

@@ -72,7 +72,7 @@ void Suffixes::weigh(double reach, const double* rates) {
             const auto same = [&](const Offer& each) { return each.token == token; };
             if (std::any_of(offers.begin() + int64_t(first), offers.end(), same)) continue;
             const int32_t cell = row + spread_kind(seen.followers[2 * i + 1], seen.occurrences);
-            const double chance = product(left, rates[cell]);
+            const double chance = rounded_product(left, rates[cell]);
             if (chance * reach < kFloor) break;
             offers.push_back({token, cell, chance});
             left -= chance;

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from paceline.networks.base import Network
 from paceline.networks.ctc import collapse
+from paceline.networks.hints import Hints
 from paceline.types import IntArray, LogitArray, ProbArray
 
 
@@ -24,21 +25,6 @@ class Noise(NamedTuple):
 
     keys: bytes
     temperature: float
-
-
-class Hints(NamedTuple):
-    """What another drafter would draft, for a chain that may follow it (`drafters/hints.py`).
-
-    Attributes:
-        tokens: from the one behind the root on; those behind the last are unknown.
-        chances: that each stands behind those before it.
-        rates: how likely tokens stand that both name, the network's of two, and the hint's of two:
-            float64 `[3, cells]`.
-    """
-
-    tokens: Sequence[int]
-    chances: Sequence[float]
-    rates: ProbArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.native.drafting import noise_records
 from paceline.native.packed import Packed
+from paceline.networks.hints import CELLS
 from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.native_branches import Asked, Branches, State
@@ -22,8 +23,8 @@ from paceline.runtimes.network_weights import packed
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.types import LogitArray
 
-_NO_RATES = np.zeros(252, dtype=np.int32)
-"""Where nothing is hinted: as many as there are."""
+_NO_RATES = np.zeros((3, CELLS)).reshape(-1).view(np.int32)
+"""Where nothing is hinted."""
 
 _CHUNK = 512
 """Context rows of a prompt taken in together."""
