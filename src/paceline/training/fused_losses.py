@@ -31,8 +31,11 @@ from paceline.training.losses import (
     TVDPlusPlus,
 )
 
-_CHUNK = 1 << 22
-"""Logits that are worked on together: enough for a GPU, and little beside a batch of them."""
+_CHUNK = 1 << 20
+"""Logits that are worked on together: enough for a GPU, and few enough for a CPU's cache."""
+
+_NO_CHANCE = -1e30
+"""Stands for the log-probability of what cannot come: 0 times it is 0."""
 
 
 def fused(loss: Loss, chunk: int = _CHUNK) -> Loss:
@@ -73,9 +76,9 @@ class _Fused(Loss):
         """`[m, c]` columns of some rows, and `[m, v]` gradients where they are wanted."""
         ...
 
-    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | float]:
+    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | None]:
         """The loss, and what the gradient is multiplied by, from the columns' `[c]` means."""
-        return means[0], 1.0
+        return means[0], None
 
     def compute(
         self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor, gradient: bool
@@ -95,7 +98,7 @@ class _Fused(Loss):
                 out[part] = pull.mul_(share[part, None])
         assert means is not None  # the range is never empty
         value, scale = self.finish(means)
-        return value, None if out is None else out.mul_(scale)
+        return value, out if out is None or scale is None else out.mul_(scale)
 
 
 class _Precomputed(torch.autograd.Function):
@@ -154,6 +157,17 @@ class _FusedDivergence(_Fused):
 
 
 class _FusedForwardKL(_FusedDivergence):
+    def rows(
+        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.loss.top:
+            return super().rows(student, teacher, labels, gradient)
+        # Over all tokens the gradient is q - p, and most training is this: half the passes.
+        log_p, log_q = log_probs(teacher).clamp_min_(_NO_CHANCE), log_probs(student)
+        p = log_p.exp()
+        columns = torch.linalg.vecdot(p, log_p.sub_(log_q))[:, None]
+        return columns, log_q.exp_().sub_(p) if gradient else None
+
     def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
         return self.loss.rows(log_p, log_q)[:, None], -log_p.exp()
 
@@ -187,9 +201,9 @@ class _FusedTVDPlusPlus(_FusedDivergence):
         columns = [-(rewarded * log_q).sum(1), -(q * log_q).sum(1), rewarded.sum(1)]
         return torch.stack(columns, dim=1), -rewarded
 
-    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | float]:
+    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.loss.advantage == "reward":
-            return means[0], 1.0
+            return means[0], None
         rewarded, entropy, mean = means
         scale = 1 / deviation(mean)
         return (rewarded - mean * entropy) * scale, scale
