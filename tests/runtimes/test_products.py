@@ -37,7 +37,7 @@ class Product:
         self, parts: dict[str, Any], *, norm: bool, gated: bool, residual: bool, threads: int = 2
     ) -> None:
         packed = Packed()
-        matrix = packed.matrix(parts, "m")
+        matrix = packed.matrix(parts, "m", gated=gated)
         self.threads = threads
         self.program = Program(packed)
         self.x = self.program.buffer("rows", matrix.inputs)
@@ -119,8 +119,9 @@ def test_company_and_threads_change_no_bit(kind: str, case: str) -> None:
     x[5] = 0  # rounds to nothing
     added = RNG.standard_normal((41, outputs)).astype(np.float32) if residual else None
     whole = made(x, added)
-    alone = Product(parts, norm=norm, gated=gated, residual=residual, threads=1)
-    assert np.array_equal(alone(x, added), whole)
+    for threads in (1, 5):
+        other = Product(parts, norm=norm, gated=gated, residual=residual, threads=threads)
+        assert np.array_equal(other(x, added), whole)
     for begin, end in ((0, 1), (5, 6), (7, 9), (10, 13), (13, 17), (20, 25), (25, 31), (30, 41)):
         part = made(x[begin:end], None if added is None else added[begin:end])
         assert np.array_equal(part, whole[begin:end])

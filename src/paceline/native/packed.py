@@ -38,7 +38,7 @@ class Packed:
         self._often = often
         self._area = np.empty(0, dtype=np.uint8)
         self._kept: list[npt.NDArray[Any]] = []
-        self._matrices: dict[str, Matrix] = {}
+        self._matrices: dict[tuple[str, bool], Matrix] = {}
 
     def keep(self, array: npt.NDArray[Any] | None) -> int | None:
         """The address of a contiguous array, which is kept; None stays None."""
@@ -48,13 +48,19 @@ class Packed:
         self._kept.append(kept)
         return int(kept.ctypes.data)
 
-    def matrix(self, tensors: Tensors, name: str) -> Matrix:
-        """A matrix as products want it (`product.hpp`), packed when it is first asked for."""
-        if name not in self._matrices:
-            self._matrices[name] = self._pack(tensors, name)
-        return self._matrices[name]
+    def matrix(self, tensors: Tensors, name: str, *, gated: bool = False) -> Matrix:
+        """A matrix as products want it (`product.hpp`), packed when it is first asked for.
 
-    def _pack(self, tensors: Tensors, name: str) -> Matrix:
+        Args:
+            tensors: where it is.
+            name: of it.
+            gated: whether its upper half holds gates of the lower one.
+        """
+        if (name, gated) not in self._matrices:
+            self._matrices[name, gated] = self._pack(tensors, name, gated)
+        return self._matrices[name, gated]
+
+    def _pack(self, tensors: Tensors, name: str, gated: bool) -> Matrix:
         weight = tensors[f"{name}.weight"]
         outputs, inputs = weight.shape
         bias = tensors.get(f"{name}.bias")
@@ -71,7 +77,7 @@ class Packed:
             places = self._place(low | high << 4), None, None, more, self._often, self._place(lines)
             return Matrix(outputs, inputs, *places)
         raised = blocks.view(np.uint8) ^ 128  # adds 128
-        parts = raised, tensors[f"{name}.scale"]
+        parts = _paired(raised, gated), tensors[f"{name}.scale"]
         return Matrix(outputs, inputs, *map(self._place, parts), None, more, self._often)
 
     def _place(self, array: npt.NDArray[Any]) -> int:
@@ -84,6 +90,15 @@ class Packed:
         place, self._area = self._area[: array.nbytes], self._area[size:]
         place.view(array.dtype).reshape(array.shape)[...] = array
         return int(place.ctypes.data)
+
+
+def _paired(blocks: npt.NDArray[Any], gated: bool) -> npt.NDArray[Any]:
+    """`[pairs, ..., 2, 16, 4]` of `[blocks, ..., 16, 4]`: those that leave a product together."""
+    if gated:
+        return np.stack(np.split(blocks, 2), axis=-3)
+    if len(blocks) % 2:
+        blocks = np.concatenate([blocks, blocks[-1:]])
+    return np.stack([blocks[::2], blocks[1::2]], axis=-3)
 
 
 def narrow(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:

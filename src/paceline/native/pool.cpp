@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <new>
 #include <thread>
 
@@ -15,6 +16,17 @@ namespace {
 constexpr int kWatch = 4096;  // looks for work before a thread lets others run in between
 constexpr int kSeldom = 64;   // looks between two at the clock
 constexpr auto kAwake = std::chrono::milliseconds(1);  // behind a program, before it sleeps
+
+// What is left of a share: the parts from `begin` to `end` of a loop.
+constexpr int kLoopAt = 40, kEndAt = 20;
+static_assert(Pool::kParts == int64_t{1} << kEndAt && 2 * kEndAt == kLoopAt);
+
+constexpr uint64_t share_of(uint64_t loop, uint64_t begin, uint64_t end) {
+    return loop << kLoopAt | end << kEndAt | begin;
+}
+constexpr uint64_t loop_of(uint64_t left) { return left >> kLoopAt; }
+constexpr int64_t taken(uint64_t left) { return int64_t(left) & (Pool::kParts - 1); }
+constexpr bool some(uint64_t left) { return taken(left) < taken(left >> kEndAt); }
 
 void pause() {
 #if defined(__x86_64__)
@@ -45,6 +57,9 @@ Pool::Turn::Turn(int threads) : alone_(shared().turns_) {
     threads = std::min(threads, kMost);
     pool.start(threads);
     pool.active_ = threads;
+    // No thread remembers a loop of long ago: numbers of loops come again.
+    for (int t = 0; t < threads; ++t) pool.shares_[t].left = share_of(pool.loop_, 0, 0);
+    pool.wanted_ = pool.finished();
     pool.busy_ = true;
     if (pool.sleepers_ > 0) {
         std::lock_guard<std::mutex> lock(pool.sleeping_);
@@ -54,35 +69,56 @@ Pool::Turn::Turn(int threads) : alone_(shared().turns_) {
 
 Pool::Turn::~Turn() { shared().busy_ = false; }
 
-void Pool::run(int64_t count, Run run, void* body) {
-    run_ = run;
-    body_ = body;
-    finished_.store(0, std::memory_order_relaxed);
+void Pool::run(int64_t count, Run run, const void* body, size_t size) {
     const int64_t threads = this->threads();
-    for (int64_t t = 0; t < threads; ++t) {
+    wanted_ += count;
+    ++loop_;
+    for (int64_t t = threads - 1; t >= 0; --t) {
         const uint64_t begin = t * count / threads, end = (t + 1) * count / threads;
-        shares_[t].left.store(end << 32 | begin, std::memory_order_release);
+        Share& share = shares_[t];
+        share.run = run;
+        std::memcpy(share.body, body, size);
+        share.left.store(share_of(loop_, begin, end), std::memory_order_release);
     }
     help(0);
-    for (int looks = 0; finished_.load(std::memory_order_acquire) != count;) wait(looks);
+    for (int looks = 0; finished() != wanted_;) wait(looks);
+}
+
+int64_t Pool::finished() const {
+    int64_t total = 0;
+    for (int t = 0; t < threads(); ++t) {
+        total += shares_[t].finished.load(std::memory_order_acquire);
+    }
+    return total;
 }
 
 // Takes parts while there are any.
 bool Pool::help(int index) {
-    const auto some = [](uint64_t left) { return uint32_t(left) < left >> 32; };
-    bool helped = false;
+    Share& own = shares_[index];
     const int threads = this->threads();
-    for (int t = 0; t < threads; ++t) {
+    int64_t done = 0;
+    uint64_t at = own.left.load(std::memory_order_acquire);
+    while (some(at)) {
+        at = own.left.fetch_add(1, std::memory_order_acq_rel);
+        if (!some(at)) break;
+        own.run(own.body, taken(at));
+        ++done;
+    }
+    // Of others only parts of the loop that the thread has the body of.
+    for (int t = 1; t < threads; ++t) {
         std::atomic<uint64_t>& left = shares_[(index + t) % threads].left;
-        while (some(left.load(std::memory_order_relaxed))) {
-            const uint64_t mine = left.fetch_add(1, std::memory_order_acq_rel);
-            if (!some(mine)) break;
-            run_(body_, uint32_t(mine));
-            finished_.fetch_add(1, std::memory_order_release);
-            helped = true;
+        uint64_t theirs = left.load(std::memory_order_relaxed);
+        while (some(theirs) && loop_of(theirs) == loop_of(at)) {
+            if (!left.compare_exchange_weak(theirs, theirs + 1, std::memory_order_acq_rel)) continue;
+            own.run(own.body, taken(theirs));
+            ++done;
+            theirs = left.load(std::memory_order_relaxed);
         }
     }
-    return helped;
+    if (!done) return false;
+    const int64_t before = own.finished.load(std::memory_order_relaxed);
+    own.finished.store(before + done, std::memory_order_release);
+    return true;
 }
 
 void Pool::work(int index) {

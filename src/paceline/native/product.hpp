@@ -19,8 +19,9 @@ constexpr int kGroup = 64;  // activations that share a scale
 // A packed matrix of `outputs` rows, a multiple of 16; of int8, `inputs` is a multiple of 64.
 struct Matrix {
     int64_t outputs, inputs;
-    // [outputs / 16, inputs / 4, 16, 4]: of 16 rows 4 columns each. 128 is added, since the
-    // instruction wants unsigned numbers on one side.
+    // [pairs, inputs / 4, 2, 16, 4]: of the two blocks of 16 rows that leave together 4 columns each,
+    // so that one run of memory is read. 128 is added, since the instruction wants unsigned numbers
+    // on one side.
     const uint8_t* weights;
     const float* scales;  // [outputs]
     const float* floats;  // [outputs / 16, inputs, 16] instead of all these, or null
@@ -86,17 +87,17 @@ inline void leave(const Step& step, const int64_t (&blocks)[2], const Vec (&resu
     }
 }
 
-// Calls `pair` with the numbers of two blocks of 16 matrix rows that leave together, until all have
-// been called, on all threads. Of an odd number of blocks the last is its own partner.
+// Calls `pair` with the number of a pair of blocks of 16 matrix rows that leave together, and theirs,
+// until all have been called, on all threads. Of an odd number of blocks the last is its own partner.
 template <class Pair>
-void pairs(const Step& step, Pair&& pair) {
+void pairs(const Step& step, const Pair& pair) {
     const int64_t blocks = step.matrix.outputs / kLanes, count = (blocks + 1) / 2;
     const int64_t parts = std::min<int64_t>(count, 6 * Pool::shared().threads());
-    each(parts, true, [&](int64_t part) {
+    each(parts, true, [=, gated = step.gated](int64_t part) {
         for (int64_t p = part * count / parts; p < (part + 1) * count / parts; ++p) {
-            const int64_t first = step.gated ? p : 2 * p;
-            const int64_t second = step.gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);
-            pair({first, second});
+            const int64_t first = gated ? p : 2 * p;
+            const int64_t second = gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);
+            pair(p, {first, second});
         }
     });
 }

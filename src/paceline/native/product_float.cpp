@@ -53,10 +53,10 @@ void float_product(const Step& step, int64_t rows, Rows<const float> x, Rows<con
         });
         x = {room.normed.data(), matrix.inputs};
     }
-    pairs(step, [&](const int64_t (&blocks)[2]) {
+    pairs(step, [=, &step](int64_t, const int64_t (&blocks)[2]) {
         by_rows<kRows>(int(rows), [&](auto n, int begin) {
             Vec results[kRows][2];
-            two_blocks<n>(matrix, blocks, {x[begin], x.stride}, results);
+            two_blocks<n>(step.matrix, blocks, {x[begin], x.stride}, results);
             for (int r = 0; r < n; ++r) {
                 const float* more = residual ? residual[begin + r] : nullptr;
                 leave(step, blocks, results[r], more, out[begin + r]);

@@ -63,10 +63,10 @@ void one_block(const Matrix& matrix, int64_t block, const Rounded& x, Results& o
 
 void int4_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
                   Rows<float> out, Room& room) {
-    round_rows(step, rows, x, room);
-    pairs(step, [&](const int64_t (&blocks)[2]) {
+    const RoundedRows rounded(step, rows, x, room);
+    pairs(step, [=, &step](int64_t, const int64_t (&blocks)[2]) {
         by_rows<kTogether>(int(rows), [&](auto n, int begin) {
-            const Rounded some = rounded(step, room, begin);
+            const Rounded some = rounded.from(begin);
             Results results;
             for (int b = 0; b < 2; ++b) one_block<n>(step.matrix, blocks[b], some, results, b);
             for (int r = 0; r < n; ++r) {

@@ -1,16 +1,19 @@
 #include "rounded.hpp"
 
+#include <atomic>
+
 namespace paceline {
 
 #ifndef PACELINE_PRODUCTS
 
-void round_rows(const Step&, int64_t, Rows<const float>, Room&) {}
+RoundedRows::RoundedRows(const Step&, int64_t, Rows<const float>, Room&) {}
+const Room& RoundedRows::own() const { return *shared_; }
 
 #else
 
 namespace {
 
-constexpr int kAlone = 6000;  // numbers that one thread rounds while another would wake up
+constexpr int kFew = 16;  // rows that every thread rounds for itself
 
 void round_row(const Step& step, const float* x, int8_t* numbers, float* scales, int32_t* minus) {
     const int64_t width = step.matrix.inputs;
@@ -40,17 +43,38 @@ void round_row(const Step& step, const float* x, int8_t* numbers, float* scales,
     }
 }
 
+void fit(Room& room, int64_t rows, int64_t width) {
+    room.numbers.resize(rows * width);
+    room.scales.resize(rows * width / kGroup);
+    room.minus.resize(rows * width / kGroup);
+}
+
+void round_into(Room& room, const Step& step, Rows<const float> x, int64_t r) {
+    const int64_t width = step.matrix.inputs, groups = width / kGroup;
+    round_row(step, x[r], room.numbers.data() + r * width, room.scales.data() + r * groups,
+              room.minus.data() + r * groups);
+}
+
 }  // namespace
 
-void round_rows(const Step& step, int64_t rows, Rows<const float> x, Room& room) {
-    const int64_t width = step.matrix.inputs, groups = width / kGroup;
-    room.numbers.resize(rows * width);
-    room.scales.resize(rows * groups);
-    room.minus.resize(rows * groups);
-    each(rows, rows * width > kAlone, [&](int64_t r) {
-        round_row(step, x[r], room.numbers.data() + r * width, room.scales.data() + r * groups,
-                  room.minus.data() + r * groups);
-    });
+RoundedRows::RoundedRows(const Step& step, int64_t rows, Rows<const float> x, Room& room)
+    : step_(&step), rows_(rows), x_(x), shared_(rows > kFew ? &room : nullptr) {
+    static std::atomic<uint64_t> products{0};
+    product_ = ++products;
+    if (!shared_) return;
+    fit(room, rows, step.matrix.inputs);
+    each(rows, true, [=, to = &room, of = &step](int64_t r) { round_into(*to, *of, x, r); });
+}
+
+const Room& RoundedRows::own() const {
+    thread_local Room room;
+    thread_local uint64_t product = 0;
+    if (product != product_) {
+        product = product_;
+        fit(room, rows_, step_->matrix.inputs);
+        for (int64_t r = 0; r < rows_; ++r) round_into(room, *step_, x_, r);
+    }
+    return room;
 }
 
 #endif

@@ -19,15 +19,29 @@ struct Rounded {
     const int32_t* minus;  // -128 times the sum of each group's numbers
 };
 
-// Rounds rows into the room, behind the norm that stands before the product.
-void round_rows(const Step& step, int64_t rows, Rows<const float> x, Room& room);
+// The rows of a product behind the norm that stands before it. Of few rows every thread rounds all for
+// itself when it first asks for some: what another has rounded would take longer to fetch.
+class RoundedRows {
+   public:
+    RoundedRows(const Step& step, int64_t rows, Rows<const float> x, Room& room);
 
-// The rounded rows from `first` on.
-inline Rounded rounded(const Step& step, const Room& room, int64_t first) {
-    const int64_t width = step.matrix.inputs, groups = width / kGroup;
-    return {room.numbers.data() + first * width, room.scales.data() + first * groups,
-            room.minus.data() + first * groups};
-}
+    // Those from `first` on.
+    Rounded from(int64_t first) const {
+        const Room& room = shared_ ? *shared_ : own();
+        const int64_t width = step_->matrix.inputs, groups = width / kGroup;
+        return {room.numbers.data() + first * width, room.scales.data() + first * groups,
+                room.minus.data() + first * groups};
+    }
+
+   private:
+    const Room& own() const;
+
+    const Step* step_;
+    int64_t rows_;
+    Rows<const float> x_;
+    const Room* shared_;
+    uint64_t product_;  // tells one product from another
+};
 
 #ifdef PACELINE_PRODUCTS
 

@@ -168,7 +168,7 @@ class Writing:
         if isinstance(at, Normed) and at.written is None:
             norm, at = self._tensors[at.name], at.of
         columns = self.columns(at)
-        matrix = self._packed.matrix(self._tensors, x.name)
+        matrix = self._packed.matrix(self._tensors, x.name, gated=gated)
         self.program.product(
             x.name, matrix, columns, to, norm=norm, eps=self._eps, residual=residual, gated=gated
         )

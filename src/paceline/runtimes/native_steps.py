@@ -103,7 +103,7 @@ class NativeSteps(Steps):
                 feature(read.index(layer))
             name = f"layers.{layer}"
             into, out, gate_up, down = (
-                self._packed.matrix(tensors, f"{name}.{part}")
+                self._packed.matrix(tensors, f"{name}.{part}", gated=part == "gate_up")
                 for part in ("qkv", "o", "gate_up", "down")
             )
             norm = tensors[f"{name}.attention_norm"]
