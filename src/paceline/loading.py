@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import processor, registry
-from paceline.controllers.cost import COST_FORMAT, CostModel, load_or_measure
+from paceline.controllers.cost import CostModel
+from paceline.controllers.cost_measuring import COST_FORMAT, load_or_measure
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafting import Assembly
 from paceline.engine import Engine

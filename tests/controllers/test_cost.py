@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.controllers import cost
-from paceline.controllers.cost import SIZES, CostModel, load_or_measure, measure
+from paceline.controllers import cost_measuring
+from paceline.controllers.cost import CostModel
+from paceline.controllers.cost_measuring import SIZES, load_or_measure, measure
 from paceline.exactness.tabular import TabularCache, TabularModel, TabularTarget
 from paceline.target import Output, Pass
 
@@ -23,7 +24,7 @@ KEY = {"model": "org/tiny", "threads": None, "layout": "exact"}
 @pytest.fixture
 def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements of three sizes, to save time."""
-    monkeypatch.setattr(cost, "SIZES", (1, 2, 8))
+    monkeypatch.setattr(cost_measuring, "SIZES", (1, 2, 8))
 
 
 class Watched(TabularTarget):
