@@ -126,9 +126,9 @@ struct Partial {
     float *highest, *weight, *values;
 };
 
-// Joins the sums over a later chunk to those over earlier ones, for queries from `begin` to `end`.
-inline void merge(const Partial& into, const Partial& later, int begin, int end, int width) {
-    for (int r = begin; r < end; ++r) {
+// Joins the sums over a later chunk to those over earlier ones.
+inline void merge(const Partial& into, const Partial& later, int queries, int width) {
+    for (int r = 0; r < queries; ++r) {
         if (later.weight[r] == 0) continue;
         const float highest = std::max(into.highest[r], later.highest[r]);
         const float a = exponential(into.highest[r] - highest);

@@ -183,9 +183,8 @@ class Pass {
         }
     }
 
-    // What all chunks come to, for queries from `begin` to `end`.
-    void finish(const Group& group, int head, int begin, int end, const Partial& sums) {
-        for (int r = begin; r < end; ++r) {
+    void finish(const Group& group, int head, const Partial& sums) {
+        for (int r = 0; r < group.count * ratio_; ++r) {
             const int64_t row = group.first + r / ratio_;
             const int query_head = head * ratio_ + r % ratio_;
             float* to = out_[row] + query_head * shape_.width;
@@ -209,13 +208,12 @@ class Pass {
         thread_local std::vector<float> memory;
         memory.resize(2 * partial_size());
         const Partial sums = partial(memory.data()), next = partial(memory.data() + partial_size());
-        const int queries = group.count * ratio_;
         chunk(group, head, 0, sums);
         for (int c = 1; c < group.chunks(); ++c) {
             chunk(group, head, c, next);
-            merge(sums, next, 0, queries, shape_.width);
+            merge(sums, next, group.count * ratio_, shape_.width);
         }
-        finish(group, head, 0, queries, sums);
+        finish(group, head, sums);
     }
 
     // All chunks of all groups and heads at once, then put together in order.
@@ -231,17 +229,13 @@ class Pass {
                       part(i / chunks, i % chunks));
             }
         });
-        // Each in two halves: what threads have made need not all be brought to one.
-        each(2 * items, true, [&](int64_t half) {
-            const int64_t item = half / 2;
+        each(items, chunks > 8, [&](int64_t item) {
             const Group& group = paths_.groups[item / shape_.kv_heads];
-            const int queries = group.count * ratio_, middle = queries / 2;
-            const int begin = half % 2 ? middle : 0, end = half % 2 ? queries : middle;
             const Partial sums = part(item, 0);
             for (int c = 1; c < group.chunks(); ++c) {
-                merge(sums, part(item, c), begin, end, shape_.width);
+                merge(sums, part(item, c), group.count * ratio_, shape_.width);
             }
-            finish(group, int(item % shape_.kv_heads), begin, end, sums);
+            finish(group, int(item % shape_.kv_heads), sums);
         });
     }
 
