@@ -33,7 +33,7 @@ LAYERS = (
             "sequence",
         ),
         *("stopping", "text", "transcript", "models", "weights"),
-        *("native", "processor"),
+        *("native", "processor", "calibration"),
     ),
     ("networks",),
     ("shapes", "growth", "drafters", "verifiers", "controllers", "runtimes", "scheduling"),

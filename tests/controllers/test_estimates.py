@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.controllers.calibration import Calibration
+from paceline.calibration import Calibration
 
 
 def promised_and_kept(calibration: Calibration, *, told: bool) -> tuple[float, float]:

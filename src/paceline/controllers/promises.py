@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 
 from paceline import tree as trees
-from paceline.controllers.calibration import Calibration
+from paceline.calibration import Calibration
 from paceline.controllers.cost import CostModel
 from paceline.controllers.side_branches import Priced, Worth, worth_keeping
 from paceline.sequence import Sequence

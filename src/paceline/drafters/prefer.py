@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import ClassVar
 
 from paceline import tree as trees
+from paceline.calibration import Calibration
 from paceline.drafters.alone import Alone
 from paceline.drafters.base import Drafter
 from paceline.drafters.parts import Parts, together
@@ -51,14 +52,15 @@ class _Worth:
 
     Attributes:
         promised: tokens that its drafts promise, corrected.
-        kept: tokens accepted of its drafts per token promised.
+        keeps: tokens accepted of its drafts per token promised, by sequence: copies that are right
+            in a recipe are wrong in a sum.
         seconds: what asking it takes; 0 until it was asked.
         waiting: steps since it was asked.
         asked: whether it ever was.
     """
 
     promised: float = _GUESS
-    kept: float = 1.0
+    keeps: Calibration = field(default_factory=Calibration)
     seconds: float = 0.0
     waiting: int = 0
     asked: bool = False
@@ -138,7 +140,7 @@ class Prefer(Parts):
             elif worth.asked:  # the first draft of all says little: there is much to make ready
                 worth.seconds = seconds
             worth.asked = True
-            gain = worth.kept * _promised(draft)
+            gain = worth.keeps.factor(alone[0].id) * _promised(draft)
             worth.promised = _mean(worth.promised, gain)
             if gain > highest or not len(best):
                 best, highest, self._maker = draft, gain, index
@@ -155,18 +157,21 @@ class Prefer(Parts):
         if len(sequences) == 1:
             seconds = self._clock() - self._begin
             self._step = _mean(self._step or seconds, seconds)
-            self._judge(drafts[0], verdicts[0])
+            self._judge(sequences[0].id, drafts[0], verdicts[0])
         super().observe(sequences, drafts, verdicts, outputs)
 
-    def _judge(self, draft: TokenTree, verdict: Verdict) -> None:
+    def close(self, sequence: Sequence) -> None:
+        """Forget how promises came true in this sequence."""
+        for worth in self._worth:
+            worth.keeps.close(sequence.id)
+        super().close(sequence)
+
+    def _judge(self, id: int, draft: TokenTree, verdict: Verdict) -> None:
         """Correct what its maker's promises are worth; it may have been cut since."""
         maker, self._maker = self._maker, None
         promised = _promised(draft)
         if maker is not None and promised > 0:
-            worth = self._worth[maker]
-            ratio = min(4.0, len(verdict.path) / promised)
-            weight = _WEIGHT * min(1.0, promised)
-            worth.kept += weight * (ratio - worth.kept)
+            self._worth[maker].keeps.verified(id, len(verdict.path), promised)
 
     def _pays(self, worth: _Worth, gain: float, budget: Budget) -> bool:
         """Whether asking a part should commit more tokens per second than verifying now."""
