@@ -16,7 +16,8 @@ from paceline.drafters.prompt_lookup import PromptLookup
 from paceline.errors import InvalidOption
 from paceline.naming import check_drafter
 from paceline.sequence import Sequence
-from paceline.types import Budget, Needs, SamplingParams, TokenTree
+from paceline.target import Output
+from paceline.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 
 LONG = replace(GREEDY, max_new_tokens=400)
 
@@ -89,6 +90,24 @@ def test_the_draft_that_promises_more_is_verified() -> None:
     assert len(none) == 0
     [draft] = prefer.propose([sequence], [Budget(3, 3)])
     np.testing.assert_allclose(draft.scores, 0.6 ** np.arange(1, 4))
+
+
+def test_promises_that_one_text_breaks_are_believed_in_another() -> None:
+    clock = Clock()
+    prefer = Prefer([Says(clock, 0.8, 0.0), Says(clock, 0.6, 0.0)], clock=clock)
+    broken, other = (start([0, 1, 2], id) for id in range(2))
+    for sequence in (broken, other):
+        prefer.open(sequence)
+    said: dict[int, list[float]] = {0: [], 1: []}
+    for sequence in (broken, other) * 16:
+        [draft] = prefer.propose([sequence], [Budget(1, 1)])
+        assert draft.scores is not None
+        said[sequence.id].append(float(draft.scores[0]))
+        wrong = sequence is broken and draft.scores[0] == 0.8
+        verdict = Verdict((), 0) if wrong else Verdict((0,), 0)
+        prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((2, 3), np.float32))])
+    assert set(said[0][8:]) == {0.6}
+    assert set(said[1]) == {0.8}
 
 
 def test_the_dear_part_hears_what_the_cheap_one_has_drafted() -> None:

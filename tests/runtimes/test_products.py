@@ -128,6 +128,20 @@ def test_company_and_threads_change_no_bit(kind: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_threads_may_change_from_run_to_run(kind: str) -> None:
+    """Threads that rest for a while take no part of a loop of long ago."""
+    parts = tensors(kind, 96, 128)
+    made = [
+        Product(parts, norm=True, gated=False, residual=False, threads=threads)
+        for threads in (2, 1, 4, 2, 3)
+    ]
+    x = RNG.standard_normal((9, 128)).astype(np.float32)
+    expected = made[1](x)
+    for turn in range(300):
+        assert np.array_equal(made[turn % len(made)](x), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_large_numbers_and_zeros_stay_finite(kind: str) -> None:
     made = Product(tensors(kind, 64, 64), norm=True, gated=True, residual=False)
     x = np.zeros((3, 64), np.float32)

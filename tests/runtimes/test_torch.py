@@ -98,7 +98,9 @@ def test_single_precision_is_close_to_double(target: TorchTarget) -> None:
     contract.close(half, double, 0.05 * float(np.abs(double).max()))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="compares with a CUDA device, and torch finds none"
+)
 def test_cuda_agrees_with_cpu(target: TorchTarget) -> None:
     gpu = tiny_target(device="cuda")
     assert gpu.capabilities.device == "cuda"
