@@ -25,7 +25,7 @@ class RuntimeOptions:
         prefix_tokens: of these, how many are kept of ended requests for others that begin alike;
             0 shares nothing.
         kv_precision: of the key-value cache, where the runtime has more than one: "fp32", "fp16",
-            or "u8" (lossy).
+            "bf16", or "u8" (lossy).
     """
 
     device: str | None = None

@@ -7,6 +7,7 @@ import pytest
 from tests.real.test_bit_exact import TOKENS, TREE, opened, plain_rows, prompt
 
 from paceline import tree as trees
+from paceline.native.library import has_pairs
 from paceline.runtimes.openvino import OpenVinoTarget
 from paceline.runtimes.openvino_weights import load_prepared
 from paceline.target import Pass
@@ -22,16 +23,21 @@ def cached_as(loaded, kv):
 
 
 def test_the_cache_is_as_coarse_as_the_weights_allow(loaded):
+    half = "bf16" if has_pairs() else "fp16"
     coarse = loaded.target.capabilities.precision == "int8"
-    assert loaded.target.capabilities.kv_precision == ("fp16" if coarse else "fp32")
+    assert loaded.target.capabilities.kv_precision == (half if coarse else "fp32")
 
 
-@pytest.mark.parametrize("kv", ["fp16", "u8"])
+SIZES = {"fp16": 1 / 2, "bf16": 1 / 2, "u8": 9 / 32}
+PAIRS = pytest.mark.skipif(not has_pairs(), reason="no AVX512_BF16")
+
+
+@pytest.mark.parametrize("kv", ["fp16", pytest.param("bf16", marks=PAIRS), "u8"])
 def test_drafts_change_no_bit_of_a_coarse_cache(loaded, kv):
     finest, target = cached_as(loaded, "fp32"), cached_as(loaded, kv)
     assert target.capabilities.bit_exact
     exact = finest.capabilities.kv_bytes_per_token
-    assert target.capabilities.kv_bytes_per_token / exact == {"fp16": 1 / 2, "u8": 9 / 32}[kv]
+    assert target.capabilities.kv_bytes_per_token / exact == SIZES[kv]
     for length in (31, 270):
         cache = opened(target, prompt(length, 1))
         expected = plain_rows(target, cache, TOKENS[:17])

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.native import drafting
 from paceline.native.drafting import DraftProgram, Operand, noise_records
-from paceline.native.library import Heads, has_float_products
+from paceline.native.library import KEPT, Heads, has_float_products
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
 from paceline.noise import TokenNoise
@@ -21,7 +21,7 @@ WIDTH = 32
 
 
 def program(heads: Heads | None = None) -> DraftProgram:
-    return DraftProgram(Packed(), heads or Heads(2, 1, 16, False, 1e-5), 64)
+    return DraftProgram(Packed(), heads or Heads(2, 1, 16, KEPT["fp32"], 1e-5), 64)
 
 
 def loaded(made: DraftProgram, name: str, rows: str, width: int) -> Columns:
@@ -151,7 +151,7 @@ def test_rows_are_unfolded_into_slots() -> None:
 def test_slots_attend_to_one_another_both_ways(heads: int, kv_heads: int, width: int) -> None:
     """Each sequence's alone."""
     sequences, slots = 3, 5
-    made = program(Heads(heads, kv_heads, width, False, 1e-5))
+    made = program(Heads(heads, kv_heads, width, KEPT["fp32"], 1e-5))
     columns = (heads + 2 * kv_heads) * width
     at = loaded(made, "qkv", "wide", columns)
     to = made.buffer("wide", heads * width)

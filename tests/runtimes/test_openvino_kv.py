@@ -20,6 +20,7 @@ from paceline import tree
 from paceline.bench.noise import noise_floor
 from paceline.errors import InvalidOption, OutOfMemory
 from paceline.loading import load_model, make_engine
+from paceline.native.library import has_pairs
 from paceline.runtimes.openvino_settings import KV_FORMATS
 from paceline.target import Pass, RuntimeOptions
 from paceline.types import SamplingParams
@@ -27,7 +28,12 @@ from paceline.types import SamplingParams
 TEXT = np.random.default_rng(2).integers(3, 300, 200).tolist()
 
 
-WAYS = [*((each, "plugin") for each in KV_FORMATS), ("fp32", "paths"), ("fp16", "paths")]
+PAIRS = ["bf16"] if has_pairs() else []
+PLUGIN = [name for name in KV_FORMATS if name != "bf16"]
+WAYS = [
+    *((each, "plugin") for each in PLUGIN),
+    *((each, "paths") for each in ("fp32", "fp16", *PAIRS)),
+]
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=" ".join)
@@ -68,7 +74,7 @@ def test_the_contract(target: Any) -> None:
     contract.check_ragged_batches(target, 0)
 
 
-@pytest.mark.parametrize("precision", KV_FORMATS)
+@pytest.mark.parametrize("precision", PLUGIN)
 def test_the_masked_layout_moves_rows_of_any_precision(precision: str) -> None:
     target = tiny_openvino.target("fp32", kv_precision=precision, layout="masked")
     assert not target.capabilities.bit_exact
@@ -78,7 +84,7 @@ def test_the_masked_layout_moves_rows_of_any_precision(precision: str) -> None:
 def test_what_a_cache_rounds_shows_in_its_memory_and_its_logits() -> None:
     """A negative control too: were the option ignored, all would be equal."""
     logits, taken = {}, {}
-    for precision in KV_FORMATS:
+    for precision in (*PLUGIN, *PAIRS):
         target = tiny_openvino.target("fp32", kv_precision=precision)
         capabilities = target.capabilities
         assert capabilities.kv_precision == precision
@@ -88,15 +94,22 @@ def test_what_a_cache_rounds_shows_in_its_memory_and_its_logits() -> None:
     config = tiny_openvino.config()
     numbers = 2 * config.layers * config.kv_heads * config.head_dim
     rows = 2 * config.layers * config.kv_heads
-    assert taken == {"fp32": 4 * numbers, "fp16": 2 * numbers, "u8": numbers + 8 * rows}
-    half = np.abs(logits["fp16"] - logits["fp32"]).max()
-    byte = np.abs(logits["u8"] - logits["fp32"]).max()
-    assert 0 < half < 0.1
-    assert 2 * half < byte < 3
+    halves = dict.fromkeys(("fp16", *PAIRS), 2 * numbers)
+    assert taken == {"fp32": 4 * numbers, **halves, "u8": numbers + 8 * rows}
+    apart = {each: np.abs(logits[each] - logits["fp32"]).max() for each in logits}
+    assert 0 < apart["fp16"] < 0.1
+    assert 2 * apart["fp16"] < apart["u8"] < 3
+    for pairs in PAIRS:
+        assert apart["fp16"] < apart[pairs] < apart["u8"]
+
+
+def test_pairs_are_for_our_own_operations() -> None:
+    with pytest.raises(InvalidOption, match="use fp16 or fp32"):
+        tiny_openvino.target("fp32", kv_precision="bf16", attention="plugin")
 
 
 def test_an_unknown_precision_is_named() -> None:
-    with pytest.raises(InvalidOption, match="'bf8' is unknown: use fp32, fp16, u8"):
+    with pytest.raises(InvalidOption, match="'bf8' is unknown: use fp32, fp16, bf16, u8"):
         tiny_openvino.target(kv_precision="bf8")
 
 

@@ -28,10 +28,15 @@ def made(precision: Any = "int8", **options: Any) -> Plan:
     return plan(tiny_openvino.config(), {}, precision, **options)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-def test_the_default_cache_is_coarser_only_where_we_run_int8(own: bool, precision: str) -> None:
+def test_the_default_cache_is_coarser_only_where_we_run_int8(
+    own: bool, precision: str, pairs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openvino_plan, "has_pairs", lambda: pairs)
     chosen = made(precision)
-    name = "fp16" if own and precision == "int8" else "fp32"
+    half = "bf16" if pairs else "fp16"
+    name = half if own and precision == "int8" else "fp32"
     assert (chosen.own, chosen.kv_precision, chosen.kv) == (own, name, KV_FORMATS[name])
     assert (chosen.kv_tokens, chosen.keep) == (KV_TOKENS, PREFIX_TOKENS // BLOCK)
     assert made(precision, kv_precision="fp32").kv_precision == "fp32"

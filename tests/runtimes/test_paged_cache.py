@@ -8,24 +8,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import OutOfMemory
+from paceline.runtimes.block_pool import Layout
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 
+LAYOUTS: tuple[Layout, ...] = ("tokens", "numbers", "pairs")
 
-def pool(blocks: int = 64, keys_by_number: bool = False) -> BlockPool:
-    return BlockPool(layers=2, kv_heads=1, head_dim=2, blocks=blocks, keys_by_number=keys_by_number)
+
+def pool(blocks: int = 64, layout: Layout = "tokens") -> BlockPool:
+    return BlockPool(layers=2, kv_heads=1, head_dim=2, blocks=blocks, layout=layout)
 
 
 def write(cache: PagedCache, blocks: list[int], start: int, values: list[int]) -> None:
     """What a forward does: write rows at positions from `start` on."""
     for offset, value in enumerate(values):
         position = start + offset
-        for each in (cache.pool.keys, cache.pool.values):
-            each[:, blocks[position // BLOCK], :, position % BLOCK] = value
+        for each in cache.pool.token(blocks[position // BLOCK], position % BLOCK):
+            each[:] = value
 
 
 def read(cache: PagedCache) -> list[int]:
-    both = np.concatenate([cache.pool.keys, cache.pool.values])
-    rows = [both[:, cache.blocks[p // BLOCK], :, p % BLOCK] for p in range(cache.length)]
+    places = [(cache.blocks[p // BLOCK], p % BLOCK) for p in range(cache.length)]
+    tokens = [cache.pool.token(*place) for place in places]
+    rows = [np.concatenate([each.ravel() for each in token]) for token in tokens]
     assert all(np.unique(row).size == 1 for row in rows)
     return [int(row.flat[0]) for row in rows]
 
@@ -49,9 +53,9 @@ OPERATIONS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(OPERATIONS, st.booleans(), st.randoms(use_true_random=False))
-def test_caches_behave_like_independent_lists(operations, keys_by_number, random):
-    memory = pool(400, keys_by_number)
+@given(OPERATIONS, st.sampled_from(LAYOUTS), st.randoms(use_true_random=False))
+def test_caches_behave_like_independent_lists(operations, layout, random):
+    memory = pool(400, layout)
     caches = [(PagedCache(memory), [])]
     counter = 0
     for name, size in operations:
@@ -147,9 +151,9 @@ def test_move_brings_path_rows_together():
     assert read(cache) == [*range(30), 100, 102, 105]
 
 
-@pytest.mark.parametrize("keys_by_number", [False, True])
-def test_rows_move_to_where_a_path_goes_on(keys_by_number):
-    memory = pool(8, keys_by_number)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_move_to_where_a_path_goes_on(layout):
+    memory = pool(8, layout)
     cache = PagedCache(memory)
     append(cache, list(range(1, 31)))
     cache.reserve(10)
@@ -160,6 +164,19 @@ def test_rows_move_to_where_a_path_goes_on(keys_by_number):
 
 
 def test_keys_by_number_lie_number_by_number():
-    memory = pool(2, keys_by_number=True)
-    memory.keys[1, 0, 0, :, 1] = np.arange(BLOCK)
+    memory = pool(2, "numbers")
+    for row in range(BLOCK):
+        memory.token(0, row)[0][1, 0, 1] = row
     assert memory.memory[2, 0, 0].ravel()[BLOCK:].tolist() == list(range(BLOCK))
+
+
+def test_pairs_lie_pair_by_pair():
+    memory = pool(2, "pairs")
+    for row in range(BLOCK):
+        keys, values = memory.token(0, row)
+        keys[1, 0] = [[row, row + 100]]
+        values[1, 0] = [row, row + 100]
+    pairs = [number for row in range(BLOCK) for number in (row, row + 100)]
+    assert memory.memory[2, 0, 0].ravel().tolist() == pairs
+    lines = memory.memory[3, 0, 0].reshape(BLOCK // 2, 4)
+    assert lines[3].tolist() == [6, 7, 106, 107]

@@ -10,16 +10,22 @@ import pytest
 from tests.runtimes.plain_attention import PlainCache, Sizes, attend, enter
 
 from paceline import tree as trees
-from paceline.native.library import Heads
+from paceline.native.library import KEPT, Heads, Kept, has_pairs
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
-from paceline.runtimes.block_pool import BLOCK, BlockPool
+from paceline.runtimes.block_pool import BlockPool, Layout
 from paceline.runtimes.openvino_path_batch import PathBatch
 from paceline.runtimes.paged_cache import PagedCache
 from paceline.types import ROOT, TokenTree
 
 LONGEST = 1024
 RNG = np.random.default_rng(5)
+FORMATS = [
+    "fp32",
+    "fp16",
+    pytest.param("bf16", marks=pytest.mark.skipif(not has_pairs(), reason="no AVX512_BF16")),
+]
+NEAR = {"fp32": 5e-6, "fp16": 2e-2, "bf16": 1e-1}
 TREE = TokenTree(np.arange(8), np.array([ROOT, ROOT, 0, 0, 2, 1, 5, 3]))
 
 
@@ -43,14 +49,15 @@ class Layer:
         return self.program.read(self.out, len(qkv)).copy()
 
 
-def layer(sizes: Sizes, half: bool = False, threads: int = 2) -> Layer:
+def layer(sizes: Sizes, kept: Kept = "fp32", threads: int = 2) -> Layer:
     width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
     angles = np.arange(LONGEST)[:, None] * sizes.frequencies[None]
     table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     norms = [norm.astype(np.float32) for norm in sizes.norms or ()] or [None, None]
-    dtype = np.float16 if half else np.float32
-    pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype, keys_by_number=True)
-    heads = Heads(sizes.heads, sizes.kv_heads, sizes.width, half, sizes.eps)
+    dtype = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[kept]
+    layout: Layout = "pairs" if kept == "bf16" else "numbers"
+    pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype, layout=layout)
+    heads = Heads(sizes.heads, sizes.kv_heads, sizes.width, KEPT[kept], sizes.eps)
     program = Program(Packed(), heads)
     into, out = program.buffer("rows", width), program.buffer("rows", sizes.heads * sizes.width)
     program.paths(LONGEST, "rows")
@@ -108,10 +115,10 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("length", [1, 31, 127, 300])
-@pytest.mark.parametrize("half", [False, True])
-def test_it_is_the_plain_twin(name: str, length: int, half: bool) -> None:
+@pytest.mark.parametrize("kept", FORMATS)
+def test_it_is_the_plain_twin(name: str, length: int, kept: Kept) -> None:
     sizes = SHAPES[name]
-    made = layer(sizes, half)
+    made = layer(sizes, kept)
     rows = random_rows(sizes, length + 1 + len(TREE))
     expected = twin(sizes, rows, length + 1, TREE)
     cache = PagedCache(made.pool)
@@ -120,14 +127,14 @@ def test_it_is_the_plain_twin(name: str, length: int, half: bool) -> None:
     first = made.run(batch, rows[:length])
     cache.length = length
     found = np.concatenate([first, drafted(made, cache, TREE, rows[length:])])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 if half else 5e-6)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR[kept])
 
 
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kept", FORMATS)
 @pytest.mark.parametrize("length", [5, 30, 31, 127, 128, 290])
-def test_a_node_is_the_same_bits_in_a_tree_as_alone(length: int, half: bool) -> None:
+def test_a_node_is_the_same_bits_in_a_tree_as_alone(length: int, kept: Kept) -> None:
     sizes = SHAPES["grouped"]
-    made = layer(sizes, half)
+    made = layer(sizes, kept)
     prompt, more = random_rows(sizes, length), random_rows(sizes, 1 + len(TREE), seed=2)
     together = drafted(made, committed(made, prompt), TREE, more)
     for path in trees.leaf_paths(TREE):
@@ -138,14 +145,15 @@ def test_a_node_is_the_same_bits_in_a_tree_as_alone(length: int, half: bool) -> 
             cache.length += 1
 
 
-def test_company_threads_and_chunks_change_no_bit() -> None:
+@pytest.mark.parametrize("kept", FORMATS)
+def test_company_threads_and_chunks_change_no_bit(kept: Kept) -> None:
     sizes = SHAPES["grouped"]
     lengths = (3, 40, 129, 400)
     prompts = [random_rows(sizes, length, seed=length) for length in lengths]
     more = random_rows(sizes, 1 + len(TREE), seed=2)
     found = []
     for threads in (1, 2):
-        made = layer(sizes, threads=threads)
+        made = layer(sizes, kept, threads)
         alone = [drafted(made, committed(made, prompt), TREE, more) for prompt in prompts]
         batch = PathBatch()
         for prompt in prompts:
@@ -163,10 +171,11 @@ def test_company_threads_and_chunks_change_no_bit() -> None:
     assert np.array_equal(*found)
 
 
-def test_the_order_of_keys_matters_to_the_last_bit() -> None:
+@pytest.mark.parametrize("kept", FORMATS)
+def test_the_order_of_keys_matters_to_the_last_bit(kept: Kept) -> None:
     """Negative control: were sums not in the order of the path, equality above would be luck."""
     sizes = SHAPES["grouped"]
-    made = layer(sizes)
+    made = layer(sizes, kept)
     prompt, more = random_rows(sizes, 200), random_rows(sizes, 1 + len(TREE), seed=2)
     honest = drafted(made, committed(made, prompt), TREE, more)
     swapped = PathBatch()
@@ -176,24 +185,30 @@ def test_the_order_of_keys_matters_to_the_last_bit() -> None:
     swapped._singles[begin : begin + 3] = swapped._singles[begin : begin + 3][::-1]
     found = made.run(swapped, more)
     assert not np.array_equal(found[node + 1], honest[node + 1])
-    np.testing.assert_allclose(found[node + 1], honest[node + 1], atol=1e-5)
+    np.testing.assert_allclose(found[node + 1], honest[node + 1], atol=NEAR[kept])
 
 
-def test_keys_and_values_lie_where_the_pool_says() -> None:
+def widened(numbers: Any) -> Any:
+    """float32 `[kv_heads, width]` of what a pool keeps of a token."""
+    flat = numbers.reshape(len(numbers), -1)
+    if flat.dtype != np.uint16:
+        return flat.astype(np.float32)
+    return (flat.astype(np.uint32) << 16).view(np.float32)
+
+
+@pytest.mark.parametrize("kept", FORMATS)
+def test_keys_and_values_lie_where_the_pool_says(kept: Kept) -> None:
     sizes = SHAPES["grouped"]
-    made = layer(sizes)
+    made = layer(sizes, kept)
     rows = random_rows(sizes, 45)
     cache = committed(made, rows)
     plain = PlainCache()
+    rounding = {"fp32": 1e-5, "fp16": 2**-11, "bf16": 2**-8}[kept]
     for place in range(45):
         enter(sizes, plain, rows[place], place, place)
-    keys = made.pool.memory[0].reshape(-1, sizes.kv_heads, sizes.width, BLOCK)
-    for place in range(45):
-        block, row = cache.blocks[place // BLOCK], place % BLOCK
-        np.testing.assert_allclose(keys[block, :, :, row], plain.keys[place], atol=1e-5)
-        np.testing.assert_array_equal(
-            made.pool.memory[1, block, :, row], plain.values[place].astype(np.float32)
-        )
+        keys, values = made.pool.token(cache.blocks[place // 32], place % 32)
+        np.testing.assert_allclose(widened(keys[0]), plain.keys[place], rounding, 1e-5)
+        np.testing.assert_allclose(widened(values[0]), plain.values[place], rounding)
 
 
 def test_a_row_behind_the_longest_context_is_refused() -> None:

@@ -175,7 +175,8 @@ def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
     own = loaded.target.capabilities
     out: dict[str, Any] = {own.layout: noise_floor(loaded.target, tokens)}
     if own.runtime == "openvino":
-        options = replace(loaded.options, layout="masked")
+        # Not every cache has both layouts.
+        options = replace(loaded.options, layout="masked", kv_precision=None)
         other = loading.load_model(model, runtime=own.runtime, options=options)
         out["masked"] = noise_floor(other.target, tokens)
     return out

@@ -61,7 +61,7 @@ PrefixTokens = Annotated[
     int | None, typer.Option(help="Cached tokens kept for prompts that begin alike; 0 is off.")
 ]
 KvPrecision = Annotated[
-    str | None, typer.Option(help="Of the key-value cache: fp32, fp16, or u8 (lossy).")
+    str | None, typer.Option(help="Of the key-value cache: fp32, fp16, bf16, or u8 (lossy).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

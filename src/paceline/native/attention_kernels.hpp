@@ -5,25 +5,25 @@
 #include <algorithm>
 #include <limits>
 
-#include "paths.hpp"
-#include "vectors.hpp"
+#include "stored.hpp"
 
 namespace paceline {
 
 // Scores of N queries over the 32 keys of each of B blocks: one sum per key, over the width in order.
-template <int N, int B, class Stored>
-void block_scores(const float* queries, int width, const Stored* const* blocks, float* scores,
-                  int stride) {
+template <class Format, int N, int B>
+void block_scores(const float* queries, int words, const typename Format::Number* const* blocks,
+                  float* scores, int stride) {
+    constexpr int kStep = kLanes * Format::kTogether;
     Vec a[N][2 * B] = {};
-    for (int d = 0; d < width; ++d) {
-        Vec keys[2 * B];
+    for (int d = 0; d < words; ++d) {
+        typename Format::Vector keys[2 * B];
         for (int b = 0; b < B; ++b) {
-            keys[2 * b] = load(blocks[b] + d * kBlock);
-            keys[2 * b + 1] = load(blocks[b] + d * kBlock + kLanes);
+            keys[2 * b] = Format::vector(blocks[b] + 2 * d * kStep);
+            keys[2 * b + 1] = Format::vector(blocks[b] + (2 * d + 1) * kStep);
         }
         for (int r = 0; r < N; ++r) {
-            const Vec q = all(queries[r * width + d]);
-            for (int i = 0; i < 2 * B; ++i) a[r][i] += q * keys[i];
+            const auto q = Format::every(queries[r * words + d]);
+            for (int i = 0; i < 2 * B; ++i) a[r][i] = Format::add(a[r][i], q, keys[i]);
         }
     }
     for (int r = 0; r < N; ++r) {
@@ -32,39 +32,42 @@ void block_scores(const float* queries, int width, const Stored* const* blocks, 
 }
 
 // The same over any number of blocks.
-template <class Stored>
-void all_scores(const float* queries, int count, int width, const Stored* const* blocks, int end,
-                float* scores, int stride) {
+template <class Format>
+void all_scores(const float* queries, int count, int words,
+                const typename Format::Number* const* blocks, int end, float* scores, int stride) {
     by_rows<6>(count, [&](auto n, int first) {
-        const float* q = queries + first * width;
+        const float* q = queries + first * words;
         float* to = scores + first * stride;
-        constexpr int kTogether = n > 3 ? 1 : 2;  // sums enough to keep the processor busy
+        constexpr int kAtOnce = n > 3 ? 1 : 2;  // sums enough to keep the processor busy
         int b = 0;
-        for (; b + kTogether <= end; b += kTogether) {
-            block_scores<n, kTogether>(q, width, blocks + b, to + b * kBlock, stride);
+        for (; b + kAtOnce <= end; b += kAtOnce) {
+            block_scores<Format, n, kAtOnce>(q, words, blocks + b, to + b * kBlock, stride);
         }
-        if (b < end) block_scores<n, 1>(q, width, blocks + b, to + b * kBlock, stride);
+        if (b < end) {
+            block_scores<Format, n, 1>(q, words, blocks + b, to + b * kBlock, stride);
+        }
     });
 }
 
 // Adds V * 16 numbers of consecutive stored values, weighted, to N rows of `sums`, one by one in
-// order.
-template <int N, int V, class Stored>
-void add_slice(const float* weights, int stride, const Stored* const* blocks, int count, int width,
-               int at, float* sums) {
+// order. `weights` are words.
+template <class Format, int N, int V>
+void add_slice(const float* weights, int stride, const typename Format::Number* const* blocks,
+               int count, int width, int at, float* sums) {
+    constexpr int kTogether = Format::kTogether;
     Vec a[N][V];
     for (int r = 0; r < N; ++r) {
         for (int v = 0; v < V; ++v) a[r][v] = load(sums + r * width + at + v * kLanes);
     }
     for (int begin = 0; begin < count; begin += kBlock) {
-        const Stored* value = blocks[begin / kBlock] + at;
+        const auto* value = blocks[begin / kBlock] + kTogether * at;
         const int end = std::min(begin + kBlock, count);
-        for (int j = begin; j < end; ++j, value += width) {
-            Vec x[V];
-            for (int v = 0; v < V; ++v) x[v] = load(value + v * kLanes);
+        for (int j = begin; j < end; j += kTogether, value += kTogether * width) {
+            typename Format::Vector x[V];
+            for (int v = 0; v < V; ++v) x[v] = Format::vector(value + v * kTogether * kLanes);
             for (int r = 0; r < N; ++r) {
-                const Vec w = all(weights[r * stride + j]);
-                for (int v = 0; v < V; ++v) a[r][v] += w * x[v];
+                const auto w = Format::every(weights[r * stride + j / kTogether]);
+                for (int v = 0; v < V; ++v) a[r][v] = Format::add(a[r][v], w, x[v]);
             }
         }
     }
@@ -73,17 +76,21 @@ void add_slice(const float* weights, int stride, const Stored* const* blocks, in
     }
 }
 
-// The same over the whole width, a multiple of 16.
-template <int N, class Stored>
-void add_values(const float* weights, int stride, const Stored* const* blocks, int count,
-                int width, float* sums) {
-    int at = 0;
-    for (; at + 4 * kLanes <= width; at += 4 * kLanes) {
-        add_slice<N, 4>(weights, stride, blocks, count, width, at, sums);
-    }
-    for (; at < width; at += kLanes) {
-        add_slice<N, 1>(weights, stride, blocks, count, width, at, sums);
-    }
+// The same over the whole width, a multiple of 16, and any number of rows.
+template <class Format>
+void add_values(const float* weights, int rows, int stride,
+                const typename Format::Number* const* blocks, int count, int width, float* sums) {
+    by_rows<6>(rows, [&](auto n, int first) {
+        const float* w = weights + first * stride;
+        float* to = sums + first * width;
+        int at = 0;
+        for (; at + 4 * kLanes <= width; at += 4 * kLanes) {
+            add_slice<Format, n, 4>(w, stride, blocks, count, width, at, to);
+        }
+        for (; at < width; at += kLanes) {
+            add_slice<Format, n, 1>(w, stride, blocks, count, width, at, to);
+        }
+    });
 }
 
 // Has numbers fetched that will be read soon.
@@ -98,8 +105,14 @@ struct Weights {
     float highest, sum;
 };
 
+constexpr float kNone = -std::numeric_limits<float>::infinity();  // the highest of no scores
+
+// e to the power of `x - highest`, 0 for kNone, for x up to `highest`.
+inline Vec weight(Vec x, Vec highest) {
+    return x == kNone ? Vec{} : exponential_of_negative(x - highest);
+}
+
 inline Weights soften(float* scores, int count, int end) {
-    constexpr float kNone = -std::numeric_limits<float>::infinity();
     const int whole = (count + kLanes - 1) / kLanes * kLanes;
     for (int j = count; j < whole; ++j) scores[j] = kNone;
     for (int j = whole; j < end; ++j) scores[j] = 0;
@@ -112,33 +125,52 @@ inline Weights soften(float* scores, int count, int end) {
     const float highest = largest(top);
     Vec total = {};
     for (int j = 0; j < whole; j += kLanes) {
-        const Vec x = load(scores + j);
-        const Vec weight = x == kNone ? all(0.0f) : exponential(x - highest);
-        total += weight;
-        store(scores + j, weight);
+        const Vec each = weight(load(scores + j), all(highest));
+        total += each;
+        store(scores + j, each);
     }
     return {highest, sum(total)};
 }
 
 // What a chunk of keys comes to: per query its highest score, the sum of weights relative to it,
-// and the weighted sum of values.
+// and the weighted sum of values. Scores and weights have room for whole vectors.
 struct Partial {
     float *highest, *weight, *values;
 };
 
-// Joins the sums over a later chunk to those over earlier ones.
-inline void merge(const Partial& into, const Partial& later, int queries, int width) {
+// Puts chunks together, in order: of each query the mean of values over all keys, [queries, width],
+// takes the place of the first chunk's values. Keeps `highest` and `weight` of no chunk.
+template <class Part>
+void combine(int chunks, int queries, int width, const Part& part) {
+    for (int r = 0; r < queries; r += kLanes) {
+        Vec highest = all(kNone), total = {};
+        for (int c = 0; c < chunks; ++c) {
+            const Vec x = load(part(c).highest + r);
+            highest = x > highest ? x : highest;
+        }
+        for (int c = 0; c < chunks; ++c) {
+            const Vec factor = weight(load(part(c).highest + r), highest);
+            total += load(part(c).weight + r) * factor;
+            store(part(c).highest + r, factor);
+        }
+        for (int c = 0; c < chunks; ++c) {
+            store(part(c).highest + r, load(part(c).highest + r) / total);
+        }
+    }
+    const Partial first = part(0);
     for (int r = 0; r < queries; ++r) {
-        if (later.weight[r] == 0) continue;
-        const float highest = std::max(into.highest[r], later.highest[r]);
-        const float a = exponential(into.highest[r] - highest);
-        const float b = exponential(later.highest[r] - highest);
-        into.highest[r] = highest;
-        into.weight[r] = into.weight[r] * a + later.weight[r] * b;
-        float* x = into.values + r * width;
-        const float* y = later.values + r * width;
-        for (int d = 0; d < width; d += kLanes) {
-            store(x + d, load(x + d) * a + load(y + d) * b);
+        float* to = first.values + r * width;
+        for (int d = 0; d < width; d += kLanes) store(to + d, load(to + d) * first.highest[r]);
+    }
+    for (int c = 1; c < chunks; ++c) {
+        const Partial later = part(c);
+        for (int r = 0; r < queries; ++r) {
+            const float share = later.highest[r];
+            float* to = first.values + r * width;
+            const float* more = later.values + r * width;
+            for (int d = 0; d < width; d += kLanes) {
+                store(to + d, load(to + d) + load(more + d) * share);
+            }
         }
     }
 }

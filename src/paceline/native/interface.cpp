@@ -6,6 +6,7 @@
 
 #include "embeddings.hpp"
 #include "program.hpp"
+#include "stored.hpp"
 
 using namespace paceline;
 
@@ -14,6 +15,8 @@ extern "C" {
 int paceline_has_float_products() { return has_float_products(); }
 
 int paceline_has_int8_products() { return has_int8_products(); }
+
+int paceline_has_pairs() { return kHasPairs; }
 
 Program* paceline_new() { return new Program; }
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 
 from paceline.native.build import library as compiled
+
+Kept = Literal["fp32", "fp16", "bf16"]
+"""How keys and values are kept; bf16 in pairs."""
 
 
 class View(ctypes.Structure):
@@ -60,9 +64,13 @@ class Heads(ctypes.Structure):
     """`Shape` of `path_attention.hpp`."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "half")),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kept")),
         ("eps", ctypes.c_float),
     )
+
+
+KEPT: dict[Kept, int] = {"fp32": 0, "fp16": 1, "bf16": 2}
+"""Numbers of `Kept` in `path_attention.hpp`."""
 
 
 class Layer(ctypes.Structure):
@@ -78,6 +86,7 @@ _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 _SIGNATURES = {
     "has_float_products": (_INT,),
     "has_int8_products": (_INT,),
+    "has_pairs": (_INT,),
     "new": (_ADDRESS,),
     "free": (None, _ADDRESS),
     "buffer": (_INT, _ADDRESS, _INT, _LONG),
@@ -207,3 +216,9 @@ def has_int8_products() -> bool:
     """Whether there is a library, and the processor has what its int8 products need."""
     loaded = library()
     return loaded is not None and bool(loaded.paceline_has_int8_products())
+
+
+def has_pairs() -> bool:
+    """Whether there is a library, and the processor multiplies bf16 numbers in pairs."""
+    loaded = library()
+    return loaded is not None and bool(loaded.paceline_has_pairs())

@@ -6,13 +6,22 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
 namespace paceline {
 namespace {
 
-template <class Stored>
+constexpr int kTaken = 32;  // rows that a thread rotates and stores at once
+constexpr int kRoom = 32;   // for a number per query, in whole vectors
+static_assert(kRoom % kLanes == 0 && kRoom >= kQueryRows);
+
+int whole_lanes(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+template <class Format>
 class Pass {
+    using Number = typename Format::Number;
+
    public:
     Pass(const Shape& shape, const Layer& layer, Paths& paths, Rows<float> out)
         : shape_(shape),
@@ -21,12 +30,20 @@ class Pass {
           plan_(paths.plan),
           out_(out),
           ratio_(shape.heads / shape.kv_heads),
+          words_(shape.width / Format::kTogether),
           block_size_(int64_t{kBlock} * shape.width) {}
 
     void run(Rows<const float> qkv) {
-        const int64_t rows = plan_.count;
-        paths_.queries.resize(rows * shape_.heads * shape_.width);
-        each(rows, rows > 3, [&](int64_t r) { enter(r, qkv); });
+        const int64_t rows = plan_.count, parts = (rows + kTaken - 1) / kTaken;
+        paths_.queries.resize(rows * shape_.heads * words_);
+        // Keys of neighbouring rows lie in one line of the cache: a thread takes a head of them all.
+        each(2 * parts * shape_.kv_heads, rows > 3, [&](int64_t i) {
+            const int head = int(i / 2 % shape_.kv_heads);
+            const int64_t first = i / 2 / shape_.kv_heads * kTaken;
+            for (int64_t r = first; r < std::min(first + kTaken, rows); ++r) {
+                i % 2 ? take_in(r, head, qkv[r]) : turn(r, head, qkv[r]);
+            }
+        });
         const int64_t items = int64_t(paths_.groups.size()) * shape_.kv_heads;
         const int threads = Pool::shared().threads();
         if (items >= 4 * threads || paths_.chunks == 1) {
@@ -44,14 +61,13 @@ class Pass {
         const int half = shape_.width / 2;
         const float* cosine = layer_.angles + int64_t{position} * shape_.width;
         const float* sine = cosine + half;
-        std::vector<float> normed;
+        float normed[kWidest];
         if (norm != nullptr) {
             float square = 0;
             for (int d = 0; d < shape_.width; ++d) square += x[d] * x[d];
             const float scale = 1.0f / std::sqrt(square / shape_.width + shape_.eps);
-            normed.resize(shape_.width);
             for (int d = 0; d < shape_.width; ++d) normed[d] = x[d] * scale * norm[d];
-            x = normed.data();
+            x = normed;
         }
         int d = 0;
         for (; d + kLanes <= half; d += kLanes) {
@@ -66,41 +82,42 @@ class Pass {
         }
     }
 
-    Stored* key_block(int block, int head) const {
-        return static_cast<Stored*>(layer_.keys) +
+    Number* key_block(int block, int head) const {
+        return static_cast<Number*>(layer_.keys) +
                (int64_t{block} * shape_.kv_heads + head) * block_size_;
     }
-    Stored* value_block(int block, int head) const {
-        return static_cast<Stored*>(layer_.values) +
+    Number* value_block(int block, int head) const {
+        return static_cast<Number*>(layer_.values) +
                (int64_t{block} * shape_.kv_heads + head) * block_size_;
     }
 
-    // Rotates a row's queries; rotates and stores its keys, stores its values.
-    void enter(int64_t r, Rows<const float> qkv) {
+    // Rotates a row's queries of a head of keys, and makes words of them.
+    void turn(int64_t r, int kv_head, const float* qkv) {
+        const float factor = 1.0f / std::sqrt(float(shape_.width));
+        const int position = row(r).position;
+        float rotated[kWidest];
+        for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h) {
+            rotate(qkv + h * shape_.width, layer_.query_norm, position, factor, rotated);
+            Format::words(rotated, shape_.width, query(r, h));
+        }
+    }
+
+    // Rotates and stores a row's keys of a head, stores its values.
+    void take_in(int64_t r, int head, const float* qkv) {
         const Row at = row(r);
-        const int width = shape_.width;
-        const float* x = qkv[r];
-        const float factor = 1.0f / std::sqrt(float(width));
-        for (int h = 0; h < shape_.heads; ++h) {
-            rotate(x + h * width, layer_.query_norm, at.position, factor, query(r, h));
-        }
-        x += shape_.heads * width;
-        const int block = at.slot / kBlock, place = at.slot % kBlock;
-        std::vector<float> key(width);
-        for (int h = 0; h < shape_.kv_heads; ++h) {
-            rotate(x + h * width, layer_.key_norm, at.position, 1.0f, key.data());
-            Stored* column = key_block(block, h) + place;
-            for (int d = 0; d < width; ++d) column[d * kBlock] = Stored(key[d]);
-            const float* value = x + (shape_.kv_heads + h) * width;
-            Stored* line = value_block(block, h) + place * width;
-            for (int d = 0; d < width; ++d) line[d] = Stored(value[d]);
-        }
+        const int width = shape_.width, block = at.slot / kBlock, place = at.slot % kBlock;
+        const float* key = qkv + (shape_.heads + head) * width;
+        float rotated[kWidest];
+        rotate(key, layer_.key_norm, at.position, 1.0f, rotated);
+        Format::put_key(rotated, width, key_block(block, head), place);
+        const float* value = key + shape_.kv_heads * width;
+        Format::put_value(value, width, value_block(block, head), place);
     }
 
     // Queries lie [kv head][row][query head of the kv head], so that a group's are in one run.
     float* query(int64_t r, int head) {
         const int64_t at = (int64_t{head / ratio_} * plan_.count + r) * ratio_ + head % ratio_;
-        return paths_.queries.data() + at * shape_.width;
+        return paths_.queries.data() + at * words_;
     }
 
     // Where a single token of a row is stored, by its place in the path.
@@ -113,8 +130,9 @@ class Pass {
         const int count = group.count * ratio_, stride = (behind - first) * kBlock;
         scores.resize(count * stride);
         for (int b = first; b < behind; ++b) {
-            const Stored* keys = key_block(plan_.tables[row(group.first).table + b], head);
-            all_scores(queries, count, shape_.width, &keys, 1, &scores[(b - first) * kBlock], stride);
+            const Number* keys = key_block(plan_.tables[row(group.first).table + b], head);
+            all_scores<Format>(queries, count, words_, &keys, 1, &scores[(b - first) * kBlock],
+                               stride);
         }
     }
 
@@ -127,9 +145,8 @@ class Pass {
         const int32_t* table = plan_.tables + row(group.first).table + begin / kBlock;
         const float* queries = query(group.first, head * ratio_);
         alignas(64) float scores[kQueryRows * kChunk];
-        alignas(64) float alone[kQueryRows * kChunk];  // weights of single tokens
-        const Stored* keys[kChunk / kBlock];
-        const Stored* values[kChunk / kBlock];
+        const Number* keys[kChunk / kBlock];
+        const Number* values[kChunk / kBlock];
         for (int b = 0; b < blocks; ++b) {
             keys[b] = key_block(table[b], head);
             values[b] = value_block(table[b], head);
@@ -137,105 +154,106 @@ class Pass {
             ask(keys[b], block_size_);
             ask(values[b], std::min(run - b * kBlock, kBlock) * int64_t{width});
         }
-        all_scores(queries, count, width, keys, blocks, scores, kChunk);
+        all_scores<Format>(queries, count, words_, keys, blocks, scores, kChunk);
         std::vector<float> single_scores;
         const auto [first, behind] = group.single_blocks;
         const bool singles = first < behind && begin + kChunk > group.shortest_run;
         if (singles) score_singles(group, head, queries, single_scores);
+        alignas(64) float alone[kQueryRows * kChunk];  // weights of what is added behind the run
         for (int r = 0; r < count; ++r) {
             const Row at = row(group.first + r / ratio_);
             float* s = scores + r * kChunk;
-            const int in_run = std::clamp(at.run - begin, 0, kChunk);
             const int seen = std::clamp(at.total() - begin, 0, kChunk);
-            for (int j = in_run; j < seen; ++j) {
+            for (int j = std::clamp(at.run - begin, 0, kChunk); j < seen; ++j) {
                 const int stored = single(at, begin + j) - first * kBlock;
                 s[j] = single_scores[r * (behind - first) * kBlock + stored];
             }
-            const Weights weights = soften(s, seen, run);
+            const Weights weights = soften(s, seen, blocks * kBlock);
             to.highest[r] = weights.highest;
             to.weight[r] = weights.sum;
-            // Single tokens are added after the run, which other rows may have longer.
-            for (int j = in_run; j < seen; ++j) {
-                alone[r * kChunk + j] = s[j];
-                s[j] = 0;
+            if (const int apart = first_apart(at, begin); apart < seen) {
+                float* of = alone + r * kChunk;
+                std::fill(std::copy(s + apart, s + seen, of), of + whole_lanes(seen - apart), 0.0f);
+                std::fill(s + apart, s + seen, 0.0f);
+                Format::words(of, whole_lanes(seen - apart), of);
             }
+            Format::words(s, blocks * kBlock, s);
         }
         std::memset(to.values, 0, sizeof(float) * count * width);
-        if (run > 0) {
-            by_rows<6>(count, [&](auto n, int first) {
-                add_values<n>(scores + first * kChunk, kChunk, values, run, width,
-                              to.values + first * width);
-            });
-        }
+        add_values<Format>(scores, count, kChunk, values, run, width, to.values);
         for (int r = 0; singles && r < group.count; ++r) {
-            const Row at = row(group.first + r);
-            const int seen = std::min(at.total() - begin, kChunk);
-            for (int j = std::max(at.run - begin, 0); j < seen; ++j) {
-                const int stored = single(at, begin + j);
-                const int block = plan_.tables[at.table + stored / kBlock];
-                const Stored* value = value_block(block, head) + (stored % kBlock) * width;
-                by_rows<6>(ratio_, [&](auto n, int first) {
-                    const int at_query = r * ratio_ + first;
-                    add_values<n>(alone + at_query * kChunk + j, kChunk, &value, 1, width,
-                                  to.values + at_query * width);
-                });
-            }
+            add_apart(row(group.first + r), head, begin, alone + r * ratio_ * kChunk,
+                      to.values + r * ratio_ * width);
         }
     }
 
-    void finish(const Group& group, int head, const Partial& sums) {
-        for (int r = 0; r < group.count * ratio_; ++r) {
-            const int64_t row = group.first + r / ratio_;
-            const int query_head = head * ratio_ + r % ratio_;
-            float* to = out_[row] + query_head * shape_.width;
-            const float factor = 1.0f / sums.weight[r];
-            for (int d = 0; d < shape_.width; d += kLanes) {
-                store(to + d, load(sums.values + r * shape_.width + d) * factor);
-            }
+    // Where in a chunk begins what of a row's path is summed behind the run, which other rows may
+    // have longer: single tokens, and the one of the run that makes a pair with the first of them.
+    // Behind the end of the path if there is none.
+    int first_apart(const Row& at, int begin) const {
+        if (at.run == at.total()) return kChunk;
+        return std::clamp(at.run / Format::kTogether * Format::kTogether - begin, 0, kChunk);
+    }
+
+    // Adds those of them that stand in a chunk, weighted by words, to the sums of a row's queries.
+    void add_apart(const Row& at, int head, int begin, const float* weights, float* sums) const {
+        const int first = first_apart(at, begin);
+        const int count = std::min(at.total() - begin, kChunk) - first;
+        if (count <= 0) return;
+        thread_local std::vector<Number> memory;
+        memory.assign((count + kBlock - 1) / kBlock * block_size_, Number(0));
+        const Number* blocks[kChunk / kBlock];
+        for (int b = 0; b < kChunk / kBlock; ++b) blocks[b] = memory.data() + b * block_size_;
+        for (int j = 0; j < count; ++j) {
+            const int place = begin + first + j;
+            const int stored = place < at.run ? place : single(at, place);
+            const int block = plan_.tables[at.table + stored / kBlock];
+            Format::copy_value(value_block(block, head), stored % kBlock, shape_.width,
+                               memory.data() + j / kBlock * block_size_, j % kBlock);
+        }
+        add_values<Format>(weights, ratio_, kChunk, blocks, count, shape_.width, sums);
+    }
+
+    int64_t partial_size() const { return int64_t{kQueryRows} * shape_.width + 2 * kRoom; }
+
+    // All chunks of a group and head, put together.
+    void finish(const Group& group, int head, float* partials) {
+        const auto part = [&](int c) { return partial(partials + c * partial_size()); };
+        combine(group.chunks(), group.count * ratio_, shape_.width, part);
+        const float* from = part(0).values;
+        for (int r = 0; r < group.count; ++r, from += ratio_ * shape_.width) {
+            float* to = out_[group.first + r] + head * ratio_ * shape_.width;
+            std::memcpy(to, from, sizeof(float) * ratio_ * shape_.width);
         }
     }
 
-    int64_t partial_size() const { return int64_t{kQueryRows} * (shape_.width + 2); }
-
-    static Partial partial(float* at) {
-        return {at, at + kQueryRows, at + 2 * kQueryRows};
-    }
+    static Partial partial(float* at) { return {at, at + kRoom, at + 2 * kRoom}; }
 
     // One group and head, chunk after chunk.
     void whole(int64_t item) {
         const Group& group = paths_.groups[item / shape_.kv_heads];
         const int head = int(item % shape_.kv_heads);
         thread_local std::vector<float> memory;
-        memory.resize(2 * partial_size());
-        const Partial sums = partial(memory.data()), next = partial(memory.data() + partial_size());
-        chunk(group, head, 0, sums);
-        for (int c = 1; c < group.chunks(); ++c) {
-            chunk(group, head, c, next);
-            merge(sums, next, group.count * ratio_, shape_.width);
+        memory.resize(group.chunks() * partial_size());
+        for (int c = 0; c < group.chunks(); ++c) {
+            chunk(group, head, c, partial(memory.data() + c * partial_size()));
         }
-        finish(group, head, sums);
+        finish(group, head, memory.data());
     }
 
-    // All chunks of all groups and heads at once, then put together in order.
+    // All chunks of all groups and heads at once, then put together.
     void split(int64_t items, int chunks) {
         paths_.partial.resize(items * chunks * partial_size());
-        const auto part = [&](int64_t item, int64_t c) {
-            return partial(paths_.partial.data() + (item * chunks + c) * partial_size());
-        };
         each(items * chunks, true, [&](int64_t i) {
             const Group& group = paths_.groups[i / chunks / shape_.kv_heads];
             if (i % chunks < group.chunks()) {
                 chunk(group, int(i / chunks % shape_.kv_heads), int(i % chunks),
-                      part(i / chunks, i % chunks));
+                      partial(paths_.partial.data() + i * partial_size()));
             }
         });
         each(items, chunks > 8, [&](int64_t item) {
-            const Group& group = paths_.groups[item / shape_.kv_heads];
-            const Partial sums = part(item, 0);
-            for (int c = 1; c < group.chunks(); ++c) {
-                merge(sums, part(item, c), group.count * ratio_, shape_.width);
-            }
-            finish(group, int(item % shape_.kv_heads), sums);
+            finish(paths_.groups[item / shape_.kv_heads], int(item % shape_.kv_heads),
+                   paths_.partial.data() + item * chunks * partial_size());
         });
     }
 
@@ -244,7 +262,7 @@ class Pass {
     Paths& paths_;
     const Plan& plan_;
     const Rows<float> out_;
-    const int ratio_;
+    const int ratio_, words_;  // words of a query
     const int64_t block_size_;
 };
 
@@ -252,11 +270,16 @@ class Pass {
 
 void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<const float> qkv,
                     Rows<float> out) {
-    if (shape.half) {
-        Pass<_Float16>(shape, layer, paths, out).run(qkv);
-    } else {
-        Pass<float>(shape, layer, paths, out).run(qkv);
+    switch (shape.kept) {
+        case Kept::kFloat: return Pass<Singly<float>>(shape, layer, paths, out).run(qkv);
+        case Kept::kHalf: return Pass<Singly<_Float16>>(shape, layer, paths, out).run(qkv);
+        case Kept::kPairs:
+#ifdef __AVX512BF16__
+            return Pass<Paired>(shape, layer, paths, out).run(qkv);
+#endif
+            break;
     }
+    throw std::invalid_argument("keys and values are kept in a way unknown here");
 }
 
 }  // namespace paceline

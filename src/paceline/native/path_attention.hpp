@@ -14,18 +14,23 @@
 
 namespace paceline {
 
+constexpr int kWidest = 256;  // head
+
+// How keys and values are kept, see `stored.hpp`.
+enum class Kept : int32_t { kFloat, kHalf, kPairs };
+
 // Sizes of one layer.
 struct Shape {
     int32_t heads, kv_heads;  // at most 24 heads per kv head
-    int32_t width;            // of a head, a multiple of 16
-    int32_t half;             // keys and values are stored as fp16
+    int32_t width;            // of a head, a multiple of 16, at most 256
+    Kept kept;
     float eps;                // of the norms of queries and keys
 };
 
 // Pointers to one layer's data.
 struct Layer {
-    void* keys;           // [blocks, kv_heads, width, 32]
-    void* values;         // [blocks, kv_heads, 32, width]
+    void* keys;           // [blocks, kv_heads], each as `stored.hpp` says
+    void* values;         // likewise
     const float* angles;  // [positions, width]: cosines of width / 2 angles, then their sines
     const float* query_norm;  // [width], or null
     const float* key_norm;    // [width], or null

@@ -65,6 +65,24 @@ inline Vec exponential(Vec x) {
     return p * reinterpret_cast<const Vec&>(power);
 }
 
+// e^x for x up to 0, with as small an error; what is below 2^-126 may be 0.
+inline Vec exponential_of_negative(Vec x) {
+#ifdef __AVX512F__
+    const Vec scaled = x * 1.44269504f;
+    const Vec n = Vec(_mm512_roundscale_ps(__m512(scaled), _MM_FROUND_TO_NEAREST_INT));
+    const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Vec p = r * 1.9875691e-4f + 1.3981999e-3f;
+    p = p * r + 8.3334519e-3f;
+    p = p * r + 4.1665796e-2f;
+    p = p * r + 1.6666665e-1f;
+    p = p * r + 5.0000001e-1f;
+    p = p * r * r + r + 1.0f;
+    return Vec(_mm512_scalef_ps(__m512(p), __m512(n)));
+#else
+    return exponential(x);
+#endif
+}
+
 inline float exponential(float x) { return exponential(all(x))[0]; }
 
 // Of all lanes; halves are put together until one is left.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ BLOCK = 32
 """Tokens per block, fixed by the attention kernel."""
 
 
+Layout = Literal["tokens", "numbers", "pairs"]
+"""How a block lies in memory; see `BlockPool`."""
+
 Place = tuple[int, int]
 """A token's block, and its row there."""
 
@@ -29,8 +32,11 @@ class BlockPool:
     """The memory of all blocks, with reference counts.
 
     `memory` is `[2 * layers, blocks + 1, kv_heads, 32, head_dim]`; slice 2l holds the keys of layer
-    l and slice 2l + 1 its values. Where `keys_by_number`, a block of keys holds the first number of
-    its 32 tokens, then the second, and so on. Pages are only touched (and paid for) once used.
+    l and slice 2l + 1 its values. By "tokens", a block holds the numbers of its first token, then
+    those of the second, and so on. By "numbers", that is so for values; a block of keys holds the
+    first number of its 32 tokens, then the second, and so on. By "pairs", it holds numbers 0 and 1
+    of its 32 tokens, then 2 and 3, and so on; and a block of values, number after number, those of
+    tokens 0 and 1, then of 2 and 3, and so on. Pages are only touched (and paid for) once used.
     """
 
     def __init__(
@@ -42,7 +48,7 @@ class BlockPool:
         *,
         keep: int | None = None,
         dtype: type[np.generic] = np.float32,
-        keys_by_number: bool = False,
+        layout: Layout = "tokens",
     ) -> None:
         """Reserve address space.
 
@@ -54,15 +60,15 @@ class BlockPool:
             keep: most blocks to keep for sequences to come; None sets no limit, and at 0 no
                 sequence shares another's.
             dtype: of the numbers.
-            keys_by_number: see above.
+            layout: see above.
         """
         self.memory: npt.NDArray[Any] = np.zeros(
             (2 * layers, blocks + 1, kv_heads, BLOCK, head_dim), dtype=dtype
         )
-        keys, self.values = self.memory[0::2], self.memory[1::2]
-        turned = (*keys.shape[:3], head_dim, BLOCK)
-        self.keys = keys.reshape(turned).swapaxes(3, 4) if keys_by_number else keys
-        """Views of the memory, `[layers, blocks + 1, kv_heads, 32, head_dim]` in either case."""
+        keys, values = self.memory[0::2], self.memory[1::2]
+        self._keys = _turned(keys, 1 if layout == "numbers" else 2) if layout != "tokens" else keys
+        self._values = _paired(values) if layout == "pairs" else values
+        self._together = 2 if layout == "pairs" else 1
         self.scratch = blocks
         """A block that no sequence gets, for rows whose results nobody wants."""
         self.sharing = keep != 0
@@ -135,13 +141,30 @@ class BlockPool:
         self.index.remove(block)
         return block
 
-    def copy(self, source: int, destination: int, tokens: int = BLOCK) -> None:
-        """Copy the keys and values of a block's first `tokens` tokens in all layers."""
-        for each in (self.keys, self.values):
-            each[:, destination, :, :tokens] = each[:, source, :, :tokens]
+    def copy(self, source: int, destination: int) -> None:
+        """Copy the keys and values of a block in all layers."""
+        self.memory[:, destination] = self.memory[:, source]
 
     def move(self, sources: Sequence[Place], destinations: Sequence[Place]) -> None:
         """Move single tokens in all layers, one after the other."""
-        for (old, old_row), (new, row) in zip(sources, destinations, strict=True):
-            for each in (self.keys, self.values):
-                each[:, new, :, row] = each[:, old, :, old_row]
+        for old, new in zip(sources, destinations, strict=True):
+            for to, at in zip(self.token(*new), self.token(*old), strict=True):
+                to[:] = at
+
+    def token(self, block: int, row: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Keys and values of a token in all layers, `[layers, kv_heads, head_dim]` each (or that
+        with pairs apart): views that may be written to."""
+        line, odd = divmod(row, self._together)
+        values = self._values[:, block, :, line]
+        return self._keys[:, block, :, row], values[..., odd] if self._together > 1 else values
+
+
+def _turned(keys: npt.NDArray[Any], together: int) -> npt.NDArray[Any]:
+    """`[layers, blocks, kv_heads, 32, ...]` of keys whose numbers lie so many at a time."""
+    parts = keys.reshape(*keys.shape[:3], keys.shape[4] // together, BLOCK, together)
+    return parts.swapaxes(3, 4)
+
+
+def _paired(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`[layers, blocks, kv_heads, 16, head_dim, 2]` of values whose tokens lie two at a time."""
+    return values.reshape(*values.shape[:3], BLOCK // 2, values.shape[4], 2)

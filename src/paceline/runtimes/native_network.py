@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.models.config import rotary_frequencies
 from paceline.native.drafting import DraftProgram
-from paceline.native.library import Heads
+from paceline.native.library import KEPT, Heads
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
 from paceline.networks.base import Network
@@ -68,7 +68,7 @@ class NativeOps:
                 (`native_network_screen`).
         """
         shape = network.geometry
-        heads = Heads(shape.heads, shape.kv_heads, shape.head_dim, False, shape.norm_eps)
+        heads = Heads(shape.heads, shape.kv_heads, shape.head_dim, KEPT["fp32"], shape.norm_eps)
         self.program = DraftProgram(packed, heads, len(angles))
         self.writing = Writing(self.program, tensors, packed, shape.norm_eps)
         self._shapes = {**network.shapes(), "head": (vocabulary, shape.width)}

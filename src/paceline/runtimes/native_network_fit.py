@@ -11,6 +11,9 @@ from paceline.runtimes.network_weights import Tensors
 _GROUP = 64
 """Activations that share a scale where matrices are int8."""
 
+_WIDEST = 256
+"""Most numbers of a head."""
+
 _QUERIES = 24
 """Query heads that may share a head of keys."""
 
@@ -44,6 +47,7 @@ def takes(network: Network, precision: str) -> bool:
         and not network.reads_target
         and shape.width % columns == 0
         and shape.head_dim % LANES == 0
+        and shape.head_dim <= _WIDEST
         and shape.heads <= _QUERIES * shape.kv_heads
         and all(fits(name, size) for name, size in network.shapes().items())
     )

@@ -61,7 +61,7 @@ class NativeRunner:
         shape, self._threads = network.geometry, threads
         blocks, layers = kv_tokens // BLOCK, max(network.layers, 1)
         self._pool = BlockPool(
-            layers, shape.kv_heads, shape.head_dim, blocks, keep=0, keys_by_number=True
+            layers, shape.kv_heads, shape.head_dim, blocks, keep=0, layout="numbers"
         )
         tensors = narrowed(
             padded(packed(trained, target, precision)), trained.parameters, precision

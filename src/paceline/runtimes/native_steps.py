@@ -18,7 +18,13 @@ import numpy as np
 
 from paceline import processor
 from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
-from paceline.native.library import Heads, has_float_products, has_int8_products
+from paceline.native.library import (
+    KEPT,
+    Heads,
+    has_float_products,
+    has_int8_products,
+    has_pairs,
+)
 from paceline.native.packed import Packed, fits
 from paceline.native.program import Program
 from paceline.runtimes.block_pool import BlockPool
@@ -33,8 +39,11 @@ from paceline.types import LogitArray
 _LANES = 16
 """Attention takes heads whose width is a multiple of this."""
 
+_WIDEST = 256
+"""And heads that are no wider,"""
+
 _QUERIES = 24
-"""And at most so many query heads per head of keys."""
+"""and at most so many query heads per head of keys."""
 
 _WARM_UPS = 3
 
@@ -55,7 +64,7 @@ class NativeSteps(Steps):
         blocks: int,
         keep: int,
     ) -> None:
-        """Reserve memory in which a block's keys lie number by number, its values token by token.
+        """Reserve memory, laid out as attention reads it.
 
         Raises:
             MemoryError: there is none.
@@ -64,6 +73,7 @@ class NativeSteps(Steps):
         self._tensors = tensors
         self._threads = threads
         self._packed = Packed()
+        self._kept = kv.kept or "fp32"
         self.pool = BlockPool(
             config.layers,
             config.kv_heads,
@@ -71,7 +81,7 @@ class NativeSteps(Steps):
             blocks,
             keep=keep,
             dtype=kv.dtype,
-            keys_by_number=True,
+            layout="pairs" if kv.kept == "bf16" else "numbers",
         )
         self.seconds = 0.0
         self._rows: Mapping[str, int] = {}
@@ -81,9 +91,9 @@ class NativeSteps(Steps):
         config, tensors = self._config, self._tensors
         if len(extra):
             tensors = {**tensors, "embed.extra": extra}
-        half = self.pool.memory[0].dtype == np.float16
+        kept = KEPT[self._kept]
         eps = float(config.norm_eps)
-        heads = Heads(config.heads, config.kv_heads, config.head_dim, half, eps)
+        heads = Heads(config.heads, config.kv_heads, config.head_dim, kept, eps)
         program = self._program = Program(self._packed, heads)
         width, attended = config.hidden_size, config.heads * config.head_dim
         stream = program.buffer("rows", width)
@@ -186,8 +196,9 @@ def takes(
         able = quantised and processor.has("AVX512_CORE") and has_int8_products()
     else:
         able = kinds == {np.float32} and processor.has("AVX512_CORE") and has_float_products()
-    heads = config.head_dim % _LANES == 0 and config.heads <= _QUERIES * config.kv_heads
-    cached = kv.dtype in (np.float32, np.float16)
+    heads = config.head_dim % _LANES == 0 and config.head_dim <= _WIDEST
+    heads = heads and config.heads <= _QUERIES * config.kv_heads
+    cached = kv.kept is not None and (kv.kept != "bf16" or has_pairs())
     return able and heads and cached and config.ffn_size % _LANES == 0 and all(map(fits, weights))
 
 

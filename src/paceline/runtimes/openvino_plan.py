@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
+from paceline.native.library import has_pairs
 from paceline.runtimes.native_steps import takes
 from paceline.runtimes.openvino_settings import (
     KvFormat,
@@ -108,8 +109,9 @@ def plan(
         prefix_tokens: how much of it is kept of ended sequences, for others that begin alike; 0
             shares nothing. Nothing is shared either where rows depend on how they were batched:
             layout "masked", precision "int4", coarse caches. Default `PREFIX_TOKENS`.
-        kv_precision: of the key-value cache: "fp32" (exact), "fp16", or "u8" (lossy). Default fp16
-            in our own operations at int8, whose rounding is hundreds of times as coarse; else fp32.
+        kv_precision: of the key-value cache: "fp32" (exact), "fp16", "bf16" (multiplied in pairs,
+            in our own operations on processors that can), or "u8" (lossy). Default at int8 in our
+            own operations, whose rounding is far coarser, bf16 or else fp16; and else fp32.
         attention: "paths" (all by our own operations), "plugin", or None for the first that can be
             had.
 
@@ -136,10 +138,16 @@ def plan(
     if attention == "paths" and not own:
         raise RuntimeUnavailable(
             "attention 'paths' needs a C++ compiler, int8 or fp32 weights, a processor with "
-            "AVX-512 (VNNI for int8), layout exact and a cache of fp32 or fp16"
+            "AVX-512 (VNNI for int8), layout exact and a cache of fp32, fp16 or bf16"
+        )
+    if kv_precision == "bf16" and not own:
+        raise InvalidOption(
+            "a key-value cache of bf16 needs our own operations and a processor with AVX512_BF16: "
+            "use fp16 or fp32"
         )
     if kv_precision is None:
-        kv_precision = "fp16" if own and precision == "int8" else "fp32"
+        half = "bf16" if has_pairs() else "fp16"
+        kv_precision = half if own and precision == "int8" else "fp32"
         kv = check_kv_precision(kv_precision)
     exact = layout == "exact" and products_are_exact(config, precision, quantised)
     # Shared rows must be those that their new holder would have computed, to the last bit.

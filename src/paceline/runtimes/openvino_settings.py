@@ -20,6 +20,7 @@ import numpy as np
 from paceline import processor
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig
+from paceline.native.library import Kept
 from paceline.runtimes.quantise import Precision
 
 _GROUP = 64
@@ -35,24 +36,28 @@ class KvFormat:
 
     Attributes:
         dtype: of the numbers in memory.
+        kept: its name in our own operations, if they take it.
         extra: numbers that a row of one head has beside its own: scale and zero point.
         lossy: whether rounding is so coarse that texts differ noticeably.
         settings: what the plugin is told.
     """
 
     dtype: type[np.generic]
+    kept: Kept | None
     extra: int
     lossy: bool
     settings: Mapping[str, str]
 
 
 KV_FORMATS = {
-    "fp32": KvFormat(np.float32, 0, False, {"KV_CACHE_PRECISION": "f32"}),
-    "fp16": KvFormat(np.float16, 0, False, {"KV_CACHE_PRECISION": "f16"}),
+    "fp32": KvFormat(np.float32, "fp32", 0, False, {"KV_CACHE_PRECISION": "f32"}),
+    "fp16": KvFormat(np.float16, "fp16", 0, False, {"KV_CACHE_PRECISION": "f16"}),
+    # numpy has no bf16. In our own operations only.
+    "bf16": KvFormat(np.uint16, "bf16", 0, False, {}),
     # The plugin's own choice for keys is a scale per channel of a block: a key would be rounded by
     # what its neighbours are, drafted ones included, and could not be moved.
     "u8": KvFormat(
-        np.uint8, 8, True, {"KV_CACHE_PRECISION": "u8", "KEY_CACHE_QUANT_MODE": "BY_TOKEN"}
+        np.uint8, None, 8, True, {"KV_CACHE_PRECISION": "u8", "KEY_CACHE_QUANT_MODE": "BY_TOKEN"}
     ),
 }
 """Precisions of the key-value cache, the most exact first."""

@@ -90,7 +90,7 @@ class PagedCache:
         first = self.length // BLOCK
         private = self.pool.take(-(-(self.length + tokens) // BLOCK) - first)
         if self.length % BLOCK:
-            self.pool.copy(self.blocks[first], private[0], self.length % BLOCK)
+            self.pool.copy(self.blocks[first], private[0])
         self.branches.append((nodes, private))
         return self.blocks[:first] + private
 
