@@ -138,6 +138,36 @@ def test_sizes_between_those_measured_teach_both() -> None:
     assert costs.c(1) == 1.0
 
 
+@pytest.mark.parametrize("factor", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("price", [0.4, 1.0, 2.0])
+def test_what_rows_cost_at_the_moment_is_known_within_a_second(factor: float, price: float) -> None:
+    """The machine may be in another state than when it was measured, and change again."""
+    costs = CostModel((1, 2, 4, 8), [1.0, 1.1, 1.3, 1.7])
+    rng = np.random.default_rng(3)
+    for now in (1.0, price):
+        for rows in rng.choice([1, 2, 3, 4, 6], 300).tolist():
+            seconds = factor * (1 + 0.1 * now * (rows - 1)) * rng.uniform(0.95, 1.05)
+            costs.observe(rows, seconds)
+    for rows in (2, 4, 8):
+        assert costs.c(rows) - 1 == pytest.approx(0.1 * price * (rows - 1), rel=0.3)
+
+
+def test_a_pause_of_the_machine_changes_no_price() -> None:
+    costs = CostModel((1, 2, 4, 8), [1.0, 1.1, 1.3, 1.7])
+    rng = np.random.default_rng(3)
+    for step in range(300):
+        rows = int(rng.choice([1, 2, 4]))
+        costs.observe(rows, costs.time(rows) * (50 if step % 60 == 59 else 1))
+    assert costs.c(4) == pytest.approx(1.3, rel=0.1)
+
+
+def test_steps_of_one_size_tell_nothing_of_its_price() -> None:
+    costs = CostModel((1, 2, 4, 8), [1.0, 1.1, 1.3, 1.7])
+    for _ in range(300):
+        costs.observe(4, 5.0)
+    assert costs.c(4) == pytest.approx(1.3, rel=0.2)
+
+
 @given(curves, st.lists(st.tuples(st.integers(1, 40), st.floats(0, 10)), max_size=50))
 def test_any_observations_leave_a_sane_curve(
     costs: CostModel, seen: list[tuple[int, float]]

@@ -181,7 +181,8 @@ def test_a_drafter_that_stopped_paying_is_noticed_when_it_would_pay_again() -> N
         [chosen] = controller.select([sequence], [draft])
         path = tuple(range(min(stood, len(chosen))))
         token = int(draft.tokens[0]) if stood and not len(chosen) else 99
-        controller.observe([sequence], [chosen], [Verdict(path, token)], 0.0, 1.0)
+        seconds = 1.0 + 0.1 * (1 + len(chosen))
+        controller.observe([sequence], [chosen], [Verdict(path, token)], 0.0, seconds)
         return len(chosen)
 
     while step(stood=0):

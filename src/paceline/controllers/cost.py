@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from paceline.controllers.row_price import RowPrice
 from paceline.types import IntArray, ProbArray
 
 _SMOOTHING = 0.02
@@ -39,6 +40,12 @@ class CostModel:
     fork: float = 0.0
     sequence: float = 0.0
     _drift: float = field(default=1.0, init=False)
+    _rows: RowPrice = field(default_factory=RowPrice, init=False)
+    _measured: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Remember what was measured."""
+        self._measured = list(self.seconds)
 
     def size(self, rows: int) -> int:
         """The number of rows that a forward over `rows` is padded to."""
@@ -74,12 +81,13 @@ class CostModel:
     def _line(self, above: int) -> tuple[int, float, float]:
         """Where times lie from the size before place `above` on up to the one there: a point of
         the line, and its slope. Behind the last size its line goes on."""
-        sizes, seconds = self.sizes, self.seconds
+        sizes, seconds, price = self.sizes, self.seconds, self._rows.price
         place = min(above, len(sizes) - 1)
+        now = seconds[0] + price * (seconds[place] - seconds[0])
         if not place or (self.padded and above == place):
-            return sizes[place], seconds[place], 0.0
+            return sizes[place], now, 0.0
         rise = seconds[place] - seconds[place - 1]
-        return sizes[place], seconds[place], rise / (sizes[place] - sizes[place - 1])
+        return sizes[place], now, price * rise / (sizes[place] - sizes[place - 1])
 
     @property
     def pace(self) -> float:
@@ -102,10 +110,17 @@ class CostModel:
         """
         ratio = seconds / self.time(rows, sequences)
         self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
+        places = self._around(self.size(rows))
+        if not places:
+            return
         relative = min(max(ratio / self._drift, 0.8), 1.25)
-        for place, share in self._around(self.size(rows)):
+        for place, share in places:
             self.seconds[place] *= 1 + share * _SMOOTHING * (relative - 1)
         self.seconds[:] = accumulate(self.seconds, max)
+        if not self.padded:
+            one, beyond = self._measured[0], self.sequence * (sequences - 1)
+            measured = sum(share * self._measured[place] for place, share in places) / one
+            self._rows.observe(measured - 1, (seconds - beyond * self._drift) / one)
 
     def _around(self, rows: int) -> list[tuple[int, float]]:
         """The measured sizes that the time of `rows` follows from, and by how much."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as List
+from itertools import accumulate
 from operator import itemgetter
 from time import perf_counter
 from typing import ClassVar, Self
@@ -115,6 +116,11 @@ class CostModelController(Controller):
         if not self._estimates:
             self.rows = 0
             return list(drafts)
+        if roots == 1 and trees.is_chain(drafts[0]):  # whose nodes are in order as they are
+            promise = self._promises.of(sequences[0], drafts[0])
+            gains = list(accumulate(promise, initial=1.0))
+            self._verified, self.rows = self._sizing.choose(gains, 1, self.costs, self.beside)
+            return [_part(drafts[0], range(self._verified))]
         worth = self._promises.worth(sequences, drafts, self.costs) if found else []
         scored = [
             (value, index, node)
@@ -154,7 +160,8 @@ class CostModelController(Controller):
         idle = self._idle_step
         rows = len(sequences) + (0 if idle else sum(map(len, drafts)))
         size = self.costs.size(max(rows, self.rows))
-        steady = not self.beside and self._sizing.ran(size)
+        same = self._sizing.ran(size)
+        steady = not self.beside and (same or not self.costs.switch)
         if idle:
             return  # plain decoding: nothing was seen that could change a choice
         if steady:
@@ -185,7 +192,7 @@ class CostModelController(Controller):
         return self._estimates and not self._asked
 
 
-def _part(draft: TokenTree, nodes: list[int]) -> TokenTree:
+def _part(draft: TokenTree, nodes: List[int]) -> TokenTree:
     """The draft cut to nodes whose ancestors are among them too (equal scores may split a path)."""
     if len(nodes) == len(draft):
         return draft

@@ -33,7 +33,7 @@ class Promises:
     ) -> list[Worth]:
         """The nodes without side branches that promise less than they cost."""
         if not (costs.branch or costs.fork) or all(map(trees.is_chain, drafts)):
-            promises = map(self._promise, sequences, drafts)
+            promises = map(self.of, sequences, drafts)
             return [dict(enumerate(promise)) for promise in promises]
         roots = len(sequences)
         rate = roots / costs.time(roots, roots)  # of the batch without drafts
@@ -41,7 +41,7 @@ class Promises:
         priced = [
             Priced(
                 draft.parents.tolist(),
-                self._promise(sequence, draft),
+                self.of(sequence, draft),
                 price * len(sequence.tokens),
             )
             for sequence, draft in zip(sequences, drafts, strict=True)
@@ -63,7 +63,7 @@ class Promises:
         """Forget a sequence's own calibration."""
         self._calibration.close(sequence.id)
 
-    def _promise(self, sequence: Sequence, draft: TokenTree) -> list[float]:
+    def of(self, sequence: Sequence, draft: TokenTree) -> list[float]:
         """Calibrated probabilities that the nodes are accepted."""
         if draft.scores is None:
             return []

@@ -27,6 +27,7 @@ def chains(
     wanted: List[int],
     stop: float,
     heeding: Heeding,
+    source: str,
 ) -> list[TokenTree]:
     """One chain for each sequence, of at most so many tokens.
 
@@ -37,6 +38,7 @@ def chains(
         wanted: most tokens for each.
         stop: a chain ends before the first token whose chance is below this.
         heeding: is told of chains that had hints.
+        source: name of the drafter.
 
     Raises:
         OutOfMemory: the network's own cache is full.
@@ -51,7 +53,7 @@ def chains(
         if stop:
             kept = int(np.append(chances < stop, True).argmax())
             tokens, chances = tokens[:kept], chances[:kept]
-        drafts.append(trees.chain(tokens, scores=chances.cumprod()))
+        drafts.append(trees.chain(tokens, source, scores=chances.cumprod()))
     return drafts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -112,7 +111,7 @@ class NativeRunner:
             return drafted
         own, cells = self._chains.heeded(len(grown), steps)
         return [
-            replace(each, own=own[row], cells=cells[row]) if grown[row].hints else each
+            Chain(each.tokens, each.chances, own[row], cells[row]) if grown[row].hints else each
             for row, each in enumerate(drafted)
         ]
 
