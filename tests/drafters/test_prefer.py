@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,17 +31,6 @@ class Says(Guesses):
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
         draft = super()._propose(sequence, budget)
         return replace(draft, scores=self.says ** np.arange(1, len(draft) + 1))
-
-
-class Hears(Says):
-    """Keeps what it hears of others."""
-
-    def __init__(self, *of: Any) -> None:
-        super().__init__(*of)
-        self.heard: list[TokenTree] = []
-
-    def hint(self, sequence: Sequence, draft: TokenTree) -> None:
-        self.heard.append(draft)
 
 
 class Bears(Says):
@@ -108,17 +96,6 @@ def test_promises_that_one_text_breaks_are_believed_in_another() -> None:
         prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((2, 3), np.float32))])
     assert set(said[0][8:]) == {0.6}
     assert set(said[1]) == {0.8}
-
-
-def test_the_dear_part_hears_what_the_cheap_one_has_drafted() -> None:
-    clock = Clock()
-    parts = Says(clock, 0.3, 0.0), Hears(clock, 0.6, 0.0)
-    prefer = Prefer(parts, clock=clock)
-    sequence = start([0, 1, 2], 0)
-    prefer.open(sequence)
-    prefer.propose([sequence], [Budget(3, 3)])
-    [heard] = parts[1].heard
-    np.testing.assert_allclose(heard.scores, 0.3 ** np.arange(1, 4))
 
 
 @pytest.mark.parametrize(("count", "asked"), [(1, True), (2, False)])

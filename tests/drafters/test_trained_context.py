@@ -1,4 +1,4 @@
-"""What trained drafters tell their network: rows of the context, noise, hints of other drafts."""
+"""What trained drafters tell their network: rows of the context, and noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from paceline import tree as trees
 from paceline.drafters.trained_networks import HydraDrafter
-from paceline.networks.hints import Hints
 from paceline.networks.runner import Chain, Noise
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
@@ -28,7 +27,6 @@ class _Reads:
     def __init__(self) -> None:
         self.taken: list[list[int]] = []
         self.noise: list[Noise | None] = []
-        self.hints: list[Hints | None] = []
 
     def open(self) -> None:
         return None
@@ -42,7 +40,6 @@ class _Reads:
             assert np.array_equal(each.features[:, 0], np.asarray(each.tokens) - 1)
             self.taken.append(list(each.tokens))
             self.noise.append(each.noise)
-            self.hints.append(each.hints)
         none = np.zeros(0, dtype=np.int64), np.zeros(0)
         return [Chain(*none) for _ in grown] if depth else []
 
@@ -96,33 +93,3 @@ def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
     assert noise is not None
     assert noise.keys == b"".join(sequence.randomness.noise(draw).key for draw in draws)
     assert 0 < noise.temperature < temperature
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_greedy_chains_hear_of_other_drafts_and_go_on_as_those_do(temperature: float) -> None:
-    """Here the network says nothing, so that all is as hinted; hints are for one step."""
-    runner = _Reads()
-    drafter = HydraDrafter(runner)  # type: ignore[arg-type]
-    sequence = Sequence.start(0, [1, 2, 3], SamplingParams(temperature=temperature, seed=3))
-    drafter.open(sequence)
-    drafter.read(sequence, np.array([[1.0], [2.0]], dtype=np.float32))
-    other = trees.chain([4, 5, 6], "other", scores=np.array([0.5, 0.4, 0.3]))
-    drafter.hint(sequence, other)
-    [draft] = drafter.propose([sequence], [Budget(9, 9)])
-    [hints] = runner.hints
-    if temperature:
-        assert hints is None
-        assert len(draft) == 0
-        return
-    assert hints is not None
-    assert hints.tokens == [4, 5, 6]
-    assert hints.chances == pytest.approx([0.5, 0.8, 0.75])
-    assert draft.source == drafter.name
-    assert draft.tokens.tolist() == [4, 5, 6]
-    np.testing.assert_allclose(draft.scores, other.scores)
-    sequence.tokens.append(4)
-    row = Output(np.zeros((1, 1), np.float32), features=np.full((1, 4), 3, np.float32))
-    drafter.observe([sequence], [draft], [Verdict((), 4)], [row])
-    [draft] = drafter.propose([sequence], [Budget(9, 9)])
-    assert runner.hints[1] is None
-    assert len(draft) == 0

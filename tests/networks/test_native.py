@@ -14,7 +14,6 @@ from tests.networks.runners import IDS, ready
 from paceline.native.library import has_float_products, has_int8_products
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
-from paceline.networks.hints import CELLS, HINTED, KINDS, Hints
 from paceline.networks.hydra import Hydra
 from paceline.networks.longspec import LongSpec
 from paceline.networks.runner import Branch, Chain, Grown
@@ -165,76 +164,14 @@ def test_chains_end_where_what_is_behind_would_not_stand(name: str) -> None:
     assert [len(chain.tokens) for chain in drafted(1.1, 0.0)] == [len(stands)] * 2
 
 
-def test_chains_take_hints_that_are_likelier_and_go_on_behind_them() -> None:
-    """Token by token, as if each had been drafted behind the tokens that were chosen."""
-    trained, runner = ready("native", "hydra")
-    features, tokens = texts(1, 30)
-    rows = context_rows(trained.network, features[0], tokens[0], 0, 20)
-    steps = trained.network.steps
-
-    def drafted(hints: Hints | None) -> Chain:
-        context = Grown(runner.open(), rows[0].astype(np.float32), rows[1], hints=hints)
-        [chain] = runner.draft([context], steps)
-        return chain
-
-    alone = drafted(None)
-    assert alone.own is None
-    assert alone.cells is None
-    rates = np.stack([np.full(CELLS, 0.9), np.full(CELLS, 0.5), np.full(CELLS, 0.4)])
-    other = [int(each) for each in IDS if each not in alone.tokens][:steps]
-    # The network is likelier everywhere: hints change no token, but chances are what rates say.
-    kept = drafted(Hints([int(alone.tokens[0]), other[0]], [0.5, 0.5], rates))
-    assert kept.tokens.tolist() == alone.tokens.tolist()
-    assert kept.chances[:2].tolist() == pytest.approx([0.9, 0.5])
-    assert kept.own is not None
-    assert kept.own.tolist() == alone.tokens.tolist()
-    # The hint is likelier: the network goes on behind it, until there are no hints.
-    taken = drafted(Hints(other[:2], [0.5, 0.9], rates[[0, 2, 1]]))
-    assert taken.tokens[:2].tolist() == other[:2]
-    assert taken.own is not None
-    assert taken.cells is not None
-    assert taken.own[0] == alone.tokens[0]
-    root = runner.start([Grown(runner.open(), rows[0].astype(np.float32), rows[1])])
-    [first] = runner.advance([(root[0], other[:1])])
-    assert taken.own[1] == IDS[first.logits[-1].argmax()]
-    [second] = runner.advance([(first, other[1:2])])
-    assert taken.own[2] == taken.tokens[2] == IDS[second.logits[-1].argmax()]
-    assert taken.cells[0] % KINDS == 1 + np.searchsorted(HINTED, 0.5)
-    assert taken.cells[1] % KINDS == 1 + np.searchsorted(HINTED, 0.9)
-    assert taken.cells[2] % KINDS == 0
-    # Behind a hint that was not taken none is heeded, whatever it says.
-    left = drafted(
-        Hints(
-            other[:2], [0.1, 0.9], np.where(np.arange(CELLS) % KINDS == 1, rates, rates[[0, 2, 1]])
-        )
-    )
-    assert left.tokens.tolist() == alone.tokens.tolist()
-    assert left.cells is not None
-    assert (left.cells[1:] % KINDS == 0).all()
-
-
-def test_networks_of_several_tokens_a_step_heed_no_hints() -> None:
-    trained, runner = ready("native", "medusa")
-    features, tokens = texts(1, 30)
-    rows = context_rows(trained.network, features[0], tokens[0], 0, 20)
-    hints = Hints([int(IDS[0])], [0.9], np.full((3, CELLS), 0.5))
-    both = [
-        runner.draft([Grown(runner.open(), rows[0].astype(np.float32), rows[1], hints=each)], 2)[0]
-        for each in (None, hints)
-    ]
-    assert both[0].tokens.tolist() == both[1].tokens.tolist()
-    assert both[0].chances.tolist() == both[1].chances.tolist()
-    assert both[1].cells is None
-
-
-def test_a_step_of_hydra_is_ten_operations() -> None:
+def test_a_step_of_hydra_is_nine_operations() -> None:
     """Norms, gates and sums are done with products; all else would be paid at every depth."""
     _, compiled = ready("native", "hydra")
     runner: Any = compiled
     names = runner._chains._writing.program.names
     begin, end = runner._chains.ends[:2]
     products = ["step.up", "step.down.residual", "head"]
-    step = ["leave", "embedding", *products, "perturb", "pick", "heed"]
+    step = ["leave", "embedding", *products, "perturb", "pick"]
     assert [name for name in names[begin:end] if name != "gather"] == step
     assert names[begin:end].count("gather") == 2  # both norms, of what is read side by side
     # Behind attention only last rows are read: taking a prompt in ends there.

@@ -54,11 +54,6 @@ class Alone(Drafter):
         """Tell the drafter."""
         self._drafter.read(sequence, features)
 
-    def hint(self, sequence: Sequence, draft: TokenTree) -> None:
-        """Tell the drafter."""
-        if self.knows(sequence):
-            self._drafter.hint(sequence, draft)
-
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """A draft for a lone sequence; behind a batch from the second step on."""
         if len(sequences) == 1 and self.knows(sequences[0]):

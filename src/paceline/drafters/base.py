@@ -106,10 +106,6 @@ class Drafter(ABC):
         `outputs` that it can do without may be missing in the `observe` of that step."""
         return self.needs
 
-    def hint(self, sequence: Sequence, draft: TokenTree) -> None:
-        """What another drafter has drafted for a sequence in this step, before the `propose` of
-        it. Most have no use for that."""
-
     @abstractmethod
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """One draft per sequence, none larger or deeper than its budget."""

@@ -129,8 +129,6 @@ class Prefer(Parts):
                 part.propose(alone, [_NOTHING])
                 continue
             begin = self._clock()
-            if index:
-                part.hint(alone[0], best)
             [draft] = part.propose(alone, [budget])
             seconds = self._clock() - begin
             worth.waiting = 0

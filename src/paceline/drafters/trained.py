@@ -18,7 +18,6 @@ from paceline import tree as trees
 from paceline.drafters.acceptance import DoubtfulStop
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.grown import TreeDrafts
-from paceline.drafters.hints import Heeding
 from paceline.drafters.online import Online
 from paceline.drafters.trained_chains import chains, with_noise
 from paceline.drafters.trained_making import Made, Version
@@ -56,7 +55,6 @@ class TrainedDrafter(Drafter):
         self._progress: dict[int, Progress] = {}
         self._online: Online[Version] | None = None
         self._doubt: DoubtfulStop | None = None
-        self._heeding = Heeding()
         self._follows_noise = True
 
     @classmethod
@@ -90,7 +88,6 @@ class TrainedDrafter(Drafter):
 
     def reset(self) -> None:
         """Forget what was learnt from earlier sequences."""
-        self._heeding.reset()
         if self._online is not None:
             self._online.reset()
             self._newest = self._begin
@@ -131,11 +128,6 @@ class TrainedDrafter(Drafter):
         reads_all = type(self).needs == Needs(features=True)
         self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
 
-    def hint(self, sequence: Sequence, draft: TokenTree) -> None:
-        """Chains of greedy requests follow other drafts where those are likelier to stand."""
-        if not (sequence.params.temperature or self._newest.trees or self._doubt):
-            self._heeding.give(sequence.id, draft)
-
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """A draft for every sequence that has a budget; a version drafts for all that began with
         it, chains in one run of the network."""
@@ -166,14 +158,12 @@ class TrainedDrafter(Drafter):
         if version.trees is None:
             most = [min(b.nodes, b.depth) for b in budgets]
             wanted = [min(each, version.runner.depth) for each in most]
-            grown = [self._heeding.hinted(g, s.id) for g, s in zip(grown, sequences, strict=True)]
             if self._follows_noise:
                 grown = list(map(with_noise, grown, sequences, wanted))
             if self._doubt is not None:
                 drafted = self._doubt.chains(version.runner, grown, wanted)
             else:
-                how = self._stop, self._heeding, self.name
-                drafted = chains(version.runner, grown, sequences, most, *how)
+                drafted = chains(version.runner, grown, most, self._stop, self.name)
         else:
             drafted = version.trees.grow(sequences, budgets, grown)
         for each in progress:
@@ -195,13 +185,11 @@ class TrainedDrafter(Drafter):
             if len(features) > len(rows):
                 features = features[rows]
             self._note(sequence, sequence.tokens[-len(rows) :], features)
-            self._heeding.learn(sequence.id, sequence.tokens[-len(rows) :])
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
         """Release the network's cache."""
-        self._heeding.close(sequence.id)
         progress = self._progress.pop(sequence.id, None)
         if progress is not None:
             progress.version.runner.release(progress.cache)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from paceline import tree as trees
-from paceline.drafters.hints import Heeding, followed
 from paceline.networks.runner import Grown, Noise, Runner
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
@@ -23,10 +22,8 @@ target spreads its law wider; between 0.6 and 0.9 most tokens agree."""
 def chains(
     runner: Runner,
     grown: List[Grown],
-    sequences: List[Sequence],
     wanted: List[int],
     stop: float,
-    heeding: Heeding,
     source: str,
 ) -> list[TokenTree]:
     """One chain for each sequence, of at most so many tokens.
@@ -34,10 +31,8 @@ def chains(
     Args:
         runner: the network.
         grown: what contexts have gained.
-        sequences: whose they are.
         wanted: most tokens for each.
         stop: a chain ends before the first token whose chance is below this.
-        heeding: is told of chains that had hints.
         source: name of the drafter.
 
     Raises:
@@ -45,11 +40,8 @@ def chains(
     """
     drafts = []
     drafted = runner.draft(grown, min(max(wanted), runner.depth))
-    for sequence, context, chain, most in zip(sequences, grown, drafted, wanted, strict=True):
+    for chain, most in zip(drafted, wanted, strict=True):
         tokens, chances = chain.tokens[:most], chain.chances[:most]
-        if context.hints is not None:
-            heeding.note(sequence.id, context.hints, chain)
-            tokens, chances = followed(context.hints, tokens, chances, most)
         if stop:
             kept = int(np.append(chances < stop, True).argmax())
             tokens, chances = tokens[:kept], chances[:kept]

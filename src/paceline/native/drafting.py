@@ -75,22 +75,6 @@ class DraftProgram(Program):
         at = (self._input(name), depth, first, slots)
         self._add("perturb", "perturb", _view(logits), logits.width, kept, *at)
 
-    def heed(
-        self, picked: Columns, step: int, depth: int, hints: str, rates: str, heeded: Columns
-    ) -> None:
-        """Take hints in the place of what was picked where they are likelier (`native/hints.hpp`).
-
-        Args:
-            picked: of all steps, as `pick` left it.
-            step: which of them.
-            depth: how many there are.
-            hints: name of the input: token and float32 chance of `depth` hints of each row.
-            rates: name of the input: float64 `[3, cells]`.
-            heeded: two columns, for the network's own token and the cell, int32.
-        """
-        at = step, depth, self._input(hints), self._input(rates)
-        self._add("heed", "heed", _view(picked), *at, _view(heeded))
-
     def leave(self, picked: Columns, steps: int, name: str) -> None:
         """End the run if the first `steps` picked tokens of every row are unlikely to stand.
 

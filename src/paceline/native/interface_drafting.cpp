@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "drafting.hpp"
-#include "hints.hpp"
 #include "program.hpp"
 #include "refine.hpp"
 
@@ -61,36 +60,6 @@ void paceline_pick(Program* program, View logits, int64_t width, const int32_t* 
             std::memcpy(out[r], &ids[found.index], sizeof(int32_t));
             out[r][1] = found.chance;
         });
-    });
-}
-
-// Takes hints in the place of what was picked at a step, see `heed`, as long as all before it is what
-// was hinted. Input `hints` holds `depth` hints of each row, input `rates` the bits of float64 rates.
-// Into columns 0 and 1 of `heeded` goes `Heeded`.
-void paceline_heed(Program* program, View picked, int32_t step, int32_t depth, int32_t hints,
-                   int32_t rates, View heeded) {
-    program->add([=](const Call& call) {
-        const Rows<float> x = program->rows(picked), out = program->rows(heeded);
-        double known[3 * kCells];
-        std::memcpy(known, call.inputs[rates], sizeof known);
-        for (int64_t r = 0; r < program->count(picked, call); ++r) {
-            Hint hint[2];
-            const auto read = [&](int32_t place, Hint& to) {
-                std::memcpy(&to, call.inputs[hints] + 2 * (r * depth + place), sizeof to);
-            };
-            read(step, hint[1]);
-            for (int32_t before = 0; before < step && hint[1].token >= 0; ++before) {
-                read(before, hint[0]);
-                if (std::memcmp(x[r] + 2 * before, &hint[0].token, sizeof(int32_t))) {
-                    hint[1].token = -1;
-                }
-            }
-            Likeliest found;
-            std::memcpy(&found, x[r] + 2 * step, sizeof found);
-            const Heeded noted = heed(found, hint[1], known);
-            std::memcpy(x[r] + 2 * step, &found, sizeof found);
-            std::memcpy(out[r], &noted, sizeof noted);
-        }
     });
 }
 

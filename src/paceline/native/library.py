@@ -113,7 +113,6 @@ _SIGNATURES = {
         *(_INT, _INT, _INT, _INT),
     ),
     "leave": (None, _ADDRESS, View, _INT, _INT),
-    "heed": (None, _ADDRESS, View, _INT, _INT, _INT, _INT, View),
     "refine": (
         *(None, _ADDRESS, ctypes.POINTER(Embeddings)),
         *(View, _LONG, _LONG, View),

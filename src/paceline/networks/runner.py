@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from paceline.networks.base import Network
 from paceline.networks.ctc import collapse
-from paceline.networks.hints import Hints
 from paceline.types import IntArray, LogitArray, ProbArray
 
 
@@ -41,7 +40,6 @@ class Grown:
             below this. Runners may draft on: what is behind costs time alone.
         noise: of the positions of a chain, for sampled requests: its tokens are then those that win
             under the noise. Runners that have none to add draft the likeliest, as without.
-        hints: of another drafter. Runners that do not heed any draft as without.
     """
 
     cache: Any
@@ -50,7 +48,6 @@ class Grown:
     target: Any = None
     noise: Noise | None = None
     least: float = 0.0
-    hints: Hints | None = None
 
     def parts(self, size: int) -> list[Grown]:
         """The same in parts of at most `size` rows, oldest first."""
@@ -71,16 +68,11 @@ class Chain:
     Attributes:
         tokens: int64 `[depth]`, the most likely one at each depth, or the winner under its noise.
         chances: float64 `[depth]`, the network's probability of each; under noise, by a softmax
-            over what tokens score with it, which says better whether the target will agree;
-            with hints, what their rates say.
-        own: int64 `[depth]`, with hints, the most likely one of the network; else None.
-        cells: int64 `[depth]`, with hints, the cells of their rates.
+            over what tokens score with it, which says better whether the target will agree.
     """
 
     tokens: IntArray
     chances: ProbArray
-    own: IntArray | None = None
-    cells: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,8 +29,7 @@ class Chains:
     Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
     [rows, window]` of the new context rows, `last_rows [s]`; where the network attends, `sequences
     [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]`, as `noise_records` says;
-    `least` float32 `[s]`, as `Grown.least`, where a step drafts one token; there also `hints [s,
-    steps, 2]` and `rates`, as in `DraftProgram.heed`.
+    `least` float32 `[s]`, as `Grown.least`, where a step drafts one token.
     """
 
     def __init__(self, parts: Parts, ids: IntArray, *, screened: bool = False) -> None:
@@ -62,9 +61,6 @@ class Chains:
         named = [*ids, *([-1] if network.blank else [])]
         self._logits = writing.buffer(slots, len(named))
         self._picked = writing.buffer(slots, 2 * network.steps)
-        self._heeded = writing.buffer(slots, 2 * network.steps)
-        self.heeds = slots == 1 and not network.blank
-        """Whether chains take hints."""
         self.tokens = network.steps * slots
         """Most tokens of a chain: so many records of `noise` has each sequence."""
         self.ends: list[int] = []
@@ -83,9 +79,6 @@ class Chains:
                 at = (len(self.ends) * slots, slots)
                 ops.program.perturb(self._logits, places, "noise", self.tokens, *at)
             ops.program.pick(self._logits, places, self._picked.part(2 * step, 2))
-            if self.heeds:
-                heeded = self._heeded.part(2 * step, 2)
-                ops.program.heed(self._picked, step, network.steps, "hints", "rates", heeded)
             self.ends.append(writing.operations)
             if slots == 1 and step + 1 < network.steps:
                 ops.program.leave(self._picked, step + 1, "least")
@@ -114,11 +107,6 @@ class Chains:
             steps_first = found.reshape(sequences, slots, steps, 2).swapaxes(1, 2)
             found = np.ascontiguousarray(steps_first).reshape(sequences, -1)
         return found[:, 0::2].view(np.int32), found[:, 1::2]
-
-    def heeded(self, sequences: int, steps: int) -> tuple[IntArray, IntArray]:
-        """Where chains took hints: the network's own token ids and cells, `[sequences, steps]`."""
-        found = self._writing.read(self._heeded, sequences)[:, : 2 * steps].view(np.int32)
-        return found[:, 0::2].astype(np.int64), found[:, 1::2].astype(np.int64)
 
     def root(self, sequences: int) -> tuple[LogitArray, LogitArray]:
         """Copies of the first step's states `[sequences, slots, ...]` and logits."""

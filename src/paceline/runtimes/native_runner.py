@@ -8,7 +8,6 @@ import numpy as np
 
 from paceline.native.drafting import noise_records
 from paceline.native.packed import Packed
-from paceline.networks.hints import CELLS
 from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.native_branches import Asked, Branches, State
@@ -21,9 +20,6 @@ from paceline.runtimes.native_network_screen import packed_screen
 from paceline.runtimes.network_weights import packed
 from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
 from paceline.types import LogitArray
-
-_NO_RATES = np.zeros((3, CELLS)).reshape(-1).view(np.int32)
-"""Where nothing is hinted."""
 
 _CHUNK = 512
 """Context rows of a prompt taken in together."""
@@ -73,7 +69,6 @@ class NativeRunner:
         self._roots = None if trained.screen is not None else self._chains
         """Where trees begin, whose logits are the whole head's."""
         self._ids = ids
-        self._unhinted = np.array([-2, 0] * network.steps, dtype=np.int32)
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
 
@@ -106,14 +101,7 @@ class NativeRunner:
         steps = self._take_in(self._chains, grown, until, steps * network.width)
         if not steps:
             return []
-        drafted = chains(network, *self._chains.drafted(len(grown), steps), depth)
-        if not self._chains.heeds or not any(each.hints for each in grown):
-            return drafted
-        own, cells = self._chains.heeded(len(grown), steps)
-        return [
-            Chain(each.tokens, each.chances, own[row], cells[row]) if grown[row].hints else each
-            for row, each in enumerate(drafted)
-        ]
+        return chains(network, *self._chains.drafted(len(grown), steps), depth)
 
     def start(self, grown: Sequence[Grown]) -> list[Branch]:
         """Take in what is new, and stop at the first step's logits."""
@@ -185,8 +173,6 @@ class NativeRunner:
             "noise": self._noise(grown),
             "least": bits(np.array([each.least for each in grown], dtype=np.float32)),
         }
-        if self._chains.heeds:
-            inputs["hints"], inputs["rates"] = self._hints(grown)
         if network.reads_features:
             features = [each.features for each in grown]
             inputs["features"] = bits(
@@ -197,21 +183,6 @@ class NativeRunner:
             each.cache.paged.length += len(each.tokens) if network.layers else 0
             each.cache.tail.extend(each.tokens)
         return drafted
-
-    def _hints(self, grown: Sequence[Grown]) -> tuple[Input, Input]:
-        """Hints of all sequences, which share their rates; without any, none is heeded."""
-        known = [each.hints for each in grown]
-        rates = next((each.rates for each in known if each), None)
-        if rates is None:
-            return np.tile(self._unhinted, len(grown)), _NO_RATES
-        records = np.zeros((len(grown), self._network.steps, 2), dtype=np.int32)
-        records[:, :, 0] = [[-1 if each else -2] for each in known]
-        for row, each in zip(records, known, strict=True):
-            if each:
-                count = min(len(each.tokens), len(row))
-                row[:count, 0] = each.tokens[:count]
-                row[:count, 1] = np.array(each.chances[:count], dtype=np.float32).view(np.int32)
-        return records.ravel(), rates.reshape(-1).view(np.int32)
 
     def _noise(self, grown: Sequence[Grown]) -> Input:
         """Records of all sequences, zero where tokens are not drawn."""
