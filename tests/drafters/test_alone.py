@@ -196,7 +196,7 @@ def test_behind_a_gap_a_network_drafts_as_if_there_was_none(
     trained = random_weights(small(factory.name))
     networks = [factory(target.run_network(trained)) for _ in range(2)]
     for network in networks:  # noise is named by positions, which differ here
-        network._follows_noise = False
+        network.follows_noise = False
     for params in (GREEDY, SAMPLED):
         drafter = Shadowed(*networks)
         found, sizes = shrinking(target, drafter, params)

@@ -9,6 +9,8 @@ import pytest
 from tests.drafters.test_bandit import GREEDY, Clock, Guesses, decode
 from tests.drafters.test_merged import start
 
+from paceline import tree as trees
+from paceline.calibration import Calibration
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prefer import Prefer
 from paceline.drafters.prompt_lookup import PromptLookup
@@ -96,6 +98,39 @@ def test_promises_that_one_text_breaks_are_believed_in_another() -> None:
         prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((2, 3), np.float32))])
     assert set(said[0][8:]) == {0.6}
     assert set(said[1]) == {0.8}
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_copies_are_not_asked_for_what_is_drawn_freely(temperature: float, follows: bool) -> None:
+    """If another part knows the noise that it is drawn with."""
+    clock = Clock()
+    parts = Says(clock, 0.9, 0.0), Says(clock, 0.5, 0.0)
+    parts[1].follows_noise = follows
+    prefer = Prefer(parts, clock=clock)
+    sequence = Sequence.start(0, [0, 1, 2], SamplingParams(temperature=temperature))
+    prefer.open(sequence)
+    [draft] = prefer.propose([sequence], [Budget(1, 1)])
+    assert draft.scores is not None
+    assert draft.scores.tolist() == [0.5 if follows and temperature == 1 else 0.9]
+
+
+def test_a_copy_that_was_cut_and_did_not_stand_is_judged_whole() -> None:
+    """What was cut off would not have stood either. Where all stood, nobody knows."""
+    kept = []
+    for accepted in (0, 1):
+        prefer = Prefer([Says(Clock(), 0.9, 0.0), Says(Clock(), 0.1, 0.0)], clock=Clock())
+        sequence = start([0, 1, 2], 0)
+        prefer.open(sequence)
+        [whole] = prefer.propose([sequence], [Budget(3, 3)])
+        cut = trees.head(whole, 1)
+        verdict = Verdict(tuple(range(accepted)), 0)
+        prefer.observe([sequence], [cut], [verdict], [Output(np.zeros((2, 3), np.float32))])
+        kept.append(prefer._worth[0].keeps)
+    alone = Calibration(), Calibration()
+    alone[0].verified(0, 0, float(whole.scores.sum()))
+    alone[1].verified(0, 1, 0.9)
+    assert [each.factor(0) for each in kept] == pytest.approx([each.factor(0) for each in alone])
 
 
 @pytest.mark.parametrize(("count", "asked"), [(1, True), (2, False)])

@@ -79,7 +79,7 @@ def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
 ) -> None:
     runner = _Reads()
     drafter = HydraDrafter(runner)  # type: ignore[arg-type]
-    drafter._follows_noise = verifier.follows_noise
+    drafter.follows_noise = verifier.follows_noise
     params = SamplingParams(temperature=temperature, seed=3)
     sequence = Sequence.start(0, [1, 2, 3], params)
     drafter.open(sequence)

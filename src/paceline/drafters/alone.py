@@ -31,6 +31,7 @@ class Alone(Drafter):
         self.name = drafter.name  # type: ignore[misc]  # it stands for that one
         self.needs = drafter.needs
         self.kind = drafter.kind
+        self.follows_noise = drafter.follows_noise
         self._drafter = drafter
         self._behind: set[int] = set()
 

@@ -73,6 +73,9 @@ class Drafter(ABC):
     kind: LawKind | None = None
     """How its drafts are drawn, as their law says; None if they have none."""
 
+    follows_noise: bool = False
+    """Whether drafts for sampled requests follow the noise that their tokens are drawn with."""
+
     @property
     def bears_gaps(self) -> bool:
         """Whether steps may be kept from it wholly, so that it is asked for no draft and observes

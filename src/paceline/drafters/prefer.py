@@ -43,6 +43,11 @@ also read its prompt."""
 _GUESS = 1.5
 """Tokens that a part is taken to promise before it was asked."""
 
+_FREE = 0.9
+"""Temperature of requests from which on what was said before says little of what is drawn: there,
+parts that do not follow the noise are not asked if one does. Measured with the default drafter: at
+1 its network alone is 3% faster, at 0.6 both are equal, and at 0.4 copies bring 6%."""
+
 _NOTHING = Budget(0, 0)
 
 
@@ -91,6 +96,7 @@ class Prefer(Parts):
             )
         hearing = [part for part in self.parts if not isinstance(part, Alone)]
         self._shared_needs = together([part.needs for part in hearing])
+        self._follows = any(part.follows_noise for part in self.parts)
         self._clock = clock
         self._begin = 0.0
         self.reset()
@@ -100,6 +106,7 @@ class Prefer(Parts):
         super().reset()
         self._worth = [_Worth() for _ in self.parts]
         self._maker: int | None = None
+        self._made = trees.EMPTY
         self._step = 0.0
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
@@ -121,10 +128,12 @@ class Prefer(Parts):
         self._begin = self._clock()
         best, highest = trees.EMPTY, 0.0
         wanted = bool(budget.nodes and budget.depth)
+        drawn = self._follows and alone[0].params.temperature >= _FREE
         for index, part in enumerate(self.parts):
             worth = self._worth[index]
-            known = not isinstance(part, Alone) or part.knows(alone[0])
-            if not (wanted and known) or (index and not self._pays(worth, highest, budget)):
+            asked = wanted and (part.follows_noise or not drawn)
+            asked = asked and (not isinstance(part, Alone) or part.knows(alone[0]))
+            if not asked or (index and not self._pays(worth, highest, budget)):
                 worth.waiting += 1
                 part.propose(alone, [_NOTHING])
                 continue
@@ -142,6 +151,7 @@ class Prefer(Parts):
             worth.promised = _mean(worth.promised, gain)
             if gain > highest or not len(best):
                 best, highest, self._maker = draft, gain, index
+        self._made = best
         return best
 
     def observe(
@@ -165,9 +175,11 @@ class Prefer(Parts):
         super().close(sequence)
 
     def _judge(self, id: int, draft: TokenTree, verdict: Verdict) -> None:
-        """Correct what its maker's promises are worth; it may have been cut since."""
+        """Correct what its maker's promises are worth. Where all that was left of a draft stood, it
+        is not known what came of the rest; else that would not have stood either."""
         maker, self._maker = self._maker, None
-        promised = _promised(draft)
+        made = self._made if len(verdict.path) < trees.deepest(draft) else draft
+        promised = _promised(made)
         if maker is not None and promised > 0:
             self._worth[maker].keeps.verified(id, len(verdict.path), promised)
 

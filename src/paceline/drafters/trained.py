@@ -55,7 +55,7 @@ class TrainedDrafter(Drafter):
         self._progress: dict[int, Progress] = {}
         self._online: Online[Version] | None = None
         self._doubt: DoubtfulStop | None = None
-        self._follows_noise = True
+        self.follows_noise = True
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
@@ -69,7 +69,7 @@ class TrainedDrafter(Drafter):
         made = Made.of(context, cls.name, cls.sizes, cls.needs.features)
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", made.options, "runner"))
         drafter.grow_by(made.begin.trees)
-        drafter._follows_noise = context.follows_noise
+        drafter.follows_noise = context.follows_noise
         drafter._doubt = made.doubt(drafter._stop)
         if made.online is not None:
             drafter.learn_by(made.online)
@@ -158,7 +158,7 @@ class TrainedDrafter(Drafter):
         if version.trees is None:
             most = [min(b.nodes, b.depth) for b in budgets]
             wanted = [min(each, version.runner.depth) for each in most]
-            if self._follows_noise:
+            if self.follows_noise:
                 grown = list(map(with_noise, grown, sequences, wanted))
             if self._doubt is not None:
                 drafted = self._doubt.chains(version.runner, grown, wanted)
