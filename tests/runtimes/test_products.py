@@ -47,7 +47,7 @@ class Product:
         self.around = around
         weights = parts["norm"] if norm else None
         added = self.out if residual else None
-        options = {"norm": weights, "eps": EPS, "gated": gated, "residual": added}
+        options = {"norm": weights, "eps": EPS, "residual": added}
         self.program.product("m", matrix, self.x, self.out, **options)
 
     def __call__(self, x: Any, residual: Any = None) -> Any:

@@ -63,8 +63,8 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
 }
 
 void paceline_product(Program* program, const Matrix* matrix, const float* norm, float eps,
-                      int32_t gated, View from, View residual, View to) {
-    const Step step{*matrix, norm, eps, gated != 0};
+                      View from, View residual, View to) {
+    const Step step{*matrix, norm, eps};
     program->add([=](const Call& call) {
         product(step, program->count(to, call), program->read(from), program->read(residual),
                 program->rows(to), program->room);

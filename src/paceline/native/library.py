@@ -55,7 +55,7 @@ class Matrix(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("outputs", "inputs")),
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "floats", "bias")),
-        ("often", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("often", "gated")),
         ("steps", ctypes.c_void_p),
     )
 
@@ -93,7 +93,7 @@ _SIGNATURES = {
     "embed": (None, _ADDRESS, ctypes.POINTER(Embeddings), ctypes.POINTER(Tokens), View),
     "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View),
     "product": (
-        *(None, _ADDRESS, ctypes.POINTER(Matrix), _ADDRESS, _FLOAT, _INT),
+        *(None, _ADDRESS, ctypes.POINTER(Matrix), _ADDRESS, _FLOAT),
         *(View, View, View),
     ),
     "paths": (None, _ADDRESS, ctypes.POINTER(Heads), _LONG, _INT, _INT, _INT, _INT),

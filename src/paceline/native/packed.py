@@ -67,18 +67,18 @@ class Packed:
         more = None if bias is None else self._place(bias)
         if weight.dtype == np.float32:
             lines = weight.reshape(outputs // _LANES, _LANES, inputs).transpose(0, 2, 1)
-            return Matrix(outputs, inputs, None, None, self._place(lines), more)
+            return Matrix(outputs, inputs, None, None, self._place(lines), more, False, gated)
         shape = outputs // _LANES, _LANES, inputs // _GROUP, _GROUP // 4, 4
         blocks = weight.reshape(shape).transpose(0, 2, 3, 1, 4)
         steps = tensors.get(f"{name}.steps")
         if steps is not None:
             low, high = np.split((blocks + 8).view(np.uint8), 2, axis=2)
             lines = steps.reshape(shape[:3]).transpose(0, 2, 1)
-            places = self._place(low | high << 4), None, None, more, self._often, self._place(lines)
-            return Matrix(outputs, inputs, *places)
+            how = self._often, gated, self._place(lines)
+            return Matrix(outputs, inputs, self._place(low | high << 4), None, None, more, *how)
         raised = blocks.view(np.uint8) ^ 128  # adds 128
         parts = _paired(raised, gated), tensors[f"{name}.scale"]
-        return Matrix(outputs, inputs, *map(self._place, parts), None, more, self._often)
+        return Matrix(outputs, inputs, *map(self._place, parts), None, more, self._often, gated)
 
     def _place(self, array: npt.NDArray[Any]) -> int:
         """The address of a copy."""

@@ -27,19 +27,18 @@ struct Matrix {
     const float* floats;  // [outputs / 16, inputs, 16] instead of all these, or null
     const float* bias;    // [outputs], or null
     int64_t often;        // whether it is read several times in a row
+    int64_t gated;        // whether it has gates in its upper half, and in its lower what they gate
     // Of four-bit weights the step of each group, [outputs / 16, inputs / 64, 16]; else null. 8 is
     // added to those, not 128. Byte k of a group, [outputs / 16, inputs / 64, 8, 16, 4], holds
     // column k in its lower half and column k + 32 in its upper one.
     const _Float16* steps;
 };
 
-// out = product(norm(x)) + residual, or with `gated`, where the matrix has gates in its upper and
-// the others in its lower half, out = silu(gates) * others.
+// out = product(norm(x)) + residual, or of a gated matrix out = silu(gates) * others.
 struct Step {
     Matrix matrix;
     const float* norm;  // [inputs], RMS norm of x before the product, or null
     float eps;
-    bool gated;
 };
 
 // Room that is used again from product to product.
@@ -76,7 +75,7 @@ float norm_factor(const float* x, int64_t width, float eps);
 // Two blocks of 16 results of a row, as they leave a product.
 inline void leave(const Step& step, const int64_t (&blocks)[2], const Vec (&results)[2],
                   const float* residual, float* out) {
-    if (step.gated) {
+    if (step.matrix.gated) {
         const Vec gate = results[0], value = gate / (exponential(-gate) + 1.0f) * results[1];
         store(out + blocks[0] * kLanes, value);
         return;
@@ -93,7 +92,7 @@ template <class Pair>
 void pairs(const Step& step, const Pair& pair) {
     const int64_t blocks = step.matrix.outputs / kLanes, count = (blocks + 1) / 2;
     const int64_t parts = std::min<int64_t>(count, 6 * Pool::shared().threads());
-    each(parts, true, [=, gated = step.gated](int64_t part) {
+    each(parts, true, [=, gated = step.matrix.gated != 0](int64_t part) {
         for (int64_t p = part * count / parts; p < (part + 1) * count / parts; ++p) {
             const int64_t first = gated ? p : 2 * p;
             const int64_t second = gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);

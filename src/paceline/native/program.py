@@ -121,11 +121,10 @@ class Program:
         norm: Any = None,
         eps: float = 0.0,
         residual: Columns | None = None,
-        gated: bool = False,
     ) -> None:
         """See `Step` in `product.hpp`; `name` is what a profile calls it."""
         views = (_view(at), _view(residual), _view(to))
-        self._add(name, "product", matrix, self._packed.keep(norm), eps, gated, *views)
+        self._add(name, "product", matrix, self._packed.keep(norm), eps, *views)
 
     def paths(self, longest: int, rows: str) -> None:
         """What rows see: inputs "rows", "tables" and "singles" as in `Plan`."""

@@ -170,7 +170,7 @@ class Writing:
         columns = self.columns(at)
         matrix = self._packed.matrix(self._tensors, x.name, gated=gated)
         self.program.product(
-            x.name, matrix, columns, to, norm=norm, eps=self._eps, residual=residual, gated=gated
+            x.name, matrix, columns, to, norm=norm, eps=self._eps, residual=residual
         )
 
 

@@ -123,9 +123,7 @@ class NativeSteps(Steps):
             program.attention(memory, angles, norms, qkv, mixed)
             program.product(f"{name}.o", out, mixed, stream, residual=stream)
             norm = tensors[f"{name}.ffn_norm"]
-            program.product(
-                f"{name}.gate_up", gate_up, stream, inner, norm=norm, eps=eps, gated=True
-            )
+            program.product(f"{name}.gate_up", gate_up, stream, inner, norm=norm, eps=eps)
             program.product(f"{name}.down", down, inner, stream, residual=stream)
         feature(3, tensors["norm"])
         hidden = program.buffer("logits", width)
