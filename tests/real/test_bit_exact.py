@@ -161,6 +161,7 @@ def test_masked_layout_is_close_and_keeps_paths(loaded):
     masked = OpenVinoTarget(loaded.source.config, tensors, precision, layout="masked")
     assert not masked.capabilities.bit_exact
     apart = {"drafted": [], "kept": [], "another path": []}  # root mean square, by prompt
+    furthest = 0.0
     for seed in (8, 9, 10, 11):
         tokens = prompt(100, seed)
         cache, reference = opened(masked, tokens), opened(loaded.target, tokens)
@@ -168,16 +169,18 @@ def test_masked_layout_is_close_and_keeps_paths(loaded):
         a = masked.forward([Pass(cache, [9], TREE)])[0].logits
         b = loaded.target.forward([Pass(reference, [9], TREE)])[0].logits
         apart["drafted"].append(np.sqrt(np.mean((a - b) ** 2)))
+        furthest = max(furthest, np.abs(a - b).max())
         masked.keep(cache, 1, (1, 5))
         loaded.target.keep(reference, 1, (1, 5))
         a = masked.forward([Pass(cache, [7])])[0].logits
         for kind, each in (("kept", reference), ("another path", other)):
             b = loaded.target.forward([Pass(each, [7])])[0].logits
             apart[kind].append(np.sqrt(np.mean((a - b) ** 2)))
+            furthest = max(furthest, np.abs(a - b).max() if kind == "kept" else 0.0)
             loaded.target.release(each)
     mean = {kind: float(np.mean(values)) for kind, values in apart.items()}
-    near = 1e-4 if precision == "fp32" else 1.0
-    assert max(mean["drafted"], mean["kept"]) < near
+    assert max(mean["drafted"], mean["kept"]) < 1.0
+    assert precision != "fp32" or furthest < 1e-3
     assert mean["another path"] > 2 * mean["kept"], "a control: logits tell paths apart"
 
 

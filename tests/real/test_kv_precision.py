@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.pairs import where_there_are_pairs
 from tests.real.test_bit_exact import TOKENS, TREE, opened, plain_rows, prompt
 
 from paceline import tree as trees
@@ -29,10 +30,9 @@ def test_the_cache_is_as_coarse_as_the_weights_allow(loaded):
 
 
 SIZES = {"fp16": 1 / 2, "bf16": 1 / 2, "u8": 9 / 32}
-PAIRS = pytest.mark.skipif(not has_pairs(), reason="no AVX512_BF16")
 
 
-@pytest.mark.parametrize("kv", ["fp16", pytest.param("bf16", marks=PAIRS), "u8"])
+@pytest.mark.parametrize("kv", ["fp16", where_there_are_pairs("bf16"), "u8"])
 def test_drafts_change_no_bit_of_a_coarse_cache(loaded, kv):
     finest, target = cached_as(loaded, "fp32"), cached_as(loaded, kv)
     assert target.capabilities.bit_exact

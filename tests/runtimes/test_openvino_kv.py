@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests import target_contract as contract
 from tests import tiny
+from tests.pairs import where_there_are_pairs
 from tests.runtimes import tiny_openvino
 
 pytest.importorskip("openvino")
@@ -32,7 +33,8 @@ PAIRS = ["bf16"] if has_pairs() else []
 PLUGIN = [name for name in KV_FORMATS if name != "bf16"]
 WAYS = [
     *((each, "plugin") for each in PLUGIN),
-    *((each, "paths") for each in ("fp32", "fp16", *PAIRS)),
+    *((each, "paths") for each in ("fp32", "fp16")),
+    where_there_are_pairs(("bf16", "paths")),
 ]
 
 

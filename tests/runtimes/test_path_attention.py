@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.pairs import where_there_are_pairs
 from tests.runtimes.plain_attention import PlainCache, Sizes, attend, enter
 
 from paceline import tree as trees
-from paceline.native.library import KEPT, Heads, Kept, has_pairs
+from paceline.native.library import KEPT, Heads, Kept
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 from paceline.runtimes.block_pool import BlockPool, Layout
@@ -20,11 +21,7 @@ from paceline.types import ROOT, TokenTree
 
 LONGEST = 1024
 RNG = np.random.default_rng(5)
-FORMATS = [
-    "fp32",
-    "fp16",
-    pytest.param("bf16", marks=pytest.mark.skipif(not has_pairs(), reason="no AVX512_BF16")),
-]
+FORMATS = ["fp32", "fp16", where_there_are_pairs("bf16")]
 NEAR = {"fp32": 5e-6, "fp16": 2e-2, "bf16": 1e-1}
 TREE = TokenTree(np.arange(8), np.array([ROOT, ROOT, 0, 0, 2, 1, 5, 3]))
 

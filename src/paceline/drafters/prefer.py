@@ -44,9 +44,8 @@ _GUESS = 1.5
 """Tokens that a part is taken to promise before it was asked."""
 
 _FREE = 0.9
-"""Temperature of requests from which on what was said before says little of what is drawn: there,
-parts that do not follow the noise are not asked if one does. Measured with the default drafter: at
-1 its network alone is 3% faster, at 0.6 both are equal, and at 0.4 copies bring 6%."""
+"""From this temperature on earlier text says little of what is drawn: parts that do not follow the
+noise are not asked if one does (`docs/results.md`, trained drafters)."""
 
 _NOTHING = Budget(0, 0)
 

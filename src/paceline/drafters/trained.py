@@ -142,8 +142,7 @@ class TrainedDrafter(Drafter):
         for version, indices in asking.items():
             parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
             for index, draft in zip(indices, self._draft(version, *parts), strict=True):
-                named = draft.source == self.name
-                drafts[index] = draft if named else replace(draft, source=self.name)
+                drafts[index] = replace(draft, source=self.name)
         return drafts
 
     def _draft(
@@ -163,7 +162,7 @@ class TrainedDrafter(Drafter):
             if self._doubt is not None:
                 drafted = self._doubt.chains(version.runner, grown, wanted)
             else:
-                drafted = chains(version.runner, grown, most, self._stop, self.name)
+                drafted = chains(version.runner, grown, most, self._stop)
         else:
             drafted = version.trees.grow(sequences, budgets, grown)
         for each in progress:

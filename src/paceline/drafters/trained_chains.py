@@ -24,7 +24,6 @@ def chains(
     grown: List[Grown],
     wanted: List[int],
     stop: float,
-    source: str,
 ) -> list[TokenTree]:
     """One chain for each sequence, of at most so many tokens.
 
@@ -33,7 +32,6 @@ def chains(
         grown: what contexts have gained.
         wanted: most tokens for each.
         stop: a chain ends before the first token whose chance is below this.
-        source: name of the drafter.
 
     Raises:
         OutOfMemory: the network's own cache is full.
@@ -45,7 +43,7 @@ def chains(
         if stop:
             kept = int(np.append(chances < stop, True).argmax())
             tokens, chances = tokens[:kept], chances[:kept]
-        drafts.append(trees.chain(tokens, source, scores=chances.cumprod()))
+        drafts.append(trees.chain(tokens, scores=chances.cumprod()))
     return drafts
 
 

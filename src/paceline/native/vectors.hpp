@@ -48,21 +48,25 @@ struct Rows {
     explicit operator bool() const { return at != nullptr; }
 };
 
-// e^x, 1 at 0, for x from -87 to 88; others are moved there. Relative error below 2e-7.
-inline Vec exponential(Vec x) {
-    x = x < -87.0f ? all(-87.0f) : x;
-    x = x > 88.0f ? all(88.0f) : x;
-    const Vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const Vec n = (x * 1.44269504f + shift) - shift;
+// e^x / 2^n, for the whole number n that is nearest to x / log 2.
+inline Vec exponential_beside(Vec n, Vec x) {
     const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     Vec p = r * 1.9875691e-4f + 1.3981999e-3f;
     p = p * r + 8.3334519e-3f;
     p = p * r + 4.1665796e-2f;
     p = p * r + 1.6666665e-1f;
     p = p * r + 5.0000001e-1f;
-    p = p * r * r + r + 1.0f;
+    return p * r * r + r + 1.0f;
+}
+
+// e^x, 1 at 0, for x from -87 to 88; others are moved there. Relative error below 2e-7.
+inline Vec exponential(Vec x) {
+    x = x < -87.0f ? all(-87.0f) : x;
+    x = x > 88.0f ? all(88.0f) : x;
+    const Vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vec n = (x * 1.44269504f + shift) - shift;
     const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
-    return p * reinterpret_cast<const Vec&>(power);
+    return exponential_beside(n, x) * reinterpret_cast<const Vec&>(power);
 }
 
 // e^x for x up to 0, with as small an error; what is below 2^-126 may be 0.
@@ -70,14 +74,7 @@ inline Vec exponential_of_negative(Vec x) {
 #ifdef __AVX512F__
     const Vec scaled = x * 1.44269504f;
     const Vec n = Vec(_mm512_roundscale_ps(__m512(scaled), _MM_FROUND_TO_NEAREST_INT));
-    const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    Vec p = r * 1.9875691e-4f + 1.3981999e-3f;
-    p = p * r + 8.3334519e-3f;
-    p = p * r + 4.1665796e-2f;
-    p = p * r + 1.6666665e-1f;
-    p = p * r + 5.0000001e-1f;
-    p = p * r * r + r + 1.0f;
-    return Vec(_mm512_scalef_ps(__m512(p), __m512(n)));
+    return Vec(_mm512_scalef_ps(__m512(exponential_beside(n, x)), __m512(n)));
 #else
     return exponential(x);
 #endif

@@ -73,7 +73,8 @@ class NativeSteps(Steps):
         self._tensors = tensors
         self._threads = threads
         self._packed = Packed()
-        self._kept = kv.kept or "fp32"
+        assert kv.kept is not None  # `takes` has seen to it
+        self._kept = kv.kept
         self.pool = BlockPool(
             config.layers,
             config.kv_heads,
@@ -81,7 +82,7 @@ class NativeSteps(Steps):
             blocks,
             keep=keep,
             dtype=kv.dtype,
-            layout="pairs" if kv.kept == "bf16" else "numbers",
+            layout="pairs" if self._kept == "bf16" else "numbers",
         )
         self.seconds = 0.0
         self._rows: Mapping[str, int] = {}
