@@ -149,7 +149,11 @@ class Tagged:
     def draft(self, grown: list[Grown], depth: int) -> list[Chain]:
         if any(each.cache != [self.number] for each in grown):
             raise Wrong
-        return [Chain(np.full(3, self.number), np.ones(3)) for _ in grown] if depth else []
+        return (
+            [Chain([self.number] * 3, [1.0] * 3, [0] * 3, [0.0] * 3) for _ in grown]
+            if depth
+            else []
+        )
 
 
 class Counting:

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from tests import tiny
 from tests.runtimes import tiny_openvino
 
+from paceline import tree as trees
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters import trained_networks
@@ -24,6 +25,7 @@ from paceline.drafters import trained_weights as module
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.trained import TrainedDrafter
+from paceline.drafters.trained_chains import chains
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.native.library import has_float_products
 from paceline.networks.base import Geometry, Network
@@ -254,7 +256,7 @@ def test_a_chain_stops_before_what_is_not_likely_enough(stop: float, tokens: int
         def open(self) -> None: ...
 
         def draft(self, grown: Any, depth: int) -> list[Chain]:
-            return [Chain(np.arange(4), np.array([0.9, 0.5, 0.1, 0.02])[:depth])]
+            return [chain_of([0.9, 0.5, 0.1, 0.02][:depth])]
 
     target_free: Any = Fake()
     drafter = DRAFTERS["draft-lm"](target_free, stop=stop)
@@ -264,6 +266,92 @@ def test_a_chain_stops_before_what_is_not_likely_enough(stop: float, tokens: int
     assert draft.tokens.tolist() == list(range(tokens))
     assert draft.scores is not None
     np.testing.assert_allclose(draft.scores, np.cumprod([0.9, 0.5, 0.1, 0.02])[:tokens])
+
+
+def chain_of(chances: list[float], rivals: list[float] | None = None) -> Chain:
+    """Tokens 0, 1, 2, ... and beside them 10, 11, 12, ..."""
+    count = len(chances)
+    beside = [0.0] * count if rivals is None else rivals
+    return Chain(list(range(count)), chances, list(range(10, 10 + count)), beside)
+
+
+@pytest.mark.parametrize(
+    ("budget", "stop", "leaves"),
+    [
+        (Budget(9, 9), 0.0, [10, 11, 12, 13]),
+        (Budget(9, 9), 0.3, [10, 11, 12]),  # none beside a token that is not drafted
+        (Budget(6, 9), 0.0, [11, 12]),  # room for the likeliest: 0.9 * 0.4 and 0.9 * 0.5 * 0.6
+        (Budget(5, 9), 0.0, [11]),
+        (Budget(4, 9), 0.0, []),
+        (Budget(9, 2), 0.0, [10, 11]),
+    ],
+)
+def test_room_that_a_chain_leaves_is_for_its_rivals(
+    budget: Budget, stop: float, leaves: list[int]
+) -> None:
+    chances, rivals = [0.9, 0.5, 0.4, 0.2], [0.05, 0.4, 0.6, 0.1]
+
+    class Fake:
+        depth = 5
+
+        def draft(self, grown: Any, depth: int) -> list[Chain]:
+            return [chain_of(chances, rivals)]
+
+    runner: Any = Fake()
+    (draft,) = chains(runner, [None], [budget], stop=stop)  # type: ignore[list-item]
+    long = min(budget.depth, 4 if stop < 0.2 else 3)
+    assert draft.tokens.tolist() == [*range(long), *leaves]
+    assert draft.parents.tolist() == [*range(-1, long - 1), *(leaf - 11 for leaf in leaves)]
+    assert draft.scores is not None
+    path = np.cumprod(chances)
+    above = [1.0, *path]
+    beside = [above[leaf - 10] * rivals[leaf - 10] for leaf in leaves]
+    np.testing.assert_allclose(draft.scores, [*path[:long], *beside])
+    (bare,) = chains(runner, [None], [budget], stop=stop, rivals=False)  # type: ignore[list-item]
+    assert trees.is_chain(bare)
+    assert len(bare) == long
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_rival_that_is_right_is_accepted(params: SamplingParams) -> None:
+    """A drafter that is always wrong in first place and right in second: leaves stand, the text
+    stays."""
+    target = tiny_openvino.target("fp32", CONFIG)
+
+    def text(drafter: Drafter, *sizes: int) -> Sequence:
+        sequence = Sequence.start(0, list(PROMPTS[0]), params)
+        stops = StopRules((), CONFIG.max_context)
+        decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(*sizes), stops)
+        decoder.open(sequence)
+        while sequence.finish_reason is None:
+            decoder.step([sequence])
+        decoder.close(sequence)
+        return sequence
+
+    plain = text(NoDrafter(), 0, 0).tokens
+
+    class Second:
+        depth, read = 1, 0
+
+        def open(self) -> None: ...
+
+        def release(self, cache: None) -> None: ...
+
+        def draft(self, grown: Any, depth: int) -> list[Chain]:
+            self.read += len(grown[0].tokens)
+            right = plain[self.read]
+            return [Chain([(right + 1) % CONFIG.vocab_size], [0.6], [right], [0.3])]
+
+    def drafted(**options: bool) -> Sequence:
+        runner: Any = Second()
+        return text(DRAFTERS["draft-lm"](runner, **options), 2, 1)  # type: ignore[arg-type]
+
+    found = drafted()
+    assert found.tokens == plain
+    assert found.stats.accepted_tokens == params.max_new_tokens // 2
+    bare = drafted(rivals=False)
+    assert bare.tokens == plain
+    assert bare.stats.accepted_tokens == 0
 
 
 CAPABILITIES = Capabilities(

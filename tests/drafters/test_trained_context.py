@@ -40,8 +40,7 @@ class _Reads:
             assert np.array_equal(each.features[:, 0], np.asarray(each.tokens) - 1)
             self.taken.append(list(each.tokens))
             self.noise.append(each.noise)
-        none = np.zeros(0, dtype=np.int64), np.zeros(0)
-        return [Chain(*none) for _ in grown] if depth else []
+        return [Chain([], [], [], []) for _ in grown] if depth else []
 
 
 def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:

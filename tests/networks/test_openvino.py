@@ -39,8 +39,8 @@ def test_a_window_is_exact_and_its_cache_does_not_grow(
     for gained in (70, 1, 3, 60, 30, 1, 40, 2):
         read, behind = context_rows(network, features[0], tokens[0], begin, begin + gained)
         (chain,) = compiled.draft([Grown(cache, read.astype(np.float32), behind)], network.depth)
-        logits = drafter.draft(read, behind, chain.tokens.tolist())
-        assert chain.tokens.tolist() == IDS[logits.argmax(-1)].tolist()
+        logits = drafter.draft(read, behind, chain.tokens)
+        assert chain.tokens == IDS[logits.argmax(-1)].tolist()
         law = np.exp(logits - logits.max(-1, keepdims=True))
         np.testing.assert_allclose(
             chain.chances, (law / law.sum(-1, keepdims=True)).max(-1), atol=1e-4

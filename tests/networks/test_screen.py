@@ -70,12 +70,14 @@ def test_a_screen_of_full_rank_changes_no_chain(name: str, drawn: bool) -> None:
     plain = drafts(runner(trained(name)), noise)
     screened = drafts(runner(trained(name, whole())), noise)
     for one, other in zip(plain, screened, strict=True):
-        assert one.tokens.tolist() == other.tokens.tolist()
+        assert one.tokens == other.tokens
         np.testing.assert_allclose(one.chances, other.chances, rtol=1e-3)
+        assert one.rivals == other.rivals
+        np.testing.assert_allclose(one.rival_chances, other.rival_chances, rtol=1e-3)
     misled = whole()
     wrong = drafts(runner(trained(name, Screen(misled.down, -misled.up))), noise)
     pairs = zip(plain, wrong, strict=True)
-    assert any(one.tokens.tolist() != other.tokens.tolist() for one, other in pairs)
+    assert any(one.tokens != other.tokens for one, other in pairs)
 
 
 @native

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.native import drafting
-from paceline.native.drafting import DraftProgram, Operand, noise_records
+from paceline.native.drafting import PICKED, DraftProgram, Operand, noise_records
 from paceline.native.library import KEPT, Heads, has_float_products
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
@@ -71,24 +71,33 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 11, 16, 17, 1000])
-def test_the_likeliest_token_is_the_first_of_the_highest(size: int) -> None:
-    """Whatever stands behind the logits in their buffer, and with its share of the softmax."""
-    logits = np.full((4, 1024), 9e9, dtype=np.float32)
-    logits[:, :size] = 3 * random(4, size)
+def test_the_likeliest_tokens_are_the_first_of_the_highest(size: int) -> None:
+    """Whatever stands behind the logits in their buffer, and with their shares of the softmax; what
+    is impossible is second with no share."""
+    logits = np.full((5, 1024), 9e9, dtype=np.float32)
+    logits[:, :size] = 3 * random(5, size)
     logits[1, :size] = 2.5  # all alike
     logits[2, size - 1] = logits[2, 0] = 50
+    logits[3, : size - 1] = -np.inf
     ids = np.sort(RNG.choice(10**7, size, replace=False))
     made = program()
     at = loaded(made, "logits", "rows", 1024)
-    picked = made.buffer("rows", 4)
-    made.pick(at.part(0, size), ids, picked.part(2, 2))
-    made.run({"rows": 4}, {"logits": bits(logits)}, 2)
-    found = made.read(picked, 4)[:, 2:].copy()
+    picked = made.buffer("rows", 6)
+    made.pick(at.part(0, size), ids, picked.part(2, PICKED))
+    made.run({"rows": 5}, {"logits": bits(logits)}, 2)
+    found = made.read(picked, 5)[:, 2:].copy()
     known = logits[:, :size].astype(float)
     law = np.exp(known - known.max(1, keepdims=True))
     law /= law.sum(1, keepdims=True)
-    assert found[:, 0].view(np.int32).tolist() == ids[known.argmax(1)].tolist()
+    first = known.argmax(1)
+    assert found[:, 0].view(np.int32).tolist() == ids[first].tolist()
     np.testing.assert_allclose(found[:, 1], law.max(1), rtol=1e-5)
+    rest = law.copy()
+    np.put_along_axis(rest, first[:, None], 0, 1)
+    np.testing.assert_allclose(found[:, 3], rest.max(1), rtol=1e-5)
+    there = rest.max(1) > 0
+    assert there.tolist() == [size > 1] * 3 + [False] + [size > 1]
+    assert found[there, 2].view(np.int32).tolist() == ids[rest.argmax(1)][there].tolist()
 
 
 @pytest.mark.parametrize("size", [1, 70, 1000, 9000])
@@ -124,7 +133,7 @@ def test_picked_tokens_and_windows_are_embedded() -> None:
     made = program()
     table = random(8, WIDTH)
     at = loaded(made, "logits", "rows", 16)
-    picked = made.buffer("rows", 2)
+    picked = made.buffer("rows", PICKED)
     made.pick(at.part(0, 8), np.arange(8), picked)
     tensors = {"embed.weight": table}
     places = [made.buffer("rows", WIDTH) for _ in range(2)]

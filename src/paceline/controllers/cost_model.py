@@ -116,11 +116,12 @@ class CostModelController(Controller):
         if not self._estimates:
             self.rows = 0
             return list(drafts)
-        if roots == 1 and trees.is_chain(drafts[0]):  # whose nodes are in order as they are
+        if roots == 1 and not (self.costs.branch or self.costs.fork):
             promise = self._promises.of(sequences[0], drafts[0])
-            gains = list(accumulate(promise, initial=1.0))
+            order = sorted(range(len(promise)), key=promise.__getitem__, reverse=True)
+            gains = list(accumulate((promise[i] for i in order), initial=1.0))
             self._verified, self.rows = self._sizing.choose(gains, 1, self.costs, self.beside)
-            return [_part(drafts[0], range(self._verified))]
+            return [_part(drafts[0], order[: self._verified])]
         worth = self._promises.worth(sequences, drafts, self.costs) if found else []
         scored = [
             (value, index, node)

@@ -199,7 +199,8 @@ def _promised(draft: TokenTree) -> float:
     """Accepted tokens to expect by the draft's own scores; without scores, half of a chain."""
     if draft.scores is None:
         return 0.5 * len(draft)
-    return float(draft.scores.sum())
+    scores: list[float] = draft.scores.tolist()  # few: a list is sooner summed than an array
+    return sum(scores)
 
 
 def _mean(mean: float, value: float) -> float:

@@ -36,7 +36,7 @@ class TrainedDrafter(Drafter):
     sizes: ClassVar[tuple[str, ...]] = ()
     """Settings of the network that may be smaller than those of its weights."""
 
-    def __init__(self, runner: Runner, *, stop: float = 0.0) -> None:
+    def __init__(self, runner: Runner, *, stop: float = 0.0, rivals: bool = True) -> None:
         """Bind a network that is ready to run.
 
         Args:
@@ -46,12 +46,16 @@ class TrainedDrafter(Drafter):
                 depend on what is drawn. With option `head`, it is the least chance that all of a
                 chain stands (`acceptance.py`).
 
+            rivals: whether the second likeliest tokens beside those of a chain are drafted too, as
+                far as a budget has more nodes than the chain.
+
         Raises:
             InvalidOption: `stop` is out of range.
         """
         require(0 <= stop < 1, "stop", stop, "0 or more, and below 1")
         self._begin = self._newest = Version(runner)
         self._stop = stop
+        self._rivals = rivals
         self._progress: dict[int, Progress] = {}
         self._online: Online[Version] | None = None
         self._doubt: DoubtfulStop | None = None
@@ -142,7 +146,7 @@ class TrainedDrafter(Drafter):
         for version, indices in asking.items():
             parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
             for index, draft in zip(indices, self._draft(version, *parts), strict=True):
-                drafts[index] = replace(draft, source=self.name)
+                drafts[index] = draft
         return drafts
 
     def _draft(
@@ -154,20 +158,21 @@ class TrainedDrafter(Drafter):
             p.grown(sequence.cache, budget.least)
             for sequence, p, budget in zip(sequences, progress, budgets, strict=True)
         ]
-        if version.trees is None:
-            most = [min(b.nodes, b.depth) for b in budgets]
-            wanted = [min(each, version.runner.depth) for each in most]
+        if version.trees is not None:
+            drafted = version.trees.grow(sequences, budgets, grown)
+        else:
+            wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
             if self.follows_noise:
                 grown = list(map(with_noise, grown, sequences, wanted))
             if self._doubt is not None:
                 drafted = self._doubt.chains(version.runner, grown, wanted)
             else:
-                drafted = chains(version.runner, grown, most, self._stop)
-        else:
-            drafted = version.trees.grow(sequences, budgets, grown)
+                drafted = chains(
+                    version.runner, grown, budgets, stop=self._stop, rivals=self._rivals
+                )
         for each in progress:
             each.taken()
-        return drafted
+        return [replace(draft, source=self.name) for draft in drafted]
 
     def observe(
         self,

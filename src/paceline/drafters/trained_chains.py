@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
-from paceline import tree as trees
-from paceline.networks.runner import Grown, Noise, Runner
+from paceline.networks.runner import Chain, Grown, Noise, Runner
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
-from paceline.types import TokenTree
+from paceline.types import ROOT, Budget, TokenTree
 
 _SHARPER = 0.75
 """Temperature that tokens are drawn at, beside the request's. A network that knows less than the
@@ -22,29 +23,58 @@ target spreads its law wider; between 0.6 and 0.9 most tokens agree."""
 def chains(
     runner: Runner,
     grown: List[Grown],
-    wanted: List[int],
-    stop: float,
+    wanted: List[Budget],
+    *,
+    stop: float = 0.0,
+    rivals: bool = True,
 ) -> list[TokenTree]:
-    """One chain for each sequence, of at most so many tokens.
+    """One chain for each sequence, as deep as its budget and the network allow.
 
     Args:
         runner: the network.
         grown: what contexts have gained.
-        wanted: most tokens for each.
+        wanted: a budget for each.
         stop: a chain ends before the first token whose chance is below this.
+        rivals: whether room that the chain leaves is for the second likeliest tokens beside its
+            own, as leaves: for these the network has computed everything already.
 
     Raises:
         OutOfMemory: the network's own cache is full.
     """
-    drafts = []
-    drafted = runner.draft(grown, min(max(wanted), runner.depth))
-    for chain, most in zip(drafted, wanted, strict=True):
-        tokens, chances = chain.tokens[:most], chain.chances[:most]
+    deepest = max(min(each.nodes, each.depth) for each in wanted)
+    drafted = runner.draft(grown, min(deepest, runner.depth))
+    out = []
+    for chain, budget in zip(drafted, wanted, strict=True):
+        depth = min(budget.nodes, budget.depth, len(chain.tokens))
         if stop:
-            kept = int(np.append(chances < stop, True).argmax())
-            tokens, chances = tokens[:kept], chances[:kept]
-        drafts.append(trees.chain(tokens, scores=chances.cumprod()))
-    return drafts
+            doubtful = (at for at in range(depth) if chain.chances[at] < stop)
+            depth = next(doubtful, depth)
+        room = budget.nodes - depth if rivals else 0
+        out.append(_draft(chain, depth, room, budget.least))
+    return out
+
+
+def _draft(chain: Chain, depth: int, room: int, least: float) -> TokenTree:
+    """So much of a chain, and behind it the likeliest rivals there is room for, none below `least`.
+
+    The chain stands first, so that nothing has to be moved to keep it.
+    """
+    scores = list(accumulate(chain.chances[:depth], mul))
+    tokens, parents = list(chain.tokens[:depth]), list(range(ROOT, depth - 1))
+    if room > 0:
+        above = [1.0, *scores]
+        beside = [above[at] * chain.rival_chances[at] for at in range(depth)]
+        likely = sorted(range(depth), key=beside.__getitem__, reverse=True)[:room]
+        for at in sorted(likely):
+            if beside[at] > 0:
+                tokens.append(chain.rivals[at])
+                parents.append(at - 1)
+                scores.append(beside[at])
+    return TokenTree(
+        np.array(tokens, dtype=np.int64),
+        np.array(parents, dtype=np.int64),
+        scores=np.array(scores),
+    )
 
 
 def with_noise(grown: Grown, sequence: Sequence, depth: int) -> Grown:

@@ -23,6 +23,16 @@ Vec some(const float* at, int64_t i, int64_t count, float other) {
     return out;
 }
 
+// A logit and where it stands.
+struct Place {
+    float logit = kNone;
+    int32_t index = 0;
+
+    bool before(const Place& other) const {
+        return logit > other.logit || (logit == other.logit && logit > kNone && index < other.index);
+    }
+};
+
 }  // namespace
 
 void put_together(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
@@ -42,29 +52,37 @@ void put_together(Joint joint, int64_t count, int64_t width, const Operand& a, c
 }
 
 Likeliest likeliest(const float* logits, int64_t count) {
-    Vec best = all(kNone);
-    IntVec at = {};
+    Vec best = all(kNone), next = all(kNone);  // of each lane
+    IntVec at = {}, next_at = {};
     for (int64_t i = 0; i < count; i += kLanes) {
         const Vec x = some(logits, i, count, kNone);
-        const IntVec higher = x > best;
+        const IntVec here = IntVec{} + int32_t(i), higher = x > best, between = x > next;
+        next_at = higher ? at : (between ? here : next_at);
+        next = higher ? best : (between ? x : next);
+        at = higher ? here : at;
         best = higher ? x : best;
-        at = higher ? IntVec{} + int32_t(i) : at;
     }
-    int32_t index = 0;
-    float highest = kNone;
+    Place first = {}, second = {};
     for (int lane = 0; lane < kLanes; ++lane) {
-        const int32_t here = at[lane] + lane;
-        if (best[lane] > highest || (best[lane] == highest && here < index)) {
-            highest = best[lane];
-            index = here;
+        for (const Place& place : {Place{best[lane], at[lane] + lane},
+                                   Place{next[lane], next_at[lane] + lane}}) {
+            if (place.before(first)) {
+                second = first;
+                first = place;
+            } else if (place.before(second)) {
+                second = place;
+            }
         }
     }
     Vec total = {};
     for (int64_t i = 0; i < count; i += kLanes) {
         const Vec x = some(logits, i, count, kNone);
-        total += x == kNone ? all(0.0f) : exponential(x - highest);
+        total += x == kNone ? all(0.0f) : exponential(x - first.logit);
     }
-    return {index, 1.0f / sum(total)};
+    const float share = 1.0f / sum(total);
+    const bool none = second.logit == kNone;
+    return {{first.index, share},
+            {second.index, none ? 0.0f : share * exponential(second.logit - first.logit)}};
 }
 
 void perturb(float* logits, int64_t count, const int32_t* ids, const Noise& noise) {

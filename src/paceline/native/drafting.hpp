@@ -28,12 +28,17 @@ enum class Joint : int32_t { sum, product, silu };  // silu: of the first alone
 void put_together(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
                   Rows<float> out);
 
-struct Likeliest {
+struct Likely {
     int32_t index;
     float chance;  // its share of the softmax of all
 };
 
-// Of equal ones the first.
+// The likeliest, and the likeliest of the others; of equal ones the first. Where all others are
+// -infinity any of them may stand for those, with chance 0, as does the first itself if it is alone.
+struct Likeliest {
+    Likely first, second;
+};
+
 Likeliest likeliest(const float* logits, int64_t count);
 
 // What a row of logits is perturbed with: nothing if `sharpness`, one over the temperature, is 0.

@@ -12,6 +12,9 @@ from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns, Program
 from paceline.types import IntArray, LogitArray
 
+PICKED = 4
+"""Columns that `pick` fills."""
+
 SUM, PRODUCT, SILU = range(3)
 """How rows are put together."""
 
@@ -54,7 +57,7 @@ class DraftProgram(Program):
         self._add("unfold", "unfold", _view(at), slots, to.width, _view(to))
 
     def pick(self, logits: Columns, ids: IntArray, to: Columns) -> None:
-        """The likeliest of each row: the bits of its id, int32, and its chance."""
+        """The two likeliest of each row, each as the bits of its id, int32, and its chance."""
         kept = self._packed.keep(ids.astype("int32"))
         self._add("pick", "pick", _view(logits), logits.width, kept, _view(to))
 

@@ -17,6 +17,8 @@ struct Part {
     const float* weights;
 };
 
+constexpr int kPicked = 4;  // numbers that a step leaves, see `paceline_pick`
+
 // Numbers that a run is given: an input's bits.
 void paceline_load(Program* program, int32_t input, int64_t width, View to) {
     program->add([=](const Call& call) {
@@ -49,7 +51,8 @@ void paceline_unfold(Program* program, View from, int32_t slots, int64_t width, 
     });
 }
 
-// Into column 0 of `to` the bits of the likeliest token's id, into column 1 its chance.
+// Into columns 0 and 1 of `to` the bits of the likeliest token's id and its chance, into 2 and 3
+// those of the second likeliest.
 void paceline_pick(Program* program, View logits, int64_t width, const int32_t* ids, View to) {
     program->add([=](const Call& call) {
         const Rows<const float> x = program->read(logits);
@@ -57,8 +60,12 @@ void paceline_pick(Program* program, View logits, int64_t width, const int32_t* 
         const int64_t rows = program->count(to, call);
         each(rows, rows > 1, [&](int64_t r) {
             const Likeliest found = likeliest(x[r], width);
-            std::memcpy(out[r], &ids[found.index], sizeof(int32_t));
-            out[r][1] = found.chance;
+            float* place = out[r];
+            for (const Likely& each : {found.first, found.second}) {
+                std::memcpy(place, &ids[each.index], sizeof(int32_t));
+                place[1] = each.chance;
+                place += 2;
+            }
         });
     });
 }
@@ -71,7 +78,7 @@ void paceline_leave(Program* program, View picked, int32_t steps, int32_t least)
         for (int64_t r = 0; r < program->count(picked, call); ++r) {
             float enough, chance = 1;
             std::memcpy(&enough, call.inputs[least] + r, sizeof enough);
-            for (int32_t step = 0; step < steps; ++step) chance *= x[r][2 * step + 1];
+            for (int32_t step = 0; step < steps; ++step) chance *= x[r][kPicked * step + 1];
             if (!(chance < enough)) return;
         }
         program->stop();

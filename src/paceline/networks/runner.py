@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.networks.base import Network
 from paceline.networks.ctc import collapse
-from paceline.types import IntArray, LogitArray, ProbArray
+from paceline.types import IntArray, LogitArray
 
 
 class Noise(NamedTuple):
@@ -61,18 +61,21 @@ class Grown:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """What a network drafts.
 
     Attributes:
-        tokens: int64 `[depth]`, the most likely one at each depth, or the winner under its noise.
-        chances: float64 `[depth]`, the network's probability of each; under noise, by a softmax
-            over what tokens score with it, which says better whether the target will agree.
+        tokens: the most likely one at each depth, or the winner under its noise.
+        chances: the network's probability of each; under noise, by a softmax over what tokens score
+            with it, which says better whether the target will agree.
+        rivals: the second likeliest at each depth.
+        rival_chances: their probabilities; 0 where there is no token.
     """
 
-    tokens: IntArray
-    chances: ProbArray
+    tokens: Sequence[int]
+    chances: Sequence[float]
+    rivals: Sequence[int]
+    rival_chances: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,14 +180,18 @@ class Tail:
 def chains(
     network: Network, tokens: npt.NDArray[Any], chances: npt.NDArray[Any], depth: int
 ) -> list[Chain]:
-    """Drafts of at most `depth` tokens from what all steps say, `[sequences, slots]` each.
+    """Drafts of at most `depth` tokens from what all steps say, `[sequences, slots, 2]` each: of
+    the likeliest and of the second likeliest.
 
-    Where slots may stay blank, -1 stands for that.
+    Where slots may stay blank, -1 stands for that, and nothing for the second likeliest: it would
+    say what a slot may hold, not what a depth may.
     """
     out = []
-    for row, sure in zip(tokens.astype(np.int64), chances.astype(np.float64), strict=True):
+    for row, sure in zip(tokens, chances, strict=True):
         if network.blank:
-            places = collapse(row.tolist(), -1)
-            row, sure = row[places], sure[places]
-        out.append(Chain(row[:depth], sure[:depth]))
+            places = collapse(row[:, 0].tolist(), -1)
+            row, sure = row[places], sure[places] * (1, 0)
+        first, second = row[:depth].T.tolist()
+        chance, rival_chance = sure[:depth].T.tolist()
+        out.append(Chain(first, chance, second, rival_chance))
     return out

@@ -74,7 +74,7 @@ class BlockPool:
         self.sharing = keep != 0
         self._keep = blocks if keep is None else keep
         self.index = PrefixIndex(BLOCK)
-        self._references = np.zeros(blocks, dtype=np.int64)
+        self._references = [0] * blocks
         # Low ids first, so that a lightly used pool touches few pages.
         self._free = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # known, without holders
@@ -111,13 +111,14 @@ class BlockPool:
                 "cancel requests, or load the model with a larger kv_tokens"
             )
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        self._references[blocks] = 1
+        for block in blocks:
+            self._references[block] = 1
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
         """Count one more holder of each block."""
-        self._references[list(blocks)] += 1
         for block in blocks:
+            self._references[block] += 1
             self._idle.pop(block, None)
 
     def drop(self, blocks: Sequence[int]) -> None:
@@ -134,7 +135,7 @@ class BlockPool:
 
     def shared(self, block: int) -> bool:
         """Whether more than one holder reads this block."""
-        return bool(self._references[block] > 1)
+        return self._references[block] > 1
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)

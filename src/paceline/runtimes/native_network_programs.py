@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from paceline.native.drafting import PICKED
 from paceline.native.packed import Packed
 from paceline.networks.base import Network
 from paceline.runtimes.block_pool import BlockPool
@@ -60,14 +61,14 @@ class Chains:
         self.width = state.width
         named = [*ids, *([-1] if network.blank else [])]
         self._logits = writing.buffer(slots, len(named))
-        self._picked = writing.buffer(slots, 2 * network.steps)
+        self._picked = writing.buffer(slots, PICKED * network.steps)
         self.tokens = network.steps * slots
         """Most tokens of a chain: so many records of `noise` has each sequence."""
         self.ends: list[int] = []
         """Operations until so many steps, less one, have been drafted."""
         for step in range(network.steps):
             if step:
-                picked = self._picked.part(2 * step - 2, 1)
+                picked = self._picked.part(PICKED * (step - 1), 1)
                 taken = Embedded(slots, width, ids=picked)
                 state = network.advance(ops, state, taken, step)
             writing.columns(network.logits(ops, state, step), self._logits)
@@ -78,7 +79,7 @@ class Chains:
             if not network.blank:  # which has no id, and so no noise
                 at = (len(self.ends) * slots, slots)
                 ops.program.perturb(self._logits, places, "noise", self.tokens, *at)
-            ops.program.pick(self._logits, places, self._picked.part(2 * step, 2))
+            ops.program.pick(self._logits, places, self._picked.part(PICKED * step, PICKED))
             self.ends.append(writing.operations)
             if slots == 1 and step + 1 < network.steps:
                 ops.program.leave(self._picked, step + 1, "least")
@@ -100,13 +101,15 @@ class Chains:
         return bisect_right(self.ends, program.ran)
 
     def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
-        """What so many steps drafted: token ids and chances, `[sequences, steps * width]`."""
+        """What so many steps drafted: the two likeliest token ids and their chances, `[sequences,
+        steps * width, 2]`."""
         slots = self._network.width
-        found = self._writing.read(self._picked, sequences * slots)[:, : 2 * steps]
+        found = self._writing.read(self._picked, sequences * slots)[:, : PICKED * steps]
         if slots > 1:
-            steps_first = found.reshape(sequences, slots, steps, 2).swapaxes(1, 2)
-            found = np.ascontiguousarray(steps_first).reshape(sequences, -1)
-        return found[:, 0::2].view(np.int32), found[:, 1::2]
+            steps_first = found.reshape(sequences, slots, steps, PICKED).swapaxes(1, 2)
+            found = np.ascontiguousarray(steps_first)
+        found = found.reshape(sequences, -1, PICKED)
+        return found[..., 0::2].view(np.int32), found[..., 1::2]
 
     def root(self, sequences: int) -> tuple[LogitArray, LogitArray]:
         """Copies of the first step's states `[sequences, slots, ...]` and logits."""

@@ -227,8 +227,8 @@ def build(
     `draft_past [s]` (context rows in the cache, the new ones included), `draft_positions [s]` (the
     same and those that have left it) and `draft_begins [s + 1]` (0, 1, 2, ...).
 
-    Outputs: `drafted` int32 `[s, steps * width]` token ids, -1 where a slot is blank, and `chances`
-    float32 of the same shape, the network's probability of each.
+    Outputs: `drafted` int32 `[s, steps * width, 2]`, ids of the two likeliest tokens, -1 where a
+    slot is blank, and `chances` float32 of the same shape, the network's probability of each.
     """
     blank = [-1] if network.blank else []
     ids = op.constant(np.array([*draft_ids, *blank], dtype=np.int32))
@@ -237,12 +237,15 @@ def build(
     chances: list[Any] = []
     for step in range(steps):
         if step:
-            state = network.advance(ops, state, drafted[-1], step)
+            first = op.gather(drafted[-1], ints(0), scalar(-1, np.int64))
+            state = network.advance(ops, state, op.squeeze(first, ints(-1)), step)
         logits = network.logits(ops, state, step)
-        best = op.topk(logits, scalar(1, np.int32), -1, "max", "none", index_element_type="i32")
-        drafted.append(op.squeeze(gather(ids, best.output(1)), ints(-1)))
-        spread = op.reduce_sum(op.exp(op.subtract(logits, best.output(0))), ints(-1), True)
-        chances.append(op.squeeze(op.divide(scalar(1.0), spread), ints(-1)))
+        best = op.topk(logits, scalar(2, np.int32), -1, "max", "value", index_element_type="i32")
+        drafted.append(gather(ids, best.output(1)))
+        highest = op.gather(best.output(0), ints(0), scalar(-1, np.int64))
+        spread = op.reduce_sum(op.exp(op.subtract(logits, highest)), ints(-1), True)
+        above = op.exp(op.subtract(best.output(0), highest))
+        chances.append(op.divide(above, spread))
     outputs = {"drafted": op.concat(drafted, 1), "chances": op.concat(chances, 1)}
     return model(outputs, ops.inputs.parameters, network.name)
 

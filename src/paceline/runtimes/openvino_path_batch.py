@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from paceline import tree as trees
 from paceline.runtimes.openvino_batch import Batch, Input
 from paceline.runtimes.paged_cache import BLOCK, PagedCache
@@ -43,14 +41,14 @@ class PathBatch(Batch):
             slot = blocks[stored // BLOCK] * BLOCK + stored % BLOCK
             self._rows += (position, slot, table, run, singles)
 
-        for position in range(past, behind):
+        straight = trees.is_chain(draft)
+        end = behind + len(draft) if straight else behind
+        for position in range(past, end):
             row(position, position, position + 1)
-        if trees.is_chain(draft):
-            cache.places = list(range(behind, behind + len(draft)))
-            for position in cache.places:
-                row(position, position, position + 1)
+        if straight:
+            cache.places = list(range(behind, end))
             return first
-        cache.places, runs, apart = _places(draft, behind)
+        cache.places, runs, apart = _places(draft.parents.tolist(), behind)
         for stored, run, singles in zip(cache.places, runs, apart, strict=True):
             row(run + len(singles) - 1, stored, run, len(self._singles))
             self._singles += singles
@@ -66,27 +64,32 @@ class PathBatch(Batch):
         }
 
 
-def _places(draft: TokenTree, begin: int) -> tuple[list[int], list[int], list[list[int]]]:
+def _places(parents: list[int], begin: int) -> tuple[list[int], list[int], list[list[int]]]:
     """Where nodes are stored from `begin` on, and what they see.
 
     Returns:
         By node: its place; how many tokens from the first on it sees without a gap; the places of
         the others, itself last.
     """
-    lead = trees.leaf_paths(draft)[0]
-    places = np.empty(len(draft), dtype=np.int64)
-    leads = np.zeros(len(draft), dtype=bool)
-    leads[list(lead)] = True
-    places[list(lead)] = range(begin, begin + len(lead))
-    places[~leads] = range(begin + len(lead), begin + len(draft))
-    stored = places.tolist()
+    inner = set(parents)
+    node = next(node for node in range(len(parents)) if node not in inner)
+    lead: set[int] = set()
+    while node != ROOT:
+        lead.add(node)
+        node = parents[node]
+    next_lead, next_other = begin, begin + len(lead)
+    stored: list[int] = []
     runs: list[int] = []
     apart: list[list[int]] = []
-    for node, parent in enumerate(draft.parents.tolist()):
+    for node, parent in enumerate(parents):
         run, singles = (begin, []) if parent == ROOT else (runs[parent], apart[parent])
-        if leads[node]:
+        if node in lead:  # in order of their depth, as all nodes stand behind their parents
+            stored.append(next_lead)
+            next_lead += 1
             run += 1
         else:
+            stored.append(next_other)
+            next_other += 1
             singles = [*singles, stored[node]]
         runs.append(run)
         apart.append(singles)

@@ -56,8 +56,7 @@ class PagedCache:
 
     def needed(self, tokens: int) -> int:
         """Blocks that `reserve` would take."""
-        missing = -(-(self.length + tokens) // BLOCK) - len(self.blocks)
-        return max(missing, 0) + len(self._to_copy())
+        return self._missing(tokens) + len(self._to_copy())
 
     def reserve(self, tokens: int) -> None:
         """Make the next `tokens` positions writable by this sequence alone.
@@ -66,15 +65,21 @@ class PagedCache:
             OutOfMemory: the pool is full; the cache is unchanged then.
         """
         copied = self._to_copy()
-        fresh = self.pool.take(self.needed(tokens))
-        for index in copied:
-            block = fresh.pop()
-            self.pool.copy(self.blocks[index], block)
-            self.pool.drop([self.blocks[index]])
-            self.blocks[index] = block
-        self.blocks += fresh
+        missing = self._missing(tokens)
+        if copied or missing:
+            fresh = self.pool.take(missing + len(copied))
+            for index in copied:
+                block = fresh.pop()
+                self.pool.copy(self.blocks[index], block)
+                self.pool.drop([self.blocks[index]])
+                self.blocks[index] = block
+            self.blocks += fresh
         for block in self.blocks[self.length // BLOCK :]:
             self.pool.index.remove(block)  # what it holds is about to change
+
+    def _missing(self, tokens: int) -> int:
+        """Blocks that the next `tokens` positions lack."""
+        return max(-(-(self.length + tokens) // BLOCK) - len(self.blocks), 0)
 
     def _to_copy(self) -> list[int]:
         """Places in the block table that this sequence would write to and others read."""
@@ -125,7 +130,8 @@ class PagedCache:
             return self.blocks[position // BLOCK], position % BLOCK
 
         moves = [(s, destination + i) for i, s in enumerate(sources) if s != destination + i]
-        self.pool.move([place(old) for old, _ in moves], [place(new) for _, new in moves])
+        if moves:
+            self.pool.move([place(old) for old, _ in moves], [place(new) for _, new in moves])
 
     def truncate(self, length: int) -> None:
         """Forget positions from `length` on and give whole unused blocks back."""

@@ -93,9 +93,9 @@ class TorchRunner:
         chances: list[Tensor] = []
         for step in range(steps):
             if step:
-                state = network.advance(ops, state, drafted[-1], step)
+                state = network.advance(ops, state, drafted[-1][..., 0], step)
             law = network.logits(ops, state, step).float().softmax(-1)
-            sure, best = law.max(-1)
+            sure, best = law.topk(2)
             drafted.append(self._ids[best])
             chances.append(sure)
         if not drafted:
