@@ -134,6 +134,18 @@ def test_leaf_paths_cover_the_tree(tree: TokenTree) -> None:
 
 
 @given(drafts(), st.data())
+def test_tokens_are_followed_as_far_as_they_are_drafted(
+    tree: TokenTree, data: st.DataObject
+) -> None:
+    node = data.draw(st.integers(ROOT, len(tree) - 1))
+    path = tree.tokens[list(trees.path_to(tree, node))].tolist()
+    assert trees.follow(tree, path) == len(path)
+    drafted = tree.tokens[trees.children(tree).get(node, [])].tolist()
+    other = max(drafted, default=0) + 1
+    assert trees.follow(tree, [*path, other, *drafted]) == len(path)
+
+
+@given(drafts(), st.data())
 def test_take_keeps_the_paths_of_the_chosen(tree: TokenTree, data: st.DataObject) -> None:
     seeds = data.draw(st.sets(st.integers(0, max(0, len(tree) - 1)))) if len(tree) else set()
     closed = sorted({node for seed in seeds for node in trees.path_to(tree, seed)})

@@ -89,6 +89,20 @@ def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
     return tuple(reversed(path))
 
 
+def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """How many of `tokens` there is a path for, from the root on."""
+    below = {
+        place: node
+        for node, place in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    }
+    node: int | None = ROOT
+    for count, token in enumerate(tokens):
+        node = below.get((node, token))
+        if node is None:
+            return count
+    return len(tokens)
+
+
 def leaf_paths(tree: TokenTree) -> list[tuple[int, ...]]:
     """The path to every leaf, in order of the leaves' indices."""
     inner = set(tree.parents.tolist())

@@ -19,6 +19,7 @@ from paceline.naming import check_drafter
 from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, Needs, SamplingParams, TokenTree, Verdict
+from paceline.verifiers.base import walk
 
 LONG = replace(GREEDY, max_new_tokens=400)
 
@@ -71,33 +72,76 @@ def test_empty_promises_are_seen_through() -> None:
     assert shares(0.6, 0.9, 0.05, says=0.9)[0] > 0.95
 
 
+class Fixed(Says):
+    """Drafts the same each time."""
+
+    def __init__(self, tokens: list[int], scores: list[float]) -> None:
+        super().__init__(Clock(), 1.0, 0.0)
+        self.draft = trees.chain(tokens, self.name, scores=np.array(scores))
+
+    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        return self.draft if budget.nodes else trees.EMPTY
+
+
+def step(prefer: Prefer, sequence: Sequence, committed: list[int]) -> TokenTree:
+    """Propose, verify against what is committed, observe."""
+    [draft] = prefer.propose([sequence], [Budget(9, 9)])
+    verdict = walk(draft, lambda node, depth: committed[depth])
+    prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((9, 3), np.float32))])
+    return draft
+
+
 def test_the_draft_that_promises_more_is_verified() -> None:
-    clock = Clock()
-    prefer = Prefer([Says(clock, 0.3, 0.0), Says(clock, 0.6, 0.0)], clock=clock)
+    prefer = Prefer([Fixed([1, 1], [0.3, 0.09]), Fixed([2, 2, 2], [0.6, 0.36, 0.216])])
     sequence = start([0, 1, 2], 0)
     prefer.open(sequence)
     [none] = prefer.propose([sequence], [Budget(0, 0)])
     assert len(none) == 0
     [draft] = prefer.propose([sequence], [Budget(3, 3)])
+    assert draft.tokens.tolist() == [2, 2, 2]
     np.testing.assert_allclose(draft.scores, 0.6 ** np.arange(1, 4))
 
 
+def test_likely_nodes_of_others_are_verified_beside_it() -> None:
+    """The first draft stands first; what both have is there once, with the higher score."""
+    parts = Fixed([2, 1, 5, 6], [0.9, 0.4, 0.3, 0.1]), Fixed([2, 2, 2], [0.8, 0.7, 0.6])
+    prefer = Prefer(parts)
+    sequence = start([0, 1, 2], 0)
+    prefer.open(sequence)
+    for budget, tokens in (
+        (Budget(9, 9), [2, 2, 2, 1, 5]),  # 6 is too unlikely
+        (Budget(4, 9), [2, 2, 2, 1]),
+        (Budget(9, 9, 0.35), [2, 2, 2, 1]),
+        (Budget(9, 9, 0.5), [2, 2, 2]),
+    ):
+        [draft] = prefer.propose([sequence], [budget])
+        assert draft.tokens.tolist() == tokens
+        assert draft.parents.tolist() == [-1, 0, 1, 0, 3][: len(tokens)]
+        assert draft.scores is not None
+        np.testing.assert_allclose(draft.scores, [0.9, 0.7, 0.6, 0.4, 0.3][: len(tokens)])
+
+
+def test_others_are_believed_as_far_as_they_have_kept_their_promises() -> None:
+    """In units of the first draft's: whoever prunes corrects all of them alike."""
+    prefer = Prefer([Fixed([2, 2, 2], [0.9, 0.8, 0.7]), Fixed([1], [0.9])])
+    sequence = start([0, 1, 2], 0)
+    prefer.open(sequence)
+    sizes = [len(step(prefer, sequence, [2, 2, 2, 0])) for _ in range(40)]
+    assert sizes[0] == 4
+    assert sizes[-1] == 3
+
+
 def test_promises_that_one_text_breaks_are_believed_in_another() -> None:
-    clock = Clock()
-    prefer = Prefer([Says(clock, 0.8, 0.0), Says(clock, 0.6, 0.0)], clock=clock)
+    prefer = Prefer([Fixed([1], [0.8]), Fixed([2], [0.6])])
     broken, other = (start([0, 1, 2], id) for id in range(2))
     for sequence in (broken, other):
         prefer.open(sequence)
-    said: dict[int, list[float]] = {0: [], 1: []}
+    first: dict[int, list[int]] = {0: [], 1: []}
     for sequence in (broken, other) * 16:
-        [draft] = prefer.propose([sequence], [Budget(1, 1)])
-        assert draft.scores is not None
-        said[sequence.id].append(float(draft.scores[0]))
-        wrong = sequence is broken and draft.scores[0] == 0.8
-        verdict = Verdict((), 0) if wrong else Verdict((0,), 0)
-        prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((2, 3), np.float32))])
-    assert set(said[0][8:]) == {0.6}
-    assert set(said[1]) == {0.8}
+        committed = [2, 0] if sequence is broken else [1, 0]
+        first[sequence.id].append(int(step(prefer, sequence, committed).tokens[0]))
+    assert set(first[0][8:]) == {2}
+    assert set(first[1]) == {1}
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -115,22 +159,24 @@ def test_copies_are_not_asked_for_what_is_drawn_freely(temperature: float, follo
     assert draft.scores.tolist() == [0.5 if follows and temperature == 1 else 0.9]
 
 
-def test_a_copy_that_was_cut_and_did_not_stand_is_judged_whole() -> None:
-    """What was cut off would not have stood either. Where all stood, nobody knows."""
-    kept = []
-    for accepted in (0, 1):
-        prefer = Prefer([Says(Clock(), 0.9, 0.0), Says(Clock(), 0.1, 0.0)], clock=Clock())
-        sequence = start([0, 1, 2], 0)
-        prefer.open(sequence)
-        [whole] = prefer.propose([sequence], [Budget(3, 3)])
-        cut = trees.head(whole, 1)
-        verdict = Verdict(tuple(range(accepted)), 0)
-        prefer.observe([sequence], [cut], [verdict], [Output(np.zeros((2, 3), np.float32))])
-        kept.append(prefer._worth[0].keeps)
-    alone = Calibration(), Calibration()
-    alone[0].verified(0, 0, float(whole.scores.sum()))
-    alone[1].verified(0, 1, 0.9)
-    assert [each.factor(0) for each in kept] == pytest.approx([each.factor(0) for each in alone])
+@pytest.mark.parametrize(
+    ("committed", "right", "promised"),
+    [([7], 0, 1.5), ([1, 7], 1, 1.5), ([1], 1, 0.8), ([1, 2], 2, 1.3)],
+)
+def test_drafts_are_judged_by_what_was_committed(
+    committed: list[int], right: int, promised: float
+) -> None:
+    """Whatever was verified of them. Where all that is known is right, the rest is not judged."""
+    prefer = Prefer([Fixed([1, 2, 3], [0.8, 0.5, 0.2]), Fixed([4], [0.9])], clock=Clock())
+    sequence = start([0, 1, 2], 0)
+    prefer.open(sequence)
+    prefer.propose([sequence], [Budget(9, 9)])
+    draft = trees.chain(committed[:-1])  # what is left of the union after pruning
+    verdict = Verdict(tuple(range(len(draft))), committed[-1])
+    prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((9, 3), np.float32))])
+    alone = Calibration()
+    alone.learn(0, right, promised)
+    assert prefer._worth[0].keeps.factor(0) == pytest.approx(alone.factor(0))
 
 
 @pytest.mark.parametrize(("count", "asked"), [(1, True), (2, False)])
@@ -193,7 +239,7 @@ def test_parts_hear_everything_and_nothing_is_left_behind() -> None:
     decode(prefer, clock, 2)
     assert parts[0].heard == parts[1].heard
     assert not parts[0].opened | parts[1].opened
-    assert prefer._maker is None
+    assert not prefer._made
 
 
 def test_drawn_drafts_and_lone_parts_are_refused() -> None:

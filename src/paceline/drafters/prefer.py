@@ -3,22 +3,27 @@
 A copy of earlier text costs almost nothing, and is nearly sure where much text agrees; a network
 costs a tenth of a step and is equally good everywhere. So the first part is always asked, and each
 further part only where it should commit more tokens per second: by what its drafts have promised
-and kept of late, and what asking it takes. Of two drafts the one that promises more is verified.
+and kept of late, and what asking it takes. Of two drafts the one that promises more is verified,
+and beside it those nodes of the other that are likely too.
 
 Batches are the first part's alone: what networks draft is less sure than copies, and batches have
 no rows to spare for it. There a network costs nothing either (`alone.py`).
 
 What is promised is the sum of a draft's scores, corrected by how earlier promises of that part came
-true. All of it is known before verification, and drafts have no law, so every guarantee holds.
+true, verified or not. All of it is known before verification, and drafts have no law, so every
+guarantee holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from time import perf_counter
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+import numpy as np
 
 from paceline import tree as trees
 from paceline.calibration import Calibration
@@ -47,7 +52,19 @@ _FREE = 0.9
 """From this temperature on earlier text says little of what is drawn: parts that do not follow the
 noise are not asked if one does (`docs/results.md`, trained drafters)."""
 
+_BESIDE = 0.2
+"""Chance from which on a node is drafted beside a draft that promises more."""
+
 _NOTHING = Budget(0, 0)
+
+
+class _Made(NamedTuple):
+    """A draft that is not empty, of a part: `gain` tokens to expect, of each promised `keeps`."""
+
+    gain: float
+    part: int
+    keeps: float
+    draft: TokenTree
 
 
 @dataclass(slots=True)
@@ -56,7 +73,7 @@ class _Worth:
 
     Attributes:
         promised: tokens that its drafts promise, corrected.
-        keeps: tokens accepted of its drafts per token promised, by sequence: copies that are right
+        keeps: right tokens of its drafts per token promised, by sequence: copies that are right
             in a recipe are wrong in a sum.
         seconds: what asking it takes; 0 until it was asked.
         waiting: steps since it was asked.
@@ -104,8 +121,7 @@ class Prefer(Parts):
         """Forget everything learned, in all parts and about them."""
         super().reset()
         self._worth = [_Worth() for _ in self.parts]
-        self._maker: int | None = None
-        self._made = trees.EMPTY
+        self._made: list[_Made] = []
         self._step = 0.0
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
@@ -113,7 +129,7 @@ class Prefer(Parts):
         return self.needs if len(sequences) == 1 else self._shared_needs
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """The draft that promises most, of the parts that were worth asking."""
+        """What the parts promise that were worth asking."""
         if len(sequences) == 1:
             return [self._propose(sequences, budgets[0])]
         for worth in self._worth[1:]:
@@ -125,7 +141,8 @@ class Prefer(Parts):
 
     def _propose(self, alone: List[Sequence], budget: Budget) -> TokenTree:
         self._begin = self._clock()
-        best, highest = trees.EMPTY, 0.0
+        made, highest = self._made, 0.0
+        made.clear()
         wanted = bool(budget.nodes and budget.depth)
         drawn = self._follows and alone[0].params.temperature >= _FREE
         for index, part in enumerate(self.parts):
@@ -146,12 +163,13 @@ class Prefer(Parts):
             elif worth.asked:  # the first draft of all says little: there is much to make ready
                 worth.seconds = seconds
             worth.asked = True
-            gain = worth.keeps.factor(alone[0].id) * _promised(draft)
+            keeps = worth.keeps.factor(alone[0].id)
+            gain = keeps * _promised(draft)
             worth.promised = _mean(worth.promised, gain)
-            if gain > highest or not len(best):
-                best, highest, self._maker = draft, gain, index
-        self._made = best
-        return best
+            if len(draft):
+                made.append(_Made(gain, index, keeps, draft))
+                highest = max(highest, gain)
+        return self._union(budget)
 
     def observe(
         self,
@@ -164,7 +182,8 @@ class Prefer(Parts):
         if len(sequences) == 1:
             seconds = self._clock() - self._begin
             self._step = _mean(self._step or seconds, seconds)
-            self._judge(sequences[0].id, drafts[0], verdicts[0])
+            path, token = verdicts[0]
+            self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
         super().observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
@@ -173,14 +192,34 @@ class Prefer(Parts):
             worth.keeps.close(sequence.id)
         super().close(sequence)
 
-    def _judge(self, id: int, draft: TokenTree, verdict: Verdict) -> None:
-        """Correct what its maker's promises are worth. Where all that was left of a draft stood, it
-        is not known what came of the rest; else that would not have stood either."""
-        maker, self._maker = self._maker, None
-        made = self._made if len(verdict.path) < trees.deepest(draft) else draft
-        promised = _promised(made)
-        if maker is not None and promised > 0:
-            self._worth[maker].keeps.verified(id, len(verdict.path), promised)
+    def _union(self, budget: Budget) -> TokenTree:
+        """The draft that promises most, and the likely nodes of others that are not in it."""
+        if not self._made:
+            return trees.EMPTY
+        first, *others = sorted(self._made, key=attrgetter("gain"), reverse=True)
+        union = first.draft
+        for other in others:
+            if union.scores is None or other.draft.scores is None:
+                continue
+            # Whoever prunes the union believes all of it as far as the first.
+            scores = other.draft.scores * (other.keeps / first.keeps)
+            likely = np.flatnonzero(scores > max(budget.least, _BESIDE))
+            if len(likely):
+                corrected = replace(other.draft, scores=np.minimum(scores, 1.0))
+                union = trees.merge(union, trees.take(corrected, likely))
+        return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
+
+    def _judge(self, id: int, committed: list[int]) -> None:
+        """Correct what promises of parts are worth, by what a step committed."""
+        for each in self._made:
+            right = trees.follow(each.draft, committed)
+            known = each.draft
+            if right == len(committed):  # what comes behind it is not known yet
+                known = trees.limit(known, len(known), right)
+            promised = _promised(known)
+            if promised > 0:
+                self._worth[each.part].keeps.learn(id, right, promised)
+        self._made.clear()
 
     def _pays(self, worth: _Worth, gain: float, budget: Budget) -> bool:
         """Whether asking a part should commit more tokens per second than verifying now."""
