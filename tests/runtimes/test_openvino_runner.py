@@ -33,7 +33,7 @@ def test_a_shallower_draft_is_the_head_of_the_deepest(runtime: str) -> None:
     whole = runner.draft([Grown(runner.open(), features, [1, 2, 3])], 4)[0]
     for depth in (1, 2, 3):
         chain = runner.draft([Grown(runner.open(), features, [1, 2, 3])], depth)[0]
-        assert chain.tokens.tolist() == whole.tokens[:depth].tolist()
+        assert chain.tokens == whole.tokens[:depth]
 
 
 @every_runtime
@@ -48,7 +48,7 @@ def test_long_contexts_are_taken_in_in_chunks(
         with monkeypatch.context() as patch:
             patch.setattr(f"paceline.runtimes.{runtime}_runner._CHUNK", 17)
             pieces = runner.draft([Grown(runner.open(), *grown)], 4)[0]
-        assert pieces.tokens.tolist() == whole.tokens.tolist()
+        assert pieces.tokens == whole.tokens
         np.testing.assert_allclose(pieces.chances, whole.chances, rtol=1e-4)
 
 
