@@ -68,7 +68,8 @@ HEAVY = {
         *("runtimes.openvino_network", "runtimes.openvino_nodes", "runtimes.openvino_runner"),
     },
     "torch": {
-        *("runtimes.torch", "runtimes.transformers", "models.llama", "networks.torch_ops"),
+        *("runtimes.torch", "runtimes.transformers", "runtimes.transformers_loading"),
+        *("models.llama", "networks.torch_ops"),
         *("training.acceptance_head", "training.auxiliary", "training.checkpoint"),
         *("training.digest", "training.fused_losses", "training.logits", "training.losses"),
         *("training.module", "training.objective", "training.optimiser_state", "training.trainer"),
@@ -81,7 +82,7 @@ HEAVY = {
         *("training.prompt_tokens_card", "training.prompt_tokens_recipe", "training.material"),
         "training.screen",
     },
-    "transformers": {"runtimes.transformers"},
+    "transformers": {"runtimes.transformers", "runtimes.transformers_loading"},
     "matplotlib": {
         *("bench.plots", "training.plotting", "training.scaling_plot", "training.card_plot"),
         "training.calibration_plot",

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from tests.exactness import naive_drafts as naive
 
 from paceline.exactness import acceptance
-from paceline.exactness.acceptance import RULES, Excess, Rule, by_token
+from paceline.exactness.acceptance import RULES, Rule, by_token
 from paceline.exactness.bounds import best_distinct, best_iid, overlap
 from paceline.exactness.compare import one_round
 from paceline.exactness.drafting import Propose, grown, sampled_chain
+from paceline.exactness.excess import Excess
 from paceline.exactness.oracle import enumerate_law
 from paceline.exactness.tabular import LawOf, TabularLaws, TabularModel
 from paceline.growth.branching import Branching

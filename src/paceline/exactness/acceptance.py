@@ -2,17 +2,12 @@
 
 The probability that a node's drafts hold the token that verification emits, over all randomness of
 drafting and verification. Tests compare these figures with the shipped rules by enumeration.
-
-Most rules leave, after a rejection, a residual of the form norm((p - s q)+) for some scale s. So
-one function of s says all: the mass of (p - s q)+, in which the acceptance of every further draft
-telescopes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -23,10 +18,12 @@ from paceline.exactness.bounds import (
     best_top_and_one,
     overlap,
 )
+from paceline.exactness.excess import Excess, quotient
+from paceline.exactness.pools import Pools
 from paceline.law import AGREE
 from paceline.noise import finishers
 from paceline.randomness import Draw, KeyedRandomness, Purpose
-from paceline.types import IntArray, Law, ProbArray
+from paceline.types import Law
 from paceline.verifiers import k_seq as k_sequences
 from paceline.verifiers.path_count import MeasuredChain
 
@@ -70,11 +67,11 @@ def coupled(p: Law, q: Law, drafts: int) -> float:
     both = (mine > 0) & (theirs > 0)
     outside_p, outside_q = mine[~both].sum(), 1.0 - theirs[both].sum()
     mine, theirs = mine[both], theirs[both]
-    order = np.argsort(_quotient(theirs, mine))
+    order = np.argsort(quotient(theirs, mine))
     mine, theirs = mine[order], theirs[order]
     above = outside_p + np.cumsum(mine) - mine
     below = max(outside_q, 0.0) + np.cumsum(theirs[::-1])[::-1]
-    return float((1.0 / (_quotient(above, mine) + _quotient(below, theirs))).sum())
+    return float((1.0 / (quotient(above, mine) + quotient(below, theirs))).sum())
 
 
 def _wins(p: Law, q: Law, drafts: int, stream: int) -> bool:
@@ -106,7 +103,7 @@ def recursive_distinct(p: Law, q: Law, drafts: int) -> float:
     count with the mean of their pool. Exact where nothing is pooled, otherwise to about 1e-4.
     """
     excess = Excess.of(p, q)
-    pools = _Pools.of(p, q, int(_STATES ** (1 / (drafts - 1))) if drafts > 2 else len(q.probs))
+    pools = Pools.of(p, q, int(_STATES ** (1 / (drafts - 1))) if drafts > 2 else len(q.probs))
     weight, scales, rest = np.ones(1), np.zeros(1), np.ones(1)
     gone = np.zeros((1, 0), dtype=np.int64)
     lost = 0.0
@@ -185,141 +182,3 @@ RULES: tuple[Rule, ...] = (
     Rule("coupled", "shared noise", coupled, best_distinct),
 )
 """Every lossless rule that decides node by node, each with the drafts that suit it best."""
-
-
-@dataclass(frozen=True)
-class Excess:
-    """The mass of (p - s q)+ as a function of the scale s, in O(log V) after one sort.
-
-    Attributes:
-        ratios: float64 `[k]`, q / p of the target's tokens, ascending.
-        p: float64 `[k + 1]`, target mass of the first tokens.
-        q: float64 `[k + 1]`, their draft mass.
-    """
-
-    ratios: ProbArray
-    p: ProbArray
-    q: ProbArray
-
-    @classmethod
-    def of(cls, p: Law, q: Law) -> Excess:
-        """Sort the tokens of `p`."""
-        mine, theirs = p.probs, q.at(p.ids)
-        mine, theirs = mine[mine > 0], theirs[mine > 0]
-        ratios = _quotient(theirs, mine)
-        order = np.argsort(ratios)
-        zero = np.zeros(1)
-        return cls(
-            ratios[order],
-            np.concatenate([zero, np.cumsum(mine[order])]),
-            np.concatenate([zero, np.cumsum(theirs[order])]),
-        )
-
-    def mass(self, scales: ProbArray) -> ProbArray:
-        """float64 of the shape of `scales`, which are not negative."""
-        with np.errstate(divide="ignore"):
-            count = np.searchsorted(self.ratios, 1.0 / scales)
-        return np.maximum(self.p[count] - scales * self.q[count], 0.0)
-
-
-@dataclass(frozen=True)
-class _Pools:
-    """The tokens of q, the likeliest each for itself and the others pooled by q.
-
-    Attributes:
-        p: float64 `[singles]`, target mass of the tokens that stand for themselves.
-        q: float64 `[singles]`, their draft mass.
-        pooled: per pool, its tokens by ascending p / q.
-        mean: float64 `[singles + pools]`, draft mass of a token, the mean weighted by itself.
-    """
-
-    p: ProbArray
-    q: ProbArray
-    pooled: tuple[_Pool, ...]
-    mean: ProbArray
-
-    @classmethod
-    def of(cls, p: Law, q: Law, count: int) -> _Pools:
-        """At most about `count` pools and tokens that stand for themselves."""
-        order = np.argsort(-q.probs, kind="stable")
-        order = order[: int(np.count_nonzero(q.probs))]
-        mine, theirs = p.at(q.ids)[order], q.probs[order]
-        if len(order) <= count:
-            return cls(mine, theirs, (), theirs)
-        singles = count - count // 4
-        # Pools of about equal mass, down to single tokens.
-        mass = np.cumsum(theirs[singles:])
-        places = np.searchsorted(mass, mass[-1] * np.arange(1, count - singles) / (count - singles))
-        borders = [singles, *(singles + np.unique(places + 1)), len(order)]
-        spans = [(a, b) for a, b in pairwise(borders) if a < b]
-        pooled = tuple(_Pool.of(mine[a:b], theirs[a:b]) for a, b in spans)
-        means = [float((theirs[a:b] ** 2).sum() / theirs[a:b].sum()) for a, b in spans]
-        return cls(
-            mine[:singles], theirs[:singles], pooled, np.concatenate([theirs[:singles], means])
-        )
-
-    def rejected(
-        self, scales: ProbArray, onward: ProbArray, left: ProbArray, rest: ProbArray, gone: IntArray
-    ) -> ProbArray:
-        """float64 `[states, singles + pools]`: probability that the next draft is this and fails.
-
-        A token is drafted with probability q / rest and accepted with (p - s q)+ / M(s), or with
-        less; it fails at all only where p is below q times the next scale.
-
-        Args:
-            scales: float64 `[states]`, s.
-            onward: float64 `[states]`, the next scale.
-            left: float64 `[states]`, M(s).
-            rest: float64 `[states]`, draft mass of the tokens not yet drafted.
-            gone: int64 `[states, rejections]`, what has been rejected.
-        """
-        s, mass, remaining = scales[:, None], left[:, None], rest[:, None]
-        taken = np.maximum(self.p - s * self.q, 0.0) / mass
-        singles = np.maximum(self.q / remaining - taken, 0.0)
-        pooled = (pool.rejected(scales, onward, left, rest) for pool in self.pooled)
-        out: ProbArray = np.column_stack([singles, *pooled])
-        for rejection in gone.T:
-            state = np.flatnonzero(rejection < len(self.q))
-            out[state, rejection[state]] = 0.0
-        return out
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Tokens by ascending p / q, with running sums.
-
-    Attributes:
-        ratios: float64 `[k]`, p / q.
-        p: float64 `[k + 1]`, target mass of the first tokens.
-        q: float64 `[k + 1]`, their draft mass.
-    """
-
-    ratios: ProbArray
-    p: ProbArray
-    q: ProbArray
-
-    @classmethod
-    def of(cls, p: ProbArray, q: ProbArray) -> _Pool:
-        """Sort and sum."""
-        ratios = _quotient(p, q)
-        order = np.argsort(ratios)
-        zero = np.zeros(1)
-        return cls(
-            ratios[order],
-            np.concatenate([zero, np.cumsum(p[order])]),
-            np.concatenate([zero, np.cumsum(q[order])]),
-        )
-
-    def rejected(
-        self, scales: ProbArray, onward: ProbArray, left: ProbArray, rest: ProbArray
-    ) -> ProbArray:
-        """As `_Pools.rejected`, summed over the pool: float64 `[states]`."""
-        none, some = np.searchsorted(self.ratios, scales), np.searchsorted(self.ratios, onward)
-        taken = self.p[some] - self.p[none] - scales * (self.q[some] - self.q[none])
-        return np.maximum(self.q[some] / rest - taken / left, 0.0)
-
-
-def _quotient(first: ProbArray, second: ProbArray) -> ProbArray:
-    """Ratios of masses; infinite where they are too large for a float."""
-    with np.errstate(over="ignore"):
-        return first / second
