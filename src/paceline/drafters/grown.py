@@ -67,11 +67,12 @@ class TreeDrafts:
         named = context.options.get("growth", "")
         if not named and not context.report_law:
             return None
-        if "stop" in context.options:
-            raise InvalidOption(
-                "option stop ends chains of the likeliest tokens: leave it out with a growth, or "
-                "with a verifier of drawn drafts"
-            )
+        for option in ("stop", "rivals"):
+            if option in context.options:
+                raise InvalidOption(
+                    f"option {option} is for chains of the likeliest tokens: leave it out with a "
+                    "growth, or with a verifier of drawn drafts"
+                )
         return cls(runner, trained, growth_for(context.accepts, context.shape, named))
 
     def grow(

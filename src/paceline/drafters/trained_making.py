@@ -74,7 +74,7 @@ class Made:
             RuntimeUnavailable: the runtime gives no features, or runs no networks.
         """
         options = dict(context.options)
-        known = ("growth", "stop", "head", *_LEARNING, *sizes)
+        known = ("growth", "stop", "rivals", "head", *_LEARNING, *sizes)
         given, growth, head = (options.pop(key, None) for key in ("weights", "growth", "head"))
         for key in options:
             if key not in known:
@@ -86,10 +86,11 @@ class Made:
         settings = Learning(**arguments(Learning, "learning", learning))
         if not settings.online and (alone := learning.keys() - {"online"}):
             raise InvalidOption(f"option {min(alone)} goes with online=ROUNDS: add that")
-        if head is not None and (growth or context.report_law or settings.online):
+        drawn = growth or context.report_law
+        if head is not None and (drawn or settings.online or "rivals" in options):
             raise InvalidOption(
                 "option head ends chains of the likeliest tokens of weights that stay as they are: "
-                "leave it out with a growth, with online, or with a verifier of drawn drafts"
+                "leave it out with growth, online or rivals, or with a verifier of drawn drafts"
             )
         run = _runs(context, name, reads or bool(settings.online))
         path = Path(given) if given else shipped(name, context.model)

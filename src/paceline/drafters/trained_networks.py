@@ -102,6 +102,6 @@ class KangarooDrafter(TrainedDrafter):
     name: ClassVar[str] = "kangaroo"
     needs: Needs = Needs()
 
-    def __init__(self, runner: Runner, *, stop: float = 0.6) -> None:
+    def __init__(self, runner: Runner, *, stop: float = 0.6, rivals: bool = True) -> None:
         """Arguments as for all."""
-        super().__init__(runner, stop=stop)
+        super().__init__(runner, stop=stop, rivals=rivals)
