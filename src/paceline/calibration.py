@@ -18,6 +18,17 @@ _CHOSEN_MEMORY = 0.995
 and shows only in many."""
 
 
+def corrected(chances: list[float], factor: float) -> list[float]:
+    """Chances that come true `factor` times as often as they say.
+
+    A factor above 1 multiplies odds: it comes from many small chances, and the high ones beside
+    them have no room for it.
+    """
+    if factor <= 1:
+        return [factor * chance for chance in chances]
+    return [factor * chance / (1 + (factor - 1) * chance) for chance in chances]
+
+
 class _Ratio:
     """Accepted over predicted, with decay."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from paceline.calibration import Calibration
+from paceline.calibration import Calibration, corrected
 
 
 def promised_and_kept(calibration: Calibration, *, told: bool) -> tuple[float, float]:
@@ -58,3 +60,20 @@ def test_a_sequence_has_a_factor_of_its_own() -> None:
     calibration.close(0)
     calibration.close(0)
     assert calibration.factor(0) == shared
+
+
+@given(st.lists(st.floats(0, 1), max_size=9), st.floats(0.01, 9))
+def test_corrected_chances_are_chances_in_the_same_order(
+    chances: list[float], factor: float
+) -> None:
+    found = corrected(chances, factor)
+    assert all(0 <= chance <= 1 for chance in found)
+    pairs = sorted(zip(chances, found, strict=True))
+    assert [after for _, after in pairs] == sorted(found)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 2.5])
+def test_small_chances_come_true_so_many_times_as_often(factor: float) -> None:
+    [small, sure] = corrected([0.001, 1.0], factor)
+    assert small == pytest.approx(0.001 * factor, rel=0.01)
+    assert sure == min(factor, 1.0)

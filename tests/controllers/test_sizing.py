@@ -63,6 +63,45 @@ def test_sizes_follow_the_draft_while_changes_are_free() -> None:
     assert run(Sizing(), [GOOD, BAD] * 10, costs(0)) == [steady(GOOD), steady(BAD)] * 10
 
 
+def test_poor_drafts_must_beat_what_good_ones_bring() -> None:
+    """A draft that is better than plain decoding, alone; not among drafts that are better still."""
+    poor, model = powers(0.2), costs(0, padded=False)
+    sizing = Sizing()
+    assert run(sizing, [poor], model) > [1]
+    run(sizing, [GOOD] * 50, model)
+    assert run(sizing, [poor], model) == [1]
+    run(sizing, [BAD] * 200, model)  # which are never verified
+    assert run(sizing, [poor], model) > [1]
+
+
+def test_what_drafts_cost_counts_in_the_long_run() -> None:
+    """Time that goes into making them is no time of good steps."""
+    poor, model = powers(0.2), costs(0, padded=False)
+    sizing = Sizing()
+    for _ in range(50):
+        gains = list(accumulate(GOOD, initial=1.0))
+        sizing.choose(gains, 1, model, making=10.0)
+    assert run(sizing, [poor], model) > [1]
+
+
+def test_drafts_by_turns_bring_more_than_each_at_its_own_best() -> None:
+    model = costs(0, padded=False)
+
+    def per_second(sizes: list[int], drafts: list[ProbArray]) -> float:
+        tokens = sum(
+            1 + float(draft[: n - 1].sum()) for n, draft in zip(sizes, drafts, strict=True)
+        )
+        return tokens / sum(model.time(size) for size in sizes)
+
+    def alone(draft: ProbArray) -> int:
+        return max(range(1, 17), key=lambda n: per_second([n], [draft]))
+
+    drafts = [GOOD, powers(0.4), powers(0.3)] * 60
+    assert per_second(run(Sizing(), drafts, model), drafts) > 1.005 * per_second(
+        list(map(alone, drafts)), drafts
+    )
+
+
 def test_sizes_stay_where_changes_are_dear() -> None:
     sizes = run(Sizing(), [GOOD, BAD] * 150, costs(5.0))
     assert changes(sizes[200:]) <= 2

@@ -33,7 +33,8 @@ class Asking:
     def __init__(self, hope: float) -> None:
         """Believe at first that drafts save `hope` seconds a step and cost nothing."""
         self._saved = hope
-        self._cost = 0.0
+        self.cost = 0.0
+        """Estimated seconds that drafts of a step cost, in a run of asking."""
         self._every = 1
         self._since = 0
         self._trial = _TRIAL
@@ -50,7 +51,7 @@ class Asking:
         self._since += 1
         if self._trial and sequences > 1:
             self._trial, self._saved = 0, 0.0
-        if self._trial or self._saved >= self._cost:
+        if self._trial or self._saved >= self.cost:
             self._every = 1
             return True
         return self._since >= self._every
@@ -69,9 +70,9 @@ class Asking:
         # are still one place in its texts.
         weight = 1 - (1 - _SMOOTHING) ** min(self._since * drafts, _SELDOM)
         self._saved += weight * (saved - self._saved)
-        usual = min(cost, _OUTLIER * self._cost) if self._cost else cost
-        self._cost += _SMOOTHING * (usual - self._cost) if self._cost else usual
-        if saved > self._cost:
+        usual = min(cost, _OUTLIER * self.cost) if self.cost else cost
+        self.cost += _SMOOTHING * (usual - self.cost) if self.cost else usual
+        if saved > self.cost:
             self._every = max(1, self._every // _SOONER) if drafts > 1 else 1
         else:
             self._every = min(max(_EVERY, 2 * self._every), min(_SELDOM * drafts, _HARDLY))

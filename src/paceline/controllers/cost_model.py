@@ -2,11 +2,11 @@
 
 A draft's nodes carry estimated probabilities of acceptance. Verifying a set of nodes S beside B
 roots commits B + sum(S) tokens in expected value and costs time(B + |S|), so the best set holds
-the likeliest nodes of the whole batch, as many as raise the ratio; speculation fades out by
-itself as a batch fills the machine. Estimates are calibrated per sequence against what was
-accepted. Drafts that cannot be pruned share the batch's rows in the same way, before they are
-made. All of it depends on committed tokens and earlier steps alone, and deterministic drafts
-may be pruned freely, so no guarantee is touched.
+the likeliest nodes of the whole batch, as many as commit more than their time is worth
+(`sizing.py`); speculation fades out by itself as a batch fills the machine. Estimates are
+calibrated per sequence against what was accepted. Drafts that cannot be pruned share the batch's
+rows in the same way, before they are made. All of it depends on committed tokens and earlier steps
+alone, and deterministic drafts may be pruned freely, so no guarantee is touched.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CostModelController(Controller):
         return [Budget(nodes, depth, estimate(s, least)) for s in sequences]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
-        """Keep the likeliest nodes of the batch while they raise committed tokens per second."""
+        """Keep the likeliest nodes of the batch as far as they pay in the long run."""
         begin = perf_counter()
         chosen = self._select(sequences, drafts)
         self._choosing = perf_counter() - begin
@@ -120,7 +120,7 @@ class CostModelController(Controller):
             promise = self._promises.of(sequences[0], drafts[0])
             order = sorted(range(len(promise)), key=promise.__getitem__, reverse=True)
             gains = list(accumulate((promise[i] for i in order), initial=1.0))
-            self._verified, self.rows = self._sizing.choose(gains, 1, self.costs, self.beside)
+            self._verified, self.rows = self._choose(gains, 1)
             return [_part(drafts[0], order[: self._verified])]
         worth = self._promises.worth(sequences, drafts, self.costs) if found else []
         scored = [
@@ -131,7 +131,7 @@ class CostModelController(Controller):
         scored.sort(key=itemgetter(0), reverse=True)  # of equals the first first, all the same
         ranked = [(value, index) for value, index, _ in scored]
         gains = batch_gains(ranked, roots, self.queue)
-        count, self.rows = self._sizing.choose(gains, roots, self.costs, self.beside)
+        count, self.rows = self._choose(gains, roots)
         if not found:
             self._verified = 0
             return list(drafts)
@@ -145,6 +145,11 @@ class CostModelController(Controller):
             out = [_part(draft, list(nodes)) for draft, nodes in zip(out, again, strict=True)]
         self._verified = max(map(len, out))
         return out
+
+    def _choose(self, gains: list[float], roots: int) -> tuple[int, int]:
+        """See `Sizing.choose`."""
+        making = self._asking.cost
+        return self._sizing.choose(gains, roots, self.costs, self.beside, making)
 
     def observe(
         self,

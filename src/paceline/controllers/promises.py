@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 
 from paceline import tree as trees
-from paceline.calibration import Calibration
+from paceline.calibration import Calibration, corrected
 from paceline.controllers.cost import CostModel
 from paceline.controllers.side_branches import Priced, Worth, worth_keeping
 from paceline.sequence import Sequence
@@ -26,7 +26,8 @@ class Promises:
 
     def estimate(self, sequence: Sequence, chance: float) -> float:
         """The estimate of a drafted token that stands with a chance."""
-        return chance / self._calibration.factor(sequence.id)
+        [estimate] = corrected([chance], 1 / self._calibration.factor(sequence.id))
+        return estimate
 
     def worth(
         self, sequences: List[Sequence], drafts: List[TokenTree], costs: CostModel
@@ -67,8 +68,7 @@ class Promises:
         """Calibrated probabilities that the nodes are accepted."""
         if draft.scores is None:
             return []
-        factor = self._calibration.factor(sequence.id)
-        return [min(score * factor, 1.0) for score in draft.scores.tolist()]
+        return corrected(draft.scores.tolist(), self._calibration.factor(sequence.id))
 
     def _learn_unverified(self, sequence: Sequence, verdict: Verdict) -> None:
         """A draft that was dropped whole tells whether its first tokens would have stood.

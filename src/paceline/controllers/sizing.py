@@ -1,9 +1,13 @@
-"""How many nodes to verify when a change of size costs extra.
+"""How many nodes to verify.
 
 Verifying n nodes beside B roots commits g(n) = B + (sum of the n likeliest) tokens in expected
-value and takes t(B + n) seconds. Without extra cost the best n maximises g / t. With it the last
-size is a state, and the choice a Markov decision problem of average reward: with `rate` the tokens
-per second of the long run and h(s) the worth of being at size s, the best size maximises
+value and takes t(B + n) seconds. A node must commit more than its time would at the tokens per
+second of the long run, `rate`, so n maximises g(n) - rate * t(B + n): where drafts are bad, few
+are verified. Where they are good, the step's own rate is higher than that, and counts instead, so
+that n maximises g / t: late nodes of long drafts promise more than they keep.
+
+Where a change of size costs extra, the last size is a state, and the choice a Markov decision
+problem of average reward: with h(s) the worth of being at size s, the best size maximises
 g(s) - rate * (t(s) + [s is not the last] * switch) + h(s). h is learned by
 relative value iteration, one step of it per step of decoding, so the policy follows the text: it
 stays at a large size where drafts are steadily good, and leaves a small one only for a promising
@@ -12,7 +16,8 @@ draft. Lists, not arrays: there are few sizes, and this runs at every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from paceline.controllers.cost import CostModel
 
@@ -35,12 +40,18 @@ class Sizing:
         self._sizes: Sequence[int] = ()
         self._worth: list[float] = []
         self._committed = self._spent = 0.0
+        self._earned = self._paid = 1.0  # of late, in steps of plain decoding
         self.saved = 0.0
         """Seconds that the best number of the last nodes saves, in a steady run: what plain
         decoding would need for the tokens that they gain, less their own time."""
 
     def choose(
-        self, gains: Sequence[float], roots: int, costs: CostModel, beside: int = 0
+        self,
+        gains: Sequence[float],
+        roots: int,
+        costs: CostModel,
+        beside: int = 0,
+        making: float = 0.0,
     ) -> tuple[int, int]:
         """How many of the ranked nodes to verify beside `roots` roots, and the size to pad to.
 
@@ -54,25 +65,22 @@ class Sizing:
             beside: rows of the forward that belong to none of the sequences. They are there for
                 their own sake: a node must gain more than its own time would commit in a plain
                 step. And such a forward is an exception, so no size is kept for it.
+            making: seconds of this step that go into drafts.
         """
         most = len(gains) - 1
-        free = not costs.padded or not costs.switch
-        self.saved = 0.0
-        if free and not most:
-            return 0, 0
         plain = costs.time(roots, roots)
-        best, highest = 0, MARGIN * roots / plain
-        for count, spent in _forwards(costs, roots, roots, most):
-            rate = gains[count] / spent
-            if rate > highest:
-                best, highest = count, rate
-                self.saved = gains[count] * plain / roots - spent
+        speed_up = max(self._earned / self._paid, MARGIN)
+        forwards = list(_forwards(costs, roots, roots, most))
+        own = max(gains[count] / seconds for count, seconds in forwards)
+        best, spent = _best(gains, max(speed_up * roots / plain, own), forwards)
+        earned = gains[best] / roots
+        self.saved = max(earned * plain - spent, 0.0)
         if beside:
-            rate = MARGIN * roots / plain
-            forwards = _forwards(costs, roots + beside, 1, most)
-            left = {count: gains[count] - rate * spent for count, spent in forwards}
-            return max(left, key=left.__getitem__), 0
-        if free:
+            both = _forwards(costs, roots + beside, 1, most)
+            return _best(gains, MARGIN * roots / plain, both)[0], 0
+        if not costs.padded or not costs.switch:
+            self._earned = _MEMORY * self._earned + earned
+            self._paid = _MEMORY * self._paid + (spent + making) / plain
             return best, 0
         if roots != self._roots:
             self._restart(roots, costs)
@@ -116,6 +124,18 @@ class Sizing:
         # Plain decoding is the rate to beat, believed like a few steps.
         self._committed = 4.0 * roots
         self._spent = 4.0 * costs.time(roots, roots)
+
+
+def _best(
+    gains: Sequence[float], rate: float, forwards: Iterable[tuple[int, float]]
+) -> tuple[int, float]:
+    """The number of nodes, and its seconds, that commit most beyond what its time is worth."""
+    best, least, highest = 0, 0.0, -math.inf
+    for count, seconds in forwards:
+        left = gains[count] - rate * seconds
+        if left > highest:
+            best, least, highest = count, seconds, left
+    return best, least
 
 
 def _forwards(

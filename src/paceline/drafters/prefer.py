@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline import tree as trees
-from paceline.calibration import Calibration
+from paceline.calibration import Calibration, corrected
 from paceline.drafters.alone import Alone
 from paceline.drafters.base import Drafter
 from paceline.drafters.parts import Parts, together
@@ -65,6 +65,13 @@ class _Made(NamedTuple):
     part: int
     keeps: float
     draft: TokenTree
+
+    def corrected(self) -> TokenTree:
+        """The draft with the chances that its part has kept."""
+        if self.draft.scores is None:
+            return self.draft
+        scores = corrected(self.draft.scores.tolist(), self.keeps)
+        return replace(self.draft, scores=np.array(scores))
 
 
 @dataclass(slots=True)
@@ -197,16 +204,14 @@ class Prefer(Parts):
         if not self._made:
             return trees.EMPTY
         first, *others = sorted(self._made, key=attrgetter("gain"), reverse=True)
-        union = first.draft
+        union = first.corrected()
         for other in others:
-            if union.scores is None or other.draft.scores is None:
+            draft = other.corrected()
+            if draft.scores is None:
                 continue
-            # Whoever prunes the union believes all of it as far as the first.
-            scores = other.draft.scores * (other.keeps / first.keeps)
-            likely = np.flatnonzero(scores > max(budget.least, _BESIDE))
+            likely = np.flatnonzero(draft.scores > max(budget.least, _BESIDE))
             if len(likely):
-                corrected = replace(other.draft, scores=np.minimum(scores, 1.0))
-                union = trees.merge(union, trees.take(corrected, likely))
+                union = trees.merge(union, trees.take(draft, likely))
         return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
 
     def _judge(self, id: int, committed: list[int]) -> None:
