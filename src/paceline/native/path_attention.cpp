@@ -155,12 +155,26 @@ class Pass {
             ask(values[b], std::min(run - b * kBlock, kBlock) * int64_t{width});
         }
         all_scores<Format>(queries, count, words_, keys, blocks, scores, kChunk);
-        std::vector<float> single_scores;
         const auto [first, behind] = group.single_blocks;
         const bool singles = first < behind && begin + kChunk > group.shortest_run;
+        std::vector<float> single_scores;
         if (singles) score_singles(group, head, queries, single_scores);
         alignas(64) float alone[kQueryRows * kChunk];  // weights of what is added behind the run
-        for (int r = 0; r < count; ++r) {
+        weigh(group, begin, blocks * kBlock, single_scores.data(), scores, alone, to);
+        std::memset(to.values, 0, sizeof(float) * count * width);
+        add_values<Format>(scores, count, kChunk, values, run, width, to.values);
+        for (int r = 0; singles && r < group.count; ++r) {
+            add_apart(row(group.first + r), head, begin, alone + r * ratio_ * kChunk,
+                      to.values + r * ratio_ * width);
+        }
+    }
+
+    // Makes weights of the scores of a chunk's first `keys` keys, as words. Those of keys that are
+    // added apart are set aside.
+    void weigh(const Group& group, int begin, int keys, const float* single_scores, float* scores,
+               float* alone, const Partial& to) const {
+        const auto [first, behind] = group.single_blocks;
+        for (int r = 0; r < group.count * ratio_; ++r) {
             const Row at = row(group.first + r / ratio_);
             float* s = scores + r * kChunk;
             const int seen = std::clamp(at.total() - begin, 0, kChunk);
@@ -168,7 +182,7 @@ class Pass {
                 const int stored = single(at, begin + j) - first * kBlock;
                 s[j] = single_scores[r * (behind - first) * kBlock + stored];
             }
-            const Weights weights = soften(s, seen, blocks * kBlock);
+            const Weights weights = soften(s, seen, keys);
             to.highest[r] = weights.highest;
             to.weight[r] = weights.sum;
             if (const int apart = first_apart(at, begin); apart < seen) {
@@ -177,13 +191,7 @@ class Pass {
                 std::fill(s + apart, s + seen, 0.0f);
                 Format::words(of, whole_lanes(seen - apart), of);
             }
-            Format::words(s, blocks * kBlock, s);
-        }
-        std::memset(to.values, 0, sizeof(float) * count * width);
-        add_values<Format>(scores, count, kChunk, values, run, width, to.values);
-        for (int r = 0; singles && r < group.count; ++r) {
-            add_apart(row(group.first + r), head, begin, alone + r * ratio_ * kChunk,
-                      to.values + r * ratio_ * width);
+            Format::words(s, keys, s);
         }
     }
 
