@@ -64,6 +64,18 @@ def test_a_language_model_is_trained_in_two_stages(train, tmp_path: Path) -> Non
     assert load_network(third).metadata["from_from_command"] == metadata["from_command"]
 
 
+def test_a_network_starts_from_layers_of_another(train, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    assert train("hydra:steps=2", first).code == 0
+    done = train("block-parallel:width=2", second, "--from", str(first))
+    assert done.code == 0, done.err
+    shapes = load_network(second).network.shapes()
+    theirs = load_network(first).network.shapes()
+    fitting = sum(theirs.get(name) == shape for name, shape in shapes.items())
+    assert f"{fitting} of {len(shapes)} tensors are those of {first}" in done.err
+    assert "hydra:steps=2" in load_network(second).metadata["from_command"]
+
+
 def test_weights_that_do_not_fit_are_named(train, tmp_path: Path, model: Path) -> None:
     first, out = tmp_path / "first.safetensors", tmp_path / "out.safetensors"
     assert train(NETWORK, first, "--loss", "cross-entropy").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.drafters.test_merged import start
 
 from paceline import tree as trees
 from paceline.calibration import Calibration
+from paceline.drafters.agreement import weighed
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.prefer import Prefer
 from paceline.drafters.prompt_lookup import PromptLookup
@@ -99,31 +101,42 @@ def test_the_draft_that_promises_more_is_verified() -> None:
     assert len(none) == 0
     [draft] = prefer.propose([sequence], [Budget(3, 3)])
     assert draft.tokens.tolist() == [2, 2, 2]
-    np.testing.assert_allclose(draft.scores, 0.6 ** np.arange(1, 4))
+    against = 2 * (1 - 0.3) / (2 - 0.3 * (1 + 0.6))  # what the other part says (`agreement.py`)
+    np.testing.assert_allclose(draft.scores, against * 0.6 ** np.arange(1, 4))
 
 
 def test_likely_nodes_of_others_are_verified_beside_it() -> None:
-    """The first draft stands first; what both have is there once, with the higher score."""
-    parts = Fixed([2, 1, 5, 6], [0.9, 0.4, 0.3, 0.1]), Fixed([2, 2, 2], [0.8, 0.7, 0.6])
+    """The draft that promises most stands first; what both have is there once."""
+    parts = Fixed([2, 1, 5, 6], [0.9, 0.6, 0.5, 0.1]), Fixed([2, 2, 2], [0.8, 0.5, 0.4])
     prefer = Prefer(parts)
     sequence = start([0, 1, 2], 0)
     prefer.open(sequence)
     for budget, tokens in (
         (Budget(9, 9), [2, 2, 2, 1, 5]),  # 6 is too unlikely
         (Budget(4, 9), [2, 2, 2, 1]),
-        (Budget(9, 9, 0.35), [2, 2, 2, 1]),
+        (Budget(9, 9, 0.25), [2, 2, 2, 1]),
         (Budget(9, 9, 0.5), [2, 2, 2]),
     ):
         [draft] = prefer.propose([sequence], [budget])
         assert draft.tokens.tolist() == tokens
         assert draft.parents.tolist() == [-1, 0, 1, 0, 3][: len(tokens)]
         assert draft.scores is not None
-        np.testing.assert_allclose(draft.scores, [0.9, 0.7, 0.6, 0.4, 0.3][: len(tokens)])
+        union = weighed(parts[0].draft, parts[1].draft, 0.1)
+        np.testing.assert_array_equal(draft.scores, union.scores[: len(tokens)])
+
+
+def test_without_scores_the_draft_that_promises_most_is_verified() -> None:
+    prefer = Prefer([Fixed([1, 1, 1], [0.9, 0.8, 0.7]), Fixed([2, 2, 2], [0.6, 0.5, 0.4])])
+    prefer.parts[1].draft = replace(prefer.parts[1].draft, scores=None)
+    sequence = start([0, 1, 2], 0)
+    prefer.open(sequence)
+    [draft] = prefer.propose([sequence], [Budget(9, 9)])
+    assert draft.tokens.tolist() == [1, 1, 1]
 
 
 def test_others_are_believed_as_far_as_they_have_kept_their_promises() -> None:
-    """In units of the first draft's: whoever prunes corrects all of them alike."""
-    prefer = Prefer([Fixed([2, 2, 2], [0.9, 0.8, 0.7]), Fixed([1], [0.9])])
+    parts = Fixed([2, 2, 2], [0.9, 0.8, 0.7]), Fixed([1], [0.9])
+    prefer = Prefer(parts, clock=Clock())
     sequence = start([0, 1, 2], 0)
     prefer.open(sequence)
     sizes = [len(step(prefer, sequence, [2, 2, 2, 0])) for _ in range(40)]
@@ -132,7 +145,7 @@ def test_others_are_believed_as_far_as_they_have_kept_their_promises() -> None:
 
 
 def test_promises_that_one_text_breaks_are_believed_in_another() -> None:
-    prefer = Prefer([Fixed([1], [0.8]), Fixed([2], [0.6])])
+    prefer = Prefer([Fixed([1], [0.8]), Fixed([2], [0.6])], clock=Clock())
     broken, other = (start([0, 1, 2], id) for id in range(2))
     for sequence in (broken, other):
         prefer.open(sequence)
@@ -141,7 +154,7 @@ def test_promises_that_one_text_breaks_are_believed_in_another() -> None:
         committed = [2, 0] if sequence is broken else [1, 0]
         first[sequence.id].append(int(step(prefer, sequence, committed).tokens[0]))
     assert set(first[0][8:]) == {2}
-    assert set(first[1]) == {1}
+    assert set(first[1][8:]) == {1}
 
 
 @pytest.mark.parametrize("follows", [False, True])
@@ -154,9 +167,9 @@ def test_copies_are_not_asked_for_what_is_drawn_freely(temperature: float, follo
     prefer = Prefer(parts, clock=clock)
     sequence = Sequence.start(0, [0, 1, 2], SamplingParams(temperature=temperature))
     prefer.open(sequence)
-    [draft] = prefer.propose([sequence], [Budget(1, 1)])
-    assert draft.scores is not None
-    assert draft.scores.tolist() == [0.5 if follows and temperature == 1 else 0.9]
+    prefer.propose([sequence], [Budget(1, 1)])
+    free = follows and temperature == 1
+    assert parts[0].asked == [Budget(0, 0) if free else Budget(1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -182,13 +195,13 @@ def test_drafts_are_judged_by_what_was_committed(
 @pytest.mark.parametrize(("count", "asked"), [(1, True), (2, False)])
 def test_batches_have_no_rows_for_the_dear_part(count: int, asked: bool) -> None:
     clock = Clock()
-    prefer = Prefer([Says(clock, 0.1, 0.0), Says(clock, 0.9, 0.01)], clock=clock)
+    dear = Says(clock, 0.9, 0.01)
+    prefer = Prefer([Says(clock, 0.1, 0.0), dear], clock=clock)
     sequences = [start([0, 1, 2], id) for id in range(count)]
     for sequence in sequences:
         prefer.open(sequence)
-    drafts = prefer.propose(sequences, [Budget(3, 3)] * count)
-    dear = [draft.scores is not None and draft.scores[0] == 0.9 for draft in drafts]
-    assert any(dear) == asked
+    prefer.propose(sequences, [Budget(3, 3)] * count)
+    assert any(budget.nodes for budget in dear.asked) == asked
 
 
 def test_batches_need_what_those_need_that_hear_of_them() -> None:
@@ -215,12 +228,14 @@ def test_a_part_is_not_judged_by_the_step_at_which_it_knew_nothing() -> None:
     cheap, dear = Says(clock, 0.1, 0.0), Bears(clock, 0.9, 0.01)
     dear.needs = Needs(features=True, recent=9)
     prefer = Prefer([cheap, dear], clock=clock)
-    before = replace(prefer._worth[1], waiting=1)
+    before = copy.deepcopy(prefer._worth[1])
     sequences = [start([0, 1, 2], id) for id in range(2)]
     prefer.observe(sequences, *[[]] * 3)
     prefer.propose(sequences[:1], [Budget(3, 3)])
     assert not dear.asked
-    assert prefer._worth[1] == before
+    before.passed_over(0.0)
+    assert prefer._worth[1].waiting == before.waiting
+    assert prefer._worth[1].added == before.added
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -23,6 +23,7 @@ from paceline.decode.autoregressive import AutoregressiveDecoder
 from paceline.drafters import trained_networks
 from paceline.drafters import trained_weights as module
 from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.chain_chances import ChainChances
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.trained import TrainedDrafter
 from paceline.drafters.trained_chains import chains
@@ -265,7 +266,8 @@ def test_a_chain_stops_before_what_is_not_likely_enough(stop: float, tokens: int
     (draft,) = drafter.propose([sequence], [Budget(9, 9)])
     assert draft.tokens.tolist() == list(range(tokens))
     assert draft.scores is not None
-    np.testing.assert_allclose(draft.scores, np.cumprod([0.9, 0.5, 0.1, 0.02])[:tokens])
+    stand = ChainChances(greedy=True, noisy=False).of([0.9, 0.5, 0.1, 0.02])
+    np.testing.assert_allclose(draft.scores, np.cumprod(stand)[:tokens])
 
 
 def chain_of(chances: list[float], rivals: list[float] | None = None) -> Chain:
@@ -298,7 +300,10 @@ def test_room_that_a_chain_leaves_is_for_its_rivals(
             return [chain_of(chances, rivals)]
 
     runner: Any = Fake()
-    (draft,) = chains(runner, [None], [budget], stop=stop)  # type: ignore[list-item]
+    line = ChainChances(greedy=False, noisy=False)  # as they say
+    given = runner, [None], [budget], [line]
+    ((draft, chain),) = chains(*given, stop=stop)  # type: ignore[arg-type]
+    assert chain.chances == chances
     long = min(budget.depth, 4 if stop < 0.2 else 3)
     assert draft.tokens.tolist() == [*range(long), *leaves]
     assert draft.parents.tolist() == [*range(-1, long - 1), *(leaf - 11 for leaf in leaves)]
@@ -307,7 +312,7 @@ def test_room_that_a_chain_leaves_is_for_its_rivals(
     above = [1.0, *path]
     beside = [above[leaf - 10] * rivals[leaf - 10] for leaf in leaves]
     np.testing.assert_allclose(draft.scores, [*path[:long], *beside])
-    (bare,) = chains(runner, [None], [budget], stop=stop, rivals=False)  # type: ignore[list-item]
+    ((bare, _),) = chains(*given, stop=stop, rivals=False)  # type: ignore[arg-type]
     assert trees.is_chain(bare)
     assert len(bare) == long
 

@@ -47,9 +47,9 @@ def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
     """Afterwards every token is: rows that wait for a draft are taken in, not left out."""
     runner = _Reads()
     drafter = HydraDrafter(runner)  # type: ignore[arg-type]
-    tokens = list(range(1, 301))
+    tokens = list(range(1, 1501))
     sequence = Sequence.start(0, tokens, SamplingParams(max_new_tokens=1000))
-    features = np.repeat(np.arange(1.0, 300.0, dtype=np.float32)[:, None], 4, axis=1)
+    features = np.repeat(np.arange(1.0, 1500.0, dtype=np.float32)[:, None], 4, axis=1)
     drafter.open(sequence)
     drafter.read(sequence, features)
 
@@ -64,10 +64,10 @@ def test_of_a_prompt_the_end_is_read_and_only_when_a_draft_is_wanted() -> None:
     commit(40)
     assert runner.taken == []
     drafter.propose([sequence], [Budget(2, 2)])
-    assert runner.taken == [list(range(173, 341))]
+    assert runner.taken == [list(range(477, 1541))]
     commit(600)
     drafter.propose([sequence], [Budget(2, 2)])
-    assert [token for part in runner.taken[1:] for token in part] == list(range(341, 941))
+    assert [token for part in runner.taken[1:] for token in part] == list(range(1541, 2141))
 
 
 @pytest.mark.parametrize(

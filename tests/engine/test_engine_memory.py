@@ -17,6 +17,7 @@ from paceline.controllers.cost import CostModel
 from paceline.controllers.cost_model import CostModelController
 from paceline.controllers.fixed import Fixed
 from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.decode.reading import Reader
 from paceline.drafters.base import Drafter
 from paceline.drafters.none import NoDrafter
 from paceline.drafters.recycling import Recycling
@@ -24,6 +25,7 @@ from paceline.engine import Engine
 from paceline.errors import OutOfMemory
 from paceline.exactness.drafting import FunctionDrafter, sampled_chain
 from paceline.runtimes.paged_cache import BLOCK, BlockPool
+from paceline.scheduling.chunks import Chunk
 from paceline.scheduling.limits import QueueFull
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
@@ -323,6 +325,49 @@ def test_drafters_that_need_features_get_them_of_shared_and_resumed_tokens_too()
     assert len(drafter.opened) > len(ids)  # some twice
     for request, prompt in zip(ids, PROMPTS, strict=True):
         assert key(done[request]) == key(alone(prompt, LONG))
+
+
+class LastFeatured(Featured):
+    """Needs those of the last tokens alone; checks that there is no gap before the root."""
+
+    needs = Needs(features=True, recent=16)
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        before = sequence.tokens[:-1]
+        assert features[:, 0].astype(int).tolist() == before[len(before) - len(features) :]
+        assert len(features) >= min(16, len(before))
+        self.opened.append(len(before) - len(features))
+
+
+def test_features_reach_as_far_back_as_tokens_were_read() -> None:
+    drafter = LastFeatured()
+    engine, _ = make(12, drafter, step_tokens=20)
+    ids = [engine.add(prompt, LONG) for prompt in PROMPTS]
+    done = finish(engine)
+    assert 0 in drafter.opened  # all were read
+    assert any(drafter.opened)  # some were shared
+    for request, prompt in zip(ids, PROMPTS, strict=True):
+        assert key(done[request]) == key(alone(prompt, LONG))
+
+
+def test_features_before_a_gap_are_dropped() -> None:
+    """A sequence that goes on from what others have cached of it meanwhile."""
+    target = make(12)[1]
+    reader, needs = Reader(target), Needs(features=True, recent=16)
+    long, other = list(range(5, 95)), [7] * 40
+    first, second = (Sequence.start(id, [*long, *other], LONG) for id in range(2))
+    for each in (first, second):
+        reader.open(each, needs)
+    chunk = [Chunk(second, 16)]
+    reader.take(chunk, target.forward(reader.passes(chunk, needs)), 0.0)
+    reader.read_all(first, needs)
+    reader.share(second, needs)
+    assert second.cache.length > 16
+    reader.read_all(second, needs)
+    features = reader.features(second)
+    assert features is not None
+    assert features[:, 0].astype(int).tolist() == second.tokens[:-1][-len(features) :]
+    assert len(features) < len(second.tokens) - 17
 
 
 def test_drafts_shrink_before_anybody_is_preempted_for_them() -> None:

@@ -85,6 +85,19 @@ def test_a_run_goes_on_from_the_weights_of_another(target: TorchTarget, tmp_path
             trainer(target, start=start, place=place, tokens=400)
 
 
+def test_what_a_start_does_not_hold_is_drawn(target: TorchTarget) -> None:
+    """As it would be without a start."""
+    other, drawn = trainer(target, "hydra", loss="forward-kl"), trainer(target, "block-parallel")
+    other.module.load({name: each + 1 for name, each in other.module.named().items()})
+    mine = drawn.parameters()
+    shared = {n: v for n, v in other.parameters().items() if n in mine and v.shape == mine[n].shape}
+    assert "fuse" in shared
+    assert len(shared) < len(mine)
+    begun = trainer(target, "block-parallel", start=shared).parameters()
+    for name, value in begun.items():
+        np.testing.assert_array_equal(value, shared.get(name, mine[name]))
+
+
 def test_cross_entropy_needs_no_features(target: TorchTarget) -> None:
     with_target = trainer(target, tokens=800)
     without = trainer(target, tokens=800, source=TokenSource(CONFIG.hidden_size))

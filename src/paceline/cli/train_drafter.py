@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +35,11 @@ def drafter(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="Weights of the same network to start from, instead of drawn."),
+        typer.Option(
+            "--from",
+            help="Weights to start from, instead of drawn: of the same network, or of another, of "
+            "which the tensors of the same name and shape are taken.",
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
     keep_features: t.KeepFeatures = None,
@@ -148,20 +152,29 @@ def _earlier(path: Path, network: Network, model: str, out: Path) -> Trained:
     """The weights to start from.
 
     Raises:
-        InvalidOption: they cannot be read, are of another network, size or model, or would be
-            written over.
+        InvalidOption: they cannot be read, are of another size or model or of a network that
+            shares no layer, or would be written over.
     """
     from paceline.networks.weights import load_network
 
     found = load_network(path)
     if out.exists() and out.samefile(path):
         raise InvalidOption(f"--from and --out are both {path}: give another --out")
-    if found.network.name != network.name or found.network.shapes() != network.shapes():
-        raise InvalidOption(
-            f"{path} holds network '{found.network.name}' with settings "
-            f"{found.network.settings()}, not '{network.name}' with {network.settings()}: name "
-            "the same network and sizes"
-        )
     if found.metadata.get("model") != model:
         raise InvalidOption(f"{path} was trained for another model: begin without --from")
-    return found
+    wanted = network.shapes()
+    same = found.network.name == network.name
+    if same and found.network.shapes() == wanted:
+        return found
+    fitting = {
+        name: each for name, each in found.parameters.items() if wanted.get(name) == each.shape
+    }
+    # Sizes of one network that differ are a slip; and norms alone are no start.
+    if same or not any(each.ndim > 1 for each in fitting.values()):
+        raise InvalidOption(
+            f"{path} holds network '{found.network.name}' with settings "
+            f"{found.network.settings()}, which '{network.name}' with {network.settings()} cannot "
+            "start from: name the same network and sizes, or one that shares layers"
+        )
+    typer.echo(f"{len(fitting)} of {len(wanted)} tensors are those of {path}", err=True)
+    return replace(found, parameters=fitting)

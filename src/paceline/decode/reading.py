@@ -36,8 +36,12 @@ class Reader:
 
     def share(self, sequence: Sequence, needs: Needs) -> None:
         """Go on from what others have cached of a sequence's head meanwhile."""
-        if self._paged:
-            sequence.cache.share(sequence.tokens[: _featureless(sequence, needs)])
+        if not self._paged:
+            return
+        read = sequence.cache.length
+        sequence.cache.share(sequence.tokens[: _featureless(sequence, needs)])
+        if sequence.cache.length != read:
+            self._features.pop(sequence.id, None)  # they are of tokens before a gap
 
     def read_all(self, sequence: Sequence, needs: Needs) -> None:
         """Read what is unread at once; raises OutOfMemory."""
@@ -51,8 +55,7 @@ class Reader:
         for sequence, tokens in chunks:
             start = sequence.cache.length
             end = start + tokens
-            features = needs.features and end > _featureless(sequence, needs)
-            out.append(Pass(sequence.cache, sequence.tokens[start:end], features=features))
+            out.append(Pass(sequence.cache, sequence.tokens[start:end], features=needs.features))
         return out
 
     def take(self, chunks: List[Chunk], outputs: List[Output], seconds: float) -> None:

@@ -2,9 +2,10 @@
 
 A copy of earlier text costs almost nothing, and is nearly sure where much text agrees; a network
 costs a tenth of a step and is equally good everywhere. So the first part is always asked, and each
-further part only where it should commit more tokens per second: by what its drafts have promised
-and kept of late, and what asking it takes. Of two drafts the one that promises more is verified,
-and beside it those nodes of the other that are likely too.
+further part only where it should commit more tokens per second: by what its drafts have added of
+late to others that promised as much, and what asking it takes (`worth.py`). Drafts are weighed
+together (`agreement.py`): the one that promises more is verified, and beside it those nodes of the
+other that are likely too.
 
 Batches are the first part's alone: what networks draft is less sure than copies, and batches have
 no rows to spare for it. There a network costs nothing either (`alone.py`).
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import reduce
 from operator import attrgetter
 from time import perf_counter
 from typing import ClassVar, NamedTuple
@@ -26,33 +28,22 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline import tree as trees
-from paceline.calibration import Calibration, corrected
+from paceline.calibration import corrected
+from paceline.drafters.agreement import weighed
 from paceline.drafters.alone import Alone
 from paceline.drafters.base import Drafter
 from paceline.drafters.parts import Parts, together
+from paceline.drafters.worth import Worth, mean
 from paceline.errors import InvalidOption
 from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, Needs, TokenTree, Verdict
 
-_WEIGHT = 1 / 32
-"""Of the newest observation in running means."""
-
-_LOOK = 16
-"""A part that was not asked for so many steps is asked again, to see what it is worth now."""
-
-_OUTLIER = 4.0
-"""Asking that takes more than so many times the usual counts as so many: first drafts of a sequence
-also read its prompt."""
-
-_GUESS = 1.5
-"""Tokens that a part is taken to promise before it was asked."""
-
 _FREE = 0.9
 """From this temperature on earlier text says little of what is drawn: parts that do not follow the
 noise are not asked if one does (`docs/results.md`, trained drafters)."""
 
-_BESIDE = 0.2
+_BESIDE = 0.1
 """Chance from which on a node is drafted beside a draft that promises more."""
 
 _NOTHING = Budget(0, 0)
@@ -72,26 +63,6 @@ class _Made(NamedTuple):
             return self.draft
         scores = corrected(self.draft.scores.tolist(), self.keeps)
         return replace(self.draft, scores=np.array(scores))
-
-
-@dataclass(slots=True)
-class _Worth:
-    """Running means about one part.
-
-    Attributes:
-        promised: tokens that its drafts promise, corrected.
-        keeps: right tokens of its drafts per token promised, by sequence: copies that are right
-            in a recipe are wrong in a sum.
-        seconds: what asking it takes; 0 until it was asked.
-        waiting: steps since it was asked.
-        asked: whether it ever was.
-    """
-
-    promised: float = _GUESS
-    keeps: Calibration = field(default_factory=Calibration)
-    seconds: float = 0.0
-    waiting: int = 0
-    asked: bool = False
 
 
 class Prefer(Parts):
@@ -121,14 +92,15 @@ class Prefer(Parts):
         self._shared_needs = together([part.needs for part in hearing])
         self._follows = any(part.follows_noise for part in self.parts)
         self._clock = clock
-        self._begin = 0.0
+        self._begin = self._extra = 0.0
         self.reset()
 
     def reset(self) -> None:
         """Forget everything learned, in all parts and about them."""
         super().reset()
-        self._worth = [_Worth() for _ in self.parts]
+        self._worth = [Worth() for _ in self.parts]
         self._made: list[_Made] = []
+        self._asked: list[tuple[int, float]] = []  # parts, and what was promised before
         self._step = 0.0
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
@@ -140,7 +112,7 @@ class Prefer(Parts):
         if len(sequences) == 1:
             return [self._propose(sequences, budgets[0])]
         for worth in self._worth[1:]:
-            worth.waiting += 1
+            worth.passed_over(0.0)
         first, *others = self.parts
         for part in others:
             part.propose(sequences, [_NOTHING] * len(sequences))
@@ -150,29 +122,26 @@ class Prefer(Parts):
         self._begin = self._clock()
         made, highest = self._made, 0.0
         made.clear()
+        self._asked.clear()
+        self._extra = 0.0
         wanted = bool(budget.nodes and budget.depth)
         drawn = self._follows and alone[0].params.temperature >= _FREE
         for index, part in enumerate(self.parts):
             worth = self._worth[index]
             asked = wanted and (part.follows_noise or not drawn)
             asked = asked and (not isinstance(part, Alone) or part.knows(alone[0]))
-            if not asked or (index and not self._pays(worth, highest, budget)):
-                worth.waiting += 1
+            if not asked or (index and not worth.pays(highest, self._step)):
+                worth.passed_over(highest)
                 part.propose(alone, [_NOTHING])
                 continue
             begin = self._clock()
             [draft] = part.propose(alone, [budget])
             seconds = self._clock() - begin
-            worth.waiting = 0
-            if worth.seconds:
-                seconds = min(seconds, _OUTLIER * worth.seconds)
-                worth.seconds = _mean(worth.seconds, seconds)
-            elif worth.asked:  # the first draft of all says little: there is much to make ready
-                worth.seconds = seconds
-            worth.asked = True
+            worth.asked(highest, seconds)
+            self._extra += seconds if index else 0.0
+            self._asked.append((index, highest))
             keeps = worth.keeps.factor(alone[0].id)
             gain = keeps * _promised(draft)
-            worth.promised = _mean(worth.promised, gain)
             if len(draft):
                 made.append(_Made(gain, index, keeps, draft))
                 highest = max(highest, gain)
@@ -187,8 +156,8 @@ class Prefer(Parts):
     ) -> None:
         """All parts learn from what was verified; alone, how promises came true is learned too."""
         if len(sequences) == 1:
-            seconds = self._clock() - self._begin
-            self._step = _mean(self._step or seconds, seconds)
+            seconds = self._clock() - self._begin - self._extra
+            self._step = mean(self._step or seconds, seconds)
             path, token = verdicts[0]
             self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
         super().observe(sequences, drafts, verdicts, outputs)
@@ -200,24 +169,26 @@ class Prefer(Parts):
         super().close(sequence)
 
     def _union(self, budget: Budget) -> TokenTree:
-        """The draft that promises most, and the likely nodes of others that are not in it."""
+        """What was drafted, weighed together; without scores, the draft that promises most."""
         if not self._made:
             return trees.EMPTY
-        first, *others = sorted(self._made, key=attrgetter("gain"), reverse=True)
-        union = first.corrected()
-        for other in others:
-            draft = other.corrected()
-            if draft.scores is None:
-                continue
-            likely = np.flatnonzero(draft.scores > max(budget.least, _BESIDE))
-            if len(likely):
-                union = trees.merge(union, trees.take(draft, likely))
+        drafts = [each.corrected() for each in self._made]
+        if any(draft.scores is None for draft in drafts):
+            return max(self._made, key=attrgetter("gain")).draft
+        least = max(budget.least, _BESIDE)
+        union = reduce(lambda copy, other: weighed(copy, other, least), drafts)
         return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
 
     def _judge(self, id: int, committed: list[int]) -> None:
-        """Correct what promises of parts are worth, by what a step committed."""
+        """Learn what parts add, and what their promises are worth, by what a step committed."""
+        rights = {each.part: trees.follow(each.draft, committed) for each in self._made}
+        most = 0
+        for part, gain in self._asked:
+            right = rights.get(part, 0)
+            self._worth[part].learn(gain, max(0, right - most))
+            most = max(most, right)
         for each in self._made:
-            right = trees.follow(each.draft, committed)
+            right = rights[each.part]
             known = each.draft
             if right == len(committed):  # what comes behind it is not known yet
                 known = trees.limit(known, len(known), right)
@@ -225,13 +196,6 @@ class Prefer(Parts):
             if promised > 0:
                 self._worth[each.part].keeps.learn(id, right, promised)
         self._made.clear()
-
-    def _pays(self, worth: _Worth, gain: float, budget: Budget) -> bool:
-        """Whether asking a part should commit more tokens per second than verifying now."""
-        if worth.waiting >= _LOOK or not worth.seconds or not self._step:
-            return True
-        dearer = 1 + worth.seconds / self._step
-        return 1 + min(worth.promised, budget.depth) > (1 + gain) * dearer
 
 
 def _spared(part: Drafter) -> Drafter:
@@ -245,7 +209,3 @@ def _promised(draft: TokenTree) -> float:
         return 0.5 * len(draft)
     scores: list[float] = draft.scores.tolist()  # few: a list is sooner summed than an array
     return sum(scores)
-
-
-def _mean(mean: float, value: float) -> float:
-    return mean + _WEIGHT * (value - mean)

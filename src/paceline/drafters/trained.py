@@ -1,9 +1,9 @@
 """Drafts with a trained network.
 
-The network sees the end of the prompt and every token behind it, most of them with the features
-that the target computed for it, and drafts a chain behind the last one in a single call, or a tree
-(`grown.py`). One class serves all networks: what they compute is theirs (`paceline.networks`), what
-runs them is the runtime's.
+The network sees the prompt, all of it that was not shared, and every token behind it, with the
+features that the target computed for it, and drafts a chain behind the last one in a single call,
+or a tree (`grown.py`). One class serves all networks: what they compute is theirs
+(`paceline.networks`), what runs them is the runtime's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import numpy as np
 from paceline import tree as trees
 from paceline.drafters.acceptance import DoubtfulStop
 from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.chain_chances import ChainChances
 from paceline.drafters.grown import TreeDrafts
 from paceline.drafters.online import Online
 from paceline.drafters.trained_chains import chains, with_noise
 from paceline.drafters.trained_making import Made, Version
-from paceline.drafters.trained_progress import READ, Progress
+from paceline.drafters.trained_progress import RECENT, Progress
 from paceline.networks.runner import Runner
 from paceline.options import arguments, require
 from paceline.sequence import Sequence
@@ -32,7 +33,7 @@ from paceline.types import Budget, LogitArray, Needs, TokenTree, Verdict
 class TrainedDrafter(Drafter):
     """Drafts with one network; a subclass names it."""
 
-    needs: Needs = Needs(features=True, recent=READ)
+    needs: Needs = Needs(features=True, recent=RECENT)
     sizes: ClassVar[tuple[str, ...]] = ()
     """Settings of the network that may be smaller than those of its weights."""
 
@@ -57,6 +58,7 @@ class TrainedDrafter(Drafter):
         self._stop = stop
         self._rivals = rivals
         self._progress: dict[int, Progress] = {}
+        self._lines: dict[float, ChainChances] = {}  # by temperature
         self._online: Online[Version] | None = None
         self._doubt: DoubtfulStop | None = None
         self.follows_noise = True
@@ -92,6 +94,7 @@ class TrainedDrafter(Drafter):
 
     def reset(self) -> None:
         """Forget what was learnt from earlier sequences."""
+        self._lines.clear()
         if self._online is not None:
             self._online.reset()
             self._newest = self._begin
@@ -119,6 +122,15 @@ class TrainedDrafter(Drafter):
     def _reads(self) -> bool:
         """Whether the network reads features; a drafter that learns needs them in any case."""
         return type(self).needs.features
+
+    def _line(self, sequence: Sequence) -> ChainChances:
+        """How often tokens stand that are drafted for a sequence."""
+        temperature = round(sequence.params.temperature, 1)
+        found = self._lines.get(temperature)
+        if found is None:
+            found = ChainChances(not temperature, self.follows_noise)
+            self._lines[temperature] = found
+        return found
 
     def _take_up(self) -> Version:
         """The version for a sequence that begins: the newest, of at most two in use."""
@@ -154,9 +166,10 @@ class TrainedDrafter(Drafter):
     ) -> list[TokenTree]:
         """Drafts behind what contexts have gained."""
         progress = [self._progress[sequence.id] for sequence in sequences]
+        lines = list(map(self._line, sequences))
         grown = [
-            p.grown(sequence.cache, budget.least)
-            for sequence, p, budget in zip(sequences, progress, budgets, strict=True)
+            p.grown(sequence.cache, line.said(budget.least))
+            for sequence, p, line, budget in zip(sequences, progress, lines, budgets, strict=True)
         ]
         if version.trees is not None:
             drafted = version.trees.grow(sequences, budgets, grown)
@@ -167,9 +180,12 @@ class TrainedDrafter(Drafter):
             if self._doubt is not None:
                 drafted = self._doubt.chains(version.runner, grown, wanted)
             else:
-                drafted = chains(
-                    version.runner, grown, budgets, stop=self._stop, rivals=self._rivals
+                made = chains(
+                    *(version.runner, grown, budgets, lines), stop=self._stop, rivals=self._rivals
                 )
+                drafted = [draft for draft, _ in made]
+                for each, (_, chain) in zip(progress, made, strict=True):
+                    each.chain = chain
         for each in progress:
             each.taken()
         return [replace(draft, source=self.name) for draft in drafted]
@@ -188,7 +204,13 @@ class TrainedDrafter(Drafter):
             assert features is not None
             if len(features) > len(rows):
                 features = features[rows]
-            self._note(sequence, sequence.tokens[-len(rows) :], features)
+            committed = sequence.tokens[-len(rows) :]
+            progress = self._progress[sequence.id]
+            if progress.chain is not None:
+                chances, tokens = progress.chain.chances, progress.chain.tokens
+                self._line(sequence).learn(chances, tokens, committed)
+                progress.chain = None
+            self._note(sequence, committed, features)
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)
 

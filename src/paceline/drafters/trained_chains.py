@@ -10,6 +10,7 @@ from operator import mul
 
 import numpy as np
 
+from paceline.drafters.chain_chances import ChainChances
 from paceline.networks.runner import Chain, Grown, Noise, Runner
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
@@ -24,16 +25,18 @@ def chains(
     runner: Runner,
     grown: List[Grown],
     wanted: List[Budget],
+    lines: List[ChainChances],
     *,
     stop: float = 0.0,
     rivals: bool = True,
-) -> list[TokenTree]:
-    """One chain for each sequence, as deep as its budget and the network allow.
+) -> list[tuple[TokenTree, Chain]]:
+    """A draft for each sequence, as deep as its budget and the network allow, and its chain.
 
     Args:
         runner: the network.
         grown: what contexts have gained.
         wanted: a budget for each.
+        lines: how often its tokens stand.
         stop: a chain ends before the first token whose chance is below this.
         rivals: whether room that the chain leaves is for the second likeliest tokens beside its
             own, as leaves: for these the network has computed everything already.
@@ -44,26 +47,29 @@ def chains(
     deepest = max(min(each.nodes, each.depth) for each in wanted)
     drafted = runner.draft(grown, min(deepest, runner.depth))
     out = []
-    for chain, budget in zip(drafted, wanted, strict=True):
+    for chain, budget, line in zip(drafted, wanted, lines, strict=True):
         depth = min(budget.nodes, budget.depth, len(chain.tokens))
         if stop:
             doubtful = (at for at in range(depth) if chain.chances[at] < stop)
             depth = next(doubtful, depth)
         room = budget.nodes - depth if rivals else 0
-        out.append(_draft(chain, depth, room, budget.least))
+        chances = line.of(chain.chances[:depth])
+        out.append((_draft(chain, chances, room), chain))
     return out
 
 
-def _draft(chain: Chain, depth: int, room: int, least: float) -> TokenTree:
-    """So much of a chain, and behind it the likeliest rivals there is room for, none below `least`.
+def _draft(chain: Chain, chances: List[float], room: int) -> TokenTree:
+    """So much of a chain as chances say, and behind it the likeliest rivals there is room for.
 
     The chain stands first, so that nothing has to be moved to keep it.
     """
-    scores = list(accumulate(chain.chances[:depth], mul))
+    depth = len(chances)
+    scores = list(accumulate(chances, mul))
     tokens, parents = list(chain.tokens[:depth]), list(range(ROOT, depth - 1))
     if room > 0:
         above = [1.0, *scores]
-        beside = [above[at] * chain.rival_chances[at] for at in range(depth)]
+        # What a network says of rivals is what they keep, but for what the chain's own leave.
+        beside = [above[at] * min(chain.rival_chances[at], 1 - chances[at]) for at in range(depth)]
         likely = sorted(range(depth), key=beside.__getitem__, reverse=True)[:room]
         for at in sorted(likely):
             if beside[at] > 0:

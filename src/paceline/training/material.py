@@ -105,7 +105,7 @@ class Material:
             network: what to train.
             recipe: how.
             place: file of the checkpoint.
-            start: parameters of the same network to start from, float32.
+            start: as for `Trainer`.
 
         Raises:
             InvalidOption: the runtime gives no features, or as `Trainer` says.

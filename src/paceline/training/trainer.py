@@ -124,7 +124,7 @@ class Trainer:
             device: where the network is trained.
             place: file of the checkpoint; None keeps none.
             borrowed: what `borrowing.borrow` gave.
-            start: parameters of the same network to start from, float32.
+            start: parameters to start from, float32; those that are not among them are drawn.
             own: judges the network's own drafts, where the recipe wants them.
 
         Raises:
@@ -181,11 +181,10 @@ class Trainer:
             self.step, self.tokens = progress.step, int(progress.data["tokens"])
             self.notes = dict(progress.data["notes"])
             self._saved = True
-        elif start is not None:
-            self.module.load(_tensors(start))
         else:
             sample = [source.of(text) for text in self._texts[:32]]
             self.module.fit_scale(torch.from_numpy(np.concatenate(sample)).to(self._device))
+            self.module.load(self.module.named() | _tensors(start or {}))
 
     def run(self) -> Iterator[Report]:
         """Train to the end, one update at a time.
