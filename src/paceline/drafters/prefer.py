@@ -145,6 +145,9 @@ class Prefer(Parts):
             if len(draft):
                 made.append(_Made(gain, index, keeps, draft))
                 highest = max(highest, gain)
+        if drawn and len(made) == 1:  # there is nothing to weigh it with, in any step
+            self._asked.clear()
+            return made.pop().draft
         return self._union(budget)
 
     def observe(

@@ -28,7 +28,7 @@ _GUESS = 1.0
 _PRIOR = 4
 """Drafts that the guess counts for."""
 
-_WEIGHED = 2.0
+_WEIGHED = 1.5
 """Worth of a token that it adds: what it says of the other draft's tokens helps as well, since
 those that it contradicts need no rows (`docs/results.md`, trained drafters)."""
 

@@ -21,7 +21,7 @@ def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
         "fuse": (width, 4 * width),
         "fuse_norm": (width,),
         "embed_norm": (width,),
-        **layer_shapes("context", geometry, 2 * width, ffn_size),
+        **layer_shapes("prefix", geometry, 2 * width, ffn_size),
         "slots": (slots, width),
         "slots_norm": (width,),
         **layer_shapes("block", geometry, width, ffn_size),
@@ -48,6 +48,6 @@ def slots_behind(
     fused = ops.linear(features * ops.weight("scale"), "fuse")
     embedded = ops.norm(ops.embed(tokens), "embed_norm")
     read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-    x = decoder_layer(ops, "context", geometry, ffn_size, fused, read, ops.attend_context)
+    x = decoder_layer(ops, "prefix", geometry, ffn_size, fused, read, ops.attend_context)
     x = ops.last(x) + ops.weight("slots")
     return decoder_layer(ops, "block", geometry, ffn_size, x, ops.norm(x, "slots_norm"), attend)
