@@ -65,6 +65,14 @@ def test_rows_of_every_count(threads: int) -> None:
         np.testing.assert_allclose(out, product, rtol=0, atol=1e-4)
 
 
+def test_programs_can_be_freed_while_their_weights_are_read_ahead() -> None:
+    for seed in range(60):
+        made = Lookup(seed % 3)
+        for _ in range(2):  # so that it follows itself
+            made.run([1, 2], [0])
+        del made
+
+
 def test_nothing_is_picked() -> None:
     assert Lookup().run([1, 2], []).shape == (0, 640)
 

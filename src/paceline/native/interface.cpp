@@ -66,6 +66,7 @@ void paceline_product(Program* program, const Matrix* matrix, const float* norm,
                       View from, View residual, View to) {
     const Step step{*matrix, norm, eps};
     program->add([=](const Call& call) {
+        program->trail->note(step.matrix.numbers(), step.matrix.bytes());
         product(step, program->count(to, call), program->read(from), program->read(residual),
                 program->rows(to), program->room);
     });
@@ -83,6 +84,7 @@ void paceline_paths(Program* program, const Shape* of, int64_t longest, int32_t 
 
 void paceline_attention(Program* program, const Shape* of, const Layer* in, View from, View to) {
     program->add([=, shape = *of, layer = *in](const Call&) {
+        note_blocks(shape, layer, program->paths, *program->trail);
         path_attention(shape, layer, program->paths, program->read(from), program->rows(to));
     });
 }

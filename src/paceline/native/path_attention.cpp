@@ -290,4 +290,17 @@ void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<c
     throw std::invalid_argument("keys and values are kept in a way unknown here");
 }
 
+void note_blocks(const Shape& shape, const Layer& layer, const Paths& paths, Trail& trail) {
+    const int64_t size = shape.kept == Kept::kFloat ? sizeof(float) : sizeof(int16_t);
+    const int64_t bytes = size * kBlock * shape.kv_heads * shape.width;
+    for (void* memory : {layer.keys, layer.values}) {
+        for (const Group& group : paths.groups) {
+            const int32_t* table = paths.plan.tables + row_of(paths.plan, group.first).table;
+            for (int b = 0; b * kBlock < group.longest; ++b) {
+                trail.note(static_cast<const char*>(memory) + table[b] * bytes, bytes);
+            }
+        }
+    }
+}
+
 }  // namespace paceline

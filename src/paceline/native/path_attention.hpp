@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "ahead.hpp"
 #include "paths.hpp"
 #include "vectors.hpp"
 
@@ -41,5 +42,8 @@ struct Layer {
 //   out:  [count, heads * width]
 void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<const float> qkv,
                     Rows<float> out);
+
+// Notes the blocks of keys and values that are read.
+void note_blocks(const Shape& shape, const Layer& layer, const Paths& paths, Trail& trail);
 
 }  // namespace paceline

@@ -52,10 +52,11 @@ Pool& Pool::shared() {
     return *pool;
 }
 
-Pool::Turn::Turn(int threads) : alone_(shared().turns_) {
+Pool::Turn::Turn(int threads, const std::shared_ptr<Trail>& trail) : alone_(shared().turns_) {
     Pool& pool = shared();
     threads = std::min(threads, kMost);
     pool.start(threads);
+    pool.ahead_.begin(trail);
     pool.active_ = threads;
     // No thread remembers a loop of long ago: numbers of loops come again.
     for (int t = 0; t < threads; ++t) pool.shares_[t].left = share_of(pool.loop_, 0, 0);
@@ -67,7 +68,15 @@ Pool::Turn::Turn(int threads) : alone_(shared().turns_) {
     }
 }
 
-Pool::Turn::~Turn() { shared().busy_ = false; }
+Pool::Turn::~Turn() {
+    shared().ahead_.end();
+    shared().busy_ = false;
+}
+
+void Pool::forget(const std::shared_ptr<Trail>& trail) {
+    const std::lock_guard<std::mutex> alone(turns_);
+    if (process_ == getpid()) ahead_.forget(trail);
+}
 
 void Pool::run(int64_t count, Run run, const void* body, size_t size) {
     const int64_t threads = this->threads();
@@ -122,6 +131,7 @@ bool Pool::help(int index) {
 }
 
 void Pool::work(int index) {
+    uint64_t seen = 0;
     for (;;) {
         using Clock = std::chrono::steady_clock;
         auto until = Clock::now() + kAwake;
@@ -131,6 +141,9 @@ void Pool::work(int index) {
                 until = Clock::now() + kAwake;
             } else if (busy_.load(std::memory_order_relaxed)) {
                 wait(looks);
+            } else if (ahead_.version() != seen && index < threads()) {
+                seen = ahead_.version();
+                ahead_.read(index - 1, threads() - 1, busy_);
             } else {
                 // Nothing but pauses: the other half of the core may be who makes the next work.
                 for (int i = 0; i < 8; ++i) pause();
@@ -152,6 +165,7 @@ void Pool::sleep() {
 void Pool::start(int threads) {
     if (process_ != getpid()) {
         process_ = getpid();
+        ahead_.forked();
         started_ = 1;
         new (&sleeping_) std::mutex;  // a thread that is gone may have held it
         new (&wake_) std::condition_variable;

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <type_traits>
 
+#include "ahead.hpp"
+
 namespace paceline {
 
 class Pool {
@@ -22,15 +24,19 @@ class Pool {
     // The one of this process.
     static Pool& shared();
 
-    // The right to use the pool with so many threads, the caller's included, until it is destroyed.
+    // The right to use the pool with so many threads, the caller's included, until it is destroyed,
+    // for a program with such a trail.
     class Turn {
        public:
-        explicit Turn(int threads);
+        Turn(int threads, const std::shared_ptr<Trail>& trail);
         ~Turn();
 
        private:
         std::unique_lock<std::mutex> alone_;
     };
+
+    // Nothing of a trail is read ahead any more.
+    void forget(const std::shared_ptr<Trail>& trail);
 
     // Threads of the turn that is on.
     int threads() const { return active_.load(std::memory_order_relaxed); }
@@ -70,6 +76,7 @@ class Pool {
     alignas(128) uint64_t loop_ = 0;
     int64_t wanted_ = 0;  // of `finished`
 
+    Ahead ahead_;
     std::mutex turns_, sleeping_;
     std::condition_variable wake_;
     int started_ = 1;

@@ -32,6 +32,9 @@ struct Matrix {
     // added to those, not 128. Byte k of a group, [outputs / 16, inputs / 64, 8, 16, 4], holds
     // column k in its lower half and column k + 32 in its upper one.
     const _Float16* steps;
+
+    const void* numbers() const { return floats ? static_cast<const void*>(floats) : weights; }
+    int64_t bytes() const { return outputs * inputs * (floats ? 8 : steps ? 1 : 2) / 2; }
 };
 
 // out = product(norm(x)) + residual, or of a gated matrix out = silu(gates) * others.

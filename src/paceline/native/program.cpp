@@ -18,7 +18,8 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         buffer.numbers.reset(new float[wanted * buffer.width]);
         buffer.rows = wanted;
     }
-    const Pool::Turn turn(threads);
+    const Pool::Turn turn(threads, trail);
+    trail->begin();
     using Clock = std::chrono::steady_clock;
     stopped_ = false;
     for (ran_ = 0; ran_ < operations && !stopped_; ++ran_) {
@@ -26,6 +27,7 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         operations_[ran_](call);
         if (seconds) seconds[ran_] += std::chrono::duration<double>(Clock::now() - begin).count();
     }
+    trail->end();
 }
 
 }  // namespace paceline

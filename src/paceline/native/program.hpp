@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "ahead.hpp"
 #include "path_attention.hpp"
 #include "product.hpp"
 
@@ -35,6 +36,10 @@ class Program {
     // What runs when the program comes to it.
     void add(Operation operation) { operations_.push_back(std::move(operation)); }
 
+    Program() = default;
+    ~Program() { Pool::shared().forget(trail); }
+    Program(const Program&) = delete;
+
     // Ends the run behind the operation that calls it.
     void stop() { stopped_ = true; }
 
@@ -56,6 +61,7 @@ class Program {
 
     Room room;
     Paths paths;
+    const std::shared_ptr<Trail> trail = std::make_shared<Trail>();
 
    private:
     struct Buffer {
