@@ -70,6 +70,10 @@ _BLOCK = 512
 """Weights that are summed together before a draw looks inside."""
 
 
+_REMEMBERED = 256
+"""Noises that are kept, a few steps' of them."""
+
+
 class KeyedRandomness:
     """Every draw is a function of seed, stream and name: a hash, or a generator seeded by one.
 
@@ -79,6 +83,7 @@ class KeyedRandomness:
     def __init__(self, seed: int, stream: int = 0) -> None:
         """Key by `seed` (of the request) and `stream` (which of its samples this is)."""
         self._key = (seed, stream)
+        self._noises: dict[Draw, TokenNoise] = {}  # drafts and the target ask for the same
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
         """float64 `[size]`, multiples of 2^-53; 0 is lifted to 2^-54 so that logs are finite."""
@@ -88,7 +93,12 @@ class KeyedRandomness:
 
     def noise(self, draw: Draw) -> TokenNoise:
         """Keyed by a hash; a digest of another length is another hash than that of `unit`."""
-        return TokenNoise(self._digest(draw, 16))
+        found = self._noises.get(draw)
+        if found is None:
+            if len(self._noises) >= _REMEMBERED:
+                self._noises.clear()
+            found = self._noises[draw] = TokenNoise(self._digest(draw, 16))
+        return found
 
     def unit(self, draw: Draw) -> float:
         """One number like those of `uniform`, by a hash: cheaper than a generator."""

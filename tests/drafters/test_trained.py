@@ -292,18 +292,11 @@ def test_room_that_a_chain_leaves_is_for_its_rivals(
     budget: Budget, stop: float, leaves: list[int]
 ) -> None:
     chances, rivals = [0.9, 0.5, 0.4, 0.2], [0.05, 0.4, 0.6, 0.1]
-
-    class Fake:
-        depth = 5
-
-        def draft(self, grown: Any, depth: int) -> list[Chain]:
-            return [chain_of(chances, rivals)]
-
-    runner: Any = Fake()
     line = ChainChances(greedy=False, noisy=False)  # as they say
-    given = runner, [None], [budget], [line]
-    ((draft, chain),) = chains(*given, stop=stop)  # type: ignore[arg-type]
+    given = [chain_of(chances, rivals)], [budget], [line]
+    ((draft, chain),) = chains(*given, source="name", stop=stop)
     assert chain.chances == chances
+    assert draft.source == "name"
     long = min(budget.depth, 4 if stop < 0.2 else 3)
     assert draft.tokens.tolist() == [*range(long), *leaves]
     assert draft.parents.tolist() == [*range(-1, long - 1), *(leaf - 11 for leaf in leaves)]
@@ -312,7 +305,7 @@ def test_room_that_a_chain_leaves_is_for_its_rivals(
     above = [1.0, *path]
     beside = [above[leaf - 10] * rivals[leaf - 10] for leaf in leaves]
     np.testing.assert_allclose(draft.scores, [*path[:long], *beside])
-    ((bare, _),) = chains(*given, stop=stop, rivals=False)  # type: ignore[arg-type]
+    ((bare, _),) = chains(*given, source="name", stop=stop, rivals=False)
     assert trees.is_chain(bare)
     assert len(bare) == long
 

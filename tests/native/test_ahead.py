@@ -136,7 +136,8 @@ def test_readers_share(reading: Reading) -> None:
     trail = reading.trail(memory.span(0, 10), memory.span(20, 11))
     reading.turns(trail, trail)
     shares = [reading.read(reader, 3) for reader in range(3)]
-    assert sum(shares) == 21 and min(shares) >= 6
+    assert sum(shares) == 21
+    assert min(shares) >= 6
 
 
 def test_a_program_that_begins_stops_readers(reading: Reading) -> None:

@@ -16,7 +16,7 @@ from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
 from paceline.networks.hydra import Hydra
 from paceline.networks.longspec import LongSpec
-from paceline.networks.runner import Branch, Chain, Grown
+from paceline.networks.runner import Branch, Chain, EarlyRunner, Grown
 from paceline.networks.weights import Trained
 from paceline.runtimes.native_network_fit import takes
 from paceline.runtimes.native_network_last import Lasts
@@ -162,6 +162,47 @@ def test_chains_end_where_what_is_behind_would_not_stand(name: str) -> None:
         np.testing.assert_array_equal(chain.chances, whole[0].chances[:expected])
     assert [len(chain.tokens) for chain in drafted(1.1, 1.1)] == [1, 1]
     assert [len(chain.tokens) for chain in drafted(1.1, 0.0)] == [len(stands)] * 2
+
+
+@pytest.mark.parametrize("name", ["hydra", "eagle3", "block-parallel", "ctc"])
+def test_a_draft_that_was_begun_is_the_one_that_would_have_been_made(name: str) -> None:
+    """Whatever is asked for before it is taken."""
+    trained, runner = ready("native", name)
+    network = trained.network
+    assert isinstance(runner, EarlyRunner)
+    features, tokens = texts(2, 60)
+
+    def rows(which: int, begin: int, end: int) -> tuple[Any, Any]:
+        known, follow = context_rows(network, features[which], tokens[which], begin, end)
+        return known.astype(np.float32), follow
+
+    def same(one: Chain, other: Chain) -> None:
+        assert one.tokens == other.tokens
+        assert np.array_equal(one.chances, other.chances)
+        assert one.rivals == other.rivals
+
+    def disturb() -> None:
+        cache = runner.open()
+        runner.draft([Grown(cache, *rows(1, 0, 9))], network.depth)
+        runner.start([Grown(cache, *rows(1, 9, 12))])
+        runner.release(cache)
+
+    early, usual = runner.open(), runner.open()
+    for begin, end in ((0, 20), (20, 21), (21, 25), (25, 27)):
+        given = rows(0, begin, end)
+        [expected] = runner.draft([Grown(usual, *given)], network.depth)
+        runner.begin(Grown(early, *given), network.depth)
+        if begin != 20:
+            disturb()
+        same(runner.finish(), expected)
+    # One that nobody takes leaves its rows in the cache.
+    runner.begin(Grown(early, *rows(0, 27, 30)), network.depth)
+    [chain] = runner.draft([Grown(early, *rows(0, 30, 33))], network.depth)
+    [expected] = runner.draft([Grown(usual, *rows(0, 27, 33))], network.depth)
+    same(chain, expected)
+    runner.begin(Grown(early, *rows(0, 33, 34)), network.depth)
+    runner.release(early)
+    runner.release(usual)
 
 
 def test_a_step_of_hydra_is_nine_operations() -> None:

@@ -157,13 +157,15 @@ class Prefer(Parts):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """All parts learn from what was verified; alone, how promises came true is learned too."""
+        """All parts learn from what was verified, the dearest first, since it may begin to draft
+        meanwhile; alone, how promises came true is learned too."""
+        for part in reversed(self.parts):
+            part.observe(sequences, drafts, verdicts, outputs)
         if len(sequences) == 1:
             seconds = self._clock() - self._begin - self._extra
             self._step = mean(self._step or seconds, seconds)
             path, token = verdicts[0]
             self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
-        super().observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
         """Forget how promises came true in this sequence."""

@@ -18,12 +18,13 @@ from paceline import tree as trees
 from paceline.drafters.acceptance import DoubtfulStop
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.chain_chances import ChainChances
+from paceline.drafters.early import EarlyDraft
 from paceline.drafters.grown import TreeDrafts
 from paceline.drafters.online import Online
-from paceline.drafters.trained_chains import chains, with_noise
+from paceline.drafters.trained_chains import chains, noise_behind
 from paceline.drafters.trained_making import Made, Version
 from paceline.drafters.trained_progress import RECENT, Progress
-from paceline.networks.runner import Runner
+from paceline.networks.runner import Chain, Grown, Runner
 from paceline.options import arguments, require
 from paceline.sequence import Sequence
 from paceline.target import Output
@@ -61,6 +62,7 @@ class TrainedDrafter(Drafter):
         self._lines: dict[float, ChainChances] = {}  # by temperature
         self._online: Online[Version] | None = None
         self._doubt: DoubtfulStop | None = None
+        self._early = EarlyDraft()
         self.follows_noise = True
 
     @classmethod
@@ -148,6 +150,8 @@ class TrainedDrafter(Drafter):
         """A draft for every sequence that has a budget; a version drafts for all that began with
         it, chains in one run of the network."""
         drafts = [trees.EMPTY] * len(sequences)
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            self._progress[sequence.id].asked(budget)
         if not any(budget.nodes and budget.depth for budget in budgets):
             return drafts
         asking: dict[Version, list[int]] = {}
@@ -166,29 +170,47 @@ class TrainedDrafter(Drafter):
     ) -> list[TokenTree]:
         """Drafts behind what contexts have gained."""
         progress = [self._progress[sequence.id] for sequence in sequences]
-        lines = list(map(self._line, sequences))
-        grown = [
-            p.grown(sequence.cache, line.said(budget.least))
-            for sequence, p, line, budget in zip(sequences, progress, lines, budgets, strict=True)
-        ]
-        if version.trees is not None:
-            drafted = version.trees.grow(sequences, budgets, grown)
+        wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
+        early = self._early.finish(progress[0])
+        if early is not None:
+            drafted = self._chains(sequences, budgets, [early])
         else:
-            wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
-            if self.follows_noise:
-                grown = list(map(with_noise, grown, sequences, wanted))
-            if self._doubt is not None:
-                drafted = self._doubt.chains(version.runner, grown, wanted)
+            grown = list(map(self._grown, sequences, budgets))
+            if version.trees is not None:
+                drafted = list(map(self._named, version.trees.grow(sequences, budgets, grown)))
+            elif self._doubt is not None:
+                made = self._doubt.chains(version.runner, grown, wanted)
+                drafted = list(map(self._named, made))
             else:
-                made = chains(
-                    *(version.runner, grown, budgets, lines), stop=self._stop, rivals=self._rivals
-                )
-                drafted = [draft for draft, _ in made]
-                for each, (_, chain) in zip(progress, made, strict=True):
-                    each.chain = chain
+                chained = version.runner.draft(grown, max(wanted))
+                drafted = self._chains(sequences, budgets, chained)
         for each in progress:
             each.taken()
-        return [replace(draft, source=self.name) for draft in drafted]
+        return drafted
+
+    def _named(self, draft: TokenTree) -> TokenTree:
+        return replace(draft, source=self.name)
+
+    def _grown(self, sequence: Sequence, budget: Budget) -> Grown:
+        """What a context has gained, for a draft of this size."""
+        progress = self._progress[sequence.id]
+        noise = None
+        if progress.version.trees is None and self.follows_noise:
+            depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
+            noise = noise_behind(sequence, depth)
+        return progress.grown(sequence.cache, self._line(sequence).said(budget.least), noise)
+
+    def _chains(
+        self, sequences: List[Sequence], budgets: List[Budget], drafted: List[Chain]
+    ) -> list[TokenTree]:
+        """Drafts of what networks have said."""
+        lines = list(map(self._line, sequences))
+        made = chains(
+            *(drafted, budgets, lines), source=self.name, stop=self._stop, rivals=self._rivals
+        )
+        for sequence, (_, chain) in zip(sequences, made, strict=True):
+            self._progress[sequence.id].chain = chain
+        return [draft for draft, _ in made]
 
     def observe(
         self,
@@ -210,9 +232,21 @@ class TrainedDrafter(Drafter):
                 chances, tokens = progress.chain.chances, progress.chain.tokens
                 self._line(sequence).learn(chances, tokens, committed)
                 progress.chain = None
+            if self._early.finish(progress) is not None:  # which nobody has asked for
+                progress.taken()
             self._note(sequence, committed, features)
+        if len(sequences) == 1:
+            self._begin_early(sequences[0])
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)
+
+    def _begin_early(self, sequence: Sequence) -> None:
+        """Begin the next draft, where one is expected."""
+        progress = self._progress[sequence.id]
+        if self._doubt is None and not sequence.finish_reason and self._early.expects(progress):
+            budget = progress.budget
+            depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
+            self._early.begin(progress, self._grown(sequence, budget), depth)
 
     def close(self, sequence: Sequence) -> None:
         """Release the network's cache."""

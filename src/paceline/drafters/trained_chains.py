@@ -4,14 +4,13 @@ under the noise that the target will draw with, since they agree oftener."""
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
 import numpy as np
 
 from paceline.drafters.chain_chances import ChainChances
-from paceline.networks.runner import Chain, Grown, Noise, Runner
+from paceline.networks.runner import Chain, Noise
 from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, TokenTree
@@ -22,30 +21,25 @@ target spreads its law wider; between 0.6 and 0.9 most tokens agree."""
 
 
 def chains(
-    runner: Runner,
-    grown: List[Grown],
+    drafted: List[Chain],
     wanted: List[Budget],
     lines: List[ChainChances],
     *,
+    source: str,
     stop: float = 0.0,
     rivals: bool = True,
 ) -> list[tuple[TokenTree, Chain]]:
-    """A draft for each sequence, as deep as its budget and the network allow, and its chain.
+    """A draft for each sequence, as deep as its budget and its chain allow, and the chain.
 
     Args:
-        runner: the network.
-        grown: what contexts have gained.
+        drafted: what the network says.
         wanted: a budget for each.
         lines: how often its tokens stand.
+        source: name of the drafter.
         stop: a chain ends before the first token whose chance is below this.
         rivals: whether room that the chain leaves is for the second likeliest tokens beside its
             own, as leaves: for these the network has computed everything already.
-
-    Raises:
-        OutOfMemory: the network's own cache is full.
     """
-    deepest = max(min(each.nodes, each.depth) for each in wanted)
-    drafted = runner.draft(grown, min(deepest, runner.depth))
     out = []
     for chain, budget, line in zip(drafted, wanted, lines, strict=True):
         depth = min(budget.nodes, budget.depth, len(chain.tokens))
@@ -54,11 +48,11 @@ def chains(
             depth = next(doubtful, depth)
         room = budget.nodes - depth if rivals else 0
         chances = line.of(chain.chances[:depth])
-        out.append((_draft(chain, chances, room), chain))
+        out.append((_draft(chain, chances, room, source), chain))
     return out
 
 
-def _draft(chain: Chain, chances: List[float], room: int) -> TokenTree:
+def _draft(chain: Chain, chances: List[float], room: int, source: str) -> TokenTree:
     """So much of a chain as chances say, and behind it the likeliest rivals there is room for.
 
     The chain stands first, so that nothing has to be moved to keep it.
@@ -79,16 +73,16 @@ def _draft(chain: Chain, chances: List[float], room: int) -> TokenTree:
     return TokenTree(
         np.array(tokens, dtype=np.int64),
         np.array(parents, dtype=np.int64),
+        source=source,
         scores=np.array(scores),
     )
 
 
-def with_noise(grown: Grown, sequence: Sequence, depth: int) -> Grown:
-    """The same with what the tokens behind the root will be drawn with; not for greedy requests."""
+def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
+    """What the tokens behind the root will be drawn with; None for greedy requests."""
     temperature = sequence.params.temperature
     if not temperature:
-        return grown
+        return None
     begin, randomness = len(sequence.tokens), sequence.randomness
     draws = (Draw(place, Purpose.NOISE) for place in range(begin, begin + depth))
-    keys = b"".join(randomness.noise(draw).key for draw in draws)
-    return replace(grown, noise=Noise(keys, _SHARPER * temperature))
+    return Noise(b"".join([randomness.noise(draw).key for draw in draws]), _SHARPER * temperature)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -20,14 +21,14 @@ from paceline.drafters.online import Learning, Online, find_learner
 from paceline.drafters.online_file import LearntFile
 from paceline.drafters.trained_weights import digest_of, fitting, resized, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.networks.runner import Runner
+from paceline.networks.runner import EarlyRunner, Runner
 from paceline.networks.weights import Trained
 from paceline.options import arguments
 
 _LEARNING = ("online", "rate", "save")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Version:
     """A network with certain weights, ready to run.
 
@@ -38,6 +39,11 @@ class Version:
 
     runner: Runner
     trees: TreeDrafts | None = None
+
+    @cached_property
+    def early(self) -> EarlyRunner | None:
+        """The runner, if it drafts while others go on."""
+        return self.runner if isinstance(self.runner, EarlyRunner) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from paceline.drafters.trained_making import Version
-from paceline.networks.runner import Chain, Grown
-from paceline.types import LogitArray
+from paceline.networks.runner import Chain, Grown, Noise
+from paceline.types import Budget, LogitArray
 
 RECENT = 128
 """Last rows of a prompt that a network reads in any case, even if others have cached them."""
@@ -34,6 +34,8 @@ class Progress:
         tokens: those that wait, the root at the end.
         begun: whether the cache holds any rows.
         chain: the last that was drafted, until its fate is known.
+        budget: of the last draft that was asked for.
+        steady: steps in a row that asked for one.
     """
 
     version: Version
@@ -42,6 +44,8 @@ class Progress:
     tokens: list[int]
     begun: bool = False
     chain: Chain | None = None
+    budget: Budget = field(default_factory=lambda: Budget(0, 0))
+    steady: int = 0
 
     def note(
         self, tokens: list[int], features: LogitArray, target: Any, reads_all: bool = False
@@ -67,10 +71,18 @@ class Progress:
             self.version.runner.draft([read], 0)
         self.features, self.tokens = [known[-kept:].copy()], self.tokens[-kept:]
 
-    def grown(self, target: Any, least: float) -> Grown:
-        """What waits, for a draft that may end below a chance of `least`."""
+    def asked(self, budget: Budget) -> None:
+        """A step asks for a draft of this size, or for none."""
+        if min(budget.nodes, budget.depth) > 0:
+            self.budget = budget
+            self.steady += 1
+        else:
+            self.steady = 0
+
+    def grown(self, target: Any, least: float, noise: Noise | None) -> Grown:
+        """What waits, for a draft that may end below a chance of `least`, drawn with this noise."""
         new = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
-        return Grown(self.cache, new, self.tokens, target, least=least)
+        return Grown(self.cache, new, self.tokens, target, noise, least)
 
     def taken(self) -> None:
         """The cache holds all rows now."""

@@ -49,6 +49,9 @@ class Ahead {
     // Nothing of this trail is read any more once this returns.
     void forget(const std::shared_ptr<Trail>& trail);
 
+    // There is something better to do.
+    void stop() { want(nullptr); }
+
     // In a process that was forked off: nobody who read before is there.
     void forked();
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,12 @@ from paceline.types import IntArray, LogitArray
 
 PICKED = 4
 """Columns that `pick` fills."""
+
+_KEY = 16
+"""Bytes of a key."""
+
+_SHARPNESS = Struct("<f4x")
+"""And what stands behind it."""
 
 SUM, PRODUCT, SILU = range(3)
 """How rows are put together."""
@@ -123,12 +130,11 @@ class DraftProgram(Program):
 
 
 def noise_records(keys: bytes, temperature: float, depth: int) -> npt.NDArray[np.int32]:
-    """int32 `[depth, 6]`, `Noise` of `drafting.hpp`; none where there is no key."""
-    out = np.zeros((depth, 6), dtype=np.int32)
-    known = np.frombuffer(keys, dtype=np.int32).reshape(-1, 4)[:depth]
-    out[: len(known), :4] = known
-    out[: len(known), 4] = np.float32(1 / temperature).view(np.int32)
-    return out
+    """int32 `[depth, 6]`, `Noise` of `drafting.hpp`; zeros where there is no key."""
+    behind = _SHARPNESS.pack(1 / temperature)
+    known = [keys[at : at + _KEY] + behind for at in range(0, _KEY * depth, _KEY) if at < len(keys)]
+    records = b"".join(known).ljust(depth * (_KEY + len(behind)), b"\0")
+    return np.frombuffer(records, dtype=np.int32).reshape(depth, -1)
 
 
 def _view(columns: Columns | None) -> View:

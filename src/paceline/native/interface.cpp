@@ -10,6 +10,25 @@
 
 using namespace paceline;
 
+namespace {
+
+// What went wrong, as `paceline_run` says it.
+template <class Work>
+const char* failure(const Work& work) {
+    thread_local std::string reason;
+    try {
+        work();
+        return nullptr;
+    } catch (const std::bad_alloc&) {
+        reason = "memory";
+    } catch (const std::exception& error) {
+        reason = error.what();
+    }
+    return reason.c_str();
+}
+
+}  // namespace
+
 extern "C" {
 
 int paceline_has_float_products() { return has_float_products(); }
@@ -93,16 +112,18 @@ void paceline_attention(Program* program, const Shape* of, const Layer* in, View
 // until the next run.
 const char* paceline_run(Program* program, int64_t operations, int32_t threads,
                          const int64_t* counts, const int32_t* const* inputs, double* seconds) {
-    thread_local std::string reason;
-    try {
-        program->run(operations, threads, {counts, inputs}, seconds);
-        return nullptr;
-    } catch (const std::bad_alloc&) {
-        reason = "memory";
-    } catch (const std::exception& error) {
-        reason = error.what();
-    }
-    return reason.c_str();
+    return failure([&] { program->run(operations, threads, {counts, inputs}, seconds); });
+}
+
+// Begins to run them, and returns. What it is given must stay as it is until `paceline_finish`,
+// which says what `paceline_run` says.
+void paceline_begin(Program* program, int64_t operations, int32_t threads, const int64_t* counts,
+                    const int32_t* const* inputs) {
+    program->begin(operations, threads, {counts, inputs});
+}
+
+const char* paceline_finish(Program* program) {
+    return failure([&] { program->finish(); });
 }
 
 // Operations of the last run.

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +15,8 @@ namespace {
 constexpr int kWatch = 4096;  // looks for work before a thread lets others run in between
 constexpr int kSeldom = 64;   // looks between two at the clock
 constexpr auto kAwake = std::chrono::milliseconds(1);  // behind a program, before it sleeps
+
+thread_local int self = 0;  // number of the thread; all that are not the pool's are the first
 
 // What is left of a share: the parts from `begin` to `end` of a loop.
 constexpr int kLoopAt = 40, kEndAt = 20;
@@ -48,7 +49,11 @@ void wait(int& looks) {
 }  // namespace
 
 Pool& Pool::shared() {
-    static Pool* pool = new Pool;  // never destroyed: its threads may outlive static objects
+    // Never destroyed: its threads may outlive static objects.
+    static Pool* pool = [] {
+        pthread_atfork(nullptr, nullptr, [] { shared().forked(); });
+        return new Pool;
+    }();
     return *pool;
 }
 
@@ -62,10 +67,7 @@ Pool::Turn::Turn(int threads, const std::shared_ptr<Trail>& trail) : alone_(shar
     for (int t = 0; t < threads; ++t) pool.shares_[t].left = share_of(pool.loop_, 0, 0);
     pool.wanted_ = pool.finished();
     pool.busy_ = true;
-    if (pool.sleepers_ > 0) {
-        std::lock_guard<std::mutex> lock(pool.sleeping_);
-        pool.wake_.notify_all();
-    }
+    pool.wake();
 }
 
 Pool::Turn::~Turn() {
@@ -75,7 +77,40 @@ Pool::Turn::~Turn() {
 
 void Pool::forget(const std::shared_ptr<Trail>& trail) {
     const std::lock_guard<std::mutex> alone(turns_);
-    if (process_ == getpid()) ahead_.forget(trail);
+    ahead_.forget(trail);
+}
+
+void Pool::begin(Task& task, int threads) {
+    const std::lock_guard<std::mutex> alone(turns_);
+    start(threads);
+    task.done = false;
+    task.process = process_;
+    Task* none = nullptr;
+    task.posted = threads > 1 && task_.compare_exchange_strong(none, &task);
+    if (!task.posted) return;
+    ahead_.stop();
+    wake();
+}
+
+void Pool::finish(Task& task) {
+    Task* waiting = &task;
+    const bool mine = !task.posted || task_.compare_exchange_strong(waiting, nullptr);
+    if (mine || task.process != process_) {  // or there is nobody to do it
+        task.run();
+        task.done = true;
+    }
+    for (int looks = 0; !task.done;) {
+        if (!help(0)) wait(looks);
+    }
+}
+
+// Runs the task that waits.
+bool Pool::attend(int index) {
+    Task* task = index == 1 && task_ ? task_.exchange(nullptr) : nullptr;
+    if (!task) return false;
+    task->run();
+    task->done = true;
+    return true;
 }
 
 void Pool::run(int64_t count, Run run, const void* body, size_t size) {
@@ -89,7 +124,7 @@ void Pool::run(int64_t count, Run run, const void* body, size_t size) {
         std::memcpy(share.body, body, size);
         share.left.store(share_of(loop_, begin, end), std::memory_order_release);
     }
-    help(0);
+    help(self);
     for (int looks = 0; finished() != wanted_;) wait(looks);
 }
 
@@ -125,12 +160,13 @@ bool Pool::help(int index) {
         }
     }
     if (!done) return false;
-    const int64_t before = own.finished.load(std::memory_order_relaxed);
-    own.finished.store(before + done, std::memory_order_release);
+    // Whoever waits for a task helps with what is on: so two may count here.
+    own.finished.fetch_add(done, std::memory_order_release);
     return true;
 }
 
 void Pool::work(int index) {
+    self = index;
     uint64_t seen = 0;
     for (;;) {
         using Clock = std::chrono::steady_clock;
@@ -141,6 +177,8 @@ void Pool::work(int index) {
                 until = Clock::now() + kAwake;
             } else if (busy_.load(std::memory_order_relaxed)) {
                 wait(looks);
+            } else if (attend(index)) {
+                until = Clock::now() + kAwake;
             } else if (ahead_.version() != seen && index < threads()) {
                 seen = ahead_.version();
                 ahead_.read(index - 1, threads() - 1, busy_);
@@ -157,20 +195,33 @@ void Pool::work(int index) {
 void Pool::sleep() {
     std::unique_lock<std::mutex> lock(sleeping_);
     ++sleepers_;
-    wake_.wait(lock, [&] { return busy_.load(); });
+    wake_.wait(lock, [&] { return busy_.load() || task_.load(); });
     --sleepers_;
 }
 
-// Starts threads that are missing: all of them in a process that was forked off.
+void Pool::wake() {
+    if (sleepers_ == 0) return;
+    std::lock_guard<std::mutex> lock(sleeping_);
+    wake_.notify_all();
+}
+
+// In a process that was forked off there are no threads, and a thread that is gone may have held what
+// others wait for.
+void Pool::forked() {
+    ++process_;
+    started_ = 1;
+    new (&turns_) std::mutex;
+    new (&sleeping_) std::mutex;
+    new (&wake_) std::condition_variable;
+    sleepers_ = 0;
+    busy_ = false;
+    task_ = nullptr;
+    ahead_.forked();
+}
+
+// Starts threads that are missing.
 void Pool::start(int threads) {
-    if (process_ != getpid()) {
-        process_ = getpid();
-        ahead_.forked();
-        started_ = 1;
-        new (&sleeping_) std::mutex;  // a thread that is gone may have held it
-        new (&wake_) std::condition_variable;
-        sleepers_ = 0;
-    }
+    if (started_ >= threads) return;
     // Signals are for the threads that know what to do with them.
     sigset_t every, before;
     sigfillset(&every);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <type_traits>
 
@@ -38,6 +39,20 @@ class Pool {
     // Nothing of a trail is read ahead any more.
     void forget(const std::shared_ptr<Trail>& trail);
 
+    // What is run while the caller does other things. It takes a turn of its own.
+    struct Task {
+        std::function<void()> run;  // throws nothing
+        bool posted = false;
+        int process = 0;
+        std::atomic<bool> done{true};
+    };
+
+    // Lets another thread run it, if there are so many threads and no other task is waiting.
+    void begin(Task& task, int threads);
+
+    // Returns when it was run, by the caller if nobody else came to it; helps until then.
+    void finish(Task& task);
+
     // Threads of the turn that is on.
     int threads() const { return active_.load(std::memory_order_relaxed); }
 
@@ -58,8 +73,11 @@ class Pool {
     int64_t finished() const;
     bool help(int index);
     void work(int index);
+    bool attend(int index);
+    void wake();
     void sleep();
     void start(int threads);
+    void forked();
 
     // A thread's share of a loop. `left` says which loop, where the share ends, and what of it was
     // taken: one number, so that who takes a part knows what it is a part of. Shares are runs, since
@@ -77,10 +95,11 @@ class Pool {
     int64_t wanted_ = 0;  // of `finished`
 
     Ahead ahead_;
+    std::atomic<Task*> task_{nullptr};
     std::mutex turns_, sleeping_;
     std::condition_variable wake_;
     int started_ = 1;
-    int process_ = 0;
+    int process_ = 0;  // forks since the first
 };
 
 // Calls `body` for 0 to `count` - 1, on all threads of the turn if `parallel`.

@@ -1,8 +1,14 @@
 #include "program.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace paceline {
+
+Program::~Program() {
+    if (!task_.done) Pool::shared().finish(task_);
+    Pool::shared().forget(trail);
+}
 
 int32_t Program::buffer(int32_t count, int64_t width) {
     buffers_.push_back({count, width, 0, nullptr});
@@ -28,6 +34,24 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         if (seconds) seconds[ran_] += std::chrono::duration<double>(Clock::now() - begin).count();
     }
     trail->end();
+}
+
+void Program::begin(int64_t operations, int threads, const Call& call) {
+    if (!task_.done) Pool::shared().finish(task_);
+    thrown_ = nullptr;
+    task_.run = [=] {
+        try {
+            run(operations, threads, call, nullptr);
+        } catch (...) {
+            thrown_ = std::current_exception();
+        }
+    };
+    Pool::shared().begin(task_, threads);
+}
+
+void Program::finish() {
+    if (!task_.done) Pool::shared().finish(task_);
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
 }  // namespace paceline

@@ -167,26 +167,33 @@ class Program:
             OutOfMemory: there is none for so many rows.
             ValueError: an operation refuses its inputs.
         """
-        for name, index in self._inputs.items():
-            values = inputs[name]
-            bound = self._bound[index]
-            if bound.size < len(values):
-                bound = self._bound[index] = np.empty(2 * len(values), dtype=np.int32)
-                self._pointers[index] = bound.ctypes.data
-            bound[: len(values)] = values
-        for name, index in self._counts.items():
-            self._numbers[index] = counts[name]
+        self._bind(counts, inputs)
         measured = None if seconds is None else seconds.ctypes.data
         most = len(self.names) if operations is None else operations
-        error = self._library.paceline_run(
-            self._address, most, threads, self._numbers, self._pointers, measured
-        )
-        if error == b"memory":
-            raise OutOfMemory(
-                "no memory for a forward of this size: send fewer or shorter requests"
+        _check(
+            self._library.paceline_run(
+                self._address, most, threads, self._numbers, self._pointers, measured
             )
-        if error is not None:
-            raise ValueError(error.decode())
+        )
+
+    def begin(
+        self, counts: Mapping[str, int], inputs: Mapping[str, Any], threads: int, operations: int
+    ) -> None:
+        """Begin to run the first so many operations; to be followed by `finish`, and until then by
+        nothing else. Arguments as for `run`."""
+        self._bind(counts, inputs)
+        self._library.paceline_begin(
+            self._address, operations, threads, self._numbers, self._pointers
+        )
+
+    def finish(self) -> None:
+        """Wait until what was begun has run.
+
+        Raises:
+            OutOfMemory: there is none for so many rows.
+            ValueError: an operation refuses its inputs.
+        """
+        _check(self._library.paceline_finish(self._address))
 
     def read(self, of: Columns, rows: int) -> LogitArray:
         """float32 `[rows, width]`, a view of a whole buffer that the next run overwrites."""
@@ -200,6 +207,18 @@ class Program:
             numbers: Any = (ctypes.c_float * (rows * of.width)).from_address(address)
             self._views[key] = np.frombuffer(numbers, dtype=np.float32).reshape(rows, of.width)
         return self._views[key]
+
+    def _bind(self, counts: Mapping[str, int], inputs: Mapping[str, Any]) -> None:
+        """Put what a run is given where the library reads it."""
+        for name, index in self._inputs.items():
+            values = inputs[name]
+            bound = self._bound[index]
+            if bound.size < len(values):
+                bound = self._bound[index] = np.empty(2 * len(values), dtype=np.int32)
+                self._pointers[index] = bound.ctypes.data
+            bound[: len(values)] = values
+        for name, index in self._counts.items():
+            self._numbers[index] = counts[name]
 
     def _add(self, name: str, kind: str, *arguments: Any) -> None:
         """One more operation."""
@@ -216,6 +235,14 @@ class Program:
     def _count(self, name: str) -> int:
         """The index of a number of rows."""
         return self._counts.setdefault(name, len(self._counts))
+
+
+def _check(error: bytes | None) -> None:
+    """Raise what went wrong."""
+    if error == b"memory":
+        raise OutOfMemory("no memory for a forward of this size: send fewer or shorter requests")
+    if error is not None:
+        raise ValueError(error.decode())
 
 
 def _view(columns: Columns | None) -> View:

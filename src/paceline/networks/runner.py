@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -155,6 +155,23 @@ class Runner(Protocol):
 
     def hidden(self, branch: Branch) -> LogitArray:
         """A branch's state as numbers, float32 `[slots, ...]`."""
+        ...
+
+
+@runtime_checkable
+class EarlyRunner(Runner, Protocol):
+    """One that drafts while its caller does other things."""
+
+    def begin(self, grown: Grown, depth: int) -> None:
+        """Begin what `draft` does, for one sequence, and return.
+
+        Raises:
+            OutOfMemory: the network's own cache is full; nothing has begun.
+        """
+        ...
+
+    def finish(self) -> Chain:
+        """What was begun; wait for it. Anything else may be asked for before, and waits for it."""
         ...
 
 

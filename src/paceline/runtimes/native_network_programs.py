@@ -100,6 +100,23 @@ class Chains:
         program.run(self._writing.counts(sequences, rows), inputs, threads, operations=until)
         return bisect_right(self.ends, program.ran)
 
+    def begin(self, rows: int, inputs: Mapping[str, Input], threads: int, until: int) -> None:
+        """`run` for one sequence, without waiting for it."""
+        self._writing.program.begin(self._writing.counts(1, rows), inputs, threads, until)
+
+    def finish(self) -> int:
+        """Wait for what was begun.
+
+        Returns:
+            The steps that were drafted.
+
+        Raises:
+            OutOfMemory: there is none for so many rows.
+        """
+        program = self._writing.program
+        program.finish()
+        return bisect_right(self.ends, program.ran)
+
     def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
         """What so many steps drafted: the two likeliest token ids and their chances, `[sequences,
         steps * width, 2]`."""

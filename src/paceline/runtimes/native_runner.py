@@ -71,6 +71,8 @@ class NativeRunner:
         self._ids = ids
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
+        self._begun: tuple[Grown, int] | None = None
+        self._finished: Chain | None = None
 
     @property
     def depth(self) -> int:
@@ -90,21 +92,51 @@ class NativeRunner:
 
     def release(self, cache: NetworkCache) -> None:
         """Give its blocks back."""
+        self._settle()
         cache.paged.release()
 
     def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
         """Take in what is new and draft."""
+        self._settle()
         network = self._network
-        steps = min(-(-depth // network.width), network.steps)
-        ends = self._chains.ends
-        until = ends[steps - 1] if steps else self._chains.taken_in
+        steps, until = self._steps(depth)
         steps = self._take_in(self._chains, grown, until, steps * network.width)
         if not steps:
             return []
         return chains(network, *self._chains.drafted(len(grown), steps), depth)
 
+    def begin(self, grown: Grown, depth: int) -> None:
+        """The same for one sequence of few new rows, on other threads while the caller goes on."""
+        self._settle()
+        steps, until = self._steps(depth)
+        rows, inputs = self._inputs([grown], steps * self._network.width)
+        self._chains.begin(rows, inputs, self._threads, until)
+        self._begun = grown, depth
+
+    def finish(self) -> Chain:
+        """What was begun."""
+        self._settle()
+        chain, self._finished = self._finished, None
+        assert chain is not None
+        return chain
+
+    def _settle(self) -> None:
+        """Wait for what was begun, and keep what came of it: its buffers are wanted."""
+        if self._begun is None:
+            return
+        (grown, depth), self._begun = self._begun, None
+        steps = self._chains.finish()
+        self._taken([grown])
+        [self._finished] = chains(self._network, *self._chains.drafted(1, steps), depth)
+
+    def _steps(self, depth: int) -> tuple[int, int]:
+        """Steps that so many tokens take, and the operations of those."""
+        steps = min(-(-depth // self._network.width), self._network.steps)
+        return steps, self._chains.ends[steps - 1] if steps else self._chains.taken_in
+
     def start(self, grown: Sequence[Grown]) -> list[Branch]:
         """Take in what is new, and stop at the first step's logits."""
+        self._settle()
         if self._roots is None:
             self._roots = Chains(self._parts, self._ids)
         self._take_in(self._roots, grown, self._roots.started, self._roots.behind)
@@ -116,6 +148,7 @@ class NativeRunner:
 
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
         """One step of all branches at once."""
+        self._settle()
         if self._branches is None:
             self._branches = Branches(self._parts, self._chains, self._threads)
         return self._branches.advance(asked)
@@ -147,6 +180,14 @@ class NativeRunner:
         return self._run(program, rest, until, ahead)
 
     def _run(self, program: Chains, grown: Sequence[Grown], until: int, ahead: int) -> int:
+        rows, inputs = self._inputs(grown, ahead)
+        drafted = program.run(rows, len(grown), inputs, self._threads, until)
+        self._taken(grown)
+        return drafted
+
+    def _inputs(self, grown: Sequence[Grown], ahead: int) -> tuple[int, dict[str, Input]]:
+        """How many rows are new, and what a run is given; there is room for them then, and for
+        `ahead` more."""
         network, rows = self._network, 0
         tokens: list[int] = []
         last_rows: list[int] = []
@@ -178,16 +219,19 @@ class NativeRunner:
             inputs["features"] = bits(
                 features[0] if len(features) == 1 else np.concatenate(features)
             )
-        drafted = program.run(rows, len(grown), inputs, self._threads, until)
+        return rows, inputs
+
+    def _taken(self, grown: Sequence[Grown]) -> None:
+        """What was new is in the caches."""
         for each in grown:
-            each.cache.paged.length += len(each.tokens) if network.layers else 0
+            each.cache.paged.length += len(each.tokens) if self._network.layers else 0
             each.cache.tail.extend(each.tokens)
-        return drafted
 
     def _noise(self, grown: Sequence[Grown]) -> Input:
         """Records of all sequences, zero where tokens are not drawn."""
         depth = self._chains.tokens
-        if not any(each.noise for each in grown):
-            return self._silence if len(grown) == 1 else np.tile(self._silence, len(grown))
+        if len(grown) == 1:
+            noise = grown[0].noise
+            return noise_records(*noise, depth).ravel() if noise else self._silence
         given = (each.noise or (b"", 1.0) for each in grown)
         return np.concatenate([noise_records(*each, depth) for each in given]).ravel()
