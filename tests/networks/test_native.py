@@ -22,6 +22,7 @@ from paceline.runtimes.native_network_fit import takes
 from paceline.runtimes.native_network_last import Lasts
 from paceline.runtimes.native_network_narrow import narrowed
 from paceline.runtimes.native_network_rows import (
+    Attended,
     Joined,
     Last,
     Linear,
@@ -218,6 +219,22 @@ def test_a_step_of_hydra_is_nine_operations() -> None:
     # Behind attention only last rows are read: taking a prompt in ends there.
     assert names[runner._chains.taken_in - 1] == "attention"
     assert "prefix.o.residual" not in names[: runner._chains.taken_in]
+
+
+@pytest.mark.parametrize("name", ["hydra", "eagle3", "draft-lm"])
+def test_attention_is_spared_what_nobody_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but last rows of a network's last layer."""
+    made: list[Any] = []
+
+    class Noted(Attended):
+        def __init__(self, *of: Any, **named: Any) -> None:
+            super().__init__(*of, **named)
+            made.append(self)
+
+    monkeypatch.setattr("paceline.runtimes.native_network.Attended", Noted)
+    network = build(name, WIDE, {"layers": 2} if name == "draft-lm" else {})
+    quantised(network)
+    assert [each.whole.item() for each in made] == [1] * (network.layers - 1) + [0]
 
 
 def test_expressions_are_put_together_again() -> None:

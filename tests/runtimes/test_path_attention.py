@@ -46,7 +46,7 @@ class Layer:
         return self.program.read(self.out, len(qkv)).copy()
 
 
-def layer(sizes: Sizes, kept: Kept = "fp32", threads: int = 2) -> Layer:
+def layer(sizes: Sizes, kept: Kept = "fp32", threads: int = 2, whole: Any = None) -> Layer:
     width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
     angles = np.arange(LONGEST)[:, None] * sizes.frequencies[None]
     table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
@@ -58,7 +58,7 @@ def layer(sizes: Sizes, kept: Kept = "fp32", threads: int = 2) -> Layer:
     program = Program(Packed(), heads)
     into, out = program.buffer("rows", width), program.buffer("rows", sizes.heads * sizes.width)
     program.paths(LONGEST, "rows")
-    program.attention(pool.memory, table, norms, into, out)
+    program.attention(pool.memory, table, norms, into, out, whole)
     return Layer(sizes, pool, program, into, out, threads)
 
 
@@ -125,6 +125,37 @@ def test_it_is_the_plain_twin(name: str, length: int, kept: Kept) -> None:
     cache.length = length
     found = np.concatenate([first, drafted(made, cache, TREE, rows[length:])])
     np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR[kept])
+
+
+@pytest.mark.parametrize("kept", FORMATS)
+def test_of_last_rows_alone_it_is_the_same(kept: Kept) -> None:
+    """And keys and values of the others are there for whoever comes behind."""
+    sizes, whole = SHAPES["grouped"], np.ones(1, dtype=np.int32)
+    made = layer(sizes, kept, whole=whole)
+    lengths = (1, 40, 300, 3, 2)
+    ends = np.cumsum(lengths)
+    prompts, more = random_rows(sizes, ends[-1]), random_rows(sizes, 1 + len(TREE), seed=2)
+
+    def run(every: int) -> tuple[Any, Any]:
+        caches, batch = [PagedCache(made.pool) for _ in lengths], PathBatch()
+        for cache, length in zip(caches, lengths, strict=True):
+            batch.add(cache, [0] * length, trees.EMPTY)
+        made.run(batch, random_rows(sizes, ends[-1], seed=7))  # what is left is not these results
+        whole[:] = every
+        first = made.run(batch, prompts)
+        whole[:] = 1
+        for cache, length in zip(caches, lengths, strict=True):
+            cache.length = length
+        behind = [drafted(made, cache, TREE, more) for cache in caches]
+        for cache in caches:
+            cache.release()
+        return first, np.concatenate(behind)
+
+    (every, behind), (last, later) = run(1), run(0)
+    assert np.array_equal(last[ends - 1], every[ends - 1])
+    assert np.array_equal(later, behind)
+    others = np.setdiff1d(np.arange(ends[-1]), ends - 1)
+    assert (last[others] != every[others]).any(axis=1).all()
 
 
 @pytest.mark.parametrize("kept", FORMATS)

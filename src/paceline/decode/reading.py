@@ -69,7 +69,9 @@ class Reader:
     def features(self, sequence: Sequence) -> LogitArray | None:
         """Features of the last tokens before the root, if they were asked for."""
         seen = self._features.get(sequence.id)
-        return None if seen is None else np.concatenate(seen)
+        if seen is None:
+            return None
+        return seen[0] if len(seen) == 1 else np.concatenate(seen)
 
     def done(self, sequence: Sequence) -> None:
         """The sequence decodes from now on."""

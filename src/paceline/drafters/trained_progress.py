@@ -64,12 +64,26 @@ class Progress:
         self.features.append(features)
         if len(self.tokens) <= most:
             return
-        known, kept = np.concatenate(self.features), _PROMPT
         if self.begun or reads_all:
-            kept = 1  # which drafts start behind
+            known = np.concatenate(self.features)
             read = Grown(self.cache, known[:-1], self.tokens[:-1], target)
             self.version.runner.draft([read], 0)
-        self.features, self.tokens = [known[-kept:].copy()], self.tokens[-kept:]
+            self._keep(1)  # which drafts start behind
+        else:
+            self._keep(_PROMPT)
+
+    def _keep(self, rows: int) -> None:
+        """Forget all but the last rows that wait. They may be megabytes, and are moved only where
+        more would be held by them than they are."""
+        self.tokens = self.tokens[-rows:]
+        kept: list[LogitArray] = []
+        for features in reversed(self.features):
+            tail = features[-rows:]
+            kept.insert(0, tail if 2 * len(tail) >= len(features) else tail.copy())
+            rows -= len(tail)
+            if not rows:
+                break
+        self.features = kept
 
     def asked(self, budget: Budget) -> None:
         """A step asks for a draft of this size, or for none."""

@@ -12,6 +12,8 @@ using namespace paceline;
 
 namespace {
 
+constexpr int64_t kFew = 16;  // rows that one thread copies faster than several
+
 // What went wrong, as `paceline_run` says it.
 template <class Work>
 const char* failure(const Work& work) {
@@ -50,7 +52,8 @@ void paceline_embed(Program* program, const Embeddings* of, const Tokens* at, Vi
     program->add([program, table = *of, ids = *at, to](const Call& call) {
         const Rows<float> out = program->rows(to);
         const Rows<const float> picked = program->read(ids.picked);
-        for (int64_t r = 0; r < program->count(to, call); ++r) {
+        const int64_t rows = program->count(to, call);
+        each(rows, rows > kFew, [&](int64_t r) {
             int32_t id;
             if (ids.input < 0) {
                 std::memcpy(&id, picked[r], sizeof id);
@@ -58,7 +61,7 @@ void paceline_embed(Program* program, const Embeddings* of, const Tokens* at, Vi
                 id = call.inputs[ids.input][r * ids.stride + ids.offset];
             }
             embed(table, id, out[r]);
-        }
+        });
     });
 }
 
@@ -69,15 +72,16 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
     program->add([=](const Call& call) {
         const Rows<const float> x = program->read(from);
         const Rows<float> out = program->rows(to);
-        for (int64_t r = 0; r < program->count(to, call); ++r) {
+        const int64_t rows = program->count(to, call);
+        each(rows, rows > kFew, [&](int64_t r) {
             const float* row = x[which < 0 ? r : call.inputs[which][r]];
             if (!norm) {
                 std::memcpy(out[r], row, sizeof(float) * width);
-                continue;
+                return;
             }
             const float factor = norm_factor(row, width, eps);
             for (int64_t d = 0; d < width; ++d) out[r][d] = row[d] * factor * norm[d];
-        }
+        });
     });
 }
 
@@ -101,10 +105,14 @@ void paceline_paths(Program* program, const Shape* of, int64_t longest, int32_t 
     });
 }
 
-void paceline_attention(Program* program, const Shape* of, const Layer* in, View from, View to) {
+// For the last row of each sequence alone while `whole`, unless null, points to 0.
+void paceline_attention(Program* program, const Shape* of, const Layer* in, const int32_t* whole,
+                        View from, View to) {
     program->add([=, shape = *of, layer = *in](const Call&) {
+        const Asked asked = whole && !*whole ? Asked::kLast : Asked::kAll;
         note_blocks(shape, layer, program->paths, *program->trail);
-        path_attention(shape, layer, program->paths, program->read(from), program->rows(to));
+        path_attention(shape, layer, program->paths, asked, program->read(from),
+                       program->rows(to));
     });
 }
 

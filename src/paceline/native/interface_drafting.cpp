@@ -23,9 +23,10 @@ constexpr int kPicked = 4;  // numbers that a step leaves, see `paceline_pick`
 void paceline_load(Program* program, int32_t input, int64_t width, View to) {
     program->add([=](const Call& call) {
         const Rows<float> out = program->rows(to);
-        for (int64_t r = 0; r < program->count(to, call); ++r) {
+        const int64_t rows = program->count(to, call);
+        each(rows, rows > 16, [&](int64_t r) {
             std::memcpy(out[r], call.inputs[input] + r * width, sizeof(float) * width);
-        }
+        });
     });
 }
 

@@ -99,7 +99,7 @@ _SIGNATURES = {
     "paths": (None, _ADDRESS, ctypes.POINTER(Heads), _LONG, _INT, _INT, _INT, _INT),
     "attention": (
         *(None, _ADDRESS, ctypes.POINTER(Heads), ctypes.POINTER(Layer)),
-        *(View, View),
+        *(_ADDRESS, View, View),
     ),
     "load": (None, _ADDRESS, _INT, _LONG, View),
     "join": (

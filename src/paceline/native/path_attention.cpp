@@ -23,10 +23,11 @@ class Pass {
     using Number = typename Format::Number;
 
    public:
-    Pass(const Shape& shape, const Layer& layer, Paths& paths, Rows<float> out)
+    Pass(const Shape& shape, const Layer& layer, Paths& paths, Asked asked, Rows<float> out)
         : shape_(shape),
           layer_(layer),
           paths_(paths),
+          groups_(asked == Asked::kAll ? paths.groups : paths.lasts),
           plan_(paths.plan),
           out_(out),
           ratio_(shape.heads / shape.kv_heads),
@@ -36,15 +37,18 @@ class Pass {
     void run(Rows<const float> qkv) {
         const int64_t rows = plan_.count, parts = (rows + kTaken - 1) / kTaken;
         paths_.queries.resize(rows * shape_.heads * words_);
+        const int64_t items = int64_t(groups_.size()) * shape_.kv_heads;
         // Keys of neighbouring rows lie in one line of the cache: a thread takes a head of them all.
-        each(2 * parts * shape_.kv_heads, rows > 3, [&](int64_t i) {
-            const int head = int(i / 2 % shape_.kv_heads);
-            const int64_t first = i / 2 / shape_.kv_heads * kTaken;
-            for (int64_t r = first; r < std::min(first + kTaken, rows); ++r) {
-                i % 2 ? take_in(r, head, qkv[r]) : turn(r, head, qkv[r]);
+        const int64_t stores = parts * shape_.kv_heads;
+        each(stores + items, rows > 3, [&](int64_t i) {
+            if (i < stores) {
+                const int64_t first = i / shape_.kv_heads * kTaken;
+                take_in(first, std::min(first + kTaken, rows), int(i % shape_.kv_heads), qkv);
+            } else {
+                const Group& group = groups_[(i - stores) / shape_.kv_heads];
+                turn(group, int((i - stores) % shape_.kv_heads), qkv);
             }
         });
-        const int64_t items = int64_t(paths_.groups.size()) * shape_.kv_heads;
         const int threads = Pool::shared().threads();
         if (items >= 4 * threads || paths_.chunks == 1) {
             each(items, true, [&](int64_t item) { whole(item); });
@@ -91,27 +95,32 @@ class Pass {
                (int64_t{block} * shape_.kv_heads + head) * block_size_;
     }
 
-    // Rotates a row's queries of a head of keys, and makes words of them.
-    void turn(int64_t r, int kv_head, const float* qkv) {
+    // Rotates queries of a group that belong to a head of keys, and makes words of them.
+    void turn(const Group& group, int kv_head, Rows<const float> qkv) {
         const float factor = 1.0f / std::sqrt(float(shape_.width));
-        const int position = row(r).position;
         float rotated[kWidest];
-        for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h) {
-            rotate(qkv + h * shape_.width, layer_.query_norm, position, factor, rotated);
-            Format::words(rotated, shape_.width, query(r, h));
+        for (int r = group.first; r < group.first + group.count; ++r) {
+            const int position = row(r).position;
+            for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h) {
+                rotate(qkv[r] + h * shape_.width, layer_.query_norm, position, factor, rotated);
+                Format::words(rotated, shape_.width, query(r, h));
+            }
         }
     }
 
-    // Rotates and stores a row's keys of a head, stores its values.
-    void take_in(int64_t r, int head, const float* qkv) {
-        const Row at = row(r);
-        const int width = shape_.width, block = at.slot / kBlock, place = at.slot % kBlock;
-        const float* key = qkv + (shape_.heads + head) * width;
+    // Rotates and stores rows' keys of a head, stores their values.
+    void take_in(int64_t first, int64_t behind, int head, Rows<const float> qkv) {
+        const int width = shape_.width;
         float rotated[kWidest];
-        rotate(key, layer_.key_norm, at.position, 1.0f, rotated);
-        Format::put_key(rotated, width, key_block(block, head), place);
-        const float* value = key + shape_.kv_heads * width;
-        Format::put_value(value, width, value_block(block, head), place);
+        for (int64_t r = first; r < behind; ++r) {
+            const Row at = row(r);
+            const int block = at.slot / kBlock, place = at.slot % kBlock;
+            const float* key = qkv[r] + (shape_.heads + head) * width;
+            rotate(key, layer_.key_norm, at.position, 1.0f, rotated);
+            Format::put_key(rotated, width, key_block(block, head), place);
+            const float* value = key + shape_.kv_heads * width;
+            Format::put_value(value, width, value_block(block, head), place);
+        }
     }
 
     // Queries lie [kv head][row][query head of the kv head], so that a group's are in one run.
@@ -239,7 +248,7 @@ class Pass {
 
     // One group and head, chunk after chunk.
     void whole(int64_t item) {
-        const Group& group = paths_.groups[item / shape_.kv_heads];
+        const Group& group = groups_[item / shape_.kv_heads];
         const int head = int(item % shape_.kv_heads);
         thread_local std::vector<float> memory;
         memory.resize(group.chunks() * partial_size());
@@ -253,14 +262,14 @@ class Pass {
     void split(int64_t items, int chunks) {
         paths_.partial.resize(items * chunks * partial_size());
         each(items * chunks, true, [&](int64_t i) {
-            const Group& group = paths_.groups[i / chunks / shape_.kv_heads];
+            const Group& group = groups_[i / chunks / shape_.kv_heads];
             if (i % chunks < group.chunks()) {
                 chunk(group, int(i / chunks % shape_.kv_heads), int(i % chunks),
                       partial(paths_.partial.data() + i * partial_size()));
             }
         });
         each(items, chunks > 8, [&](int64_t item) {
-            finish(paths_.groups[item / shape_.kv_heads], int(item % shape_.kv_heads),
+            finish(groups_[item / shape_.kv_heads], int(item % shape_.kv_heads),
                    paths_.partial.data() + item * chunks * partial_size());
         });
     }
@@ -268,6 +277,7 @@ class Pass {
     const Shape& shape_;
     const Layer& layer_;
     Paths& paths_;
+    const std::vector<Group>& groups_;
     const Plan& plan_;
     const Rows<float> out_;
     const int ratio_, words_;  // words of a query
@@ -276,14 +286,14 @@ class Pass {
 
 }  // namespace
 
-void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<const float> qkv,
-                    Rows<float> out) {
+void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Asked asked,
+                    Rows<const float> qkv, Rows<float> out) {
     switch (shape.kept) {
-        case Kept::kFloat: return Pass<Singly<float>>(shape, layer, paths, out).run(qkv);
-        case Kept::kHalf: return Pass<Singly<_Float16>>(shape, layer, paths, out).run(qkv);
+        case Kept::kFloat: return Pass<Singly<float>>(shape, layer, paths, asked, out).run(qkv);
+        case Kept::kHalf: return Pass<Singly<_Float16>>(shape, layer, paths, asked, out).run(qkv);
         case Kept::kPairs:
 #ifdef __AVX512BF16__
-            return Pass<Paired>(shape, layer, paths, out).run(qkv);
+            return Pass<Paired>(shape, layer, paths, asked, out).run(qkv);
 #endif
             break;
     }

@@ -37,11 +37,14 @@ struct Layer {
     const float* key_norm;    // [width], or null
 };
 
+// Which rows attend; keys and values of all are stored.
+enum class Asked { kAll, kLast };  // kLast: the last of each sequence
+
 // Rotate, store keys and values, attend.
 //   qkv:  [count, (heads + 2 * kv_heads) * width]
-//   out:  [count, heads * width]
-void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Rows<const float> qkv,
-                    Rows<float> out);
+//   out:  [count, heads * width]; of rows that are not asked for it stays as it is
+void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Asked asked,
+                    Rows<const float> qkv, Rows<float> out);
 
 // Notes the blocks of keys and values that are read.
 void note_blocks(const Shape& shape, const Layer& layer, const Paths& paths, Trail& trail);

@@ -9,8 +9,10 @@ namespace paceline {
 void Paths::find(int ratio, const Plan& given, int64_t longest) {
     plan = given;
     groups.clear();
+    lasts.clear();
     chunks = 0;
     const int most = std::max(1, kQueryRows / ratio);
+    const auto table = [&](int r) { return row_of(plan, r).table; };
     for (int r = 0; r < plan.count; ++r) {
         const Row at = row_of(plan, r);
         if (at.position >= longest) {
@@ -19,7 +21,7 @@ void Paths::find(int ratio, const Plan& given, int64_t longest) {
         }
         const bool joins = !groups.empty() && groups.back().first + groups.back().count == r &&
                            groups.back().count < most &&
-                           row_of(plan, groups.back().first).table == at.table;
+                           table(groups.back().first) == at.table;
         if (!joins) groups.push_back({r, 0, 0, 0, at.run, {0, 0}});
         Group& group = groups.back();
         ++group.count;
@@ -31,6 +33,13 @@ void Paths::find(int ratio, const Plan& given, int64_t longest) {
             const int block = plan.singles[at.singles + i] / kBlock;
             first = first == behind ? block : std::min(first, block);
             behind = std::max(behind, block + 1);
+        }
+        if (r + 1 == plan.count || table(r + 1) != at.table) {
+            lasts.push_back(group);
+            lasts.back().first = r;
+            lasts.back().count = 1;
+            lasts.back().longest = at.total();
+            lasts.back().longest_run = lasts.back().shortest_run = at.run;
         }
     }
     for (const Group& group : groups) chunks = std::max(chunks, group.chunks());

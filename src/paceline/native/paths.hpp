@@ -50,6 +50,7 @@ struct Group {
 struct Paths {
     Plan plan;
     std::vector<Group> groups;
+    std::vector<Group> lasts;  // of the last row of each sequence alone
     int chunks;  // of the longest path
     std::vector<float> queries, partial;  // room
 

@@ -132,14 +132,31 @@ class Program:
         self._add("paths", "paths", self._heads, longest, *inputs, self._count(rows))
 
     def attention(
-        self, memory: npt.NDArray[Any], angles: Any, norms: Sequence[Any], at: Columns, to: Columns
+        self,
+        memory: npt.NDArray[Any],
+        angles: Any,
+        norms: Sequence[Any],
+        at: Columns,
+        to: Columns,
+        whole: npt.NDArray[Any] | None = None,
     ) -> None:
-        """Path attention of one layer, over its memory of keys and values."""
-        self._kept.append(memory)
+        """Path attention of one layer, over its memory of keys and values.
+
+        Args:
+            memory: keys, and values.
+            angles: see `Layer` in `path_attention.hpp`.
+            norms: of queries and of keys, if there are any.
+            at: queries, keys and values of rows.
+            to: where their sums go.
+            whole: int32 `[1]`; while it holds 0, sums are made for the last row of each sequence
+                alone. None makes all.
+        """
+        self._kept += [memory, whole]
         layer = Layer(
             *(each.ctypes.data for each in memory), *map(self._packed.keep, (angles, *norms))
         )
-        self._add("attention", "attention", self._heads, layer, _view(at), _view(to))
+        asked = None if whole is None else whole.ctypes.data
+        self._add("attention", "attention", self._heads, layer, asked, _view(at), _view(to))
 
     @property
     def ran(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.models.config import rotary_frequencies
 from paceline.native.drafting import DraftProgram
@@ -21,6 +22,7 @@ from paceline.networks.screen import SCREEN
 from paceline.runtimes.block_pool import BlockPool
 from paceline.runtimes.native_network_last import Lasts
 from paceline.runtimes.native_network_rows import (
+    Attended,
     Embedded,
     Linear,
     Normed,
@@ -145,9 +147,10 @@ class NativeOps:
         if self._seen != (0, 0):
             self._seen = 0, 0
             self.program.runs("slots1")
-        out = self._attend(layer, queries, keys, values)
+        whole = np.zeros(1, dtype=np.int32)
+        out = self._attend(layer, queries, keys, values, whole)
         self.taken_in = self.writing.operations
-        return out
+        return Attended(out.slots, out.width, out.written, whole=whole)
 
     def attend_draft(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
         """Attention of draft rows, which are written behind the context and overwritten later."""
@@ -176,10 +179,17 @@ class NativeOps:
             self._seen = before, slots
             self.program.runs("slots1", before, slots)
 
-    def _attend(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
+    def _attend(
+        self,
+        layer: int,
+        queries: Rows,
+        keys: Rows,
+        values: Rows,
+        whole: npt.NDArray[np.int32] | None = None,
+    ) -> Rows:
         at, to = self._qkv(queries, keys, values)
         memory = self._pool.memory[2 * layer : 2 * layer + 2]
-        self.program.attention(memory, self._angles, (None, None), at, to)
+        self.program.attention(memory, self._angles, (None, None), at, to, whole)
         return Rows(queries.slots, to.width, to)
 
     def _qkv(self, queries: Rows, keys: Rows, values: Rows) -> tuple[Columns, Columns]:

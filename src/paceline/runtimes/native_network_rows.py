@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from paceline.native.program import Columns
 from paceline.types import LogitArray
 
@@ -115,6 +118,17 @@ class Last(Rows):
     """Of the context rows of each sequence the last, as a draft row."""
 
     of: Rows
+
+
+@dataclass(eq=False, kw_only=True)
+class Attended(Rows):
+    """What attention of context rows makes, if anybody reads more of it than the last rows.
+
+    Attributes:
+        whole: int32 `[1]`, whether somebody does: attention looks there when it runs.
+    """
+
+    whole: npt.NDArray[np.int32]
 
 
 @dataclass(eq=False, kw_only=True)

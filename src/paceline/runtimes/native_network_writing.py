@@ -13,6 +13,7 @@ from paceline.native.program import Columns
 from paceline.networks.screen import REFINED
 from paceline.runtimes.native_network_rows import (
     LANES,
+    Attended,
     Embedded,
     Joined,
     Last,
@@ -78,6 +79,8 @@ class Writing:
                 self._write(x, x.written)
         elif to is not None and x.written != to:
             self.program.gather(x.written, None, to)
+        if isinstance(x, Attended):
+            x.whole[:] = 1
         return x.written
 
     def buffer(self, slots: int, width: int) -> Columns:
@@ -125,7 +128,9 @@ class Writing:
                     self.columns(each, to.part(begin, each.width))
                     begin += each.width
             case Last():
-                program.gather(self.columns(x.of), "last_rows", to)
+                of = x.of.written if isinstance(x.of, Attended) else self.columns(x.of)
+                assert of is not None
+                program.gather(of, "last_rows", to)
             case Unfolded():
                 program.unfold(self.columns(x.of), x.slots, to)
             case Silu():
