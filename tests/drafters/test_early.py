@@ -174,3 +174,56 @@ def test_without_memory_who_asks_hears_of_it(weights: tuple[str, str]) -> None:
     found = [told(draft) for draft, _ in drafts(drafter, GREEDY, WHOLE)]
     assert found == [told(draft) for draft, _ in drafts(usual, GREEDY, WHOLE)]
     assert "finish" not in runner.asked
+
+
+def by_turns(drafter: TrainedDrafter, turns: list[list[int]]) -> tuple[Any, list[list[int]]]:
+    """Drafts by sequence and length, and texts, of two sequences that are stepped so."""
+    stops = StopRules((), CONFIG.max_context)
+    decoder = AutoregressiveDecoder(TARGETS["native"](), drafter, Coupled(), Sizes(WHOLE), stops)
+    params = SamplingParams(max_new_tokens=60)
+    sequences = [Sequence.start(i, list(PROMPTS[i]), params) for i in (0, 2)]
+    for sequence in sequences:
+        decoder.open(sequence)
+    known: dict[tuple[int, int], Any] = {}
+    propose = drafter.propose
+
+    def noted(asked: Any, budgets: Any) -> list[TokenTree]:
+        made = propose(asked, budgets)
+        for sequence, draft in zip(asked, made, strict=True):
+            if len(draft):
+                known[sequence.id, len(sequence.tokens)] = told(draft)[:2]
+        return made
+
+    drafter.propose = noted  # type: ignore[method-assign]
+    for which in turns:
+        decoder.step([sequences[i] for i in which])
+    for sequence in sequences:
+        progress = drafter._progress[sequence.id]
+        drafter._early.give_up(progress)
+        rows = progress.cache.paged.length + len(progress.tokens)
+        assert rows == len(sequence.tokens) - 1  # each was taken in once, or waits
+        decoder.close(sequence)
+    return known, [sequence.tokens for sequence in sequences]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [[0]] * 4 + [[0, 1]] * 4 + [[1]] * 4,
+        [[0]] * 4 + [[1, 0]] * 4 + [[0]] * 4,
+        [[0], [1]] * 8,
+        [[0]] * 4 + [[1]] * 4 + [[0, 1]] * 2,
+    ],
+)
+def test_sequences_come_and_go(weights: tuple[str, str], turns: list[list[int]]) -> None:
+    """What has begun is for one of them, and no row is taken in twice or not at all."""
+    (early, asked), (usual, _) = made(weights), made(weights, early=False)
+    found, texts = by_turns(early, turns)
+    expected, same = by_turns(usual, turns)
+    assert asked.asked.count("begin") > 2
+    for one, other in zip(texts, same, strict=True):
+        both = min(len(one), len(other))
+        assert one[:both] == other[:both]
+    common = found.keys() & expected.keys()
+    assert len(common) > len(expected) / 2
+    assert {key: found[key] for key in common} == {key: expected[key] for key in common}

@@ -28,14 +28,20 @@ class EarlyDraft:
         version = progress.version
         return progress.steady >= _STEADY and version.trees is None and version.early is not None
 
+    def has_begun(self, progress: Progress) -> bool:
+        """Whether `finish` has something for a sequence."""
+        return self._progress is progress
+
     def begin(self, progress: Progress, grown: Grown, depth: int) -> None:
-        """Begin it.
+        """Begin it; one of another sequence is given up.
 
         Args:
             progress: of a sequence that expects one.
             grown: what its context has gained.
             depth: most tokens.
         """
+        if self._progress is not None:
+            self.give_up(self._progress)
         runner = progress.version.early
         assert runner is not None
         try:
@@ -45,14 +51,19 @@ class EarlyDraft:
         self._progress = progress
 
     def finish(self, progress: Progress) -> Chain | None:
-        """What a sequence's network has drafted, or None if nothing was begun for it.
+        """What a sequence's network has drafted, or None if nothing has begun for it.
 
         Raises:
             OutOfMemory: there is none for so many rows.
         """
-        if self._progress is not progress:
+        if not self.has_begun(progress):
             return None
         self._progress = None
         runner = progress.version.early
         assert runner is not None
         return runner.finish()
+
+    def give_up(self, progress: Progress) -> None:
+        """Nobody has asked for it, if it has begun; but its rows are in the network's cache."""
+        if self.finish(progress) is not None:
+            progress.taken()

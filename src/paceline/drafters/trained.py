@@ -148,18 +148,19 @@ class TrainedDrafter(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """A draft for every sequence that has a budget; a version drafts for all that began with
-        it, chains in one run of the network."""
+        it, chains in one run of the network but for one that has begun."""
         drafts = [trees.EMPTY] * len(sequences)
         for sequence, budget in zip(sequences, budgets, strict=True):
             self._progress[sequence.id].asked(budget)
         if not any(budget.nodes and budget.depth for budget in budgets):
             return drafts
-        asking: dict[Version, list[int]] = {}
+        asking: dict[tuple[Version, bool], list[int]] = {}
         for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
             progress = self._progress[sequence.id]
             if min(budget.nodes, budget.depth) > 0 and progress.tokens:
-                asking.setdefault(progress.version, []).append(index)
-        for version, indices in asking.items():
+                apart = self._early.has_begun(progress)
+                asking.setdefault((progress.version, apart), []).append(index)
+        for (version, _), indices in asking.items():
             parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
             for index, draft in zip(indices, self._draft(version, *parts), strict=True):
                 drafts[index] = draft
@@ -226,19 +227,22 @@ class TrainedDrafter(Drafter):
             assert features is not None
             if len(features) > len(rows):
                 features = features[rows]
-            committed = sequence.tokens[-len(rows) :]
-            progress = self._progress[sequence.id]
-            if progress.chain is not None:
-                chances, tokens = progress.chain.chances, progress.chain.tokens
-                self._line(sequence).learn(chances, tokens, committed)
-                progress.chain = None
-            if self._early.finish(progress) is not None:  # which nobody has asked for
-                progress.taken()
-            self._note(sequence, committed, features)
+            self._early.give_up(self._progress[sequence.id])
+            self._note(sequence, sequence.tokens[-len(rows) :], features)
         if len(sequences) == 1:
             self._begin_early(sequences[0])
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            self._learn(sequence, sequence.tokens[-len(verdict.path) - 1 :])
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)
+
+    def _learn(self, sequence: Sequence, committed: list[int]) -> None:
+        """Learn how often tokens stand, from the last chain's."""
+        progress = self._progress[sequence.id]
+        if progress.chain is not None:
+            chances, tokens = progress.chain.chances, progress.chain.tokens
+            self._line(sequence).learn(chances, tokens, committed)
+            progress.chain = None
 
     def _begin_early(self, sequence: Sequence) -> None:
         """Begin the next draft, where one is expected."""

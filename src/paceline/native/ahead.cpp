@@ -1,6 +1,7 @@
 #include "ahead.hpp"
 
 #include <algorithm>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -56,20 +57,27 @@ void Ahead::forget(const std::shared_ptr<Trail>& trail) {
 }
 
 void Ahead::forked() {
+    new (&guard_) std::mutex;  // a thread that is gone may have held it
     last_.reset();
     want(nullptr);
     reading_ = 0;
 }
 
 void Ahead::want(std::shared_ptr<const Spans> spans) {
-    std::atomic_store(&wanted_, std::move(spans));
+    const std::lock_guard<std::mutex> alone(guard_);
+    wanted_ = std::move(spans);
     ++version_;
 }
 
 void Ahead::read(int reader, int readers, const std::atomic<bool>& stop) {
     ++reading_;  // before it asks for what: `forget` takes that away first, then waits
-    const uint64_t version = version_;
-    const auto spans = std::atomic_load(&wanted_);
+    uint64_t version;
+    std::shared_ptr<const Spans> spans;
+    {
+        const std::lock_guard<std::mutex> alone(guard_);
+        version = version_;
+        spans = wanted_;
+    }
     for (size_t s = 0; spans && s < spans->size(); ++s) {
         const auto [at, bytes] = (*spans)[s];
         for (int64_t begin = reader * kPiece; begin < bytes; begin += readers * kPiece) {

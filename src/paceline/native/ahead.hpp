@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 namespace paceline {
@@ -65,7 +66,8 @@ class Ahead {
     void want(std::shared_ptr<const Spans> spans);
 
     std::shared_ptr<Trail> last_;
-    std::shared_ptr<const Spans> wanted_;  // for atomic functions alone
+    std::mutex guard_;  // of what is wanted
+    std::shared_ptr<const Spans> wanted_;
     std::atomic<uint64_t> version_{0};
     std::atomic<int> reading_{0};
 };

@@ -82,7 +82,7 @@ void Pool::forget(const std::shared_ptr<Trail>& trail) {
 
 void Pool::begin(Task& task, int threads) {
     const std::lock_guard<std::mutex> alone(turns_);
-    start(threads);
+    start(std::min(threads, kMost));
     task.done = false;
     task.process = process_;
     Task* none = nullptr;
