@@ -5,17 +5,22 @@
 #include <algorithm>
 #include <limits>
 
+#include "coming.hpp"
 #include "stored.hpp"
 
 namespace paceline {
 
+constexpr int kShare = 6;  // queries that share a load of keys or values
+
 // Scores of N queries over the 32 keys of each of B blocks: one sum per key, over the width in order.
 template <class Format, int N, int B>
 void block_scores(const float* queries, int words, const typename Format::Number* const* blocks,
-                  float* scores, int stride) {
+                  float* scores, int stride, Coming& coming) {
     constexpr int kStep = kLanes * Format::kTogether;
     Vec a[N][2 * B] = {};
+    Coming next = coming;
     for (int d = 0; d < words; ++d) {
+        next.step();
         typename Format::Vector keys[2 * B];
         for (int b = 0; b < B; ++b) {
             keys[2 * b] = Format::vector(blocks[b] + 2 * d * kStep);
@@ -26,6 +31,7 @@ void block_scores(const float* queries, int words, const typename Format::Number
             for (int i = 0; i < 2 * B; ++i) a[r][i] = Format::add(a[r][i], q, keys[i]);
         }
     }
+    coming = next;
     for (int r = 0; r < N; ++r) {
         for (int i = 0; i < 2 * B; ++i) store(scores + r * stride + i * kLanes, a[r][i]);
     }
@@ -34,17 +40,21 @@ void block_scores(const float* queries, int words, const typename Format::Number
 // The same over any number of blocks.
 template <class Format>
 void all_scores(const float* queries, int count, int words,
-                const typename Format::Number* const* blocks, int end, float* scores, int stride) {
-    by_rows<6>(count, [&](auto n, int first) {
+                const typename Format::Number* const* blocks, int end, float* scores, int stride,
+                Coming coming = {}) {
+    constexpr auto at_once = [](int n) { return n > 3 ? 1 : 2; };  // sums enough to keep busy
+    const int parts = (count + kShare - 1) / kShare, together = at_once(count / parts);
+    coming.within(int64_t{parts} * ((end + together - 1) / together) * words);
+    by_rows<kShare>(count, [&](auto n, int first) {
         const float* q = queries + first * words;
         float* to = scores + first * stride;
-        constexpr int kAtOnce = n > 3 ? 1 : 2;  // sums enough to keep the processor busy
+        constexpr int kAtOnce = at_once(n);
         int b = 0;
         for (; b + kAtOnce <= end; b += kAtOnce) {
-            block_scores<Format, n, kAtOnce>(q, words, blocks + b, to + b * kBlock, stride);
+            block_scores<Format, n, kAtOnce>(q, words, blocks + b, to + b * kBlock, stride, coming);
         }
         if (b < end) {
-            block_scores<Format, n, 1>(q, words, blocks + b, to + b * kBlock, stride);
+            block_scores<Format, n, 1>(q, words, blocks + b, to + b * kBlock, stride, coming);
         }
     });
 }
@@ -53,8 +63,9 @@ void all_scores(const float* queries, int count, int words,
 // order. `weights` are words.
 template <class Format, int N, int V>
 void add_slice(const float* weights, int stride, const typename Format::Number* const* blocks,
-               int count, int width, int at, float* sums) {
+               int count, int width, int at, float* sums, Coming& coming) {
     constexpr int kTogether = Format::kTogether;
+    Coming next = coming;
     Vec a[N][V];
     for (int r = 0; r < N; ++r) {
         for (int v = 0; v < V; ++v) a[r][v] = load(sums + r * width + at + v * kLanes);
@@ -63,6 +74,7 @@ void add_slice(const float* weights, int stride, const typename Format::Number* 
         const auto* value = blocks[begin / kBlock] + kTogether * at;
         const int end = std::min(begin + kBlock, count);
         for (int j = begin; j < end; j += kTogether, value += kTogether * width) {
+            next.step();
             typename Format::Vector x[V];
             for (int v = 0; v < V; ++v) x[v] = Format::vector(value + v * kTogether * kLanes);
             for (int r = 0; r < N; ++r) {
@@ -71,6 +83,7 @@ void add_slice(const float* weights, int stride, const typename Format::Number* 
             }
         }
     }
+    coming = next;
     for (int r = 0; r < N; ++r) {
         for (int v = 0; v < V; ++v) store(sums + r * width + at + v * kLanes, a[r][v]);
     }
@@ -79,24 +92,22 @@ void add_slice(const float* weights, int stride, const typename Format::Number* 
 // The same over the whole width, a multiple of 16, and any number of rows.
 template <class Format>
 void add_values(const float* weights, int rows, int stride,
-                const typename Format::Number* const* blocks, int count, int width, float* sums) {
-    by_rows<6>(rows, [&](auto n, int first) {
+                const typename Format::Number* const* blocks, int count, int width, float* sums,
+                Coming coming = {}) {
+    constexpr int kWide = 4;  // vectors of numbers at once
+    const int slices = width / (kWide * kLanes) + width / kLanes % kWide;
+    coming.within(int64_t{(rows + kShare - 1) / kShare} * slices * (count / Format::kTogether));
+    by_rows<kShare>(rows, [&](auto n, int first) {
         const float* w = weights + first * stride;
         float* to = sums + first * width;
         int at = 0;
-        for (; at + 4 * kLanes <= width; at += 4 * kLanes) {
-            add_slice<Format, n, 4>(w, stride, blocks, count, width, at, to);
+        for (; at + kWide * kLanes <= width; at += kWide * kLanes) {
+            add_slice<Format, n, kWide>(w, stride, blocks, count, width, at, to, coming);
         }
         for (; at < width; at += kLanes) {
-            add_slice<Format, n, 1>(w, stride, blocks, count, width, at, to);
+            add_slice<Format, n, 1>(w, stride, blocks, count, width, at, to, coming);
         }
     });
-}
-
-// Has numbers fetched that will be read soon.
-template <class Stored>
-void ask(const Stored* at, int64_t count) {
-    for (int64_t i = 0; i < count; i += 64 / sizeof(Stored)) __builtin_prefetch(at + i);
 }
 
 // Makes weights of the first `count` scores: e to the power of each less the highest. Behind them

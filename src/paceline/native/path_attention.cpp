@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <vector>
 
@@ -17,6 +18,32 @@ constexpr int kRoom = 32;   // for a number per query, in whole vectors
 static_assert(kRoom % kLanes == 0 && kRoom >= kQueryRows);
 
 int whole_lanes(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
+
+// Some rows of a group, under one head of keys: a part of so many.
+struct Piece {
+    int64_t item;  // group * heads of keys + head
+    int64_t part, parts;
+};
+
+// The same work for every thread: whole items, and parts of those that are left over.
+struct Pieces {
+    int64_t items, threads, whole, parts, count;
+
+    Pieces(int64_t items, int64_t threads)
+        : items(items), threads(threads), whole(items / threads) {
+        const int64_t over = items % threads;
+        parts = threads / std::gcd(over, threads);
+        count = threads * (whole + over * parts / threads);
+    }
+
+    // Those of a thread stand together.
+    Piece operator[](int64_t i) const {
+        const int64_t each = count / threads, thread = i / each, at = i % each;
+        if (at < whole) return {thread * whole + at, 0, 1};
+        const int64_t part = thread * (each - whole) + at - whole;
+        return {threads * whole + part / parts, part % parts, parts};
+    }
+};
 
 template <class Format>
 class Pass {
@@ -36,24 +63,18 @@ class Pass {
 
     void run(Rows<const float> qkv) {
         const int64_t rows = plan_.count, parts = (rows + kTaken - 1) / kTaken;
-        paths_.queries.resize(rows * shape_.heads * words_);
-        const int64_t items = int64_t(groups_.size()) * shape_.kv_heads;
         // Keys of neighbouring rows lie in one line of the cache: a thread takes a head of them all.
-        const int64_t stores = parts * shape_.kv_heads;
-        each(stores + items, rows > 3, [&](int64_t i) {
-            if (i < stores) {
-                const int64_t first = i / shape_.kv_heads * kTaken;
-                take_in(first, std::min(first + kTaken, rows), int(i % shape_.kv_heads), qkv);
-            } else {
-                const Group& group = groups_[(i - stores) / shape_.kv_heads];
-                turn(group, int((i - stores) % shape_.kv_heads), qkv);
-            }
+        each(parts * shape_.kv_heads, rows > 3, [&](int64_t i) {
+            const int64_t first = i / shape_.kv_heads * kTaken;
+            take_in(first, std::min(first + kTaken, rows), int(i % shape_.kv_heads), qkv);
         });
-        const int threads = Pool::shared().threads();
-        if (items >= 4 * threads || paths_.chunks == 1) {
-            each(items, true, [&](int64_t item) { whole(item); });
+        const int64_t groups = int64_t(groups_.size());
+        const Pieces pieces(groups * shape_.kv_heads, Pool::shared().threads());
+        const int64_t asked = &groups_ == &paths_.groups ? rows : groups;
+        if (paths_.chunks == 1 || pieces.whole >= 4 || asked >= groups * pieces.parts) {
+            each(pieces.count, true, [&](int64_t i) { whole(pieces, i, qkv); });
         } else {
-            split(items, paths_.chunks);
+            split(pieces.items, paths_.chunks, qkv);
         }
     }
 
@@ -95,17 +116,20 @@ class Pass {
                (int64_t{block} * shape_.kv_heads + head) * block_size_;
     }
 
-    // Rotates queries of a group that belong to a head of keys, and makes words of them.
-    void turn(const Group& group, int kv_head, Rows<const float> qkv) {
+    // Words of a group's queries that belong to a head of keys, rotated: row after row.
+    const float* turned(const Group& group, int kv_head, Rows<const float> qkv) const {
+        alignas(64) thread_local float words[kQueryRows * kWidest];
         const float factor = 1.0f / std::sqrt(float(shape_.width));
         float rotated[kWidest];
+        float* to = words;
         for (int r = group.first; r < group.first + group.count; ++r) {
             const int position = row(r).position;
-            for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h) {
+            for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h, to += words_) {
                 rotate(qkv[r] + h * shape_.width, layer_.query_norm, position, factor, rotated);
-                Format::words(rotated, shape_.width, query(r, h));
+                Format::words(rotated, shape_.width, to);
             }
         }
+        return words;
     }
 
     // Rotates and stores rows' keys of a head, stores their values.
@@ -121,12 +145,6 @@ class Pass {
             const float* value = key + shape_.kv_heads * width;
             Format::put_value(value, width, value_block(block, head), place);
         }
-    }
-
-    // Queries lie [kv head][row][query head of the kv head], so that a group's are in one run.
-    float* query(int64_t r, int head) {
-        const int64_t at = (int64_t{head / ratio_} * plan_.count + r) * ratio_ + head % ratio_;
-        return paths_.queries.data() + at * words_;
     }
 
     // Where a single token of a row is stored, by its place in the path.
@@ -145,25 +163,40 @@ class Pass {
         }
     }
 
-    // One chunk of keys for the rows of a group and one head of keys.
-    void chunk(const Group& group, int head, int index, const Partial& to) {
-        const int width = shape_.width, count = group.count * ratio_;
-        const int begin = index * kChunk;
-        const int run = std::clamp(group.longest_run - begin, 0, kChunk);  // keys in storage order
-        const int blocks = (run + kBlock - 1) / kBlock;
-        const int32_t* table = plan_.tables + row(group.first).table + begin / kBlock;
-        const float* queries = query(group.first, head * ratio_);
-        alignas(64) float scores[kQueryRows * kChunk];
+    // Where a chunk's keys are that lie in storage order, and their values.
+    struct Stored {
+        int run = 0, blocks = 0;
         const Number* keys[kChunk / kBlock];
         const Number* values[kChunk / kBlock];
-        for (int b = 0; b < blocks; ++b) {
-            keys[b] = key_block(table[b], head);
-            values[b] = value_block(table[b], head);
-            // Blocks lie apart, each too short for the processor to see where reading goes.
-            ask(keys[b], block_size_);
-            ask(values[b], std::min(run - b * kBlock, kBlock) * int64_t{width});
+    };
+
+    Stored stored(const Group& group, int head, int index) const {
+        Stored out;
+        const int begin = index * kChunk;
+        out.run = std::clamp(group.longest_run - begin, 0, kChunk);
+        out.blocks = (out.run + kBlock - 1) / kBlock;
+        const int32_t* table = plan_.tables + row(group.first).table + begin / kBlock;
+        for (int b = 0; b < out.blocks; ++b) {
+            out.keys[b] = key_block(table[b], head);
+            out.values[b] = value_block(table[b], head);
         }
-        all_scores<Format>(queries, count, words_, keys, blocks, scores, kChunk);
+        return out;
+    }
+
+    Coming coming(const Number* const* blocks, int count) const {
+        const int64_t bytes = block_size_ * int64_t{sizeof(Number)};
+        return {reinterpret_cast<const void* const*>(blocks), count, bytes};
+    }
+
+    // One chunk of keys for the rows of a group and one head of keys. `next` is what follows on this
+    // thread: blocks lie apart, each too short for the processor to see where reading goes.
+    void chunk(const Group& group, int head, int index, const float* queries, const Partial& to,
+               const Stored& here, const Stored& next) {
+        const int width = shape_.width, count = group.count * ratio_;
+        const int begin = index * kChunk, run = here.run, blocks = here.blocks;
+        alignas(64) float scores[kQueryRows * kChunk];
+        all_scores<Format>(queries, count, words_, here.keys, blocks, scores, kChunk,
+                           coming(here.values, blocks));
         const auto [first, behind] = group.single_blocks;
         const bool singles = first < behind && begin + kChunk > group.shortest_run;
         std::vector<float> single_scores;
@@ -171,7 +204,8 @@ class Pass {
         alignas(64) float alone[kQueryRows * kChunk];  // weights of what is added behind the run
         weigh(group, begin, blocks * kBlock, single_scores.data(), scores, alone, to);
         std::memset(to.values, 0, sizeof(float) * count * width);
-        add_values<Format>(scores, count, kChunk, values, run, width, to.values);
+        add_values<Format>(scores, count, kChunk, here.values, run, width, to.values,
+                           coming(next.keys, next.blocks));
         for (int r = 0; singles && r < group.count; ++r) {
             add_apart(row(group.first + r), head, begin, alone + r * ratio_ * kChunk,
                       to.values + r * ratio_ * width);
@@ -246,27 +280,54 @@ class Pass {
 
     static Partial partial(float* at) { return {at, at + kRoom, at + 2 * kRoom}; }
 
-    // One group and head, chunk after chunk.
-    void whole(int64_t item) {
-        const Group& group = groups_[item / shape_.kv_heads];
-        const int head = int(item % shape_.kv_heads);
+    // One head of a part of a group's rows, chunk after chunk.
+    void whole(const Pieces& pieces, int64_t i, Rows<const float> qkv) {
+        const Piece piece = pieces[i];
+        const Group group = some(groups_[piece.item / shape_.kv_heads], piece);
+        if (group.count == 0) return;
+        const int head = int(piece.item % shape_.kv_heads);
+        const float* queries = turned(group, head, qkv);
         thread_local std::vector<float> memory;
         memory.resize(group.chunks() * partial_size());
+        Stored here = stored(group, head, 0);
         for (int c = 0; c < group.chunks(); ++c) {
-            chunk(group, head, c, partial(memory.data() + c * partial_size()));
+            Stored next;
+            if (c + 1 < group.chunks()) {
+                next = stored(group, head, c + 1);
+            } else if (i + 1 < pieces.count && pieces[i + 1].item != piece.item) {
+                const int64_t item = pieces[i + 1].item;
+                next = stored(groups_[item / shape_.kv_heads], int(item % shape_.kv_heads), 0);
+            }
+            const Partial to = partial(memory.data() + c * partial_size());
+            chunk(group, head, c, queries, to, here, next);
+            here = next;
         }
         finish(group, head, memory.data());
     }
 
+    // Some rows of a group; they see what the group sees.
+    static Group some(Group group, const Piece& piece) {
+        const int begin = int(piece.part * group.count / piece.parts);
+        group.count = int((piece.part + 1) * group.count / piece.parts) - begin;
+        group.first += begin;
+        return group;
+    }
+
     // All chunks of all groups and heads at once, then put together.
-    void split(int64_t items, int chunks) {
+    void split(int64_t items, int chunks, Rows<const float> qkv) {
         paths_.partial.resize(items * chunks * partial_size());
+        const auto here = [&](int64_t i) {
+            const int64_t item = i / chunks;
+            const Group& group = groups_[item / shape_.kv_heads];
+            return stored(group, int(item % shape_.kv_heads), int(i % chunks));
+        };
         each(items * chunks, true, [&](int64_t i) {
             const Group& group = groups_[i / chunks / shape_.kv_heads];
-            if (i % chunks < group.chunks()) {
-                chunk(group, int(i / chunks % shape_.kv_heads), int(i % chunks),
-                      partial(paths_.partial.data() + i * partial_size()));
-            }
+            const int head = int(i / chunks % shape_.kv_heads);
+            if (i % chunks >= group.chunks()) return;
+            const Partial to = partial(paths_.partial.data() + i * partial_size());
+            chunk(group, head, int(i % chunks), turned(group, head, qkv), to, here(i),
+                  i + 1 < items * chunks ? here(i + 1) : Stored());
         });
         each(items, chunks > 8, [&](int64_t item) {
             finish(groups_[item / shape_.kv_heads], int(item % shape_.kv_heads),

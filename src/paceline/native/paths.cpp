@@ -13,16 +13,23 @@ void Paths::find(int ratio, const Plan& given, int64_t longest) {
     chunks = 0;
     const int most = std::max(1, kQueryRows / ratio);
     const auto table = [&](int r) { return row_of(plan, r).table; };
+    int begin = 0, end = 0, parts = 0, part = 0;  // of a sequence: rows, and groups of equal size
     for (int r = 0; r < plan.count; ++r) {
         const Row at = row_of(plan, r);
         if (at.position >= longest) {
             throw std::out_of_range("a row stands behind the longest context of " +
                                     std::to_string(longest) + " tokens");
         }
-        const bool joins = !groups.empty() && groups.back().first + groups.back().count == r &&
-                           groups.back().count < most &&
-                           table(groups.back().first) == at.table;
-        if (!joins) groups.push_back({r, 0, 0, 0, at.run, {0, 0}});
+        if (r == end) {
+            while (end < plan.count && table(end) == at.table) ++end;
+            begin = r;
+            parts = (end - begin + most - 1) / most;
+            part = 0;
+        }
+        if (r == begin + int64_t{part} * (end - begin) / parts) {
+            groups.push_back({r, 0, 0, 0, at.run, {0, 0}});
+            ++part;
+        }
         Group& group = groups.back();
         ++group.count;
         group.longest = std::max(group.longest, at.total());
@@ -34,7 +41,7 @@ void Paths::find(int ratio, const Plan& given, int64_t longest) {
             first = first == behind ? block : std::min(first, block);
             behind = std::max(behind, block + 1);
         }
-        if (r + 1 == plan.count || table(r + 1) != at.table) {
+        if (r + 1 == end) {
             lasts.push_back(group);
             lasts.back().first = r;
             lasts.back().count = 1;

@@ -52,7 +52,7 @@ struct Paths {
     std::vector<Group> groups;
     std::vector<Group> lasts;  // of the last row of each sequence alone
     int chunks;  // of the longest path
-    std::vector<float> queries, partial;  // room
+    std::vector<float> partial;  // room
 
     // `ratio` is that of query heads to heads of keys. Throws std::out_of_range if a row stands at
     // position `longest` or behind it.

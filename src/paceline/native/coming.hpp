@@ -1,0 +1,42 @@
+// Memory that will be read soon, asked for little by little while something else is computed: where
+// much is asked for at once, the processor does nothing else until most of it has come.
+
+#pragma once
+
+#include <cstdint>
+
+namespace paceline {
+
+class Coming {
+   public:
+    // Nothing.
+    Coming() = default;
+
+    // Pieces of so many bytes each; `at` must stay.
+    Coming(const void* const* at, int count, int64_t bytes)
+        : at_(at), behind_(at + count), lines_((bytes + kLine - 1) / kLine), left_(lines_) {}
+
+    // All of it is to be asked for in so many steps.
+    void within(int64_t steps) {
+        steps_ = steps > 0 ? steps : 1;
+        pace_ = (behind_ - at_) * lines_;
+        due_ = 0;
+    }
+
+    void step() {
+        for (due_ += pace_; due_ >= steps_; due_ -= steps_) {
+            __builtin_prefetch(static_cast<const char*>(*at_) + kLine * (lines_ - left_));
+            if (--left_ > 0) continue;
+            left_ = lines_;
+            if (++at_ == behind_) *this = {};
+        }
+    }
+
+   private:
+    static constexpr int64_t kLine = 64;  // bytes that the processor fetches together
+    const void* const* at_ = nullptr;
+    const void* const* behind_ = nullptr;
+    int64_t lines_ = 0, left_ = 0, pace_ = 0, due_ = 0, steps_ = 1;
+};
+
+}  // namespace paceline
