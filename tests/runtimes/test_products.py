@@ -141,6 +141,55 @@ def test_threads_may_change_from_run_to_run(kind: str) -> None:
         assert np.array_equal(made[turn % len(made)](x), expected)
 
 
+class FeedForward:
+    """Two products, the second of what the first makes."""
+
+    def __init__(self, kind: str, threads: int, rounded: bool) -> None:
+        rng = np.random.default_rng(7)
+        packed, self.threads = Packed(), threads
+        self.program = program = Program(packed)
+        self.x = program.buffer("rows", 128)
+        inner = program.buffer("rows", 320, rounded=rounded)
+        self.out = program.buffer("rows", 96)
+        for name, (outputs, inputs), (at, to) in (
+            ("gate_up", (640, 128), (self.x, inner)),
+            ("down", (96, 320), (inner, self.out)),
+        ):
+            weight = rng.standard_normal((outputs, inputs)).astype(np.float32)
+            made = narrow(weight) if kind == "int4" else pack(weight, kind)
+            parts = {f"{name}.{part}": array for part, array in made.items()}
+            matrix = packed.matrix(parts, name, gated=name == "gate_up")
+            program.product(name, matrix, at, to)
+
+    def __call__(self, x: Any) -> Any:
+        self.program.run({"rows": len(x)}, {}, self.threads)  # makes room for the rows
+        self.program.read(self.x, len(x))[:] = x
+        self.program.run({"rows": len(x)}, {}, self.threads)
+        return self.program.read(self.out, len(x)).copy()
+
+
+@WHOLE
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_rows_rounded_where_they_are_made_are_the_same(kind: str, threads: int) -> None:
+    handed, rounded = FeedForward(kind, threads, False), FeedForward(kind, threads, True)
+    for rows in (1, 2, 8, 9, 40, 3):
+        x = RNG.standard_normal((rows, 128)).astype(np.float32)
+        assert np.array_equal(handed(x), rounded(x))
+        assert not np.array_equal(handed(2 * x), rounded(x))
+
+
+@WHOLE
+def test_rounded_rows_are_for_products_alone() -> None:
+    program = Program(Packed())
+    with pytest.raises(ValueError, match="groups of 64 numbers, not 96"):
+        program.buffer("rows", 96, rounded=True)
+    rounded = program.buffer("rows", 128, rounded=True)
+    program.gather(rounded, None, program.buffer("rows", 128))
+    with pytest.raises(ValueError, match="for products alone"):
+        program.run({"rows": 2}, {}, 2)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_large_numbers_and_zeros_stay_finite(kind: str) -> None:
     made = Product(tensors(kind, 64, 64), norm=True, gated=True, residual=False)

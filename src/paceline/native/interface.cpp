@@ -43,8 +43,8 @@ Program* paceline_new() { return new Program; }
 
 void paceline_free(Program* program) { delete program; }
 
-int32_t paceline_buffer(Program* program, int32_t count, int64_t width) {
-    return program->buffer(count, width);
+int32_t paceline_buffer(Program* program, int32_t count, int64_t width, int32_t rounded) {
+    return program->buffer(count, width, rounded);
 }
 
 // Rows of a table.
@@ -90,8 +90,8 @@ void paceline_product(Program* program, const Matrix* matrix, const float* norm,
     const Step step{*matrix, norm, eps};
     program->add([=](const Call& call) {
         program->trail->note(step.matrix.numbers(), step.matrix.bytes());
-        product(step, program->count(to, call), program->read(from), program->read(residual),
-                program->rows(to), program->room);
+        product(step, program->count(to, call), program->input(from), program->read(residual),
+                program->output(to), program->room);
     });
 }
 
@@ -112,7 +112,7 @@ void paceline_attention(Program* program, const Shape* of, const Layer* in, cons
         const Asked asked = whole && !*whole ? Asked::kLast : Asked::kAll;
         note_blocks(shape, layer, program->paths, *program->trail);
         path_attention(shape, layer, program->paths, asked, program->read(from),
-                       program->rows(to));
+                       program->output(to));
     });
 }
 

@@ -89,7 +89,7 @@ _SIGNATURES = {
     "has_pairs": (_INT,),
     "new": (_ADDRESS,),
     "free": (None, _ADDRESS),
-    "buffer": (_INT, _ADDRESS, _INT, _LONG),
+    "buffer": (_INT, _ADDRESS, _INT, _LONG, _INT),
     "embed": (None, _ADDRESS, ctypes.POINTER(Embeddings), ctypes.POINTER(Tokens), View),
     "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View),
     "product": (

@@ -11,8 +11,11 @@ import numpy.typing as npt
 from paceline.native.library import Matrix
 from paceline.types import LogitArray
 
-_LANES, _GROUP = 16, 64
-"""Rows of a matrix that are multiplied together; activations that share a scale."""
+_LANES = 16
+"""Rows of a matrix that are multiplied together."""
+
+GROUP = 64
+"""Activations that share a scale."""
 
 _LINE = 64
 """Bytes that the processor fetches together."""
@@ -68,7 +71,7 @@ class Packed:
         if weight.dtype == np.float32:
             lines = weight.reshape(outputs // _LANES, _LANES, inputs).transpose(0, 2, 1)
             return Matrix(outputs, inputs, None, None, self._place(lines), more, False, gated)
-        shape = outputs // _LANES, _LANES, inputs // _GROUP, _GROUP // 4, 4
+        shape = outputs // _LANES, _LANES, inputs // GROUP, GROUP // 4, 4
         blocks = weight.reshape(shape).transpose(0, 2, 3, 1, 4)
         steps = tensors.get(f"{name}.steps")
         if steps is not None:
@@ -112,7 +115,7 @@ def narrow(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
     Returns:
         `weight` int8 `[rows, columns]` from -8 to 7, and `steps` float16 `[rows, columns / 64]`.
     """
-    groups = matrix.reshape(len(matrix), -1, _GROUP)
+    groups = matrix.reshape(len(matrix), -1, GROUP)
     farthest = np.abs(groups).argmax(axis=2, keepdims=True)
     steps = (np.take_along_axis(groups, farthest, 2) / -8).astype(np.float16)
     steps[steps == 0] = 1
@@ -123,4 +126,4 @@ def narrow(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
 def fits(weight: npt.NDArray[Any]) -> bool:
     """Whether products take a matrix: int8 `[rows, columns]`, or float32."""
     rows, columns = weight.shape
-    return rows % _LANES == 0 and (weight.dtype == np.float32 or columns % _GROUP == 0)
+    return rows % _LANES == 0 and (weight.dtype == np.float32 or columns % GROUP == 0)

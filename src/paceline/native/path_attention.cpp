@@ -14,7 +14,7 @@ namespace paceline {
 namespace {
 
 constexpr int kTaken = 32;  // rows that a thread rotates and stores at once
-constexpr int kRoom = 32;   // for a number per query, in whole vectors
+constexpr int kRoom = 48;   // for a number per query, in whole vectors
 static_assert(kRoom % kLanes == 0 && kRoom >= kQueryRows);
 
 int whole_lanes(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
@@ -50,7 +50,7 @@ class Pass {
     using Number = typename Format::Number;
 
    public:
-    Pass(const Shape& shape, const Layer& layer, Paths& paths, Asked asked, Rows<float> out)
+    Pass(const Shape& shape, const Layer& layer, Paths& paths, Asked asked, const Output& out)
         : shape_(shape),
           layer_(layer),
           paths_(paths),
@@ -272,9 +272,15 @@ class Pass {
         const auto part = [&](int c) { return partial(partials + c * partial_size()); };
         combine(group.chunks(), group.count * ratio_, shape_.width, part);
         const float* from = part(0).values;
-        for (int r = 0; r < group.count; ++r, from += ratio_ * shape_.width) {
-            float* to = out_[group.first + r] + head * ratio_ * shape_.width;
-            std::memcpy(to, from, sizeof(float) * ratio_ * shape_.width);
+        const int width = ratio_ * shape_.width, begin = head * width;
+        for (int r = group.first; r < group.first + group.count; ++r, from += width) {
+            if (!out_.rounded) {
+                std::memcpy(out_.floats[r] + begin, from, sizeof(float) * width);
+                continue;
+            }
+            for (int at = 0; at < width; at += kGroup) {
+                round_group(from + at, out_.rounded->group((begin + at) / kGroup)[r]);
+            }
         }
     }
 
@@ -340,7 +346,7 @@ class Pass {
     Paths& paths_;
     const std::vector<Group>& groups_;
     const Plan& plan_;
-    const Rows<float> out_;
+    const Output out_;
     const int ratio_, words_;  // words of a query
     const int64_t block_size_;
 };
@@ -348,7 +354,7 @@ class Pass {
 }  // namespace
 
 void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Asked asked,
-                    Rows<const float> qkv, Rows<float> out) {
+                    Rows<const float> qkv, const Output& out) {
     switch (shape.kept) {
         case Kept::kFloat: return Pass<Singly<float>>(shape, layer, paths, asked, out).run(qkv);
         case Kept::kHalf: return Pass<Singly<_Float16>>(shape, layer, paths, asked, out).run(qkv);

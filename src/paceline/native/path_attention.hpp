@@ -11,6 +11,7 @@
 
 #include "ahead.hpp"
 #include "paths.hpp"
+#include "rounded.hpp"
 #include "vectors.hpp"
 
 namespace paceline {
@@ -42,9 +43,10 @@ enum class Asked { kAll, kLast };  // kLast: the last of each sequence
 
 // Rotate, store keys and values, attend.
 //   qkv:  [count, (heads + 2 * kv_heads) * width]
-//   out:  [count, heads * width]; of rows that are not asked for it stays as it is
+//   out:  [count, heads * width]; of rows that are not asked for it stays as it is. Rounded only
+//         where query heads of a head of keys are whole groups together
 void path_attention(const Shape& shape, const Layer& layer, Paths& paths, Asked asked,
-                    Rows<const float> qkv, Rows<float> out);
+                    Rows<const float> qkv, const Output& out);
 
 // Notes the blocks of keys and values that are read.
 void note_blocks(const Shape& shape, const Layer& layer, const Paths& paths, Trail& trail);

@@ -9,7 +9,7 @@ namespace paceline {
 
 constexpr int kBlock = 32;       // tokens per block of the cache
 constexpr int kChunk = 128;     // keys that are summed together, by place in the path
-constexpr int kQueryRows = 24;  // query heads times rows that share loads of keys and values
+constexpr int kQueryRows = 48;  // query heads times rows that share loads of keys and values
 constexpr int kRowFields = 5;    // int32 per row of `rows`, see Plan
 
 // What rows there are and what each sees.

@@ -10,11 +10,10 @@
 #include <vector>
 
 #include "pool.hpp"
+#include "rounded.hpp"
 #include "vectors.hpp"
 
 namespace paceline {
-
-constexpr int kGroup = 64;  // activations that share a scale
 
 // A packed matrix of `outputs` rows, a multiple of 16; of int8, `inputs` is a multiple of 64.
 struct Matrix {
@@ -46,10 +45,8 @@ struct Step {
 
 // Room that is used again from product to product.
 struct Room {
-    std::vector<int8_t> numbers;  // rounded rows
-    std::vector<int32_t> minus;   // [rows, inputs / 64]: -128 times the sum of a group
-    std::vector<float> scales;    // [rows, inputs / 64]
-    std::vector<float> normed;    // [rows, inputs]
+    RoundedRows rounded;
+    std::vector<float> normed;  // [rows, inputs]
 };
 
 // Whether this processor has vectors as wide as those of products with float32.
@@ -59,47 +56,70 @@ bool has_float_products();
 // with those.
 bool has_int8_products();
 
-//   x:        [rows, inputs]
+//   x:        [rows, inputs]; rounded only where no norm stands before the product
 //   residual: [rows, outputs], or none; may be `out`
 //   out:      [rows, outputs], half as wide if gated
-void product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
-             Rows<float> out, Room& room);
+void product(const Step& step, int64_t rows, const Input& x, Rows<const float> residual,
+             const Output& out, Room& room);
 
-void int8_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
-                  Rows<float> out, Room& room);
-void int4_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
-                  Rows<float> out, Room& room);
-void float_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
-                   Rows<float> out, Room& room);
+void int8_product(const Step& step, int64_t rows, const Input& x, Rows<const float> residual,
+                  const Output& out, Room& room);
+void int4_product(const Step& step, int64_t rows, const Input& x, Rows<const float> residual,
+                  const Output& out, Room& room);
+void float_product(const Step& step, int64_t rows, const Input& x, Rows<const float> residual,
+                   const Output& out, Room& room);
 
 // Of a row's RMS norm: what its numbers are multiplied by before the weights.
 float norm_factor(const float* x, int64_t width, float eps);
 
-// Two blocks of 16 results of a row, as they leave a product.
-inline void leave(const Step& step, const int64_t (&blocks)[2], const Vec (&results)[2],
-                  const float* residual, float* out) {
-    if (step.matrix.gated) {
-        const Vec gate = results[0], value = gate / (exponential(-gate) + 1.0f) * results[1];
-        store(out + blocks[0] * kLanes, value);
-        return;
-    }
-    for (int b = 0; b < (blocks[1] == blocks[0] ? 1 : 2); ++b) {
-        const int64_t at = blocks[b] * kLanes;
-        store(out + at, residual ? results[b] + load(residual + at) : results[b]);
-    }
-}
+// Two blocks of matrix rows whose results leave together, and where to: row after row `columns` from
+// column `begin` on.
+struct Pair {
+    int64_t number, blocks[2], begin;
+    Rows<float> columns;
 
-// Calls `pair` with the number of a pair of blocks of 16 matrix rows that leave together, and theirs,
-// until all have been called, on all threads. Of an odd number of blocks the last is its own partner.
-template <class Pair>
-void pairs(const Step& step, const Pair& pair) {
+    // Those of a row.
+    void leave(const Step& step, const Vec (&results)[2], const float* residual, int64_t row) const {
+        float* out = columns[row];
+        if (step.matrix.gated) {
+            const Vec gate = results[0], value = gate / (exponential(-gate) + 1.0f) * results[1];
+            store(out + blocks[0] * kLanes - begin, value);
+            return;
+        }
+        for (int b = 0; b < (blocks[1] == blocks[0] ? 1 : 2); ++b) {
+            const int64_t at = blocks[b] * kLanes;
+            store(out + at - begin, residual ? results[b] + load(residual + at) : results[b]);
+        }
+    }
+};
+
+// Calls `some` with pairs until all have been, on all threads. Of an odd number of blocks the last is
+// its own partner. Who has made a group of 64 rounds it, if the output is to be rounded: that is less
+// for others to fetch than the numbers.
+template <class Some>
+void pairs(const Step& step, int64_t rows, const Output& out, const Some& some) {
     const int64_t blocks = step.matrix.outputs / kLanes, count = (blocks + 1) / 2;
-    const int64_t parts = std::min<int64_t>(count, 6 * Pool::shared().threads());
+    const int64_t width = step.matrix.outputs / (step.matrix.gated ? 2 : 1);
+    const int64_t units = out.rounded ? width / kGroup : count;
+    const int64_t parts = std::min<int64_t>(units, 6 * Pool::shared().threads());
     each(parts, true, [=, gated = step.matrix.gated != 0](int64_t part) {
-        for (int64_t p = part * count / parts; p < (part + 1) * count / parts; ++p) {
-            const int64_t first = gated ? p : 2 * p;
-            const int64_t second = gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);
-            pair(p, {first, second});
+        thread_local std::vector<float> tile;
+        if (out.rounded) tile.resize(rows * kGroup);
+        for (int64_t u = part * units / parts; u < (part + 1) * units / parts; ++u) {
+            Pair pair{0, {}, 0, out.floats};
+            if (out.rounded) {
+                pair.begin = u * kGroup;
+                pair.columns = {tile.data(), kGroup};
+            }
+            for (int64_t p = u * count / units; p < (u + 1) * count / units; ++p) {
+                pair.number = p;
+                pair.blocks[0] = gated ? p : 2 * p;
+                pair.blocks[1] = gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);
+                some(pair);
+            }
+            for (int64_t r = 0; out.rounded && r < rows; ++r) {
+                round_group(tile.data() + r * kGroup, out.rounded->group(u)[r]);
+            }
         }
     });
 }

@@ -39,9 +39,10 @@ bool has_float_products() {
 #endif
 }
 
-void float_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
-                   Rows<float> out, Room& room) {
+void float_product(const Step& step, int64_t rows, const Input& from, Rows<const float> residual,
+                   const Output& out, Room& room) {
     const Matrix& matrix = step.matrix;
+    Rows<const float> x = from.floats;
     if (step.norm) {
         room.normed.resize(rows * matrix.inputs);
         each(rows, rows > 16, [&](int64_t r) {
@@ -53,13 +54,13 @@ void float_product(const Step& step, int64_t rows, Rows<const float> x, Rows<con
         });
         x = {room.normed.data(), matrix.inputs};
     }
-    pairs(step, [=, &step](int64_t, const int64_t (&blocks)[2]) {
+    pairs(step, rows, out, [=, &step](const Pair& pair) {
         by_rows<kRows>(int(rows), [&](auto n, int begin) {
             Vec results[kRows][2];
-            two_blocks<n>(step.matrix, blocks, {x[begin], x.stride}, results);
+            two_blocks<n>(step.matrix, pair.blocks, {x[begin], x.stride}, results);
             for (int r = 0; r < n; ++r) {
                 const float* more = residual ? residual[begin + r] : nullptr;
-                leave(step, blocks, results[r], more, out[begin + r]);
+                pair.leave(step, results[r], more, begin + r);
             }
         });
     });

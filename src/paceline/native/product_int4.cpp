@@ -1,12 +1,12 @@
 // Products with matrices of four bits, as drafters have them that read little and read it again.
 
-#include "rounded.hpp"
+#include "rounding.hpp"
 
 namespace paceline {
 
 #ifndef PACELINE_PRODUCTS
 
-void int4_product(const Step&, int64_t, Rows<const float>, Rows<const float>, Rows<float>, Room&) {}
+void int4_product(const Step&, int64_t, const Input&, Rows<const float>, const Output&, Room&) {}
 
 #else
 
@@ -28,10 +28,11 @@ void one_block(const Matrix& matrix, int64_t block, const Rounded& x, Results& o
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) total[r] = _mm512_setzero_ps();
     for (int64_t g = 0; g < groups; ++g) {
+        const RoundedGroup* rows = x.group(g);
         __m512i sum[N];
 #pragma GCC unroll 8
         // Takes away what adding 8 to weights added: a sixteenth of what adding 128 does.
-        for (int r = 0; r < N; ++r) sum[r] = _mm512_set1_epi32(x.minus[r * groups + g] >> 4);
+        for (int r = 0; r < N; ++r) sum[r] = _mm512_set1_epi32(rows[r].minus >> 4);
 #pragma GCC unroll 2
         for (int k = 0; k < kGroup / 8; ++k) {
             const uint8_t* at = weights + (g * (kGroup / 8) + k) * 64;
@@ -41,7 +42,7 @@ void one_block(const Matrix& matrix, int64_t block, const Rounded& x, Results& o
             const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
-                const int8_t* numbers = x.numbers + r * width + g * kGroup + k * 4;
+                const int8_t* numbers = rows[r].numbers + k * 4;
                 sum[r] = _mm512_dpbusd_epi32(sum[r], low, four(numbers));
                 sum[r] = _mm512_dpbusd_epi32(sum[r], high, four(numbers + kGroup / 2));
             }
@@ -49,7 +50,7 @@ void one_block(const Matrix& matrix, int64_t block, const Rounded& x, Results& o
         const __m512 step = __m512(load(steps + g * kLanes));
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
-            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(x.scales[r * groups + g]), step);
+            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(rows[r].scale), step);
             total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), scale, total[r]);
         }
     }
@@ -61,17 +62,17 @@ void one_block(const Matrix& matrix, int64_t block, const Rounded& x, Results& o
 
 }  // namespace
 
-void int4_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
-                  Rows<float> out, Room& room) {
-    const RoundedRows rounded(step, rows, x, room);
-    pairs(step, [=, &step](int64_t, const int64_t (&blocks)[2]) {
+void int4_product(const Step& step, int64_t rows, const Input& x, Rows<const float> residual,
+                  const Output& out, Room& room) {
+    const Rounding rounded(step, rows, x, room);
+    pairs(step, rows, out, [=, &step](const Pair& pair) {
         by_rows<kTogether>(int(rows), [&](auto n, int begin) {
             const Rounded some = rounded.from(begin);
             Results results;
-            for (int b = 0; b < 2; ++b) one_block<n>(step.matrix, blocks[b], some, results, b);
+            for (int b = 0; b < 2; ++b) one_block<n>(step.matrix, pair.blocks[b], some, results, b);
             for (int r = 0; r < n; ++r) {
                 const float* more = residual ? residual[begin + r] : nullptr;
-                leave(step, blocks, results[r], more, out[begin + r]);
+                pair.leave(step, results[r], more, begin + r);
             }
         });
     });

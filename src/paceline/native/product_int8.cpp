@@ -1,13 +1,13 @@
 #include <type_traits>
 
-#include "rounded.hpp"
+#include "rounding.hpp"
 
 namespace paceline {
 
 #ifndef PACELINE_PRODUCTS
 
 bool has_int8_products() { return false; }
-void int8_product(const Step&, int64_t, Rows<const float>, Rows<const float>, Rows<float>, Room&) {}
+void int8_product(const Step&, int64_t, const Input&, Rows<const float>, const Output&, Room&) {}
 
 #else
 
@@ -25,35 +25,49 @@ inline void add_products(__m512i& sum, __m512i weights, __m512i numbers) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(numbers));
 }
 
-// Products of N rounded rows with a pair of blocks: group by group, in order. Weights are asked for
-// `ahead` bytes before their use, so that memory is read while numbers are multiplied.
-template <int N, bool kOften>
-void two_blocks(const Matrix& matrix, int64_t pair, const Rounded& x, int64_t ahead,
+// Which weights are asked for while others are multiplied. Of rows that pass once: those a little
+// ahead, and they are better not kept in the large cache, since all others are read before they are
+// read again, unless that is soon. Of rows that take turns at a pair of blocks: those of the next pair,
+// a part in each turn, so that memory is read all the time.
+enum class Asks { kAhead, kSoon, kFirstTurn, kTurn };
+
+template <Asks kAsks>
+using As = std::integral_constant<Asks, kAsks>;
+
+// Products of N rounded rows with a pair of blocks: group by group, in order.
+template <int N, Asks kAsks>
+void two_blocks(const Matrix& matrix, int64_t pair, const Rounded& x, int64_t turn, int64_t turns,
                 Results& total) {
-    const int64_t groups = matrix.inputs / kGroup, stride = matrix.inputs;
-    const uint8_t* weights = matrix.weights + 2 * pair * stride * kLanes;
-    const int8_t* numbers = x.numbers;
+    constexpr auto hint = kAsks == Asks::kAhead ? _MM_HINT_NTA : _MM_HINT_T0;
+    const int64_t groups = matrix.inputs / kGroup, size = 2 * matrix.inputs * kLanes;
+    const uint8_t* weights = matrix.weights + pair * size;
+    const uint8_t* next = weights + size + turn * size / turns;
 #pragma GCC unroll 8
     for (int r = 0; r < N; ++r) total[r][0] = total[r][1] = Vec{};
-    for (int64_t g = 0; g < groups; ++g, numbers += kGroup) {
+    for (int64_t g = 0; g < groups; ++g) {
+        const RoundedGroup* rows = x.group(g);
         __m512i sum[N][2];
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
             // Takes away what adding 128 to weights added.
-            sum[r][0] = sum[r][1] = _mm512_set1_epi32(x.minus[r * groups + g]);
+            sum[r][0] = sum[r][1] = _mm512_set1_epi32(rows[r].minus);
         }
         // Not unrolled: the processor looks far enough ahead, and there is no register to spare.
 #pragma GCC unroll 1
         for (int k = 0; k < kGroup / 4; ++k, weights += 128) {
-            // Not read again before all the others: better not kept in the large cache.
-            constexpr auto hint = kOften ? _MM_HINT_T0 : _MM_HINT_NTA;
-            _mm_prefetch(weights + ahead, hint);
-            _mm_prefetch(weights + ahead + 64, hint);
+            if constexpr (kAsks != Asks::kTurn) {
+                _mm_prefetch(weights + kAhead, hint);
+                _mm_prefetch(weights + kAhead + 64, hint);
+            }
+            if constexpr (kAsks >= Asks::kFirstTurn) {
+                _mm_prefetch(next, hint);
+                next += 128 / turns;
+            }
             const __m512i first = _mm512_loadu_si512(weights);
             const __m512i second = _mm512_loadu_si512(weights + 64);
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
-                const __m512i y = four(numbers + r * stride + k * 4);
+                const __m512i y = four(rows[r].numbers + k * 4);
                 add_products(sum[r][0], first, y);
                 add_products(sum[r][1], second, y);
             }
@@ -62,7 +76,7 @@ void two_blocks(const Matrix& matrix, int64_t pair, const Rounded& x, int64_t ah
         asm volatile("" ::"r"(total) : "memory");
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) {
-            const __m512 scale = _mm512_set1_ps(x.scales[r * groups + g]);
+            const __m512 scale = _mm512_set1_ps(rows[r].scale);
 #pragma GCC unroll 2
             for (int b = 0; b < 2; ++b) {
                 const __m512 whole = _mm512_cvtepi32_ps(sum[r][b]);
@@ -87,24 +101,27 @@ void scale(const Matrix& matrix, const int64_t (&blocks)[2], int rows, Results& 
 
 bool has_int8_products() { return true; }
 
-void int8_product(const Step& step, int64_t rows, Rows<const float> x, Rows<const float> residual,
-                  Rows<float> out, Room& room) {
-    const RoundedRows rounded(step, rows, x, room);
-    pairs(step, [=, &step](int64_t pair, const int64_t (&blocks)[2]) {
+void int8_product(const Step& step, int64_t rows, const Input& x, Rows<const float> residual,
+                  const Output& out, Room& room) {
+    const Rounding rounded(step, rows, x, room);
+    const int64_t turns = (rows + kTogether - 1) / kTogether;
+    pairs(step, rows, out, [=, &step](const Pair& pair) {
         by_rows<kTogether>(int(rows), [&](auto n, int begin) {
             const Rounded some = rounded.from(begin);
-            // Later rows find their weights at hand, and ask for those of the next pair.
-            const int64_t ahead = begin ? 2 * kLanes * step.matrix.inputs : kAhead;
+            const int64_t turn = (begin * turns + rows - 1) / rows;
             Results results;
-            if (step.matrix.often) {
-                two_blocks<n, true>(step.matrix, pair, some, ahead, results);
+            const auto run = [&](auto asks) {
+                two_blocks<n, asks>(step.matrix, pair.number, some, turn, turns, results);
+            };
+            if (turns == 1) {
+                step.matrix.often ? run(As<Asks::kSoon>{}) : run(As<Asks::kAhead>{});
             } else {
-                two_blocks<n, false>(step.matrix, pair, some, ahead, results);
+                turn == 0 ? run(As<Asks::kFirstTurn>{}) : run(As<Asks::kTurn>{});
             }
-            scale(step.matrix, blocks, n, results);
+            scale(step.matrix, pair.blocks, n, results);
             for (int r = 0; r < n; ++r) {
                 const float* more = residual ? residual[begin + r] : nullptr;
-                leave(step, blocks, results[r], more, out[begin + r]);
+                pair.leave(step, results[r], more, begin + r);
             }
         });
     });

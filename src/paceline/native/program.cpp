@@ -1,6 +1,7 @@
 #include "program.hpp"
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 namespace paceline {
@@ -10,14 +11,24 @@ Program::~Program() {
     Pool::shared().forget(trail);
 }
 
-int32_t Program::buffer(int32_t count, int64_t width) {
-    buffers_.push_back({count, width, 0, nullptr});
+int32_t Program::buffer(int32_t count, int64_t width, bool rounded) {
+    buffers_.push_back({count, width, 0, rounded, nullptr, {}});
     return int32_t(buffers_.size()) - 1;
+}
+
+float* Program::at(View view) const {
+    const Buffer& buffer = buffers_[view.buffer];
+    if (buffer.rounded) throw std::invalid_argument("rounded rows are for products alone, and whole");
+    return buffer.numbers.get() + view.column;
 }
 
 void Program::run(int64_t operations, int threads, const Call& call, double* seconds) {
     for (Buffer& buffer : buffers_) {
         const int64_t wanted = call.counts[buffer.count];
+        if (buffer.rounded) {
+            buffer.groups.fit(wanted, buffer.width);
+            continue;
+        }
         if (wanted <= buffer.rows) continue;
         buffer.rows = 0;
         buffer.numbers.reset();  // before there is a larger one

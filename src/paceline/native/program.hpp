@@ -31,8 +31,9 @@ class Program {
    public:
     using Operation = std::function<void(const Call&)>;
 
-    // A buffer with as many rows as entry `count` of a call's counts says.
-    int32_t buffer(int32_t count, int64_t width);
+    // A buffer with as many rows as entry `count` of a call's counts says; rounded if products alone
+    // read it.
+    int32_t buffer(int32_t count, int64_t width, bool rounded);
 
     // What runs when the program comes to it.
     void add(Operation operation) { operations_.push_back(std::move(operation)); }
@@ -57,11 +58,22 @@ class Program {
     // Returns when it has run. Throws what running threw.
     void finish();
 
+    // These throw std::invalid_argument if the rows are rounded.
     Rows<float> rows(View view) { return {at(view), buffers_[view.buffer].width}; }
     Rows<const float> read(View view) {
         return view.buffer < 0 ? Rows<const float>{nullptr, 0}
                                : Rows<const float>{at(view), buffers_[view.buffer].width};
     }
+    // Of either kind; rounded rows whole.
+    Input input(View view) {
+        RoundedRows* rounded = groups(view);
+        return rounded ? Input{{}, rounded} : Input{read(view), nullptr};
+    }
+    Output output(View view) {
+        RoundedRows* rounded = groups(view);
+        return rounded ? Output{{}, rounded} : Output{rows(view), nullptr};
+    }
+
     int64_t count(View view, const Call& call) const {
         return call.counts[buffers_[view.buffer].count];
     }
@@ -74,10 +86,16 @@ class Program {
     struct Buffer {
         int32_t count;
         int64_t width, rows;
+        bool rounded;
         std::unique_ptr<float[]> numbers;
+        RoundedRows groups;  // instead, if rounded
     };
 
-    float* at(View view) const { return buffers_[view.buffer].numbers.get() + view.column; }
+    float* at(View view) const;
+    RoundedRows* groups(View view) {
+        const bool whole = view.buffer >= 0 && view.column == 0;
+        return whole && buffers_[view.buffer].rounded ? &buffers_[view.buffer].groups : nullptr;
+    }
 
     std::vector<Buffer> buffers_;
     std::vector<Operation> operations_;

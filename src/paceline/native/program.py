@@ -20,7 +20,7 @@ from paceline.native.library import (
     View,
     library,
 )
-from paceline.native.packed import Packed, Tensors
+from paceline.native.packed import GROUP, Packed, Tensors
 from paceline.types import LogitArray
 
 
@@ -72,9 +72,22 @@ class Program:
         if getattr(self, "_address", None):
             self._library.paceline_free(self._address)
 
-    def buffer(self, rows: str, width: int) -> Columns:
-        """A buffer of float32 with as many rows as a run says of `rows`."""
-        number = self._library.paceline_buffer(self._address, self._count(rows), width)
+    def buffer(self, rows: str, width: int, *, rounded: bool = False) -> Columns:
+        """A buffer of float32 with as many rows as a run says of `rows`.
+
+        Args:
+            rows: see above.
+            width: of a row.
+            rounded: whether rows are kept as int8 by groups of 64, which takes threads less time to
+                hand over; for what attention or a product makes and products of int8 matrices
+                without a norm read, nothing else.
+
+        Raises:
+            ValueError: rows to be rounded are no whole groups.
+        """
+        if rounded and width % GROUP:
+            raise ValueError(f"rounded rows are whole groups of {GROUP} numbers, not {width}")
+        number = self._library.paceline_buffer(self._address, self._count(rows), width, rounded)
         return Columns(number, 0, width)
 
     def embed(
@@ -213,7 +226,8 @@ class Program:
         _check(self._library.paceline_finish(self._address))
 
     def read(self, of: Columns, rows: int) -> LogitArray:
-        """float32 `[rows, width]`, a view of a whole buffer that the next run overwrites."""
+        """float32 `[rows, width]`, a view of a whole buffer, not rounded, that the next run
+        overwrites."""
         if not rows:
             return np.zeros((0, of.width), dtype=np.float32)
         address = self._library.paceline_read(self._address, of.buffer)

@@ -2,9 +2,10 @@
 
 #pragma once
 
-#include <cstring>
+#include <cstdint>
+#include <vector>
 
-#include "product.hpp"
+#include "vectors.hpp"
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 #include <immintrin.h>
@@ -13,52 +14,80 @@
 
 namespace paceline {
 
-struct Rounded {
-    const int8_t* numbers;
-    const float* scales;   // of each group
-    const int32_t* minus;  // -128 times the sum of each group's numbers
+constexpr int kGroup = 64;  // activations that share a scale
+
+// A group of a row: numbers times `scale`.
+struct RoundedGroup {
+    int8_t numbers[kGroup];
+    float scale;
+    int32_t minus;  // -128 times the sum of the numbers
 };
 
-// The rows of a product behind the norm that stands before it. Of few rows every thread rounds all for
-// itself when it first asks for some: what another has rounded would take longer to fetch.
+// Rows. The same group of all of them stands together, and no two groups in one line of the
+// cache, since different threads write them.
 class RoundedRows {
    public:
-    RoundedRows(const Step& step, int64_t rows, Rows<const float> x, Room& room);
+    void fit(int64_t rows, int64_t width) {
+        lines_ = (rows * int64_t{sizeof(RoundedGroup)} + sizeof(Line) - 1) / sizeof(Line);
+        memory_.resize(lines_ * (width / kGroup));
+    }
 
-    // Those from `first` on.
-    Rounded from(int64_t first) const {
-        const Room& room = shared_ ? *shared_ : own();
-        const int64_t width = step_->matrix.inputs, groups = width / kGroup;
-        return {room.numbers.data() + first * width, room.scales.data() + first * groups,
-                room.minus.data() + first * groups};
+    RoundedGroup* group(int64_t g) { return reinterpret_cast<RoundedGroup*>(memory_.data() + g * lines_); }
+    const RoundedGroup* group(int64_t g) const {
+        return reinterpret_cast<const RoundedGroup*>(memory_.data() + g * lines_);
     }
 
    private:
-    const Room& own() const;
-
-    const Step* step_;
-    int64_t rows_;
-    Rows<const float> x_;
-    const Room* shared_;
-    uint64_t product_;  // tells one product from another
+    struct alignas(64) Line {
+        unsigned char bytes[64];
+    };
+    std::vector<Line> memory_;
+    int64_t lines_ = 0;
 };
 
 #ifdef PACELINE_PRODUCTS
 
-// The same, rounded here, whatever follows. Compilers may join a product with a sum behind it, and
-// do so in one place and not in another.
-inline Vec settled(Vec x) {
-    asm("" : "+v"(x));
-    return x;
+// Rounds a group of 64.
+inline void round_group(const Vec (&values)[kGroup / kLanes], RoundedGroup& to) {
+    Vec largest = {};
+    for (const Vec& v : values) {
+        const Vec size = v < 0.0f ? -v : v;
+        largest = size > largest ? size : largest;
+    }
+    const float most = _mm512_reduce_max_ps(__m512(largest));
+    to.scale = most / 127.0f;
+    const float factor = most > 0 ? 127.0f / most : 0.0f;
+    __m512i total = _mm512_setzero_si512();
+    for (int i = 0; i < kGroup / kLanes; ++i) {
+        const __m512i whole = _mm512_cvtps_epi32(__m512(values[i] * factor));
+        total = _mm512_add_epi32(total, whole);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to.numbers + i * kLanes),
+                         _mm512_cvtsepi32_epi8(whole));
+    }
+    to.minus = -128 * _mm512_reduce_add_epi32(total);
 }
 
-// Four neighbours of a row, in all lanes.
-inline __m512i four(const int8_t* at) {
-    int32_t numbers;
-    std::memcpy(&numbers, at, 4);
-    return _mm512_set1_epi32(numbers);
-}
+#else
+
+inline void round_group(const Vec (&)[kGroup / kLanes], RoundedGroup&) {}
 
 #endif
+
+// The same of numbers in memory.
+inline void round_group(const float* from, RoundedGroup& to) {
+    Vec values[kGroup / kLanes];
+    for (int i = 0; i < kGroup / kLanes; ++i) values[i] = load(from + i * kLanes);
+    round_group(values, to);
+}
+
+// What is read, or written: numbers, or rows that are rounded already.
+struct Input {
+    Rows<const float> floats;
+    const RoundedRows* rounded = nullptr;
+};
+struct Output {
+    Rows<float> floats;
+    RoundedRows* rounded = nullptr;
+};
 
 }  // namespace paceline

@@ -25,7 +25,7 @@ from paceline.native.library import (
     has_int8_products,
     has_pairs,
 )
-from paceline.native.packed import Packed, fits
+from paceline.native.packed import GROUP, Packed, fits
 from paceline.native.program import Program
 from paceline.runtimes.block_pool import BlockPool
 from paceline.runtimes.openvino_batch import Batch
@@ -99,7 +99,10 @@ class NativeSteps(Steps):
         width, attended = config.hidden_size, config.heads * config.head_dim
         stream = program.buffer("rows", width)
         qkv = program.buffer("rows", attended + 2 * config.kv_heads * config.head_dim)
-        mixed, inner = program.buffer("rows", attended), program.buffer("rows", config.ffn_size)
+        int8 = tensors["layers.0.o.weight"].dtype == np.int8
+        together = attended // config.kv_heads % GROUP == 0
+        mixed = program.buffer("rows", attended, rounded=int8 and together)
+        inner = program.buffer("rows", config.ffn_size, rounded=int8)
         features = program.buffer("features", 4 * width)
         angles = _angles(config)
         read = feature_layers(config.layers)

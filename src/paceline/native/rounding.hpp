@@ -1,0 +1,57 @@
+// What products with whole numbers read.
+
+#pragma once
+
+#include <cstring>
+
+#include "product.hpp"
+
+namespace paceline {
+
+// Rows from one on, rounded.
+struct Rounded {
+    const RoundedRows* rows;
+    int64_t first;
+
+    const RoundedGroup* group(int64_t g) const { return rows->group(g) + first; }
+};
+
+// The rows of a product behind the norm that stands before it, if whoever made them has not rounded
+// them. Of few rows every thread rounds all for itself when it first asks for some: what another has
+// rounded would take longer to fetch.
+class Rounding {
+   public:
+    Rounding(const Step& step, int64_t rows, const Input& x, Room& room);
+
+    // Those from `first` on.
+    Rounded from(int64_t first) const { return {shared_ ? shared_ : &own(), first}; }
+
+   private:
+    const RoundedRows& own() const;
+
+    const Step* step_;
+    int64_t rows_;
+    Rows<const float> x_;
+    const RoundedRows* shared_;
+    uint64_t product_ = 0;  // tells one product from another
+};
+
+#ifdef PACELINE_PRODUCTS
+
+// The same, rounded here, whatever follows. Compilers may join a product with a sum behind it, and
+// do so in one place and not in another.
+inline Vec settled(Vec x) {
+    asm("" : "+v"(x));
+    return x;
+}
+
+// Four neighbours of a row, in all lanes.
+inline __m512i four(const int8_t* at) {
+    int32_t numbers;
+    std::memcpy(&numbers, at, 4);
+    return _mm512_set1_epi32(numbers);
+}
+
+#endif
+
+}  // namespace paceline
