@@ -94,7 +94,7 @@ class Output:
             asked for.
         features: float32 `[pending + nodes, 4 * hidden_size]`, if asked for: side by side, what
             enters each of `Capabilities.feature_layers`, and the final hidden state; all pending
-            tokens come first, then the nodes.
+            tokens come first, then the nodes. A view like `logits`.
     """
 
     logits: LogitArray

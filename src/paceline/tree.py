@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -120,10 +119,10 @@ def take(tree: TokenTree, nodes: IntArray) -> TokenTree:
         raise ValueError("a sampled draft cannot be pruned after its tokens were drawn")
     renumber = np.full(len(tree) + 1, ROOT, dtype=np.int64)  # last slot maps ROOT to itself
     renumber[nodes] = np.arange(len(nodes))
-    return replace(
-        tree,
-        tokens=tree.tokens[nodes],
-        parents=renumber[tree.parents[nodes]],
+    return TokenTree(
+        tree.tokens[nodes],
+        renumber[tree.parents[nodes]],
+        source=tree.source,
         scores=None if tree.scores is None else tree.scores[nodes],
         origins=tuple(tree.origins[node] for node in nodes.tolist()) if tree.origins else (),
     )

@@ -23,7 +23,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGEST_PADDED = 16
 """Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
 
-COST_FORMAT = 17
+COST_FORMAT = 18
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256

@@ -63,7 +63,8 @@ class Reader:
         total = sum(chunk.tokens for chunk in chunks)
         for (sequence, tokens), output in zip(chunks, outputs, strict=True):
             self._target.keep(sequence.cache, tokens, ())
-            self._note(sequence, output.features)
+            features = output.features
+            self._note(sequence, None if features is None else features.copy())
             sequence.stats.prefill_seconds += seconds * tokens / total
 
     def features(self, sequence: Sequence) -> LogitArray | None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import replace
 from functools import reduce
 from operator import attrgetter
 from time import perf_counter
@@ -61,8 +60,9 @@ class _Made(NamedTuple):
         """The draft with the chances that its part has kept."""
         if self.draft.scores is None:
             return self.draft
-        scores = corrected(self.draft.scores.tolist(), self.keeps)
-        return replace(self.draft, scores=np.array(scores))
+        draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.keeps)
+        named = draft.source, np.array(scores), draft.origins
+        return TokenTree(draft.tokens, draft.parents, draft.law, *named)
 
 
 class Prefer(Parts):

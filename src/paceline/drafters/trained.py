@@ -223,10 +223,10 @@ class TrainedDrafter(Drafter):
         """Note the rows that were committed; they are taken in with the next draft."""
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             rows = [0, *(node + 1 for node in verdict.path)]
-            features = output.features if self._reads else _no_features(len(rows))
-            assert features is not None
-            if len(features) > len(rows):
-                features = features[rows]
+            features = _no_features(len(rows))
+            if self._reads:
+                assert output.features is not None
+                features = output.features[rows]  # a copy: the next forward overwrites these
             self._early.give_up(self._progress[sequence.id])
             self._note(sequence, sequence.tokens[-len(rows) :], features)
         if len(sequences) == 1:

@@ -51,8 +51,8 @@ class Forwards:
         return np.concatenate(seen) if features else None
 
     def forward(self, passes: Sequence[Pass], rows: int) -> list[Output]:
-        """One ragged forward, padded as if of `rows` rows at least. Logits are views that the next
-        forward overwrites."""
+        """One ragged forward, padded as if of `rows` rows at least. Logits and features are views
+        that the next forward overwrites."""
         if not passes:
             return []
         batch, spans = self._batch(passes, rows)
@@ -64,7 +64,7 @@ class Forwards:
             Output(
                 logits[rows],
                 hidden[rows].copy() if each.hidden and hidden is not None else None,
-                features[read].copy() if each.features and features is not None else None,
+                features[read] if each.features and features is not None else None,
             )
             for each, (rows, read) in zip(passes, spans, strict=True)
         ]
