@@ -144,7 +144,7 @@ def test_threads_may_change_from_run_to_run(kind: str) -> None:
 class FeedForward:
     """Two products, the second of what the first makes."""
 
-    def __init__(self, kind: str, threads: int, rounded: bool) -> None:
+    def __init__(self, kind: Any, threads: int, rounded: bool) -> None:
         rng = np.random.default_rng(7)
         packed, self.threads = Packed(), threads
         self.program = program = Program(packed)
@@ -177,6 +177,74 @@ def test_rows_rounded_where_they_are_made_are_the_same(kind: str, threads: int) 
         x = RNG.standard_normal((rows, 128)).astype(np.float32)
         assert np.array_equal(handed(x), rounded(x))
         assert not np.array_equal(handed(2 * x), rounded(x))
+
+
+class Normed:
+    """A product onto a stream, and behind a norm of that another."""
+
+    def __init__(self, kind: Any, threads: int, rounded: bool) -> None:
+        rng = np.random.default_rng(8)
+        packed, self.threads = Packed(), threads
+        self.program = program = Program(packed)
+        self.x, self.stream = program.buffer("rows", 128), program.buffer("rows", 320)
+        normed = program.buffer("rows", 320, rounded=True) if rounded else self.stream
+        self.out = program.buffer("rows", 64)
+        norm = (1 + 0.1 * rng.standard_normal(320)).astype(np.float32)
+        parts: dict[str, Any] = {}
+        for name, shape in (("down", (320, 128)), ("up", (64, 320))):
+            weight = rng.standard_normal(shape).astype(np.float32)
+            made = narrow(weight) if kind == "int4" else pack(weight, kind)
+            parts |= {f"{name}.{part}": array for part, array in made.items()}
+        down, up = packed.matrix(parts, "down"), packed.matrix(parts, "up")
+        behind = (normed, norm) if rounded else None
+        program.product("down", down, self.x, self.stream, residual=self.stream, behind=behind)
+        program.product("up", up, normed, self.out, norm=norm, eps=EPS)
+
+    def __call__(self, x: Any, stream: Any) -> tuple[Any, Any]:
+        rows = {"rows": len(x)}
+        self.program.run(rows, {}, self.threads)  # makes room for the rows
+        self.program.read(self.x, len(x))[:] = x
+        self.program.read(self.stream, len(x))[:] = stream
+        self.program.run(rows, {}, self.threads)
+        found = (self.stream, self.out)
+        return tuple(self.program.read(of, len(x)).copy() for of in found)  # type: ignore[return-value]
+
+
+@WHOLE
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rows_rounded_for_a_norm(kind: str) -> None:
+    """Nearly what they are if they are normed first, and the same bits in any company."""
+    x = RNG.standard_normal((41, 128)).astype(np.float32)
+    before = 5 * RNG.standard_normal((41, 320)).astype(np.float32)
+    before[7] = 0
+    stream, out = Normed(kind, 2, True)(x, before)
+    same, near = Normed(kind, 2, False)(x, before)
+    assert np.array_equal(stream, same)
+    off = np.abs(out - near) > 1e-4 * np.abs(near).max()  # numbers half-way between two steps
+    assert off.any(axis=1).mean() <= 0.2
+    np.testing.assert_allclose(out, near, rtol=0, atol=0.03 * np.abs(near).max())
+    for threads in (1, 2, 3, 5):
+        made = Normed(kind, threads, True)
+        for begin, end in ((0, 41), (3, 4), (7, 9), (10, 18), (20, 29), (0, 41)):
+            _, part = made(x[begin:end], before[begin:end])
+            assert np.array_equal(part, out[begin:end])
+
+
+@WHOLE
+def test_rounded_rows_know_what_they_are_for() -> None:
+    packed = Packed()
+    parts = tensors("int8", 64, 64)
+    matrix, norm = packed.matrix(parts, "m"), parts["norm"]
+    program = Program(packed)
+    floats, rounded, normed = (
+        program.buffer("rows", 64, rounded=rounded) for rounded in (False, True, True)
+    )
+    program.product("m", matrix, floats, rounded)
+    program.product("m", matrix, floats, floats, behind=(normed, norm))
+    with pytest.raises(ValueError, match="'m' reads rows that are rounded for another"):
+        program.product("m", matrix, rounded, floats, norm=norm)
+    with pytest.raises(ValueError, match="'m' reads rows that are rounded for another"):
+        program.product("m", matrix, normed, floats)
 
 
 @WHOLE

@@ -85,13 +85,19 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
     });
 }
 
+// `normed`, unless it is none, takes what is made, rounded for a norm of weights `next`.
 void paceline_product(Program* program, const Matrix* matrix, const float* norm, float eps,
-                      View from, View residual, View to) {
+                      View from, View residual, View to, View normed, const float* next) {
     const Step step{*matrix, norm, eps};
     program->add([=](const Call& call) {
         program->trail->note(step.matrix.numbers(), step.matrix.bytes());
-        product(step, program->count(to, call), program->input(from), program->read(residual),
-                program->output(to), program->room);
+        Output out = program->output(to);
+        if (normed.buffer >= 0) {
+            out.normed = program->output(normed).rounded;
+            out.weights = next;
+        }
+        product(step, program->count(to, call), program->input(from), program->read(residual), out,
+                program->room);
     });
 }
 

@@ -94,7 +94,7 @@ _SIGNATURES = {
     "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View),
     "product": (
         *(None, _ADDRESS, ctypes.POINTER(Matrix), _ADDRESS, _FLOAT),
-        *(View, View, View),
+        *(View, View, View, View, _ADDRESS),
     ),
     "paths": (None, _ADDRESS, ctypes.POINTER(Heads), _LONG, _INT, _INT, _INT, _INT),
     "attention": (

@@ -19,7 +19,7 @@ namespace paceline {
 class Pool {
    public:
     static constexpr int kMost = 256;           // threads
-    static constexpr size_t kBody = 176;        // bytes of a loop's body
+    static constexpr size_t kBody = 240;        // bytes of a loop's body
     static constexpr int64_t kParts = 1 << 20;  // a shared loop has fewer
 
     // The one of this process.

@@ -56,7 +56,7 @@ bool has_float_products();
 // with those.
 bool has_int8_products();
 
-//   x:        [rows, inputs]; rounded only where no norm stands before the product
+//   x:        [rows, inputs]; rounded where no norm stands before the product, or for that norm
 //   residual: [rows, outputs], or none; may be `out`
 //   out:      [rows, outputs], half as wide if gated
 void product(const Step& step, int64_t rows, const Input& x, Rows<const float> residual,
@@ -94,13 +94,13 @@ struct Pair {
 };
 
 // Calls `some` with pairs until all have been, on all threads. Of an odd number of blocks the last is
-// its own partner. Who has made a group of 64 rounds it, if the output is to be rounded: that is less
-// for others to fetch than the numbers.
+// its own partner. Who has made a group of 64 rounds it, if anybody wants that: it is less for others
+// to fetch than the numbers, and numbers that nobody fetches stay with who writes them again.
 template <class Some>
 void pairs(const Step& step, int64_t rows, const Output& out, const Some& some) {
     const int64_t blocks = step.matrix.outputs / kLanes, count = (blocks + 1) / 2;
     const int64_t width = step.matrix.outputs / (step.matrix.gated ? 2 : 1);
-    const int64_t units = out.rounded ? width / kGroup : count;
+    const int64_t groups = width / kGroup, units = out.rounded ? groups : count;
     const int64_t parts = std::min<int64_t>(units, 6 * Pool::shared().threads());
     each(parts, true, [=, gated = step.matrix.gated != 0](int64_t part) {
         thread_local std::vector<float> tile;
@@ -116,6 +116,12 @@ void pairs(const Step& step, int64_t rows, const Output& out, const Some& some) 
                 pair.blocks[0] = gated ? p : 2 * p;
                 pair.blocks[1] = gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);
                 some(pair);
+                // Both threads may have a part in a group between them: who is last rounds it.
+                const int64_t g = out.normed ? p * groups / count : 0, at = g * kGroup;
+                if (!out.normed || !out.normed->part_done(g, count / groups)) continue;
+                for (int64_t r = 0; r < rows; ++r) {
+                    round_group(out.floats[r] + at, out.weights + at, out.normed->group(g)[r]);
+                }
             }
             for (int64_t r = 0; out.rounded && r < rows; ++r) {
                 round_group(tile.data() + r * kGroup, out.rounded->group(u)[r]);

@@ -63,6 +63,8 @@ class Program:
         self._pointers = (ctypes.c_void_p * 16)()
         self._numbers = (ctypes.c_int64 * 16)()
         self._kept: list[Any] = []
+        self._rounded: set[int] = set()
+        self._normed: set[int] = set()  # of those, rows that are rounded for a norm
         self._views: dict[tuple[int, int, int], LogitArray] = {}
         self.names: list[str] = []
         """Of the operations, in order."""
@@ -88,6 +90,8 @@ class Program:
         if rounded and width % GROUP:
             raise ValueError(f"rounded rows are whole groups of {GROUP} numbers, not {width}")
         number = self._library.paceline_buffer(self._address, self._count(rows), width, rounded)
+        if rounded:
+            self._rounded.add(number)
         return Columns(number, 0, width)
 
     def embed(
@@ -134,10 +138,33 @@ class Program:
         norm: Any = None,
         eps: float = 0.0,
         residual: Columns | None = None,
+        behind: tuple[Columns, Any] | None = None,
     ) -> None:
-        """See `Step` in `product.hpp`; `name` is what a profile calls it."""
+        """See `Step` in `product.hpp`.
+
+        Args:
+            name: what a profile calls it.
+            matrix: packed.
+            at: what is multiplied.
+            to: where results go.
+            norm: weights of an RMS norm that stands before it; of rows that were rounded for one,
+                the same weights again.
+            eps: of that norm.
+            residual: what is added to results.
+            behind: a rounded buffer, and the weights of the norm that results are rounded for:
+                they go there too.
+
+        Raises:
+            ValueError: rounded rows are for a norm and there is none, or the other way round.
+        """
+        if at.buffer in self._rounded and (at.buffer in self._normed) != (norm is not None):
+            raise ValueError(f"product '{name}' reads rows that are rounded for another")
         views = (_view(at), _view(residual), _view(to))
-        self._add(name, "product", matrix, self._packed.keep(norm), eps, *views)
+        normed, weights = behind or (None, None)
+        if normed is not None:
+            self._normed.add(normed.buffer)
+        parts = matrix, self._packed.keep(norm), eps, *views, _view(normed)
+        self._add(name, "product", *parts, self._packed.keep(weights))
 
     def paths(self, longest: int, rows: str) -> None:
         """What rows see: inputs "rows", "tables" and "singles" as in `Plan`."""

@@ -21,6 +21,8 @@ struct RoundedGroup {
     int8_t numbers[kGroup];
     float scale;
     int32_t minus;  // -128 times the sum of the numbers
+    float square;   // of a row before a norm's weights: the sum of its squares
+    int32_t unused;
 };
 
 // Rows. The same group of all of them stands together, and no two groups in one line of the
@@ -30,6 +32,7 @@ class RoundedRows {
     void fit(int64_t rows, int64_t width) {
         lines_ = (rows * int64_t{sizeof(RoundedGroup)} + sizeof(Line) - 1) / sizeof(Line);
         memory_.resize(lines_ * (width / kGroup));
+        parts_.resize(width / kGroup);
     }
 
     RoundedGroup* group(int64_t g) { return reinterpret_cast<RoundedGroup*>(memory_.data() + g * lines_); }
@@ -37,11 +40,23 @@ class RoundedRows {
         return reinterpret_cast<const RoundedGroup*>(memory_.data() + g * lines_);
     }
 
+    // One of so many parts of a group is there; whether all are, which is said once.
+    bool part_done(int64_t g, int64_t parts) {
+        int64_t& done = parts_[g].done;
+        if (__atomic_add_fetch(&done, 1, __ATOMIC_ACQ_REL) < parts) return false;
+        done = 0;
+        return true;
+    }
+
    private:
     struct alignas(64) Line {
         unsigned char bytes[64];
     };
+    struct alignas(64) Parts {
+        int64_t done = 0;
+    };
     std::vector<Line> memory_;
+    std::vector<Parts> parts_;
     int64_t lines_ = 0;
 };
 
@@ -80,7 +95,20 @@ inline void round_group(const float* from, RoundedGroup& to) {
     round_group(values, to);
 }
 
-// What is read, or written: numbers, or rows that are rounded already.
+// The same of numbers times a norm's weights, for a norm whose factor is not known yet.
+inline void round_group(const float* from, const float* weights, RoundedGroup& to) {
+    Vec values[kGroup / kLanes], square = {};
+    for (int i = 0; i < kGroup / kLanes; ++i) {
+        const Vec x = load(from + i * kLanes);
+        square += x * x;
+        values[i] = x * load(weights + i * kLanes);
+    }
+    round_group(values, to);
+    to.square = sum(square);
+}
+
+// What is read, or written: numbers, or rows that are rounded already; or numbers, and rows that are
+// rounded for the norm that follows, which has these weights.
 struct Input {
     Rows<const float> floats;
     const RoundedRows* rounded = nullptr;
@@ -88,6 +116,8 @@ struct Input {
 struct Output {
     Rows<float> floats;
     RoundedRows* rounded = nullptr;
+    RoundedRows* normed = nullptr;
+    const float* weights = nullptr;
 };
 
 }  // namespace paceline

@@ -16,9 +16,9 @@ struct Rounded {
     const RoundedGroup* group(int64_t g) const { return rows->group(g) + first; }
 };
 
-// The rows of a product behind the norm that stands before it, if whoever made them has not rounded
-// them. Of few rows every thread rounds all for itself when it first asks for some: what another has
-// rounded would take longer to fetch.
+// The rows of a product behind the norm that stands before it: as they are if they are rounded and
+// there is no norm. Of few rows every thread makes all for itself when it first asks for some: what
+// another has made would take longer to fetch.
 class Rounding {
    public:
     Rounding(const Step& step, int64_t rows, const Input& x, Room& room);
@@ -31,8 +31,8 @@ class Rounding {
 
     const Step* step_;
     int64_t rows_;
-    Rows<const float> x_;
-    const RoundedRows* shared_;
+    Input x_;
+    const RoundedRows* shared_ = nullptr;
     uint64_t product_ = 0;  // tells one product from another
 };
 

@@ -103,6 +103,7 @@ class NativeSteps(Steps):
         together = attended // config.kv_heads % GROUP == 0
         mixed = program.buffer("rows", attended, rounded=int8 and together)
         inner = program.buffer("rows", config.ffn_size, rounded=int8)
+        normed = program.buffer("rows", width, rounded=True) if int8 else stream
         features = program.buffer("features", 4 * width)
         angles = _angles(config)
         read = feature_layers(config.layers)
@@ -121,14 +122,19 @@ class NativeSteps(Steps):
                 for part in ("qkv", "o", "gate_up", "down")
             )
             norm = tensors[f"{name}.attention_norm"]
-            program.product(f"{name}.qkv", into, stream, qkv, norm=norm, eps=eps)
+            program.product(
+                f"{name}.qkv", into, normed if layer else stream, qkv, norm=norm, eps=eps
+            )
             memory = self.pool.memory[2 * layer : 2 * layer + 2]
             norms = [tensors.get(f"{name}.{kind}_norm") for kind in "qk"]
             program.attention(memory, angles, norms, qkv, mixed)
-            program.product(f"{name}.o", out, mixed, stream, residual=stream)
             norm = tensors[f"{name}.ffn_norm"]
-            program.product(f"{name}.gate_up", gate_up, stream, inner, norm=norm, eps=eps)
-            program.product(f"{name}.down", down, inner, stream, residual=stream)
+            behind = (normed, norm) if int8 else None
+            program.product(f"{name}.o", out, mixed, stream, residual=stream, behind=behind)
+            program.product(f"{name}.gate_up", gate_up, normed, inner, norm=norm, eps=eps)
+            following = tensors.get(f"layers.{layer + 1}.attention_norm")
+            behind = (normed, following) if int8 and following is not None else None
+            program.product(f"{name}.down", down, inner, stream, residual=stream, behind=behind)
         feature(3, tensors["norm"])
         hidden = program.buffer("logits", width)
         logits = program.buffer("logits", config.vocab_size)
