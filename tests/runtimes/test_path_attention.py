@@ -113,7 +113,7 @@ def twin(sizes: Sizes, rows: Any, pending: int, draft: TokenTree) -> Any:
 SHAPES = {
     "grouped": Sizes(),
     "narrow": Sizes(heads=4, kv_heads=4, width=16),
-    "many to one": Sizes(heads=24, kv_heads=1, width=32),
+    "many to one": Sizes(heads=48, kv_heads=1, width=32),
     "odd": Sizes(heads=5, kv_heads=1, width=80),
     "wide": Sizes(heads=2, kv_heads=1, width=128),
     "normed": Sizes(norms=(1 + 0.1 * RNG.standard_normal(32), 1 + 0.1 * RNG.standard_normal(32))),

@@ -15,10 +15,10 @@ constexpr int kShare = 6;  // queries that share a load of keys or values
 // Scores of N queries over the 32 keys of each of B blocks: one sum per key, over the width in order.
 template <class Format, int N, int B>
 void block_scores(const float* queries, int words, const typename Format::Number* const* blocks,
-                  float* scores, int stride, Coming& coming) {
+                  float* scores, int stride, Coming<typename Format::Number>& coming) {
     constexpr int kStep = kLanes * Format::kTogether;
     Vec a[N][2 * B] = {};
-    Coming next = coming;
+    auto next = coming;
     for (int d = 0; d < words; ++d) {
         next.step();
         typename Format::Vector keys[2 * B];
@@ -41,7 +41,7 @@ void block_scores(const float* queries, int words, const typename Format::Number
 template <class Format>
 void all_scores(const float* queries, int count, int words,
                 const typename Format::Number* const* blocks, int end, float* scores, int stride,
-                Coming coming = {}) {
+                Coming<typename Format::Number> coming = {}) {
     constexpr auto at_once = [](int n) { return n > 3 ? 1 : 2; };  // sums enough to keep busy
     const int parts = (count + kShare - 1) / kShare, together = at_once(count / parts);
     coming.within(int64_t{parts} * ((end + together - 1) / together) * words);
@@ -63,9 +63,9 @@ void all_scores(const float* queries, int count, int words,
 // order. `weights` are words.
 template <class Format, int N, int V>
 void add_slice(const float* weights, int stride, const typename Format::Number* const* blocks,
-               int count, int width, int at, float* sums, Coming& coming) {
+               int count, int width, int at, float* sums, Coming<typename Format::Number>& coming) {
     constexpr int kTogether = Format::kTogether;
-    Coming next = coming;
+    auto next = coming;
     Vec a[N][V];
     for (int r = 0; r < N; ++r) {
         for (int v = 0; v < V; ++v) a[r][v] = load(sums + r * width + at + v * kLanes);
@@ -93,7 +93,7 @@ void add_slice(const float* weights, int stride, const typename Format::Number* 
 template <class Format>
 void add_values(const float* weights, int rows, int stride,
                 const typename Format::Number* const* blocks, int count, int width, float* sums,
-                Coming coming = {}) {
+                Coming<typename Format::Number> coming = {}) {
     constexpr int kWide = 4;  // vectors of numbers at once
     const int slices = width / (kWide * kLanes) + width / kLanes % kWide;
     coming.within(int64_t{(rows + kShare - 1) / kShare} * slices * (count / Format::kTogether));

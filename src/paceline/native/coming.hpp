@@ -7,14 +7,15 @@
 
 namespace paceline {
 
+template <class Number>
 class Coming {
    public:
     // Nothing.
     Coming() = default;
 
-    // Pieces of so many bytes each; `at` must stay.
-    Coming(const void* const* at, int count, int64_t bytes)
-        : at_(at), behind_(at + count), lines_((bytes + kLine - 1) / kLine), left_(lines_) {}
+    // Pieces of so many numbers each; `at` must stay.
+    Coming(const Number* const* at, int count, int64_t size)
+        : at_(at), behind_(at + count), lines_((size + kLine - 1) / kLine), left_(lines_) {}
 
     // All of it is to be asked for in so many steps.
     void within(int64_t steps) {
@@ -25,7 +26,7 @@ class Coming {
 
     void step() {
         for (due_ += pace_; due_ >= steps_; due_ -= steps_) {
-            __builtin_prefetch(static_cast<const char*>(*at_) + kLine * (lines_ - left_));
+            __builtin_prefetch(*at_ + kLine * (lines_ - left_));
             if (--left_ > 0) continue;
             left_ = lines_;
             if (++at_ == behind_) *this = {};
@@ -33,9 +34,9 @@ class Coming {
     }
 
    private:
-    static constexpr int64_t kLine = 64;  // bytes that the processor fetches together
-    const void* const* at_ = nullptr;
-    const void* const* behind_ = nullptr;
+    static constexpr int64_t kLine = 64 / sizeof(Number);  // numbers that are fetched together
+    const Number* const* at_ = nullptr;
+    const Number* const* behind_ = nullptr;
     int64_t lines_ = 0, left_ = 0, pace_ = 0, due_ = 0, steps_ = 1;
 };
 

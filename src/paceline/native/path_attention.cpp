@@ -183,9 +183,8 @@ class Pass {
         return out;
     }
 
-    Coming coming(const Number* const* blocks, int count) const {
-        const int64_t bytes = block_size_ * int64_t{sizeof(Number)};
-        return {reinterpret_cast<const void* const*>(blocks), count, bytes};
+    Coming<Number> coming(const Number* const* blocks, int count) const {
+        return {blocks, count, block_size_};
     }
 
     // One chunk of keys for the rows of a group and one head of keys. `next` is what follows on this

@@ -23,7 +23,7 @@ enum class Kept : int32_t { kFloat, kHalf, kPairs };
 
 // Sizes of one layer.
 struct Shape {
-    int32_t heads, kv_heads;  // at most 24 heads per kv head
+    int32_t heads, kv_heads;  // at most 48 heads per kv head
     int32_t width;            // of a head, a multiple of 16, at most 256
     Kept kept;
     float eps;                // of the norms of queries and keys

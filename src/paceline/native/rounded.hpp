@@ -32,7 +32,7 @@ class RoundedRows {
     void fit(int64_t rows, int64_t width) {
         lines_ = (rows * int64_t{sizeof(RoundedGroup)} + sizeof(Line) - 1) / sizeof(Line);
         memory_.resize(lines_ * (width / kGroup));
-        parts_.resize(width / kGroup);
+        parts_.assign(width / kGroup, Parts());
     }
 
     RoundedGroup* group(int64_t g) { return reinterpret_cast<RoundedGroup*>(memory_.data() + g * lines_); }

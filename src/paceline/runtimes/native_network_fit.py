@@ -14,7 +14,7 @@ _GROUP = 64
 _WIDEST = 256
 """Most numbers of a head."""
 
-_QUERIES = 24
+_QUERIES = 48
 """Query heads that may share a head of keys."""
 
 _ODD = ("head", "blank")

@@ -42,7 +42,7 @@ _LANES = 16
 _WIDEST = 256
 """And heads that are no wider,"""
 
-_QUERIES = 24
+_QUERIES = 48
 """and at most so many query heads per head of keys."""
 
 _WARM_UPS = 3
