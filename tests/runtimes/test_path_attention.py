@@ -168,7 +168,7 @@ def test_of_last_rows_alone_it_is_the_same(kept: Kept) -> None:
     assert (last[others] != every[others]).any(axis=1).all()
 
 
-@pytest.mark.skipif(not has_int8_products(), reason="needs AVX-512 VNNI")
+@pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("length", [5, 200])
 def test_what_threads_round_for_a_product_is_the_same(length: int, threads: int) -> None:

@@ -73,6 +73,11 @@ KEPT: dict[Kept, int] = {"fp32": 0, "fp16": 1, "bf16": 2}
 """Numbers of `Kept` in `path_attention.hpp`."""
 
 
+def attends(heads: int, kv_heads: int, width: int) -> bool:
+    """Whether attention along paths takes such heads, see `Shape` in `path_attention.hpp`."""
+    return width % 16 == 0 and width <= 256 and heads <= 48 * kv_heads
+
+
 class Layer(ctypes.Structure):
     """`Layer` of `path_attention.hpp`."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.native.library import Matrix
 from paceline.types import LogitArray
 
-_LANES = 16
+LANES = 16
 """Rows of a matrix that are multiplied together."""
 
 GROUP = 64
@@ -69,9 +69,9 @@ class Packed:
         bias = tensors.get(f"{name}.bias")
         more = None if bias is None else self._place(bias)
         if weight.dtype == np.float32:
-            lines = weight.reshape(outputs // _LANES, _LANES, inputs).transpose(0, 2, 1)
+            lines = weight.reshape(outputs // LANES, LANES, inputs).transpose(0, 2, 1)
             return Matrix(outputs, inputs, None, None, self._place(lines), more, False, gated)
-        shape = outputs // _LANES, _LANES, inputs // GROUP, GROUP // 4, 4
+        shape = outputs // LANES, LANES, inputs // GROUP, GROUP // 4, 4
         blocks = weight.reshape(shape).transpose(0, 2, 3, 1, 4)
         steps = tensors.get(f"{name}.steps")
         if steps is not None:
@@ -126,4 +126,4 @@ def narrow(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
 def fits(weight: npt.NDArray[Any]) -> bool:
     """Whether products take a matrix: int8 `[rows, columns]`, or float32."""
     rows, columns = weight.shape
-    return rows % _LANES == 0 and (weight.dtype == np.float32 or columns % GROUP == 0)
+    return rows % LANES == 0 and (weight.dtype == np.float32 or columns % GROUP == 0)

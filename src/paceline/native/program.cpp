@@ -27,6 +27,7 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         const int64_t wanted = call.counts[buffer.count];
         if (buffer.rounded) {
             buffer.groups.fit(wanted, buffer.width);
+            buffer.groups.expect(buffer.width / kGroup);
             continue;
         }
         if (wanted <= buffer.rows) continue;

@@ -32,10 +32,14 @@ class RoundedRows {
     void fit(int64_t rows, int64_t width) {
         lines_ = (rows * int64_t{sizeof(RoundedGroup)} + sizeof(Line) - 1) / sizeof(Line);
         memory_.resize(lines_ * (width / kGroup));
-        parts_.assign(width / kGroup, Parts());
     }
 
-    RoundedGroup* group(int64_t g) { return reinterpret_cast<RoundedGroup*>(memory_.data() + g * lines_); }
+    // No part of any of so many groups is there yet.
+    void expect(int64_t groups) { parts_.assign(groups, Parts()); }
+
+    RoundedGroup* group(int64_t g) {
+        return reinterpret_cast<RoundedGroup*>(memory_.data() + g * lines_);
+    }
     const RoundedGroup* group(int64_t g) const {
         return reinterpret_cast<const RoundedGroup*>(memory_.data() + g * lines_);
     }
@@ -107,8 +111,8 @@ inline void round_group(const float* from, const float* weights, RoundedGroup& t
     to.square = sum(square);
 }
 
-// What is read, or written: numbers, or rows that are rounded already; or numbers, and rows that are
-// rounded for the norm that follows, which has these weights.
+// What is read, or written: numbers, or rows that are rounded already; or numbers, and rows that
+// are rounded for the norm that follows, which has these weights.
 struct Input {
     Rows<const float> floats;
     const RoundedRows* rounded = nullptr;

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.native.library import attends
+from paceline.native.packed import GROUP
 from paceline.networks.base import Network
 from paceline.runtimes.native_network_rows import LANES
 from paceline.runtimes.network_weights import Tensors
-
-_GROUP = 64
-"""Activations that share a scale where matrices are int8."""
-
-_WIDEST = 256
-"""Most numbers of a head."""
-
-_QUERIES = 48
-"""Query heads that may share a head of keys."""
 
 _ODD = ("head", "blank")
 """Matrices that may have any number of rows: nothing but a choice reads what they give."""
@@ -23,7 +16,7 @@ _ODD = ("head", "blank")
 
 def columns_of(precision: str) -> int:
     """What the width of a matrix is a multiple of: "fp32", or any other, which is int8."""
-    return LANES if precision == "fp32" else _GROUP
+    return LANES if precision == "fp32" else GROUP
 
 
 def takes(network: Network, precision: str) -> bool:
@@ -46,9 +39,7 @@ def takes(network: Network, precision: str) -> bool:
         not network.reach
         and not network.reads_target
         and shape.width % columns == 0
-        and shape.head_dim % LANES == 0
-        and shape.head_dim <= _WIDEST
-        and shape.heads <= _QUERIES * shape.kv_heads
+        and attends(shape.heads, shape.kv_heads, shape.head_dim)
         and all(fits(name, size) for name, size in network.shapes().items())
     )
 

@@ -21,11 +21,12 @@ from paceline.models.config import ModelConfig, feature_layers, inverse_frequenc
 from paceline.native.library import (
     KEPT,
     Heads,
+    attends,
     has_float_products,
     has_int8_products,
     has_pairs,
 )
-from paceline.native.packed import GROUP, Packed, fits
+from paceline.native.packed import GROUP, LANES, Packed, fits
 from paceline.native.program import Program
 from paceline.runtimes.block_pool import BlockPool
 from paceline.runtimes.openvino_batch import Batch
@@ -35,15 +36,6 @@ from paceline.runtimes.openvino_settings import KvFormat
 from paceline.runtimes.openvino_steps import Steps
 from paceline.runtimes.paged_cache import PagedCache
 from paceline.types import LogitArray
-
-_LANES = 16
-"""Attention takes heads whose width is a multiple of this."""
-
-_WIDEST = 256
-"""And heads that are no wider,"""
-
-_QUERIES = 48
-"""and at most so many query heads per head of keys."""
 
 _WARM_UPS = 3
 
@@ -204,10 +196,9 @@ def takes(
         able = quantised and processor.has("AVX512_CORE") and has_int8_products()
     else:
         able = kinds == {np.float32} and processor.has("AVX512_CORE") and has_float_products()
-    heads = config.head_dim % _LANES == 0 and config.head_dim <= _WIDEST
-    heads = heads and config.heads <= _QUERIES * config.kv_heads
+    heads = attends(config.heads, config.kv_heads, config.head_dim)
     cached = kv.kept is not None and (kv.kept != "bf16" or has_pairs())
-    return able and heads and cached and config.ffn_size % _LANES == 0 and all(map(fits, weights))
+    return able and heads and cached and config.ffn_size % LANES == 0 and all(map(fits, weights))
 
 
 def _rows(batch: Batch) -> dict[str, int]:
