@@ -206,14 +206,14 @@ def test_a_draft_that_was_begun_is_the_one_that_would_have_been_made(name: str) 
     runner.release(usual)
 
 
-def test_a_step_of_hydra_is_nine_operations() -> None:
+def test_a_step_of_hydra_is_eight_operations() -> None:
     """Norms, gates and sums are done with products; all else would be paid at every depth."""
     _, compiled = ready("native", "hydra")
     runner: Any = compiled
     names = runner._chains._writing.program.names
     begin, end = runner._chains.ends[:2]
     products = ["step.up", "step.down.residual", "head"]
-    step = ["leave", "embedding", *products, "perturb", "pick"]
+    step = ["leave", "embedding", *products, "pick"]
     assert [name for name in names[begin:end] if name != "gather"] == step
     assert names[begin:end].count("gather") == 2  # both norms, of what is read side by side
     # Behind attention only last rows are read: taking a prompt in ends there.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.native import drafting
-from paceline.native.drafting import PICKED, DraftProgram, Operand, noise_records
+from paceline.native.drafting import PICKED, DraftProgram, Drawn, Operand, noise_records
 from paceline.native.library import KEPT, Heads, has_float_products
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
@@ -100,28 +100,39 @@ def test_the_likeliest_tokens_are_the_first_of_the_highest(size: int) -> None:
     assert found[there, 2].view(np.int32).tolist() == ids[rest.argmax(1)][there].tolist()
 
 
-@pytest.mark.parametrize("size", [1, 70, 1000, 9000])
-def test_logits_are_moved_by_the_noise_of_their_positions(size: int) -> None:
-    """As `TokenNoise` has it; what has no chance is left out, and who has no noise as it was."""
+@pytest.mark.parametrize("size", [1, 2, 70, 1000, 9000])
+def test_tokens_are_drawn_with_the_noise_of_their_positions(size: int) -> None:
+    """As `TokenNoise` has it, among those that have a chance; chances are a softmax over scores.
+    Rows without noise are picked as ever."""
     depth, first, slots, temperature = 3, 1, 2, 0.6
     keys = RNG.bytes(16 * depth)
     logits = 3 * random(2 * slots, size)
     ids = np.sort(RNG.choice(10**5, size, replace=False))
     made = program()
     at = loaded(made, "logits", "rows", size)
-    made.perturb(at, ids, "noise", depth, first, slots)
+    drawn, plain = (made.buffer("rows", PICKED) for _ in range(2))
+    made.pick(at, ids, drawn, Drawn("noise", depth, first, slots))
+    made.pick(at, ids, plain)
     records = noise_records(keys, temperature, depth)
     noise = np.concatenate([records, np.zeros_like(records)]).ravel()
     made.run({"rows": 2 * slots}, {"logits": bits(logits), "noise": noise}, 2)
-    found = made.read(at, 2 * slots).copy()
-    assert np.array_equal(found[slots:], logits[slots:])
+    found = made.read(drawn, 2 * slots).copy()
+    assert np.array_equal(found[slots:], made.read(plain, 2 * slots)[slots:])
     for slot in range(slots):
         place = 16 * (first + slot)
         row = (logits[slot] - logits[slot].max()).astype(float) / temperature
         scores = row - np.log(TokenNoise(keys[place : place + 16]).of(ids))
-        kept = found[slot] > -np.inf
-        np.testing.assert_allclose(found[slot][kept], scores[kept], atol=1e-4)
-        assert np.array_equal(kept, row >= -7) or np.abs(row[kept != (row >= -7)] + 7).max() < 1e-4
+        scores[row < -7] = -np.inf
+        law = np.exp(scores - scores.max())
+        law /= law.sum()
+        best = np.argsort(-scores)[:2]
+        ids_found = found[slot, ::2].copy().view(np.int32)
+        assert ids_found[0] == ids[best[0]]
+        np.testing.assert_allclose(found[slot, 1], law[best[0]], rtol=1e-3)
+        if size > 1:
+            np.testing.assert_allclose(found[slot, 3], law[best[1]], rtol=1e-3)
+        if size > 1 and law[best[1]] > 0:
+            assert ids_found[1] == ids[best[1]]
 
 
 def test_positions_without_a_key_are_left_alone() -> None:

@@ -34,6 +34,9 @@ from paceline.types import ROOT, Budget, TokenTree, Verdict
 _ASK_LEAST = 8
 """Fewest nodes to ask a drafter for that prunes well: growing drafts costs time too."""
 
+_LEVEL = 0.1
+"""Share of what drafts cost that one more token of a chain adds, as it does with EAGLE-3."""
+
 _NOTHING = Budget(0, 0)
 
 
@@ -187,10 +190,10 @@ class CostModelController(Controller):
 
     def _least(self, roots: int) -> float:
         """Chance of a drafted token from which on it is worth going on behind it: the one that
-        comes next must gain more than its row costs."""
+        comes next must gain more than it costs to draft it and its row."""
         plain = self.costs.time(roots, roots)
         row = self.costs.time(roots + 1, roots) - plain
-        return roots * row / plain / self._next
+        return (roots * row + _LEVEL * self._asking.cost) / plain / self._next
 
     @property
     def _idle_step(self) -> bool:

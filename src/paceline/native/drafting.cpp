@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "best.hpp"
 #include "pool.hpp"
 
 namespace paceline {
@@ -15,23 +16,40 @@ constexpr float kNone = -std::numeric_limits<float>::infinity();
 // A token so many nats below the likeliest wins against it once in 1,000 times.
 constexpr float kHopeless = 7;
 
-// 16 numbers from `i` on, `other` for those from `count` on.
-Vec some(const float* at, int64_t i, int64_t count, float other) {
-    if (i + kLanes <= count) return load(at + i);
-    Vec out = all(other);
-    for (int64_t lane = 0; lane < count - i; ++lane) out[lane] = at[i + lane];
+constexpr int kChains = 4;  // of sums, since one waits for itself
+
+float highest_of(const float* logits, int64_t count) {
+    Vec most = all(kNone);
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        const Vec x = load(logits + i);
+        most = x > most ? x : most;
+    }
+    float out = largest(most);
+    for (; i < count; ++i) out = std::max(out, logits[i]);
     return out;
 }
 
-// A logit and where it stands.
-struct Place {
-    float logit = kNone;
-    int32_t index = 0;
-
-    bool before(const Place& other) const {
-        return logit > other.logit || (logit == other.logit && logit > kNone && index < other.index);
+// Sums e^(x - highest).
+float total(const float* logits, int64_t count, float highest) {
+    const auto shares = [highest](const float* at) {
+        const Vec x = load(at);
+        return x == kNone ? all(0.0f) : exponential_of_negative(x - highest);
+    };
+    Vec sums[kChains] = {};
+    int64_t i = 0;
+    for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
+        for (int chain = 0; chain < kChains; ++chain) sums[chain] += shares(logits + i + chain * kLanes);
     }
-};
+    for (; i + kLanes <= count; i += kLanes) sums[0] += shares(logits + i);
+    if (i < count) {
+        float rest[kLanes];
+        std::fill_n(std::copy(logits + i, logits + count, rest), kLanes - (count - i), kNone);
+        sums[0] += shares(rest);
+    }
+    for (int chain = 1; chain < kChains; ++chain) sums[0] += sums[chain];
+    return sum(sums[0]);
+}
 
 }  // namespace
 
@@ -52,64 +70,36 @@ void put_together(Joint joint, int64_t count, int64_t width, const Operand& a, c
 }
 
 Likeliest likeliest(const float* logits, int64_t count) {
-    Vec best = all(kNone), next = all(kNone);  // of each lane
-    IntVec at = {}, next_at = {};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const Vec x = some(logits, i, count, kNone);
-        const IntVec here = IntVec{} + int32_t(i), higher = x > best, between = x > next;
-        next_at = higher ? at : (between ? here : next_at);
-        next = higher ? best : (between ? x : next);
-        at = higher ? here : at;
-        best = higher ? x : best;
-    }
-    Place first = {}, second = {};
-    for (int lane = 0; lane < kLanes; ++lane) {
-        for (const Place& place : {Place{best[lane], at[lane] + lane},
-                                   Place{next[lane], next_at[lane] + lane}}) {
-            if (place.before(first)) {
-                second = first;
-                first = place;
-            } else if (place.before(second)) {
-                second = place;
-            }
-        }
-    }
-    Vec total = {};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const Vec x = some(logits, i, count, kNone);
-        total += x == kNone ? all(0.0f) : exponential(x - first.logit);
-    }
-    const float share = 1.0f / sum(total);
-    const bool none = second.logit == kNone;
-    return {{first.index, share},
-            {second.index, none ? 0.0f : share * exponential(second.logit - first.logit)}};
+    int64_t at[2] = {};
+    float best[2] = {count > 0 ? logits[0] : kNone, kNone};
+    rank_best(logits, count, std::min<int64_t>(count, 2), at, best);
+    const float share = 1.0f / total(logits, count, best[0]);
+    const float next = best[1] == kNone ? 0.0f : share * exponential(best[1] - best[0]);
+    return {{int32_t(at[0]), share}, {int32_t(at[1]), next}};
 }
 
-void perturb(float* logits, int64_t count, const int32_t* ids, const Noise& noise) {
+Likeliest likeliest(const float* logits, int64_t count, const int32_t* ids, const Noise& noise) {
     thread_local std::vector<int32_t> places, names;
-    thread_local std::vector<float> kept, logarithms;
+    thread_local std::vector<float> scores, logarithms;
     thread_local Least room;
-    Vec most = all(kNone);
-    for (int64_t i = 0; i < count; i += kLanes) {
-        const Vec x = some(logits, i, count, kNone);
-        most = x > most ? x : most;
-    }
-    const float highest = largest(most);
-    const float lowest = highest - kHopeless / noise.sharpness;
+    const float highest = highest_of(logits, count);
     places.clear();
     names.clear();
-    kept.clear();
-    reaching(logits, count, lowest, [&](int32_t place) {
+    reaching(logits, count, highest - kHopeless / noise.sharpness, [&](int32_t place) {
         places.push_back(place);
         names.push_back(ids[place]);
-        kept.push_back(logits[place]);
     });
-    std::fill_n(logits, count, kNone);
-    logarithms.resize(names.size());
+    if (places.empty()) return {};
+    scores.resize(places.size());
+    logarithms.resize(places.size());
     log_noise(noise.key, names.data(), int64_t(names.size()), room, logarithms.data());
     for (size_t k = 0; k < places.size(); ++k) {
-        logits[places[k]] = (kept[k] - highest) * noise.sharpness - logarithms[k];
+        scores[k] = (logits[places[k]] - highest) * noise.sharpness - logarithms[k];
     }
+    Likeliest found = likeliest(scores.data(), int64_t(scores.size()));
+    found.first.index = places[found.first.index];
+    found.second.index = places[found.second.index];
+    return found;
 }
 
 void attend_slots(const Shape& shape, int64_t count, int64_t slots, Rows<const float> qkv,

@@ -41,16 +41,16 @@ struct Likeliest {
 
 Likeliest likeliest(const float* logits, int64_t count);
 
-// What a row of logits is perturbed with: nothing if `sharpness`, one over the temperature, is 0.
+// What tokens are drawn with: nothing if `sharpness`, one over the temperature, is 0.
 struct Noise {
     NoiseKey key;
     float sharpness;
     int32_t unused;
 };
 
-// Adds to logits, times the sharpness, the Gumbel noise of their ids; those that have hardly a
-// chance to win become -infinity.
-void perturb(float* logits, int64_t count, const int32_t* ids, const Noise& noise);
+// The same by logits times the sharpness and the Gumbel noise of their ids; those that have hardly a
+// chance to win do not count.
+Likeliest likeliest(const float* logits, int64_t count, const int32_t* ids, const Noise& noise);
 
 // Attention of runs of `slots` rows over one another, both ways.
 //   qkv:  [count * slots, (heads + 2 * kv_heads) * width]

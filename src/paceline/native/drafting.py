@@ -34,6 +34,22 @@ class Operand(NamedTuple):
     weights: LogitArray | None = None
 
 
+class Drawn(NamedTuple):
+    """Which noise the rows of a chain's next tokens are drawn with.
+
+    Attributes:
+        name: of the input: `noise_records` of all sequences, one after the other.
+        depth: how many records each sequence has.
+        first: which of them belongs to the first row.
+        slots: rows of a sequence.
+    """
+
+    name: str
+    depth: int
+    first: int
+    slots: int
+
+
 class DraftProgram(Program):
     """A program of a network. Its attention has one shape, `heads`."""
 
@@ -63,27 +79,21 @@ class DraftProgram(Program):
         """Of every row `slots` rows."""
         self._add("unfold", "unfold", _view(at), slots, to.width, _view(to))
 
-    def pick(self, logits: Columns, ids: IntArray, to: Columns) -> None:
-        """The two likeliest of each row, each as the bits of its id, int32, and its chance."""
-        kept = self._packed.keep(ids.astype("int32"))
-        self._add("pick", "pick", _view(logits), logits.width, kept, _view(to))
-
-    def perturb(
-        self, logits: Columns, ids: IntArray, name: str, depth: int, first: int, slots: int
-    ) -> None:
-        """Add noise to logits of a chain's next tokens, where a run is given some.
+    def pick(self, logits: Columns, ids: IntArray, to: Columns, drawn: Drawn | None = None) -> None:
+        """The two likeliest of each row, each as the bits of its id, int32, and its chance.
 
         Args:
-            logits: `slots` rows of each sequence.
+            logits: of the tokens.
             ids: int64 `[columns]` token ids.
-            name: of the input: `noise_records` of all sequences, one after the other.
-            depth: how many records each sequence has.
-            first: which of them belongs to the first row.
-            slots: rows of a sequence.
+            to: where they go.
+            drawn: the noise that they are drawn with, where a run is given some; chances are then a
+                softmax over what tokens score with it.
         """
         kept = self._packed.keep(ids.astype("int32"))
-        at = (self._input(name), depth, first, slots)
-        self._add("perturb", "perturb", _view(logits), logits.width, kept, *at)
+        noise = (-1, 0, 0, 1)
+        if drawn is not None:
+            noise = self._input(drawn.name), drawn.depth, drawn.first, drawn.slots
+        self._add("pick", "pick", _view(logits), logits.width, kept, *noise, _view(to))
 
     def leave(self, picked: Columns, steps: int, name: str) -> None:
         """End the run if the first `steps` picked tokens of every row are unlikely to stand.

@@ -53,14 +53,23 @@ void paceline_unfold(Program* program, View from, int32_t slots, int64_t width, 
 }
 
 // Into columns 0 and 1 of `to` the bits of the likeliest token's id and its chance, into 2 and 3
-// those of the second likeliest.
-void paceline_pick(Program* program, View logits, int64_t width, const int32_t* ids, View to) {
+// those of the second likeliest. Rows are a chain's next `slots` tokens of each sequence. Where input
+// `noise` says so, unless it is -1, tokens are drawn: it holds `depth` records of each sequence, and
+// those of these rows begin with the one `first`.
+void paceline_pick(Program* program, View logits, int64_t width, const int32_t* ids, int32_t noise,
+                   int32_t depth, int32_t first, int32_t slots, View to) {
     program->add([=](const Call& call) {
         const Rows<const float> x = program->read(logits);
         const Rows<float> out = program->rows(to);
         const int64_t rows = program->count(to, call);
         each(rows, rows > 1, [&](int64_t r) {
-            const Likeliest found = likeliest(x[r], width);
+            Noise drawn = {};
+            if (noise >= 0) {
+                const int64_t record = r / slots * depth + first + r % slots;
+                std::memcpy(&drawn, call.inputs[noise] + record * (sizeof drawn / 4), sizeof drawn);
+            }
+            const Likeliest found = drawn.sharpness > 0 ? likeliest(x[r], width, ids, drawn)
+                                                        : likeliest(x[r], width);
             float* place = out[r];
             for (const Likely& each : {found.first, found.second}) {
                 std::memcpy(place, &ids[each.index], sizeof(int32_t));
@@ -83,26 +92,6 @@ void paceline_leave(Program* program, View picked, int32_t steps, int32_t least)
             if (!(chance < enough)) return;
         }
         program->stop();
-    });
-}
-
-// Perturbs logits of a chain's next `slots` tokens. Input `noise` holds `depth` records of each
-// sequence; those of these rows begin with the one `first`.
-void paceline_perturb(Program* program, View logits, int64_t width, const int32_t* ids,
-                      int32_t noise, int32_t depth, int32_t first, int32_t slots) {
-    program->add([=](const Call& call) {
-        const Rows<float> x = program->rows(logits);
-        const int64_t rows = program->count(logits, call);
-        const auto record = [&](int64_t r) {
-            Noise found;
-            const int64_t place = r / slots * depth + first + r % slots;
-            std::memcpy(&found, call.inputs[noise] + place * (sizeof found / 4), sizeof found);
-            return found;
-        };
-        each(rows, rows > 1, [&](int64_t r) {
-            const Noise found = record(r);
-            if (found.sharpness > 0) perturb(x[r], width, ids, found);
-        });
     });
 }
 

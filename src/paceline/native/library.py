@@ -112,10 +112,9 @@ _SIGNATURES = {
         *(_LONG, View),
     ),
     "unfold": (None, _ADDRESS, View, _INT, _LONG, View),
-    "pick": (None, _ADDRESS, View, _LONG, _ADDRESS, View),
-    "perturb": (
+    "pick": (
         *(None, _ADDRESS, View, _LONG, _ADDRESS),
-        *(_INT, _INT, _INT, _INT),
+        *(_INT, _INT, _INT, _INT, View),
     ),
     "leave": (None, _ADDRESS, View, _INT, _INT),
     "refine": (

@@ -20,6 +20,7 @@ from paceline.native.program import Columns
 from paceline.networks.base import Network
 from paceline.networks.screen import SCREEN
 from paceline.runtimes.block_pool import BlockPool
+from paceline.runtimes.native_network_cache import kept_in
 from paceline.runtimes.native_network_last import Lasts
 from paceline.runtimes.native_network_rows import (
     Attended,
@@ -70,7 +71,8 @@ class NativeOps:
                 (`native_network_screen`).
         """
         shape = network.geometry
-        heads = Heads(shape.heads, shape.kv_heads, shape.head_dim, KEPT["fp32"], shape.norm_eps)
+        kept = KEPT[kept_in(pool)]
+        heads = Heads(shape.heads, shape.kv_heads, shape.head_dim, kept, shape.norm_eps)
         self.program = DraftProgram(packed, heads, len(angles))
         self.writing = Writing(self.program, tensors, packed, shape.norm_eps)
         self._shapes = {**network.shapes(), "head": (vocabulary, shape.width)}

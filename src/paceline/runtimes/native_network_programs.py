@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paceline.native.drafting import PICKED
+from paceline.native.drafting import PICKED, Drawn
 from paceline.native.packed import Packed
 from paceline.networks.base import Network
 from paceline.runtimes.block_pool import BlockPool
@@ -75,11 +75,13 @@ class Chains:
             if not step:
                 self.started = writing.operations
                 """Operations until the first step's logits are there."""
-            places = np.array(named)
-            if not network.blank:  # which has no id, and so no noise
-                at = (len(self.ends) * slots, slots)
-                ops.program.perturb(self._logits, places, "noise", self.tokens, *at)
-            ops.program.pick(self._logits, places, self._picked.part(PICKED * step, PICKED))
+            drawn = Drawn("noise", self.tokens, step * slots, slots)
+            ops.program.pick(
+                self._logits,
+                np.array(named),
+                self._picked.part(PICKED * step, PICKED),
+                None if network.blank else drawn,  # which has no id, and so no noise
+            )
             self.ends.append(writing.operations)
             if slots == 1 and step + 1 < network.steps:
                 ops.program.leave(self._picked, step + 1, "least")

@@ -12,13 +12,13 @@ from paceline.networks.runner import Branch, Chain, Grown, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.native_branches import Asked, Branches, State
 from paceline.runtimes.native_network import rotary_table
-from paceline.runtimes.native_network_cache import NetworkCache
+from paceline.runtimes.native_network_cache import NetworkCache, pool_for
 from paceline.runtimes.native_network_fit import padded
 from paceline.runtimes.native_network_narrow import narrowed
 from paceline.runtimes.native_network_programs import Chains, Input, Parts, bits
 from paceline.runtimes.native_network_screen import packed_screen
 from paceline.runtimes.network_weights import packed
-from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.paged_cache import PagedCache
 from paceline.types import LogitArray
 
 _CHUNK = 512
@@ -52,12 +52,9 @@ class NativeRunner:
             InvalidOption: the target lacks layers that the network borrows.
             MemoryError: there is none for the cache.
         """
-        network = self._network = trained.network
-        shape, self._threads = network.geometry, threads
-        blocks, layers = kv_tokens // BLOCK, max(network.layers, 1)
-        self._pool = BlockPool(
-            layers, shape.kv_heads, shape.head_dim, blocks, keep=0, layout="numbers"
-        )
+        network, self._threads = trained.network, threads
+        self._network = network
+        self._pool = pool_for(network, kv_tokens, precision)
         tensors = narrowed(
             padded(packed(trained, target, precision)), trained.parameters, precision
         )
