@@ -16,6 +16,7 @@ from paceline.controllers.cost import CostModel
 from paceline.controllers.cost_measuring import SIZES, load_or_measure, measure
 from paceline.exactness.tabular import TabularCache, TabularModel, TabularTarget
 from paceline.target import Output, Pass
+from paceline.tree import leaf_paths
 
 MODEL = TabularModel(20, 1, seed=3)
 KEY = {"model": "org/tiny", "threads": None, "layout": "exact"}
@@ -202,6 +203,36 @@ def test_padding_runtimes_are_measured_at_their_own_sizes() -> None:
     assert costs.padded
     assert costs.switch >= 0
     assert not measure(Watched(200)).padded
+
+
+@pytest.mark.usefixtures("few_sizes")
+@pytest.mark.parametrize(
+    ("path", "fork", "found"),
+    [
+        (0.0, 0.0, (0.0, 0.0)),
+        (0.004, 0.0, (0.0, 0.0)),  # five paths more take 2% of a plain step
+        (0.1, 0.0, (0.1, 0.0)),
+        (0.0, 0.02, (0.0, 0.0)),
+        (0.1, 0.4, (0.1, 0.4)),
+    ],
+)
+def test_branches_have_a_price_where_it_can_be_told_from_noise(
+    path: float, fork: float, found: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    class Timed(Watched):
+        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+            nonlocal now
+            paths = sum(len(leaf_paths(p.draft)) for p in passes if p.draft is not None)
+            now += 1.0 + path * max(paths - 1, 0) + fork * (paths > 1)
+            return super().forward(passes, rows)
+
+    monkeypatch.setattr(cost_measuring, "perf_counter", lambda: now)
+    target = Timed()
+    costs = measure(target)
+    branch, whole = costs.branch * len(target.caches[0].tokens), costs.fork
+    assert (branch, whole) == pytest.approx(found)
 
 
 def test_time_on_a_padding_runtime_is_a_staircase() -> None:

@@ -23,13 +23,13 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _LARGEST_PADDED = 16
 """Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
 
-COST_FORMAT = 18
+COST_FORMAT = 19
 """Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
 _ROUNDS = 7
 _NOTICEABLE = 0.03
-"""Share of a plain step under which a change of size counts as free."""
+"""Share of a plain step under which a change of size counts as free, and so do branches."""
 
 
 def measure(target: Target) -> CostModel:
@@ -57,14 +57,15 @@ def measure(target: Target) -> CostModel:
         sweeps = np.array([_sweep(timed, sizes) for _ in range(4)][1:])  # the first compiles
         switch = _switch_seconds(timed, sizes[:3]) if padded and len(sizes) > 1 else 0.0
         several = sizes[-1] >= _STAR
-        branch, fork = _branch_seconds(target, cache) if several else (0.0, 0.0)
+        noticed = _NOTICEABLE * float(np.median(sweeps[:, 0]))
+        branch, fork = _branch_seconds(target, cache, noticed) if several else (0.0, 0.0)
         sequence = _sequence_seconds(target, cache) if several else 0.0
     finally:
         target.release(cache)
     # The machine may be slower in one sweep than in another: sizes are compared within sweeps.
     relative = np.median(sweeps / sweeps[:, :1], axis=0)
     seconds = np.median(sweeps[:, 0]) * np.maximum.accumulate(relative)
-    if switch < _NOTICEABLE * seconds[0]:
+    if switch < noticed:
         switch = 0.0
     return CostModel(sizes, seconds.tolist(), switch, padded, branch, fork, sequence)
 
@@ -98,10 +99,11 @@ def _switch_seconds(timed: Callable[[int], float], sizes: Sequence[int]) -> floa
 _STAR = 8
 
 
-def _branch_seconds(target: Target, cache: Any) -> tuple[float, float]:
+def _branch_seconds(target: Target, cache: Any, noticed: float) -> tuple[float, float]:
     """Seconds per extra path and token of context, and seconds for branching at all.
 
-    A chain, two paths and a star of as many rows are compared.
+    A chain, two paths and a star of as many rows are compared. Differences of less than `noticed`
+    seconds count as none: where branches are free, no step has to ask for their price.
     """
     if not target.capabilities.tree:
         return 0.0, 0.0
@@ -118,8 +120,10 @@ def _branch_seconds(target: Target, cache: Any) -> tuple[float, float]:
                 if repeat:  # not the one that pays for the change of shape
                     times.append(perf_counter() - begin)
     one, two, most = (float(np.median(times)) for times in samples)
-    path = max(0.0, most - max(two, one)) / (_STAR - 3)
-    return path / max(int(cache.length), 1), max(0.0, two - one - path)
+    paths = most - max(two, one)
+    path = paths / (_STAR - 3) if paths >= noticed else 0.0
+    fork = two - one - path
+    return path / max(int(cache.length), 1), fork if fork >= noticed else 0.0
 
 
 def _sequence_seconds(target: Target, cache: Any) -> float:

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <type_traits>
 
 #include "rounding.hpp"
@@ -13,8 +14,11 @@ void int8_product(const Step&, int64_t, const Input&, Rows<const float>, const O
 
 namespace {
 
+// Sums must not leave their registers between calls.
+#define PACELINE_INLINE __attribute__((always_inline))
+
 constexpr int kAhead = 8192;  // bytes of weights that are asked for before their use
-constexpr int kTogether = 8;  // rows that meet a weight when it is read
+constexpr int kTogether = 12;  // rows that meet a weight when it is read: their sums fit registers
 
 // Results of some rows, for two blocks of 16 matrix rows.
 using Results = Vec[kTogether][2];
@@ -34,6 +38,44 @@ enum class Asks { kAhead, kSoon, kFirstTurn, kTurn };
 template <Asks kAsks>
 using As = std::integral_constant<Asks, kAsks>;
 
+// Sums of N rows over a group, for a pair of blocks. Compilers keep an array of so many in memory.
+template <int N>
+struct Sums {
+    Sums<N - 1> others;
+    __m512i first, second;
+
+    // Takes away what adding 128 to weights adds.
+    PACELINE_INLINE void begin(const RoundedGroup* rows) {
+        others.begin(rows);
+        first = second = _mm512_set1_epi32(rows[N - 1].minus);
+    }
+
+    // Four columns, from `at` on.
+    PACELINE_INLINE void add(const __m512i (&weights)[2], const RoundedGroup* rows, int at) {
+        others.add(weights, rows, at);
+        const __m512i y = four(rows[N - 1].numbers + at);
+        add_products(first, weights[0], y);
+        add_products(second, weights[1], y);
+    }
+
+    PACELINE_INLINE void end(const RoundedGroup* rows, Results& total) const {
+        others.end(rows, total);
+        const __m512 scale = _mm512_set1_ps(rows[N - 1].scale);
+        const auto scaled = [&](__m512i sum, Vec before) {
+            return Vec(_mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, __m512(before)));
+        };
+        total[N - 1][0] = scaled(first, total[N - 1][0]);
+        total[N - 1][1] = scaled(second, total[N - 1][1]);
+    }
+};
+
+template <>
+struct Sums<0> {
+    void begin(const RoundedGroup*) {}
+    void add(const __m512i (&)[2], const RoundedGroup*, int) {}
+    void end(const RoundedGroup*, Results&) const {}
+};
+
 // Products of N rounded rows with a pair of blocks: group by group, in order.
 template <int N, Asks kAsks>
 void two_blocks(const Matrix& matrix, int64_t pair, const Rounded& x, int64_t turn, int64_t turns,
@@ -42,16 +84,11 @@ void two_blocks(const Matrix& matrix, int64_t pair, const Rounded& x, int64_t tu
     const int64_t groups = matrix.inputs / kGroup, size = 2 * matrix.inputs * kLanes;
     const uint8_t* weights = matrix.weights + pair * size;
     const uint8_t* next = weights + size + turn * size / turns;
-#pragma GCC unroll 8
-    for (int r = 0; r < N; ++r) total[r][0] = total[r][1] = Vec{};
+    std::fill_n(&total[0][0], 2 * N, Vec{});
     for (int64_t g = 0; g < groups; ++g) {
         const RoundedGroup* rows = x.group(g);
-        __m512i sum[N][2];
-#pragma GCC unroll 8
-        for (int r = 0; r < N; ++r) {
-            // Takes away what adding 128 to weights added.
-            sum[r][0] = sum[r][1] = _mm512_set1_epi32(rows[r].minus);
-        }
+        Sums<N> sums;
+        sums.begin(rows);
         // Not unrolled: the processor looks far enough ahead, and there is no register to spare.
 #pragma GCC unroll 1
         for (int k = 0; k < kGroup / 4; ++k, weights += 128) {
@@ -63,26 +100,12 @@ void two_blocks(const Matrix& matrix, int64_t pair, const Rounded& x, int64_t tu
                 _mm_prefetch(next, hint);
                 next += 128 / turns;
             }
-            const __m512i first = _mm512_loadu_si512(weights);
-            const __m512i second = _mm512_loadu_si512(weights + 64);
-#pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) {
-                const __m512i y = four(rows[r].numbers + k * 4);
-                add_products(sum[r][0], first, y);
-                add_products(sum[r][1], second, y);
-            }
+            const __m512i both[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
+            sums.add(both, rows, k * 4);
         }
         // Totals stay in memory: sums are added to all the time, these once in a group.
         asm volatile("" ::"r"(total) : "memory");
-#pragma GCC unroll 8
-        for (int r = 0; r < N; ++r) {
-            const __m512 scale = _mm512_set1_ps(rows[r].scale);
-#pragma GCC unroll 2
-            for (int b = 0; b < 2; ++b) {
-                const __m512 whole = _mm512_cvtepi32_ps(sum[r][b]);
-                total[r][b] = Vec(_mm512_fmadd_ps(whole, scale, __m512(total[r][b])));
-            }
-        }
+        sums.end(rows, total);
     }
 }
 

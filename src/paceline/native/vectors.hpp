@@ -139,29 +139,23 @@ void reaching(const float* at, int64_t count, float least, Some&& some) {
     }
 }
 
+// Calls `some` with a number, at most `kMost`, as a constant.
+template <int kMost, class Some>
+void as_constant(int number, Some&& some) {
+    if (number == kMost) return some(std::integral_constant<int, kMost>{});
+    if constexpr (kMost > 1) as_constant<kMost - 1>(number, some);
+}
+
 // Calls `some` with a number of rows, at most `kMost`, as a constant, and the first of them, until all
 // `rows` are done: in parts of equal size, as far as possible. How rows are taken together changes
 // no row's result.
 template <int kMost, class Some>
 void by_rows(int rows, Some&& some) {
-    static_assert(kMost <= 8);
     const int parts = (rows + kMost - 1) / kMost;
     for (int part = 0; part < parts; ++part) {
         const int first = part * rows / parts;
         const int count = (part + 1) * rows / parts - first;
-        const auto of = [&](auto n) {
-            if constexpr (n <= kMost) {
-                if (count == n) some(n, first);
-            }
-        };
-        of(std::integral_constant<int, 1>{});
-        of(std::integral_constant<int, 2>{});
-        of(std::integral_constant<int, 3>{});
-        of(std::integral_constant<int, 4>{});
-        of(std::integral_constant<int, 5>{});
-        of(std::integral_constant<int, 6>{});
-        of(std::integral_constant<int, 7>{});
-        of(std::integral_constant<int, 8>{});
+        as_constant<kMost>(count, [&](auto n) { some(n, first); });
     }
 }
 
