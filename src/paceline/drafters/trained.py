@@ -222,13 +222,12 @@ class TrainedDrafter(Drafter):
     ) -> None:
         """Note the rows that were committed; they are taken in with the next draft."""
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
-            rows = [0, *(node + 1 for node in verdict.path)]
-            features = _no_features(len(rows))
+            features = _no_features(1 + len(verdict.path))
             if self._reads:
                 assert output.features is not None
-                features = output.features[rows]  # a copy: the next forward overwrites these
+                features = _committed(output.features, verdict.path)
             self._early.give_up(self._progress[sequence.id])
-            self._note(sequence, sequence.tokens[-len(rows) :], features)
+            self._note(sequence, sequence.tokens[-len(features) :], features)
         if len(sequences) == 1:
             self._begin_early(sequences[0])
         for sequence, verdict in zip(sequences, verdicts, strict=True):
@@ -259,6 +258,14 @@ class TrainedDrafter(Drafter):
             progress.version.runner.release(progress.cache)
         if self._online is not None:
             self._online.close(sequence)
+
+
+def _committed(features: LogitArray, path: List[int]) -> LogitArray:
+    """A copy of the rows of the root and of an accepted path: the next forward overwrites them."""
+    if not path or path[-1] == len(path) - 1:  # a draft's first chain: they lie together
+        return features[: 1 + len(path)].copy()
+    rows: LogitArray = features[[0, *(node + 1 for node in path)]]
+    return rows
 
 
 def _no_features(rows: int) -> LogitArray:

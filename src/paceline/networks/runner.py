@@ -204,11 +204,12 @@ def chains(
     say what a slot may hold, not what a depth may.
     """
     out = []
-    for row, sure in zip(tokens, chances, strict=True):
+    # Lists: there are few numbers, and this runs at every step.
+    for said, sure in zip(tokens.tolist(), chances.tolist(), strict=True):
         if network.blank:
-            places = collapse(row[:, 0].tolist(), -1)
-            row, sure = row[places], sure[places] * (1, 0)
-        first, second = row[:depth].T.tolist()
-        chance, rival_chance = sure[:depth].T.tolist()
+            places = collapse([first for first, _ in said], -1)
+            said, sure = [said[at] for at in places], [(sure[at][0], 0.0) for at in places]
+        first, second = ([pair[at] for pair in said[:depth]] for at in (0, 1))
+        chance, rival_chance = ([pair[at] for pair in sure[:depth]] for at in (0, 1))
         out.append(Chain(first, chance, second, rival_chance))
     return out
