@@ -37,8 +37,9 @@ def test_what_it_adds_to_one_kind_of_draft_says_nothing_of_another() -> None:
 
 def test_the_more_there_is_the_more_it_must_add() -> None:
     worth = asked(100, 1, gain=1.0)
-    assert worth.pays(1.0, 1.0)
-    assert worth.pays(1.9, 0.2)
+    assert worth.pays(1.0, 0.33)
+    assert not worth.pays(1.9, 0.33)  # of the same kind
+    assert worth.pays(1.9, 1.0)
     assert not worth.pays(1.0, 0.05)
 
 

@@ -28,9 +28,9 @@ _GUESS = 1.0
 _PRIOR = 4
 """Drafts that the guess counts for."""
 
-_WEIGHED = 1.5
-"""Worth of a token that it adds: what it says of the other draft's tokens helps as well, since
-those that it contradicts need no rows (`docs/results.md`, trained drafters)."""
+_WEIGHED = 0.7
+"""Worth of a token that it adds: it needs a row, and two drafts must be weighed
+(`docs/results.md`, trained drafters)."""
 
 
 @dataclass(slots=True)
