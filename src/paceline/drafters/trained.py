@@ -222,10 +222,11 @@ class TrainedDrafter(Drafter):
     ) -> None:
         """Note the rows that were committed; they are taken in with the next draft."""
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
-            features = _no_features(1 + len(verdict.path))
             if self._reads:
                 assert output.features is not None
                 features = _committed(output.features, verdict.path)
+            else:
+                features = _no_features(1 + len(verdict.path))
             self._early.give_up(self._progress[sequence.id])
             self._note(sequence, sequence.tokens[-len(features) :], features)
         if len(sequences) == 1:
