@@ -11,6 +11,7 @@
 namespace paceline {
 
 constexpr int kShare = 6;  // queries that share a load of keys or values
+constexpr int kAtOnce = 2;  // blocks of keys: sums enough to keep busy
 
 // Scores of N queries over the 32 keys of each of B blocks: one sum per key, over the width in order.
 template <class Format, int N, int B>
@@ -42,13 +43,11 @@ template <class Format>
 void all_scores(const float* queries, int count, int words,
                 const typename Format::Number* const* blocks, int end, float* scores, int stride,
                 Coming<typename Format::Number> coming = {}) {
-    constexpr auto at_once = [](int n) { return n > 3 ? 1 : 2; };  // sums enough to keep busy
-    const int parts = (count + kShare - 1) / kShare, together = at_once(count / parts);
-    coming.within(int64_t{parts} * ((end + together - 1) / together) * words);
+    const int parts = (count + kShare - 1) / kShare;
+    coming.within(int64_t{parts} * ((end + kAtOnce - 1) / kAtOnce) * words);
     by_rows<kShare>(count, [&](auto n, int first) {
         const float* q = queries + first * words;
         float* to = scores + first * stride;
-        constexpr int kAtOnce = at_once(n);
         int b = 0;
         for (; b + kAtOnce <= end; b += kAtOnce) {
             block_scores<Format, n, kAtOnce>(q, words, blocks + b, to + b * kBlock, stride, coming);
@@ -110,12 +109,6 @@ void add_values(const float* weights, int rows, int stride,
     });
 }
 
-// Makes weights of the first `count` scores: e to the power of each less the highest. Behind them
-// stand zeros up to `end`.
-struct Weights {
-    float highest, sum;
-};
-
 constexpr float kNone = -std::numeric_limits<float>::infinity();  // the highest of no scores
 
 // e to the power of `x - highest`, 0 for kNone, for x up to `highest`.
@@ -123,24 +116,32 @@ inline Vec weight(Vec x, Vec highest) {
     return x == kNone ? Vec{} : exponential_of_negative(x - highest);
 }
 
-inline Weights soften(float* scores, int count, int end) {
+// The highest of the first `count` scores. Behind these stand kNone up to whole vectors, and zeros up
+// to `end`.
+inline float highest_score(float* scores, int count, int end) {
     const int whole = (count + kLanes - 1) / kLanes * kLanes;
     for (int j = count; j < whole; ++j) scores[j] = kNone;
     for (int j = whole; j < end; ++j) scores[j] = 0;
-    if (count == 0) return {kNone, 0};
-    Vec top = load(scores);
-    for (int j = kLanes; j < whole; j += kLanes) {
-        const Vec x = load(scores + j);
-        top = x > top ? x : top;
-    }
-    const float highest = largest(top);
+    Vec top = all(kNone);
+    for (int j = 0; j < whole; j += kLanes) top = larger(load(scores + j), top);
+    return largest(top);
+}
+
+// Makes weights of the first `count` scores: e to the power of each less the highest. Gives their sum.
+inline float soften(float* scores, int count, float highest) {
     Vec total = {};
-    for (int j = 0; j < whole; j += kLanes) {
+    int j = 0;
+    for (; j + kLanes <= count; j += kLanes) {
+        const Vec each = exponential_of_negative(load(scores + j) - all(highest));
+        total += each;
+        store(scores + j, each);
+    }
+    if (j < count) {
         const Vec each = weight(load(scores + j), all(highest));
         total += each;
         store(scores + j, each);
     }
-    return {highest, sum(total)};
+    return sum(total);
 }
 
 // What a chunk of keys comes to: per query its highest score, the sum of weights relative to it,

@@ -216,22 +216,29 @@ class Pass {
     void weigh(const Group& group, int begin, int keys, const float* single_scores, float* scores,
                float* alone, const Partial& to) const {
         const auto [first, behind] = group.single_blocks;
+        const auto of = [&](int r) { return row(group.first + r / ratio_); };
+        const auto seen_by = [&](const Row& at) { return std::clamp(at.total() - begin, 0, kChunk); };
+        // The highest of all queries first: a query alone waits for its own most of the time.
         for (int r = 0; r < group.count * ratio_; ++r) {
-            const Row at = row(group.first + r / ratio_);
+            const Row at = of(r);
             float* s = scores + r * kChunk;
-            const int seen = std::clamp(at.total() - begin, 0, kChunk);
+            const int seen = seen_by(at);
             for (int j = std::clamp(at.run - begin, 0, kChunk); j < seen; ++j) {
                 const int stored = single(at, begin + j) - first * kBlock;
                 s[j] = single_scores[r * (behind - first) * kBlock + stored];
             }
-            const Weights weights = soften(s, seen, keys);
-            to.highest[r] = weights.highest;
-            to.weight[r] = weights.sum;
+            to.highest[r] = highest_score(s, seen, keys);
+        }
+        for (int r = 0; r < group.count * ratio_; ++r) {
+            const Row at = of(r);
+            float* s = scores + r * kChunk;
+            const int seen = seen_by(at);
+            to.weight[r] = soften(s, seen, to.highest[r]);
             if (const int apart = first_apart(at, begin); apart < seen) {
-                float* of = alone + r * kChunk;
-                std::fill(std::copy(s + apart, s + seen, of), of + whole_lanes(seen - apart), 0.0f);
+                float* set = alone + r * kChunk;
+                std::fill(std::copy(s + apart, s + seen, set), set + whole_lanes(seen - apart), 0.0f);
                 std::fill(s + apart, s + seen, 0.0f);
-                Format::words(of, whole_lanes(seen - apart), of);
+                Format::words(set, whole_lanes(seen - apart), set);
             }
             Format::words(s, keys, s);
         }

@@ -106,6 +106,15 @@ inline float largest(Vec x) {
 #endif
 }
 
+// The larger of each two; the second where one is no number.
+inline Vec larger(Vec a, Vec b) {
+#ifdef __AVX512F__  // one instruction, which compilers do not all see
+    return Vec(_mm512_max_ps(__m512(a), __m512(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+
 // The product of two rows, `width` a multiple of 16.
 template <class Number>
 float dot(const Number* a, const float* b, int64_t width) {
