@@ -153,6 +153,22 @@ def check_ragged_batches(target: Target, tolerance: float) -> None:
     assert target.forward([]) == []
 
 
+def check_likeliest(target: Target) -> None:
+    """Who asks hears what the rows of logits say, or nothing; who does not ask hears nothing."""
+    passes = [
+        Pass(cache_with(target, PROMPT[:size]), PROMPT[size:], draft, likeliest=asked)
+        for size, draft, asked in ((0, DRAFT, True), (4, None, False), (2, None, True))
+    ]
+    first, second, third = target.forward(passes)
+    assert not second.likeliest
+    assert bool(first.likeliest) == bool(third.likeliest)
+    for output in (first, third):
+        if output.likeliest:
+            assert list(output.likeliest) == output.logits.argmax(axis=1).tolist()
+    for each in passes:
+        target.release(each.cache)
+
+
 def check_long_prefill(target: Target, tolerance: float) -> None:
     """Chunks of a prefill add up to one plain pass."""
     tokens = (PROMPT * 100)[:600]

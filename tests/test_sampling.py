@@ -324,6 +324,24 @@ def test_a_winner_among_broken_logits_is_an_error_that_names_the_node() -> None:
         laws.winner(0, 3, KeyedRandomness(0))
 
 
+def test_the_likeliest_token_of_a_forward_wins_where_nothing_else_is_asked_for() -> None:
+    """Said of the root to be 3, and unknown at the node, whose largest logit is that of 2."""
+    logits = np.eye(3, SIZE, k=1, dtype=np.float32)
+    draft = TokenTree(np.array([3, 5]), np.array([ROOT, 0]))
+    output = Output(logits, likeliest=[3, -1, 4])
+
+    def winners(**params: Any) -> list[int]:
+        sampler = Sampler(SamplingParams(**{"temperature": 0.0, **params}), [0])
+        laws = NodeLaws(sampler, draft, output, 2, "coupled")
+        return [laws.winner(node, 2, KeyedRandomness(0)) for node in (ROOT, 0, 1)]
+
+    assert winners() == [3, 2, 4]
+    assert winners(forced_tokens={1: 6}) == [3, 6, 4]
+    assert winners(banned_tokens=(0,)) == [1, 2, 3]
+    assert winners(repetition_penalty=2.0) == [1, 2, 3]
+    assert winners(temperature=1e-3) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.99, 0.999])
 def test_a_nucleus_cut_near_its_goal_is_that_of_the_exact_sum(top_p: float) -> None:
     """Logits such that a float32 sum alone would now and then cut elsewhere."""

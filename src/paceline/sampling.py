@@ -233,8 +233,18 @@ class Sampler:
         ids, scaled = _truncate(x, params)
         return _softmax(scaled, ids, size)
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Whether the token with the largest logit wins, unless one is forced."""
+        return self._race is None and self._plain
+
     def winner(
-        self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
+        self,
+        logits: LogitArray,
+        path: Sequence[int],
+        position: int,
+        randomness: Randomness,
+        likeliest: int = -1,
     ) -> int:
         """The token that wins by `law` under the noise of `position`, without the law.
 
@@ -246,11 +256,14 @@ class Sampler:
             path: as for `law`.
             position: absolute position of the token.
             randomness: of the sequence.
+            likeliest: the token with the largest of these logits, if it is known.
         """
         params = self.params
         forced = params.forced_tokens.get(self._generated + len(path))
         if forced is not None:
             return forced
+        if likeliest >= 0 and self.takes_likeliest:
+            return likeliest
         x = logits if self._plain else self._adjusted(logits, path)
         if self._race is None:
             return _argmax(x)
@@ -325,8 +338,9 @@ class NodeLaws:
             BadLogits: as `law`.
         """
         row, path = self._output.logits[node + 1], self._path(node)
+        likeliest = self._output.likeliest[node + 1] if self._output.likeliest else -1
         try:
-            return self._sampler.winner(row, path, position, randomness)
+            return self._sampler.winner(row, path, position, randomness, likeliest)
         except BadLogits as error:
             raise self._blamed(node, error) from None
 

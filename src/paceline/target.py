@@ -74,6 +74,7 @@ class Pass:
         draft: proposed tokens under the root, or None for a plain step.
         hidden: whether hidden states are wanted as well.
         features: whether features are wanted, of the pending tokens too.
+        likeliest: whether the likeliest tokens would save somebody looking for them.
     """
 
     cache: Any
@@ -81,6 +82,7 @@ class Pass:
     draft: TokenTree | None = None
     hidden: bool = False
     features: bool = False
+    likeliest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,14 @@ class Output:
         features: float32 `[pending + nodes, 4 * hidden_size]`, if asked for: side by side, what
             enters each of `Capabilities.feature_layers`, and the final hidden state; all pending
             tokens come first, then the nodes. A view like `logits`.
+        likeliest: by row the token with the largest logit, of equal ones the first, or -1: to be
+            looked for. Empty where the runtime does not say, or was not asked.
     """
 
     logits: LogitArray
     hidden: LogitArray | None = None
     features: LogitArray | None = None
+    likeliest: Sequence[int] = ()
 
 
 class Target(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -20,6 +21,7 @@ from paceline.exactness.tabular import TabularCache, TabularModel, TabularTarget
 from paceline.randomness import Randomness
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
+from paceline.target import Output, Pass
 from paceline.types import Budget, SamplingParams, TokenLogprob, TokenTree
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.coupled import Coupled
@@ -239,6 +241,34 @@ def test_sources_name_who_proposed_each_token() -> None:
     [commit] = decoder.step([sequence])
     assert commit.sources == ("likely-chain", None)
     assert commit.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("params", "asked"),
+    [
+        (SamplingParams(), True),
+        (SamplingParams(forced_tokens={0: 1}), True),
+        (SamplingParams(temperature=0.5), False),
+        (SamplingParams(banned_tokens=(2,)), False),
+        (SamplingParams(frequency_penalty=0.5), False),
+    ],
+)
+def test_the_likeliest_tokens_are_asked_for_where_they_are_what_wins(
+    params: SamplingParams, asked: bool
+) -> None:
+    asks = []
+
+    class Watched(TabularTarget):
+        def forward(self, passes: Seq[Pass], rows: int = 0) -> list[Output]:
+            asks.extend(each.likeliest for each in passes)
+            return super().forward(passes, rows)
+
+    target = Watched(MODEL.logits, VOCABULARY)
+    decoder = AutoregressiveDecoder(target, NoDrafter(), Coupled(), Fixed(1, 1), StopRules((), 99))
+    sequence = Sequence.start(0, [1, 2], params)
+    decoder.open(sequence)
+    decoder.step([sequence])
+    assert asks == [asked]
 
 
 def test_a_stop_token_inside_an_accepted_run_ends_it() -> None:

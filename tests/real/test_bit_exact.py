@@ -62,6 +62,16 @@ def test_chain_equals_one_at_a_time(target, size, length):
     target.release(cache)
 
 
+def test_likeliest_tokens_come_with_the_rows(target):
+    """Those of our own operations, since the plugin does not say."""
+    cache = opened(target, prompt(40, 1))
+    asked = Pass(cache, TOKENS[:1], trees.chain(TOKENS[1:9]), likeliest=True)
+    [output] = target.forward([asked])
+    said = target.capabilities.attention == "paths"
+    assert list(output.likeliest) == (output.logits.argmax(axis=1).tolist() if said else [])
+    target.release(cache)
+
+
 TREE = TokenTree(np.array([11, 12, 13, 14, 15, 16, 17]), np.array([-1, -1, 0, 0, 2, 1, 5]))
 
 

@@ -83,6 +83,10 @@ def test_ragged_batches(target: TorchTarget) -> None:
     contract.check_ragged_batches(target, STRICT)
 
 
+def test_likeliest_tokens(target: TorchTarget) -> None:
+    contract.check_likeliest(target)
+
+
 def test_prefill_in_chunks(target: TorchTarget) -> None:
     contract.check_long_prefill(target, STRICT)
 

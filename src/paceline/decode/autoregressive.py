@@ -116,7 +116,7 @@ class AutoregressiveDecoder:
         hidden = needs.hidden or self.verifier.needs.hidden
         shown = list(map(self.verifier.extend, drafts))
         passes = [
-            Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features)
+            Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features, s.sampler.takes_likeliest)
             for s, draft in zip(sequences, shown, strict=True)
         ]
         start_forward = perf_counter()

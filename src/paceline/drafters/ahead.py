@@ -77,9 +77,15 @@ class _AheadSampler(Sampler):
         return self._sampler.law(logits, (*self._drafted, *path), soft=soft)
 
     def winner(
-        self, logits: LogitArray, path: List[int], position: int, randomness: Randomness
+        self,
+        logits: LogitArray,
+        path: List[int],
+        position: int,
+        randomness: Randomness,
+        likeliest: int = -1,
     ) -> int:
-        return self._sampler.winner(logits, (*self._drafted, *path), position, randomness)
+        behind = *self._drafted, *path
+        return self._sampler.winner(logits, behind, position, randomness, likeliest)
 
 
 class _Nested:

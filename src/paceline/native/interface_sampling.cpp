@@ -4,9 +4,12 @@
 #include <vector>
 
 #include "best.hpp"
+#include "program.hpp"
 #include "race.hpp"
 
 using namespace paceline;
+
+constexpr int64_t kNumbers = sizeof(Peak) / sizeof(float);
 
 extern "C" {
 
@@ -19,6 +22,21 @@ int64_t paceline_winner(const float* logits, int64_t size, const Choice* choice,
 int64_t paceline_winner_wide(const double* logits, int64_t size, const Choice* choice,
                              const NoiseKey* key) {
     return winner(logits, size, *choice, *key);
+}
+
+// Numbers of a row that `paceline_likeliest` writes to.
+int64_t paceline_peaks() { return kPieces * kNumbers; }
+
+// Into the first column of `to`, for as many rows as it has, the bits of the place of each row's
+// largest logit; -1 if one is infinite or no number.
+void paceline_likeliest(Program* program, View logits, int64_t width, View to) {
+    program->add([=](const Call& call) {
+        const int64_t rows = program->count(to, call);
+        if (rows == 0) return;
+        const Rows<float> out = program->rows(to);
+        const Rows<Peak> peaks{reinterpret_cast<Peak*>(out.at), out.stride / kNumbers};
+        find_peaks(program->read(logits), rows, width, peaks);
+    });
 }
 
 // Of each row the `best` largest logits, see `rank_best`. How many rows were ranked: it ends before

@@ -198,6 +198,21 @@ class Program:
         asked = None if whole is None else whole.ctypes.data
         self._add("attention", "attention", self._heads, layer, asked, _view(at), _view(to))
 
+    def likeliest(self, at: Columns, rows: str) -> Columns:
+        """The place of each row's largest number, of equal ones the first; -1 if one is infinite or
+        no number.
+
+        Args:
+            at: whole rows of logits.
+            rows: how many of them, the first ones, are looked at.
+
+        Returns:
+            A buffer whose first column holds the places, as the bits of int32.
+        """
+        to = self.buffer(rows, self._library.paceline_peaks())
+        self._add("likeliest", "likeliest", _view(at), at.width, _view(to))
+        return to
+
     @property
     def ran(self) -> int:
         """Operations of the last run."""

@@ -134,6 +134,7 @@ class NativeSteps(Steps):
         head = self._packed.matrix(tensors, _head(tensors))
         program.product("lm_head", head, hidden, logits)
         self._outputs = {"features": features, "hidden": hidden, "logits": logits}
+        self._likeliest = program.likeliest(logits, "likeliest")
 
     def complete(self) -> None:
         """Nothing is missing."""
@@ -154,6 +155,15 @@ class NativeSteps(Steps):
         """See `Outcome`."""
         rows = self._rows["features" if name == "features" else "logits"]
         return self._program.read(self._outputs[name], rows)
+
+    def likeliest(self) -> list[int]:
+        """See `Outcome`."""
+        rows = self._rows["likeliest"]
+        if not rows:
+            return []
+        numbers = self._program.read(self._likeliest, rows)
+        found: list[int] = numbers.view(np.int32)[:, 0].tolist()
+        return found
 
     def counted(self, batch: Batch, runs: int) -> Counted:
         """With a clock around every operation."""
@@ -207,6 +217,7 @@ def _rows(batch: Batch) -> dict[str, int]:
         "rows": len(batch.ids),
         "logits": len(batch.logit_rows),
         "features": len(batch.feature_rows),
+        "likeliest": len(batch.logit_rows) if batch.likeliest else 0,
     }
 
 

@@ -38,6 +38,7 @@ class Batch(ABC):
         self.ids: list[int] = []
         self.logit_rows: list[int] = []
         self.feature_rows: list[int] = []
+        self.likeliest = False  # whether somebody asks for the likeliest token by row
 
     @abstractmethod
     def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:

@@ -60,11 +60,13 @@ class Forwards:
         logits = outcome.output("logits")
         hidden = outcome.output("hidden") if any(each.hidden for each in passes) else None
         features = outcome.output("features") if batch.feature_rows else None
+        likeliest = outcome.likeliest()
         return [
             Output(
                 logits[rows],
                 hidden[rows].copy() if each.hidden and hidden is not None else None,
                 features[read] if each.features and features is not None else None,
+                likeliest[rows] if each.likeliest else (),
             )
             for each, (rows, read) in zip(passes, spans, strict=True)
         ]
@@ -104,4 +106,5 @@ def _add(batch: Batch, each: Pass) -> tuple[slice, slice]:
     batch.logit_rows += range(last, behind)
     if each.features:
         batch.feature_rows += range(first, behind)
+    batch.likeliest = batch.likeliest or each.likeliest
     return slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))

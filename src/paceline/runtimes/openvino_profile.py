@@ -31,7 +31,9 @@ _KINDS = {
 _REST = "element-wise"
 """Group of what is left: residuals, SwiGLU, scaling of the embedding."""
 
-_OWN = {"attention": "PagedAttentionExtension", "gather": "Gather", "embedding": "", "paths": ""}
+_OWN = {"attention": "PagedAttentionExtension", "gather": "Gather"} | dict.fromkeys(
+    ("embedding", "paths", "likeliest"), ""
+)
 """Types for our own operations but products, which are done with the norms and sums around them."""
 
 GROUPS = (*dict.fromkeys((*_PRODUCTS.values(), _OTHER_PRODUCT, *_KINDS.values())), _REST)

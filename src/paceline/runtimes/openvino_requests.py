@@ -96,6 +96,10 @@ class Instance:
         data: LogitArray = self._request.get_tensor(name).data
         return data
 
+    def likeliest(self) -> list[int]:
+        """Not known."""
+        return []
+
 
 def _lengths(request: ov.InferRequest) -> dict[str, int]:
     """Lengths of the inputs that are vectors of fixed length, by name."""

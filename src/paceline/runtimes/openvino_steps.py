@@ -24,6 +24,10 @@ class Outcome(Protocol):
         batch's logit rows, "features" of its feature rows."""
         ...
 
+    def likeliest(self) -> list[int]:
+        """By logit row, see `Output.likeliest`; empty if nobody asks, or it is not known."""
+        ...
+
 
 class Steps(ABC):
     """Keeps keys and values, lays rows out, and runs them."""
