@@ -336,7 +336,7 @@ def test_the_likeliest_token_of_a_forward_wins_where_nothing_else_is_asked_for()
         return [laws.winner(node, 2, KeyedRandomness(0)) for node in (ROOT, 0, 1)]
 
     assert winners() == [3, 2, 4]
-    assert winners(forced_tokens={1: 6}) == [3, 6, 4]
+    assert winners(forced_tokens={1: 6}) == [1, 6, 3]
     assert winners(banned_tokens=(0,)) == [1, 2, 3]
     assert winners(repetition_penalty=2.0) == [1, 2, 3]
     assert winners(temperature=1e-3) == [1, 2, 3]

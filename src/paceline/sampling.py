@@ -207,6 +207,7 @@ class Sampler:
         truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._whole = not params.greedy and not truncated
         self._race = None if params.greedy else Race(params)
+        self._likeliest = params.greedy and self._plain and not params.forced_tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append generated tokens to the context of penalties."""
@@ -235,16 +236,11 @@ class Sampler:
 
     @property
     def takes_likeliest(self) -> bool:
-        """Whether the token with the largest logit wins, unless one is forced."""
-        return self._race is None and self._plain
+        """Whether the token with the largest logit wins everywhere."""
+        return self._likeliest
 
     def winner(
-        self,
-        logits: LogitArray,
-        path: Sequence[int],
-        position: int,
-        randomness: Randomness,
-        likeliest: int = -1,
+        self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
     ) -> int:
         """The token that wins by `law` under the noise of `position`, without the law.
 
@@ -256,14 +252,11 @@ class Sampler:
             path: as for `law`.
             position: absolute position of the token.
             randomness: of the sequence.
-            likeliest: the token with the largest of these logits, if it is known.
         """
         params = self.params
         forced = params.forced_tokens.get(self._generated + len(path))
         if forced is not None:
             return forced
-        if likeliest >= 0 and self.takes_likeliest:
-            return likeliest
         x = logits if self._plain else self._adjusted(logits, path)
         if self._race is None:
             return _argmax(x)
@@ -315,6 +308,7 @@ class NodeLaws:
         self._sampler = sampler
         self._draft = draft
         self._output = output
+        self._likeliest = output.likeliest if sampler.takes_likeliest else ()
         self._rule = rule
         self._known: dict[tuple[int, bool], Law] = {}
         self._paths: dict[int, tuple[int, ...]] = {ROOT: ()}
@@ -337,10 +331,11 @@ class NodeLaws:
         Raises:
             BadLogits: as `law`.
         """
+        if self._likeliest and self._likeliest[node + 1] >= 0:
+            return self._likeliest[node + 1]
         row, path = self._output.logits[node + 1], self._path(node)
-        likeliest = self._output.likeliest[node + 1] if self._output.likeliest else -1
         try:
-            return self._sampler.winner(row, path, position, randomness, likeliest)
+            return self._sampler.winner(row, path, position, randomness)
         except BadLogits as error:
             raise self._blamed(node, error) from None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.errors import InvalidOption
 from paceline.types import Capabilities, Layout, LogitArray, TokenTree
@@ -63,8 +63,7 @@ class Cache(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """One sequence's share of a forward.
 
     Attributes:
@@ -85,8 +84,7 @@ class Pass:
     likeliest: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What a forward says of one sequence. Row 0 is the root, row i + 1 is node i of the draft.
 
     Attributes:

@@ -47,7 +47,7 @@ def depths(tree: TokenTree) -> IntArray:
 
 def deepest(tree: TokenTree) -> int:
     """The greatest depth of a node; 0 for an empty draft."""
-    return max(_depths(tree), default=0)
+    return len(tree) if is_chain(tree) else max(_depths(tree))
 
 
 def _depths(tree: TokenTree) -> list[int]:
@@ -144,7 +144,7 @@ def head(tree: TokenTree, nodes: int) -> TokenTree:
 
 def limit(tree: TokenTree, nodes: int, depth: int) -> TokenTree:
     """The first nodes of a deterministic draft that fit a node count and a depth."""
-    if len(tree) <= nodes and (len(tree) <= depth or depths(tree).max() <= depth):
+    if len(tree) <= nodes and (len(tree) <= depth or deepest(tree) <= depth):
         return tree
     fitting = np.flatnonzero(depths(tree) <= depth)[:nodes]
     return take(tree, fitting)

@@ -247,7 +247,7 @@ def test_sources_name_who_proposed_each_token() -> None:
     ("params", "asked"),
     [
         (SamplingParams(), True),
-        (SamplingParams(forced_tokens={0: 1}), True),
+        (SamplingParams(forced_tokens={0: 1}), False),
         (SamplingParams(temperature=0.5), False),
         (SamplingParams(banned_tokens=(2,)), False),
         (SamplingParams(frequency_penalty=0.5), False),

@@ -42,6 +42,7 @@ class CostModel:
     _drift: float = field(default=1.0, init=False)
     _rows: RowPrice = field(default_factory=RowPrice, init=False)
     _measured: list[float] = field(init=False)
+    _places: list[tuple[int, int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """Remember what was measured."""
@@ -58,36 +59,30 @@ class CostModel:
 
     def time(self, rows: int, sequences: int = 1) -> float:
         """Estimated seconds of a forward over `rows` tokens in a steady run of that size."""
-        return self._rows_time(rows) + self.sequence * (sequences - 1)
+        return self.span(rows, 0, sequences)[0]
 
     def span(self, rows: int, more: int, sequences: int = 1) -> list[float]:
         """Estimated seconds of forwards over `rows`, `rows + 1`, ..., `rows + more` tokens: `time`
         of each, for what is asked at every step."""
-        beyond = self.sequence * (sequences - 1)
-        out: list[float] = []
-        end = rows + more + 1
-        while rows < end:
-            above = bisect_left(self.sizes, rows)
-            size, seconds, slope = self._line(above)
-            to = min(size + 1, end) if above < len(self.sizes) else end
-            out += [seconds + slope * (count - size) + beyond for count in range(rows, to)]
-            rows = to
-        return out
+        while len(self._places) <= rows + more:
+            self._places.append(self._place(len(self._places)))
+        seconds, price = self.seconds, self._rows.price
+        fixed = (1 - price) * seconds[0] + self.sequence * (sequences - 1)
+        return [
+            fixed + price * ((1 - part) * seconds[below] + part * seconds[above])
+            for below, above, part in self._places[rows : rows + more + 1]
+        ]
 
-    def _rows_time(self, rows: int) -> float:
-        size, seconds, slope = self._line(bisect_left(self.sizes, rows))
-        return seconds + slope * (rows - size)
-
-    def _line(self, above: int) -> tuple[int, float, float]:
-        """Where times lie from the size before place `above` on up to the one there: a point of
-        the line, and its slope. Behind the last size its line goes on."""
-        sizes, seconds, price = self.sizes, self.seconds, self._rows.price
-        place = min(above, len(sizes) - 1)
-        now = seconds[0] + price * (seconds[place] - seconds[0])
-        if not place or (self.padded and above == place):
-            return sizes[place], now, 0.0
-        rise = seconds[place] - seconds[place - 1]
-        return sizes[place], now, price * rise / (sizes[place] - sizes[place - 1])
+    def _place(self, rows: int) -> tuple[int, int, float]:
+        """Which two measured sizes tell what so many rows cost, and how much of it the second does.
+        Behind the last size its line goes on."""
+        sizes = self.sizes
+        place = bisect_left(sizes, rows)
+        above = min(place, len(sizes) - 1)
+        if not above or (self.padded and place == above):
+            return above, above, 1.0
+        below = above - 1
+        return below, above, (rows - sizes[below]) / (sizes[above] - sizes[below])
 
     @property
     def pace(self) -> float:
@@ -110,24 +105,15 @@ class CostModel:
         """
         ratio = seconds / self.time(rows, sequences)
         self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
-        places = self._around(self.size(rows))
-        if not places:
+        size = self.size(rows)
+        if size > self.sizes[-1]:
             return
+        below, above, part = self._place(size)
         relative = min(max(ratio / self._drift, 0.8), 1.25)
-        for place, share in places:
-            self.seconds[place] *= 1 + share * _SMOOTHING * (relative - 1)
+        self.seconds[below] *= 1 + (1 - part) * _SMOOTHING * (relative - 1)
+        self.seconds[above] *= 1 + part * _SMOOTHING * (relative - 1)
         self.seconds[:] = accumulate(self.seconds, max)
         if not self.padded:
             one, beyond = self._measured[0], self.sequence * (sequences - 1)
-            measured = sum(share * self._measured[place] for place, share in places) / one
+            measured = ((1 - part) * self._measured[below] + part * self._measured[above]) / one
             self._rows.observe(measured - 1, (seconds - beyond * self._drift) / one)
-
-    def _around(self, rows: int) -> list[tuple[int, float]]:
-        """The measured sizes that the time of `rows` follows from, and by how much."""
-        above = bisect_left(self.sizes, rows)
-        if above == len(self.sizes):
-            return []
-        if self.sizes[above] == rows or not above:
-            return [(above, 1.0)]
-        part = (rows - self.sizes[above - 1]) / (self.sizes[above] - self.sizes[above - 1])
-        return [(above - 1, 1 - part), (above, part)]

@@ -122,7 +122,7 @@ class CostModelController(Controller):
         if roots == 1 and not (self.costs.branch or self.costs.fork):
             promise = self._promises.of(sequences[0], drafts[0])
             order = sorted(range(len(promise)), key=promise.__getitem__, reverse=True)
-            gains = list(accumulate((promise[i] for i in order), initial=1.0))
+            gains = list(accumulate(map(promise.__getitem__, order), initial=1.0))
             self._verified, self.rows = self._choose(gains, 1)
             return [_part(drafts[0], order[: self._verified])]
         worth = self._promises.worth(sequences, drafts, self.costs) if found else []
@@ -191,8 +191,8 @@ class CostModelController(Controller):
     def _least(self, roots: int) -> float:
         """Chance of a drafted token from which on it is worth going on behind it: the one that
         comes next must gain more than it costs to draft it and its row."""
-        plain = self.costs.time(roots, roots)
-        row = self.costs.time(roots + 1, roots) - plain
+        plain, one_more = self.costs.span(roots, 1, roots)
+        row = one_more - plain
         return (roots * row + _LEVEL * self._asking.cost) / plain / self._next
 
     @property

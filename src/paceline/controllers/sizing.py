@@ -16,8 +16,7 @@ draft. Lists, not arrays: there are few sizes, and this runs at every step.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from paceline.controllers.cost import CostModel
 
@@ -68,16 +67,16 @@ class Sizing:
             making: seconds of this step that go into drafts.
         """
         most = len(gains) - 1
-        plain = costs.time(roots, roots)
+        counts, seconds = _forwards(costs, roots, roots, most)
+        plain = seconds[0]
         speed_up = max(self._earned / self._paid, MARGIN)
-        forwards = list(_forwards(costs, roots, roots, most))
-        own = max(gains[count] / seconds for count, seconds in forwards)
-        best, spent = _best(gains, max(speed_up * roots / plain, own), forwards)
+        own = max([gains[n] / spent for n, spent in zip(counts, seconds, strict=True)])
+        best, spent = _best(gains, max(speed_up * roots / plain, own), counts, seconds)
         earned = gains[best] / roots
         self.saved = max(earned * plain - spent, 0.0)
         if beside:
             both = _forwards(costs, roots + beside, 1, most)
-            return _best(gains, MARGIN * roots / plain, both)[0], 0
+            return _best(gains, MARGIN * roots / plain, *both)[0], 0
         if not costs.padded or not costs.switch:
             self._earned = _MEMORY * self._earned + earned
             self._paid = _MEMORY * self._paid + (spent + making) / plain
@@ -127,37 +126,32 @@ class Sizing:
 
 
 def _best(
-    gains: Sequence[float], rate: float, forwards: Iterable[tuple[int, float]]
+    gains: Sequence[float], rate: float, counts: list[int], seconds: list[float]
 ) -> tuple[int, float]:
     """The number of nodes, and its seconds, that commit most beyond what its time is worth."""
-    best, least, highest = 0, 0.0, -math.inf
-    for count, seconds in forwards:
-        left = gains[count] - rate * seconds
-        if left > highest:
-            best, least, highest = count, seconds, left
-    return best, least
+    left = [gains[n] - rate * spent for n, spent in zip(counts, seconds, strict=True)]
+    best = left.index(max(left))
+    return counts[best], seconds[best]
 
 
 def _forwards(
     costs: CostModel, rows: int, sequences: int, most: int
-) -> Iterator[tuple[int, float]]:
+) -> tuple[list[int], list[float]]:
     """Numbers of nodes beside so many rows, 0 to `most`, and the seconds of such forwards.
 
     Where rows are padded these are the numbers that fill a size up: fewer take as long. Behind the
     largest size seconds are in proportion.
     """
     if not costs.padded:
-        yield from enumerate(costs.span(rows, most, sequences))
-        return
-    yield 0, costs.time(rows, sequences)
-    done = 0
+        return list(range(most + 1)), costs.span(rows, most, sequences)
+    counts, seconds = [0], [costs.time(rows, sequences)]
     beyond = costs.sequence * (sequences - 1)
-    for size, seconds in zip(costs.sizes, costs.seconds, strict=True):
+    for size, spent in zip(costs.sizes, costs.seconds, strict=True):
         nodes = min(size - rows, most)
-        if nodes > done:
-            yield nodes, seconds + beyond
-            done = nodes
-        if nodes == most:
-            return
-    rest = most - done - 1
-    yield from enumerate(costs.span(rows + done + 1, rest, sequences), done + 1)
+        if nodes > counts[-1]:
+            counts.append(nodes)
+            seconds.append(spent + beyond)
+    done = counts[-1]
+    counts += range(done + 1, most + 1)
+    seconds += costs.span(rows + done + 1, most - done - 1, sequences)
+    return counts, seconds

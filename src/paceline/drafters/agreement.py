@@ -31,77 +31,83 @@ def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
         other: likewise, of a drafter that knows more.
         least: chance of being committed.
     """
-    tokens: list[int] = []
-    parents: list[int] = []
-    copied, said = _chances([copy, other], tokens, parents)
+    tokens, parents = copy.tokens.tolist(), copy.parents.tolist()
+    copied = _given_parents(copy, parents)
+    places = _join(other, tokens, parents)
+    said = dict(zip(places, _given_parents(other, other.parents.tolist()), strict=True))
     scores = _together(copied, said, parents)
-    first, second = sorted((copied, said), key=lambda part: -sum(map(scores.__getitem__, part)))
-    order = [*first, *(node for node in second if node not in first and scores[node] > least)]
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
-    origins = dict(zip(said, map(other.origin, range(len(said))), strict=True))
-    origins |= zip(copied, map(copy.origin, range(len(copied))), strict=True)
-    named = [origins[node] for node in order]
+    count = len(copied)
+    if sum(scores[:count]) >= sum(map(scores.__getitem__, places)):
+        order = [*range(count), *(n for n in places if n >= count and scores[n] > least)]
+    else:
+        order = [*places, *(n for n in range(count) if n not in said and scores[n] > least)]
+    moved = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+    mine = copy.origins or (copy.source,) * count
+    theirs = dict(zip(places, other.origins or (other.source,) * len(places), strict=True))
+    named = [mine[node] if node < count else theirs[node] for node in order]
     return TokenTree(
         np.array([tokens[node] for node in order], dtype=np.int64),
-        np.array([place[parents[node]] for node in order], dtype=np.int64),
+        np.array([moved[parents[node]] for node in order], dtype=np.int64),
         source=named[0],
         scores=np.array([scores[node] for node in order]),
         origins=tuple(named) if len(set(named)) > 1 else (),
     )
 
 
-def _chances(
-    drafts: list[TokenTree], tokens: list[int], parents: list[int]
-) -> list[dict[int, float]]:
-    """For each draft, chances of its nodes given their parents, by the nodes of the union, which
-    `tokens` and `parents` take in."""
-    known: dict[tuple[int, int], int] = {}
-    out = []
-    for draft in drafts:
-        assert draft.scores is not None
-        scores = draft.scores.tolist()
-        nodes: list[int] = []
-        chances: dict[int, float] = {}
-        for token, parent, score in zip(
-            draft.tokens.tolist(), draft.parents.tolist(), scores, strict=True
-        ):
-            above, reached = (nodes[parent], scores[parent]) if parent != ROOT else (ROOT, 1.0)
-            node = known.setdefault((above, token), len(tokens))
-            if node == len(tokens):
-                tokens.append(token)
-                parents.append(above)
-            nodes.append(node)
-            chances[node] = score / reached if reached else 0.0
-        out.append(chances)
-    return out
+def _given_parents(draft: TokenTree, parents: list[int]) -> list[float]:
+    """Chances of nodes where their parents stand."""
+    assert draft.scores is not None
+    scores = draft.scores.tolist()
+    reached = [*scores, 1.0]  # that of the root stands at its index, -1
+    return [
+        score / reached[parent] if reached[parent] else 0.0
+        for score, parent in zip(scores, parents, strict=True)
+    ]
 
 
-def _together(
-    copied: Mapping[int, float], said: Mapping[int, float], parents: list[int]
-) -> list[float]:
-    """Chances of being committed, by node of the union."""
-    surest = dict.fromkeys(parents, 0.0)  # by parent: what the other is surest of,
-    against = dict.fromkeys(parents, 0.0)  # what the copy says that the other does not,
-    total = dict.fromkeys(parents, 0.0)  # and all of it together
-    for node, above in enumerate(parents):
-        if node in said:
-            surest[above] = max(surest[above], said[node])
-        else:
+def _join(other: TokenTree, tokens: list[int], parents: list[int]) -> list[int]:
+    """Put another draft's nodes into a union that holds one already. Gives their places."""
+    known = {place: node for node, place in enumerate(zip(parents, tokens, strict=True))}
+    places: list[int] = []
+    for token, parent in zip(other.tokens.tolist(), other.parents.tolist(), strict=True):
+        place = (places[parent] if parent != ROOT else ROOT, token)
+        node = known.get(place)
+        if node is None:
+            node = known[place] = len(tokens)
+            tokens.append(token)
+            parents.append(place[0])
+        places.append(node)
+    return places
+
+
+def _together(copied: list[float], said: Mapping[int, float], parents: list[int]) -> list[float]:
+    """Chances of being committed, by node of the union: those of the copy come first."""
+    surest: dict[int, float] = {}  # by parent that the other goes on from: what it is surest of,
+    for node, chance in said.items():
+        above = parents[node]
+        surest[above] = max(surest.get(above, 0.0), chance)
+    against = dict.fromkeys(surest, 0.0)  # what the copy says there that it does not,
+    total = dict.fromkeys(surest, 0.0)  # and all of it together
+    for node, above in enumerate(parents[: len(copied)]):
+        if above in surest and node not in said:
             against[above] += copied[node]
-    chances = []
+    chances = copied + [0.0] * (len(parents) - len(copied))
     for node, above in enumerate(parents):
+        if above not in surest:
+            continue
         sure, doubt = surest[above], against[above]
         if node in said:
-            chance = 1 - (1 - said[node]) * (1 - _AGREEING * copied.get(node, 0.0))
+            agreeing = _AGREEING * chances[node]
+            chance = 1 - (1 - said[node]) * (1 - agreeing)
             chance *= 2 * (1 - doubt) / (2 - doubt * (1 + sure))
-        elif sure:
-            chance = copied[node] * (1 - sure) / (2 - doubt * (1 + sure))
         else:
-            chance = copied[node]
-        chances.append(chance)
+            chance = (
+                chances[node] * (1 - sure) / (2 - doubt * (1 + sure)) if sure else chances[node]
+            )
+        chances[node] = chance
         total[above] += chance
     scores: list[float] = []
     for chance, above in zip(chances, parents, strict=True):
-        share = chance / max(1.0, total[above])
+        share = chance / max(1.0, total[above]) if above in total else chance
         scores.append(share * (scores[above] if above != ROOT else 1.0))
     return scores

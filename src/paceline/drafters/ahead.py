@@ -76,16 +76,14 @@ class _AheadSampler(Sampler):
     def law(self, logits: LogitArray, path: List[int] = (), *, soft: bool = False) -> Law:
         return self._sampler.law(logits, (*self._drafted, *path), soft=soft)
 
+    @property
+    def takes_likeliest(self) -> bool:
+        return self._sampler.takes_likeliest
+
     def winner(
-        self,
-        logits: LogitArray,
-        path: List[int],
-        position: int,
-        randomness: Randomness,
-        likeliest: int = -1,
+        self, logits: LogitArray, path: List[int], position: int, randomness: Randomness
     ) -> int:
-        behind = *self._drafted, *path
-        return self._sampler.winner(logits, behind, position, randomness, likeliest)
+        return self._sampler.winner(logits, (*self._drafted, *path), position, randomness)
 
 
 class _Nested:

@@ -35,22 +35,19 @@ class PathBatch(Batch):
         self._tables += cache.blocks[: -(-(behind + len(draft)) // BLOCK)]
         first = len(self.ids)
         self.ids += [*tokens, *draft.tokens.tolist()]
-        blocks = cache.blocks
-
-        def row(position: int, stored: int, run: int, singles: int = 0) -> None:
-            slot = blocks[stored // BLOCK] * BLOCK + stored % BLOCK
-            self._rows += (position, slot, table, run, singles)
-
+        blocks, rows = cache.blocks, self._rows
         straight = trees.is_chain(draft)
         end = behind + len(draft) if straight else behind
         for position in range(past, end):
-            row(position, position, position + 1)
+            slot = blocks[position // BLOCK] * BLOCK + position % BLOCK
+            rows += (position, slot, table, position + 1, 0)
         if straight:
             cache.places = list(range(behind, end))
             return first
         cache.places, runs, apart = _places(draft.parents.tolist(), behind)
-        for stored, run, singles in zip(cache.places, runs, apart, strict=True):
-            row(run + len(singles) - 1, stored, run, len(self._singles))
+        for place, run, singles in zip(cache.places, runs, apart, strict=True):
+            slot = blocks[place // BLOCK] * BLOCK + place % BLOCK
+            rows += (run + len(singles) - 1, slot, table, run, len(self._singles))
             self._singles += singles
         return first
 
