@@ -101,6 +101,13 @@ def test_a_head_is_the_first_nodes(tree: TokenTree, nodes: int) -> None:
 
 
 @given(drafts(distinct=False))
+def test_places_name_the_first_of_siblings_with_equal_tokens(tree: TokenTree) -> None:
+    found = trees.places(tree)
+    pairs = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+    assert found == {pair: pairs.index(pair) for pair in pairs}
+
+
+@given(drafts(distinct=False))
 def test_paths_lead_from_the_root_to_the_node(tree: TokenTree) -> None:
     assert trees.path_to(tree, ROOT) == ()
     for node, tokens in enumerate(token_paths(tree)):

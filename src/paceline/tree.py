@@ -74,6 +74,13 @@ def children(tree: TokenTree) -> dict[int, list[int]]:
     return out
 
 
+def places(tree: TokenTree) -> dict[tuple[int, int], int]:
+    """Nodes by parent and token; of siblings with equal tokens the first."""
+    parents, tokens = reversed(tree.parents.tolist()), reversed(tree.tokens.tolist())
+    backwards = range(len(tree) - 1, -1, -1)
+    return dict(zip(zip(parents, tokens, strict=True), backwards, strict=True))
+
+
 def node_name(node: int) -> str:
     """How messages name a node."""
     return "the root" if node == ROOT else f"node {node}"
@@ -90,15 +97,12 @@ def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
     """How many of `tokens` there is a path for, from the root on."""
-    below = {
-        place: node
-        for node, place in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
-    }
-    node: int | None = ROOT
+    below, node = places(tree), ROOT
     for count, token in enumerate(tokens):
-        node = below.get((node, token))
-        if node is None:
+        child = below.get((node, token))
+        if child is None:
             return count
+        node = child
     return len(tokens)
 
 

@@ -62,7 +62,7 @@ class HiddenTarget(TabularTarget):
 
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
         """Rows of the table, and the state after each of them."""
-        outputs = super().forward([replace(each, hidden=False) for each in passes], rows)
+        outputs = super().forward([each._replace(hidden=False) for each in passes], rows)
         out = []
         for each, output in zip(passes, outputs, strict=True):
             draft = each.draft or trees.EMPTY

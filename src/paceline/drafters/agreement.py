@@ -67,7 +67,7 @@ def _given_parents(draft: TokenTree, parents: list[int]) -> list[float]:
 
 def _join(other: TokenTree, tokens: list[int], parents: list[int]) -> list[int]:
     """Put another draft's nodes into a union that holds one already. Gives their places."""
-    known = {place: node for node, place in enumerate(zip(parents, tokens, strict=True))}
+    known = dict(zip(zip(parents, tokens, strict=True), range(len(tokens)), strict=True))
     places: list[int] = []
     for token, parent in zip(other.tokens.tolist(), other.parents.tolist(), strict=True):
         place = (places[parent] if parent != ROOT else ROOT, token)

@@ -122,9 +122,10 @@ class _Chain(Guess):
     """One offer behind the other: nothing to look up."""
 
     def __init__(self, steps: List[Offer]) -> None:
-        self.tokens = [token for token, _, _ in steps]
+        tokens, chances, _ = zip(*steps, strict=True) if steps else ((), (), ())
+        self.tokens = list(tokens)
         self.parents = list(range(ROOT, len(steps) - 1))
-        self.scores = list(accumulate([chance for _, chance, _ in steps], mul))
+        self.scores = list(accumulate(chances, mul))
         self._steps = steps
 
     def learn(self, committed: List[int], rates: HitRates) -> None:

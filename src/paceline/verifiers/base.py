@@ -166,16 +166,13 @@ def walk(draft: TokenTree, pick: Callable[[int, int], int]) -> Verdict:
     What is emitted is always the picked token, so the output law is that of `pick` whatever the
     tree holds (sample-and-match).
     """
-    below = trees.children(draft)
-    tokens = draft.tokens.tolist()
+    below = trees.places(draft)
     path: list[int] = []
     node = ROOT
     while True:
         token = pick(node, len(path))
-        for child in below.get(node, ()):
-            if tokens[child] == token:
-                node = child
-                path.append(child)
-                break
-        else:
+        child = below.get((node, token))
+        if child is None:
             return Verdict(tuple(path), token)
+        path.append(child)
+        node = child
