@@ -32,7 +32,7 @@ LAYERS = (
             "target",
             "sequence",
         ),
-        *("stopping", "text", "transcript", "models", "weights"),
+        *("loops", "stopping", "text", "transcript", "models", "weights"),
         *("native", "processor", "calibration"),
     ),
     ("networks",),

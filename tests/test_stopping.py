@@ -68,21 +68,53 @@ def test_the_watch_sees_tokens_up_to_the_stop_and_no_end_token() -> None:
     assert watch.fed == 1
 
 
+def test_a_loop_ends_the_text_if_asked_and_counts_generated_tokens_alone() -> None:
+    loop = [4, 5, 6] * 20
+    assert cut(loop) == (60, None)
+    assert cut(loop, stop_loops=True) == (24, "loop")
+    assert cut([*loop[:23], EOS], stop_loops=True) == (24, "stop")
+    assert cut(loop, stop_loops=True, max_new_tokens=24) == (24, "loop")
+    assert cut(loop, stop_loops=True, max_new_tokens=23) == (23, "length")
+    sequence = Sequence.start(0, loop, SamplingParams(stop_loops=True))
+    sequence.tokens += loop[:20]
+    assert StopRules((), 500).cut(sequence, loop[20:30]) == (4, "loop")
+
+
 @given(
+    begun=st.integers(0, 30),
     run=st.lists(st.integers(0, 9), min_size=1, max_size=8),
     stop=st.sets(st.integers(0, 9), max_size=2),
     watched=st.integers(0, 20),
     room=st.integers(1, 10),
     context=st.integers(4, 12),
     ignore=st.booleans(),
+    loops=st.booleans(),
 )
 def test_a_run_is_cut_like_its_tokens_one_by_one(
-    run: list[int], stop: set[int], watched: int, room: int, context: int, ignore: bool
+    begun: int,
+    run: list[int],
+    stop: set[int],
+    watched: int,
+    room: int,
+    context: int,
+    ignore: bool,
+    loops: bool,
 ) -> None:
-    params = SamplingParams(stop_token_ids=tuple(stop), max_new_tokens=room, ignore_eos=ignore)
-    rules = StopRules((EOS,), context)
-    whole = rules.cut(Sequence.start(0, [1, 2, 3], params), run, Watch(watched))
-    single = Sequence.start(0, [1, 2, 3], params)
+    params = SamplingParams(
+        stop_token_ids=tuple(stop),
+        max_new_tokens=begun + room,
+        ignore_eos=ignore,
+        stop_loops=loops,
+    )
+    rules = StopRules((EOS,), context + begun)
+
+    def start() -> Sequence:
+        sequence = Sequence.start(0, [1, 2, 3], params)
+        sequence.tokens += run[:1] * begun  # nearly a loop, or one soon
+        return sequence
+
+    whole = rules.cut(start(), run, Watch(watched))
+    single = start()
     watch = Watch(watched)
     reason: FinishReason | None = None
     for token in run:
@@ -91,7 +123,7 @@ def test_a_run_is_cut_like_its_tokens_one_by_one(
         single.tokens.append(token)
         if reason:
             break
-    assert whole == (len(single.generated), reason)
+    assert whole == (len(single.generated) - begun, reason)
 
 
 @pytest.mark.parametrize("ends", [(), (1, 2)])

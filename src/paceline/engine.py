@@ -34,7 +34,7 @@ class Completion:
         logprobs: per token, if asked for.
         sources: per token, the drafter that proposed it, or None if the target chose it.
         prompt_tokens: length of the prompt in tokens.
-        finish_reason: "stop", "length" or "cancelled".
+        finish_reason: "stop", "loop", "length" or "cancelled".
         stats: counters and times.
     """
 

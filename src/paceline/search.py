@@ -22,8 +22,8 @@ from paceline.engine import Completion, Engine, Prompt
 from paceline.errors import InvalidOption
 from paceline.types import SamplingParams
 
-_ORDER = ("stop", "length", "cancelled")
-"""A text that came to its end beats one that was cut off, whatever the lengths."""
+_ORDER = ("stop", "length", "loop", "cancelled")
+"""A text that came to its end beats one that was cut off, and that one that went in circles."""
 
 
 @dataclass(frozen=True, slots=True)

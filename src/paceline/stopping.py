@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as TokenIds
 from typing import Protocol
 
+from paceline.loops import WINDOW, ends_in_loop
 from paceline.sequence import Sequence
 from paceline.types import FinishReason
 
@@ -18,7 +19,7 @@ class TextWatch(Protocol):
 
 
 class StopRules:
-    """When to stop: end tokens, stop tokens, stop strings, length, context."""
+    """When to stop: end tokens, stop tokens, stop strings, loops, length, context."""
 
     def __init__(self, eos_token_ids: TokenIds[int], max_context: int) -> None:
         """Bind the model's own end tokens and its longest context in tokens."""
@@ -35,12 +36,17 @@ class StopRules:
         params = sequence.params
         eos = () if params.ignore_eos else self._eos
         room = min(sequence.room, self._max_context - len(sequence.tokens))
+        said = [*sequence.generated[-WINDOW:]] if params.stop_loops else []
         for index, token in enumerate(run):
             kept = index + 1
             if token in eos or token in params.stop_token_ids:
                 return kept, "stop"
             if watch is not None and watch.feed(token):
                 return kept, "stop"
+            if params.stop_loops:
+                said.append(token)
+                if ends_in_loop(said):
+                    return kept, "loop"
             if kept >= room:
                 return kept, "length"
         return len(run), None

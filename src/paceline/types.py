@@ -23,7 +23,7 @@ LogitArray = npt.NDArray[np.float32]
 ProbArray = npt.NDArray[np.float64]
 
 LawKind = Literal["iid", "paths", "without_replacement", "top_and_one", "factorised"]
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "loop", "length", "cancelled"]
 Layout = Literal["exact", "masked"]
 
 ROOT = -1
@@ -296,6 +296,8 @@ class SamplingParams:
         stop: strings that end the text; the string itself is cut from it.
         stop_token_ids: ids that end generation, beside the model's own end tokens.
         ignore_eos: go on after the model's own end tokens.
+        stop_loops: end a text that has come to repeat itself: its last tokens, 24 or more, are one
+            run of up to 128 tokens three times over.
         logprobs: how many of the most likely tokens to report beside the chosen one (log-softmax
             of the raw logits); None reports nothing, 0 the chosen one alone.
     """
@@ -315,6 +317,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop_loops: bool = False
     logprobs: int | None = None
 
     def __post_init__(self) -> None:

@@ -220,6 +220,16 @@ def test_fidelity_is_measured_when_asked(
     assert strict(command(*options).out)["fidelity"] == {"kl": None, "tokens": 3}
 
 
+def test_texts_that_go_in_circles_are_ended_if_asked(command: Command, prompts: Path) -> None:
+    options = ("bench", "--prompts", str(prompts), "--nodes", "2", "--json")
+    endless = strict(command(*options).out)
+    ended = strict(command(*options, "--stop-loops", "--max-new-tokens", "300").out)
+    assert endless["settings"]["max_new_tokens"] == 128
+    assert not any("repeated" in remark for remark in endless["remarks"])
+    assert "4 of 4 texts of none repeated themselves and were ended" in ended["remarks"]
+    assert all(row["identical"] == 1 for row in ended["rows"])
+
+
 def test_the_agentic_workload_from_the_outside(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
     call = ("bench", "--workload", "agentic", "--limit", "1", "--max-context", "9000", "--json")
@@ -229,6 +239,7 @@ def test_the_agentic_workload_from_the_outside(command: Command, tmp_path: Path)
     counts = {r["category"]: r["prompts"] for r in results["rows"] if r["drafter"] == "recycling"}
     assert counts == {"all": 6, "plan": 1, "work": 3, "refine": 2}
     assert results["settings"]["workload"] == "agentic"
+    assert results["settings"]["stop_loops"]
     assert all(row["identical"] == 1 for row in results["rows"])
     lines = (out / "prompts.jsonl").read_text().splitlines()
     assert [json.loads(line)["index"] for line in lines[1:]] == list(range(6))

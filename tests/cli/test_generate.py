@@ -92,6 +92,16 @@ def test_drafters_change_nothing(command: Command, drafter: str, temperature: st
     assert drafted["token_ids"] == plain["token_ids"]
 
 
+def test_a_loop_ends_the_text_if_asked(command: Command) -> None:
+    options = ("--max-new-tokens", "400", "--json")
+    endless = json.loads(command("generate", "fox", *options).out)
+    ended = json.loads(command("generate", "fox", *options, "--stop-loops").out)
+    assert (endless["finish_reason"], ended["finish_reason"]) == ("length", "loop")
+    count = len(ended["token_ids"])
+    assert 24 <= count < 400
+    assert ended["token_ids"] == endless["token_ids"][:count]
+
+
 def test_prompt_from_stdin(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(buffer=io.BytesIO(b"the fox"))
     monkeypatch.setattr(sys, "stdin", fake)
@@ -194,6 +204,14 @@ def test_chat_says_that_an_answer_was_cut(
     length = len(fakes.loaded().tokenizer.chat([{"role": "user", "content": "fox"}]))
     _, err = chat(command, monkeypatch, "fox\n", "--max-context", str(length + 3), "--nodes", "2")
     assert "the context is full" in err
+
+
+def test_chat_says_that_an_answer_went_in_circles(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--max-new-tokens", "400", "--stop-loops", "--nodes", "2")
+    _, err = chat(command, monkeypatch, "fox\n", *options)
+    assert "the answer repeated itself" in err
 
 
 @pytest.mark.real

@@ -18,6 +18,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.errors import IncompatibleDraft, OutOfMemory
 from paceline.exactness.drafting import FunctionDrafter, likely_chain, random_tree, sampled_chain
 from paceline.exactness.tabular import TabularCache, TabularModel, TabularTarget
+from paceline.loops import ends_in_loop
 from paceline.randomness import Randomness
 from paceline.sequence import Sequence
 from paceline.stopping import StopRules
@@ -144,6 +145,7 @@ def sampling(draw: st.DrawFn, greedy: bool) -> SamplingParams:
         max_new_tokens=draw(st.integers(1, 24)),
         stop_token_ids=tuple(draw(st.sets(tokens, max_size=1))),
         ignore_eos=draw(st.booleans()),
+        stop_loops=draw(st.booleans()),
         logprobs=draw(st.sampled_from([None, 0, 2, VOCABULARY])),
     )
 
@@ -194,6 +196,8 @@ def test_results_have_the_promised_shape(case: Case) -> None:
         assert not ends & set(result.tokens[:-1])
         if result.finish_reason == "length":
             assert len(result.tokens) == room
+        elif result.finish_reason == "loop":
+            assert ends_in_loop(result.tokens)
         elif result.tokens[-1] not in ends:
             assert result.tokens[-2:] == case.pair
         for index, token in params.forced_tokens.items():
@@ -202,6 +206,19 @@ def test_results_have_the_promised_shape(case: Case) -> None:
         assert not set(free) & set(params.banned_tokens)
         asked = params.logprobs is not None
         assert len(result.logprobs) == (len(result.tokens) if asked else 0)
+
+
+@pytest.mark.parametrize("name", drafters())
+def test_a_loop_ends_where_plain_decoding_would_have_ended(name: str) -> None:
+    params = [SamplingParams(max_new_tokens=90, stop_loops=loops) for loops in (True, False)]
+    case = Case([[0, 1], [0, 1]], params)
+    drafted = generate(case, drafters()[name], Greedy(), nodes=7, depth=7)
+    ended, endless = [generate(one, NoDrafter(), Greedy())[0] for one in case]
+    assert drafted == [ended, endless]
+    assert (ended.finish_reason, endless.finish_reason) == ("loop", "length")
+    assert ended.tokens == endless.tokens[: len(ended.tokens)]
+    assert ends_in_loop(ended.tokens)
+    assert not ends_in_loop(ended.tokens[:-1])
 
 
 def test_logprobs_are_of_the_raw_rows_on_the_accepted_path() -> None:

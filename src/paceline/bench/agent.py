@@ -115,6 +115,8 @@ class AgentLoop(Workload):
     tasks: Sequence[Task] = TASKS
     name: ClassVar[str] = "agentic"
     races: int = 2 + ROUNDS
+    max_new_tokens: ClassVar[int] = 512  # a whole file, since prompts ask for it
+    stop_loops: ClassVar[bool] = True  # else half of the tokens of a small model go in circles
 
     @property
     def groups(self) -> list[list[int]]:

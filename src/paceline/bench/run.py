@@ -30,15 +30,18 @@ class Run:
     Attributes:
         token_ids: generated tokens, turn by turn.
         stats: figures of all turns together.
+        loops: turns that were ended because they repeated themselves.
     """
 
     token_ids: list[list[int]] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
+    loops: int = 0
 
     def add(self, completion: Completion) -> None:
         """Book one more turn."""
         self.token_ids.append(list(completion.token_ids))
         self.stats.add(completion.stats)
+        self.loops += completion.finish_reason == "loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Record:
         for drafter, run in entry["runs"].items():
             if set(run["stats"]) != names:
                 raise ValueError("figures of another version")
-            runs[drafter] = Run(run["token_ids"], GenerationStats(**run["stats"]))
+            runs[drafter] = Run(run["token_ids"], GenerationStats(**run["stats"]), run["loops"])
         return cls(int(entry["index"]), entry["question_id"], entry["category"], runs)
 
 
@@ -149,6 +152,10 @@ class Workload(ABC):
     name: ClassVar[str]
     races: int = 1
     """Races that a group takes."""
+    max_new_tokens: ClassVar[int] = 128
+    """How long an answer may become if the user does not say."""
+    stop_loops: ClassVar[bool] = False
+    """Whether answers end where they repeat themselves, if the user does not say."""
 
     @property
     @abstractmethod

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.bench import report
+from paceline.bench.run import Record
 
 _UNSHOWN = ("cpu", "cores", "drafters", "prompts_sha256", "fingerprint")
 """Settings that are shown elsewhere or not at all."""
@@ -57,6 +58,16 @@ def cache(results: Mapping[str, Any]) -> list[str]:
         f"key-value cache {settings['kv_precision']}: lossy, all texts differ from those of the "
         "model with an exact cache, plain ones too"
     ]
+
+
+def loops(records: Sequence[Record]) -> list[str]:
+    """How many texts went in circles and were ended there."""
+    plain = [record.runs[report.BASELINE] for record in records]
+    count = sum(run.loops for run in plain)
+    if not count:
+        return []
+    texts = sum(len(run.token_ids) for run in plain)
+    return [f"{count} of {texts} texts of {report.BASELINE} repeated themselves and were ended"]
 
 
 def markdown(results: Mapping[str, Any]) -> str:

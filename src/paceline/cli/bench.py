@@ -54,13 +54,23 @@ def bench(
     turns: Annotated[
         str, typer.Option(help="first: first turns alone; all: whole dialogues.")
     ] = "first",
-    max_new_tokens: o.MaxNewTokens = 128,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="Most tokens to generate. Default: 128; for agentic 512."),
+    ] = None,
     place: blocks.Place,
     rules: blocks.Rules,
     room: blocks.Room,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
+    stop_loops: Annotated[
+        bool | None,
+        typer.Option(
+            "--stop-loops/--no-stop-loops",
+            help="End texts that have come to repeat themselves. Default: for agentic.",
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
     cold: Annotated[
         bool, typer.Option("--cold", help="Drafters forget before every prompt.")
@@ -83,13 +93,17 @@ def bench(
     names = list(dict.fromkeys(["none", *o.drafter_names(drafters or [_DRAFTERS], "--drafters")]))
     checked = blocks.runtime_options(place, room)
     blocks.check_names(place, rules, *names)
-    params = SamplingParams(
-        temperature=temperature, seed=seed, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos
-    )
     for name, value in (("limit", limit), ("batch", batch)):
         if value is not None and value < 1:
             raise InvalidOption(f"--{name} must be 1 or more, not {value}")
     work = _workload(workload, prompts, limit, turns, batch)
+    params = SamplingParams(
+        temperature=temperature,
+        seed=seed,
+        max_new_tokens=work.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        ignore_eos=ignore_eos,
+        stop_loops=work.stop_loops if stop_loops is None else stop_loops,
+    )
     if out is not None and out.exists() and not out.is_dir():
         raise InvalidOption(f"--out {out} is a file: give a directory")
 
@@ -143,10 +157,11 @@ def bench(
         "prompts_sha256": _digest(work.content),
         "limit": limit,
         "turns": turns,
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": params.max_new_tokens,
         "temperature": temperature,
         "seed": seed,
         "ignore_eos": ignore_eos,
+        "stop_loops": params.stop_loops,
         "batch": batch,
         "cold": cold,
     }
@@ -280,6 +295,7 @@ def _report(
         *interrupted,
         *summary.resumption(results),
         *summary.cache(results),
+        *summary.loops(records),
         *report.remarks(table),
     ]
     results |= {"rows": table, "complete": complete, "remarks": notes}

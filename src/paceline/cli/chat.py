@@ -25,6 +25,7 @@ def chat(
     max_new_tokens: o.MaxNewTokens = 512,
     sampling: blocks.Sampling,
     seed: o.Seed = 0,
+    stop_loops: o.StopLoops = False,
     system: o.System = None,
 ) -> None:
     """Talk with a model. /reset starts anew, /quit leaves, Ctrl-C stops an answer."""
@@ -32,6 +33,7 @@ def chat(
         **asdict(sampling),
         seed=seed,
         max_new_tokens=max_new_tokens,
+        stop_loops=stop_loops,
     )
     blocks.runtime_options(place, room)
     blocks.check_names(place, rules, drafter)
@@ -91,6 +93,8 @@ def _turn(engine: Any, messages: list[dict[str, str]], line: str, params: Sampli
     write(completion.text[shown:] + "\n")
     remark(summary(engine, completion))
     messages[:] = [*asked, {"role": "assistant", "content": completion.text}]
+    if completion.finish_reason == "loop":
+        remark("the answer repeated itself, so it was ended")
     limit = params.max_new_tokens
     if completion.finish_reason == "length" and len(completion.token_ids) < limit:
         remark("the context is full, so the answer was cut: /reset starts anew")

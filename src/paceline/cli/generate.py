@@ -33,6 +33,7 @@ def generate(
     seed: o.Seed = 0,
     stop: o.Stop = None,
     ignore_eos: o.IgnoreEos = False,
+    stop_loops: o.StopLoops = False,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: log-probabilities, and of so many others.")
     ] = None,
@@ -59,6 +60,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
+        stop_loops=stop_loops,
         logprobs=logprobs,
     )
     if first_of < 1:

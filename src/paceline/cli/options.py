@@ -55,6 +55,9 @@ FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per occurrence
 Seed = Annotated[int, typer.Option(help="Keys all randomness.")]
 Stop = Annotated[list[str] | None, typer.Option(help="String that ends the text; repeatable.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")]
+StopLoops = Annotated[
+    bool, typer.Option("--stop-loops", help="End a text that has come to repeat itself.")
+]
 System = Annotated[str | None, typer.Option(help="System message.")]
 KvTokens = Annotated[int | None, typer.Option(help="Tokens that all requests may have cached.")]
 PrefixTokens = Annotated[
