@@ -1,4 +1,4 @@
-"""paceline: faster decoding of language models with the same output.
+"""Lossless speculative decoding of language models.
 
 engine = paceline.load("smollm2-135m")
 print(engine.generate("Why is the sky blue?").text)

@@ -1,4 +1,4 @@
-"""`python -m paceline` is the command `paceline`."""
+"""Entry point of `python -m paceline`, the same as the command `paceline`."""
 
 from paceline.cli.app import main
 

@@ -1,4 +1,4 @@
-"""The table of built-in methods: a line here is all that a new one needs to be known by name."""
+"""Table of the built-in methods, with guarantee and paper. A new method needs one entry here."""
 
 from __future__ import annotations
 

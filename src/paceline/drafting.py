@@ -1,7 +1,4 @@
-"""From what was asked for, or tuned, to the drafters and controllers of an engine.
-
-Requests are greedy or sampled, and drafter "auto" may mean another drafter for each.
-"""
+"""Assembly of drafter and controller by name, or from the choices of `paceline tune`."""
 
 from __future__ import annotations
 
@@ -27,26 +24,22 @@ from paceline.verifiers.base import Verifier
 if TYPE_CHECKING:
     from paceline.loading import Loaded
 
+# Drafter "auto" without a tuned choice.
 DEFAULT_DRAFTER = "suffix-automaton"
-"""Of drafter "auto" where nothing was tuned."""
 
+# The same, for a target that can also be loaded at a lower precision.
 _DEFAULT_COARSER = "suffix-automaton>quantised"
-"""And for a model whose weights can be had coarser."""
 
+# The same, for a target with a shipped draft network. Sampled requests also need a verifier that
+# uses the Gumbel noise that the network drafts with.
 _DEFAULT_TRAINED = "suffix-automaton>eagle3"
-"""And for a model that a network ships for: greedy requests, and sampled ones under rules that
-follow the noise that networks draft with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What drafts, and how much.
+    """Drafter and controller of an engine, and the resolved `Configuration` fields for reports.
 
-    Attributes:
-        drafter: proposes.
-        controller: sets sizes.
-        settings: the fields of `Configuration` as they turned out, for reports; and `auto`: None,
-            "tuned" or "default".
+    `settings` also holds `auto`: None, "tuned" or "default".
     """
 
     drafter: Drafter
@@ -55,7 +48,7 @@ class Drafting:
 
 
 class Assembly:
-    """Makes the parts that draft for a loaded model under a rule."""
+    """Build drafters and controllers for a loaded target under one verifier."""
 
     def __init__(
         self,
@@ -65,15 +58,6 @@ class Assembly:
         draft_model: str | None,
         load_draft: Callable[[str], Target],
     ) -> None:
-        """Bind what the parts are made for.
-
-        Args:
-            loaded: the target.
-            rule: the verifier.
-            verifier: as users write it.
-            draft_model: the model that the user named for drafters that need one.
-            load_draft: loads it.
-        """
         self._loaded = loaded
         self._rule = rule
         self._verifier = verifier
@@ -82,11 +66,9 @@ class Assembly:
         self._unused = draft_model is not None
 
     def make(self, asked: Configuration) -> Drafting:
-        """What drafts for all requests.
+        """Build the drafter and controller for all requests.
 
-        Args:
-            asked: as users write it. Drafter "auto" is what was tuned for greedy and for sampled
-                decoding, controller and sizes included unless they are asked for.
+        For drafter "auto", a controller or sizes in `asked` replace the tuned ones.
 
         Raises:
             InvalidOption: a name or option is unknown, or parts do not go together.
@@ -105,8 +87,8 @@ class Assembly:
         return done
 
     def _automatic(self, asked: Configuration) -> list[Drafting]:
-        """By kind; kinds that want the same share one, and so what it learns."""
-        # Rules for drawn drafts take other drafters than those that are tuned.
+        # Kinds with equal configurations share one drafter, and so what it learns.
+        # Rules for sampled drafts need other drafters than the tuned ones.
         saved = tuned.read(self._loaded.place) if None in self._rule.accepts else {}
         if self._rule.greedy_only:
             saved = dict.fromkeys(KINDS, saved["greedy"]) if "greedy" in saved else {}
@@ -127,12 +109,11 @@ class Assembly:
         ]
 
     def _default(self, kind: str) -> str:
-        """The drafter for requests of a kind where nothing was tuned."""
         loaded = self._loaded
         capabilities = loaded.target.capabilities
         if has_coarser(capabilities):
             return _DEFAULT_COARSER
-        # A network's draft is cheap beside its target where both run by our own operations.
+        # A network's draft is cheap beside its target where both run on native kernels.
         able = capabilities.attention == "paths" and None in self._rule.accepts
         agrees = kind == "greedy" or self._rule.follows_noise
         if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
@@ -140,7 +121,7 @@ class Assembly:
         return DEFAULT_DRAFTER
 
     def _tuned(self, sought: Configuration) -> Drafting | None:
-        """None, and a line that says so, if the drafter cannot be had any more."""
+        # None, with a warning, if the drafter is no longer available.
         try:
             drafter = self._drafter(sought.drafter)
         except (InvalidOption, RuntimeUnavailable) as error:
@@ -166,7 +147,6 @@ class Assembly:
         return Drafting(drafter, sizes, {**asdict(chosen), "auto": auto})
 
     def _drafter(self, name: str) -> Drafter:
-        """The drafter of a name, if the rule takes what it makes."""
         drafter = make_drafter(name, self._context(name))
         if name != "none" and drafter.kind not in self._rule.accepts:
             takes = ", ".join(sorted(kind or "deterministic" for kind in self._rule.accepts))
@@ -196,7 +176,7 @@ class Assembly:
             rule.follows_noise,
             model=self._loaded.source.fingerprint,
             run_network=getattr(target, "run_network", None),
-            # A lossy rule might accept nodes that hold no token.
+            # A lossy rule could accept nodes that hold an embedding instead of a token.
             add_embeddings=getattr(target, "add_embeddings", None) if rule.lossless else None,
             costs=lambda: self._loaded.costs,
             source=self._loaded.source,
@@ -204,26 +184,23 @@ class Assembly:
         )
 
     def _coarser(self) -> Target:
-        """The same weights at int8."""
         options = replace(self._loaded.options, precision="int8", kv_precision=None)
         target: Target = type(self._loaded.target).load(self._loaded.source, options)  # type: ignore[attr-defined]
         return target
 
 
 def has_coarser(capabilities: Capabilities) -> bool:
-    """Whether drafter "quantised" can draft for it."""
+    """Return whether drafter "quantised" can draft for a target."""
     return capabilities.runtime == "openvino" and capabilities.precision == "fp32"
 
 
 def _under(found: Configuration, asked: Configuration) -> Configuration:
-    """What was found, under the controller and sizes that were asked for, if any were."""
     if asked.controller == "auto" and asked.nodes is None and asked.depth is None:
         return found
     return replace(asked, drafter=found.drafter)
 
 
 def _by_kind(greedy: Drafting, sampled: Drafting) -> Drafting:
-    """Both, each for its own requests."""
     pairs = zip(greedy.settings.items(), sampled.settings.values(), strict=True)
     settings = {
         key: one if one == other else f"{one} (greedy), {other} (sampled)"

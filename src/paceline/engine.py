@@ -1,4 +1,4 @@
-"""The engine: requests in, text out. Admission, batching, streaming, cancelling."""
+"""Engine: admission, continuous batching, streaming and cancelling of requests."""
 
 from __future__ import annotations
 
@@ -28,14 +28,8 @@ from paceline.types import UNLIMITED, FinishReason, SamplingParams, Speculation,
 class Completion:
     """A finished generation.
 
-    Attributes:
-        text: generated text, without end tokens and cut before a stop string.
-        token_ids: generated tokens; the end token, if one came, is the last.
-        logprobs: per token, if asked for.
-        sources: per token, the drafter that proposed it, or None if the target chose it.
-        prompt_tokens: length of the prompt in tokens.
-        finish_reason: "stop", "loop", "length" or "cancelled".
-        stats: counters and times.
+    `text` is without end tokens and cut before a stop string; `token_ids` has the end token, if one
+    came. `sources` names per token the drafter that proposed it, or None if the target chose it.
     """
 
     text: str
@@ -48,14 +42,9 @@ class Completion:
 
 
 class Event(NamedTuple):
-    """What one step did to one request.
+    """Result of one step for one request; `completion` is set once the request has ended.
 
-    Attributes:
-        request: the request's id.
-        text: text that became final; may be empty while a character or stop string is open.
-        token_ids: tokens committed in this step.
-        sources: per token, the drafter that proposed it, or None.
-        completion: set once the request has ended.
+    `text` is text that became final: empty while a character or stop string is incomplete.
     """
 
     request: int
@@ -66,11 +55,10 @@ class Event(NamedTuple):
 
 
 class Engine:
-    """Generates text for any number of requests, `max_batch` of them at a time.
+    """Generate text for any number of requests, `max_batch` at a time. Not thread-safe.
 
-    `generate` and `stream` are all that most callers need. Servers drive `add`, `step` and
-    `cancel` themselves. An engine is not thread-safe. Who runs and who waits is decided by the
-    `Scheduler`; what a request gets does not depend on it.
+    Most callers need only `generate` and `stream`; servers drive `add`, `step` and `cancel`.
+    Scheduling never changes the tokens of a request.
     """
 
     def __init__(
@@ -83,19 +71,13 @@ class Engine:
         step_tokens: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Use `paceline.load` unless you bring your own parts.
+        """Bind the parts; `paceline.load` is the usual way.
 
         Args:
-            decoder: the loop with its target, drafter, verifier and controller.
-            tokenizer: the target's tokenizer.
-            max_batch: most sequences decoded together.
-            max_waiting: most requests beyond those; None sets no limit.
-            step_tokens: most rows of a forward that reads prompts beside running requests; None
-                chooses by what forwards cost.
+            max_waiting: most requests beyond `max_batch`; None sets no limit.
+            step_tokens: most rows of a forward that combines prefill and decoding; None chooses by
+                measured costs.
             config: what the engine was loaded with, for reports.
-
-        Raises:
-            InvalidOption: a limit is out of range.
         """
         self.decoder = decoder
         self.tokenizer = tokenizer
@@ -120,11 +102,11 @@ class Engine:
         """Generate to the end.
 
         Args:
-            prompt: text or chat messages; or a list of texts or of message lists, which are
-                decoded as a ragged batch and answered by a list.
-            params: sampling parameters; single ones may be given as keywords instead.
-            **options: fields of `SamplingParams`, and `raw`, `system` and `speculation` as
-                for `add`.
+            prompt: text or chat messages; a list of these is decoded as a ragged batch, and a
+                list is returned.
+            params: single fields may be given as keywords instead.
+            **options: fields of `SamplingParams`, and `raw`, `system` and `speculation` as in
+                `add`.
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
@@ -152,7 +134,7 @@ class Engine:
     def events(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[Event]:
-        """Like `stream`, with tokens, their sources and the completion."""
+        """Yield events: text as in `stream`, with tokens, their sources and the completion."""
         request = self._post(prompt, params, options)
         try:
             while True:
@@ -177,16 +159,15 @@ class Engine:
 
         Args:
             prompt: text (a user turn under the model's chat template), messages, or token ids.
-            params: sampling parameters.
-            raw: take text as it is, without the chat template.
-            system: system message to put before a text prompt.
+            raw: do not apply the chat template.
+            system: system message before a text prompt.
             speculation: limits of the drafts for this request; the output is the same.
             **options: single fields of `SamplingParams`.
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
-            OutOfMemory: the prompt does not fit into the key-value cache, even alone.
-            QueueFull: more requests are waiting than may wait.
+            OutOfMemory: the key-value cache cannot hold the prompt even alone.
+            QueueFull: the queue is full.
             InvalidOption: an option is unknown or out of range.
         """
         if not isinstance(speculation, Speculation):
@@ -214,13 +195,10 @@ class Engine:
         return sequence.id
 
     def step(self) -> list[Event]:
-        """Admit what fits, read prompts, and decode one round for all running requests.
+        """Admit requests, prefill prompts, and decode one step for all running requests.
 
-        Returns an empty list when nothing is left to do (`pending` is 0 then), or when long
-        prompts were read and nobody was running.
-
-        Raises:
-            OutOfMemory: a request found no room though it ran alone; it has ended.
+        Returns no events when no request is left, or when the step only did prefill. Raises
+        OutOfMemory if a request found no room though it ran alone; it has ended then.
         """
         while True:
             try:
@@ -236,10 +214,7 @@ class Engine:
         return events
 
     def cancel(self, request: int) -> Completion | None:
-        """End a request now; what was generated so far, or None if it is not in flight.
-
-        Whoever reads the request's stream gets the completion as its last event.
-        """
+        """End a request. Return its completion so far (also its stream's last event), or None."""
         for each in self.scheduler:
             if each.sequence.id == request:
                 each.sequence.finish_reason = "cancelled"
@@ -253,17 +228,15 @@ class Engine:
 
     @property
     def pending(self) -> int:
-        """Requests waiting or running."""
         return len(self.scheduler)
 
     def _post(self, prompt: Any, params: SamplingParams | None, options: Mapping[str, Any]) -> int:
-        """Queue a request whose events are kept until `_read`, whoever drives `step`."""
+        # Events are stored until `_read`, no matter which caller drives `step`.
         request = self.add(prompt, params, **options)
         self._mail[request] = deque()
         return request
 
     def _read(self, request: int) -> Event:
-        """The request's next event, stepping until there is one."""
         mail = self._mail[request]
         while not mail:
             self.step()
@@ -275,18 +248,17 @@ class Engine:
         return completion
 
     def _drop(self, request: int) -> None:
-        """The request's events are no longer wanted."""
         self._mail.pop(request, None)
         self.cancel(request)
 
     def _round(self) -> tuple[tuple[Request, ...], list[Commit]]:
-        """One forward for all that run, with chunks of what is to be read; who ran, and commits."""
+        # One forward: decode all running requests, with prefill chunks of others.
         scheduler, costs = self.scheduler, self.decoder.controller.costs
         self._admit()
         self._begin()
         running = scheduler.running
         if not running and (chunks := scheduler.chunks(costs)):
-            self.decoder.read(chunks)  # nobody waits for a token
+            self.decoder.read(chunks)  # no request is decoding
             self._begin()
             running = scheduler.running
         sequences = [request.sequence for request in running]
@@ -319,8 +291,7 @@ class Engine:
             self.decoder.begin(request.sequence)
 
     def _preempt(self) -> bool:
-        """Take the memory of the newest request, which goes on later; False if it ran alone, and
-        has ended now."""
+        # False if the newest request ran alone; it has ended then.
         request = self.scheduler.preempt()
         if request is not None:
             self.decoder.close(request.sequence)
@@ -330,7 +301,6 @@ class Engine:
         return False
 
     def _leave(self, request: Request) -> None:
-        """A request has ended, whatever it was doing."""
         self.scheduler.remove(request)
         if request.sequence.cache is not None:
             self.decoder.close(request.sequence)

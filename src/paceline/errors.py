@@ -1,26 +1,22 @@
-"""One exception tree: every error a user can cause names what is wrong and what to do about it."""
+"""Exception tree. Every message names the fault and the fix."""
 
 from __future__ import annotations
 
 
 class PacelineError(Exception):
-    """Base of all errors that paceline raises on purpose.
-
-    The message is one line, names the offending thing and the fix. The command line prints it and
-    exits with code 2; library users may catch this one class.
-    """
+    """Base of all errors raised on purpose; the message is one line. The command exits with 2."""
 
 
 class InvalidOption(PacelineError):
-    """An option, parameter or combination of options is out of range or unknown."""
+    """An option, parameter or combination is unknown or out of range."""
 
 
 class ModelError(PacelineError):
-    """A model cannot be found, read, downloaded, or is not of a supported family."""
+    """A model cannot be found, read or downloaded, or its family is not supported."""
 
 
 class RuntimeUnavailable(PacelineError):
-    """A runtime was asked for whose packages are missing, or that lacks a needed capability."""
+    """A runtime's packages are missing, or it lacks a needed capability."""
 
 
 class PromptError(PacelineError):
@@ -32,12 +28,12 @@ class OutOfMemory(PacelineError):
 
 
 class IncompatibleDraft(PacelineError):
-    """A draft reached a verifier whose rule does not hold for the way it was drawn."""
+    """A verifier's rule does not hold for the way the draft was sampled."""
 
 
 class BadLogits(PacelineError):
-    """A model's logits at some node are not numbers, or leave no token possible."""
+    """Logits at a node are not numbers, or exclude every token."""
 
 
 class EngineFailed(PacelineError):
-    """Another engine cannot be reached, died, or gave an answer that is none."""
+    """Another engine cannot be reached, died, or gave a malformed answer."""

@@ -1,4 +1,4 @@
-"""What callers ask for, checked: prompts become token ids, options become parameters."""
+"""Request intake: prompts become token ids, options become checked sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from paceline.text import Tokenizer
 from paceline.types import SamplingParams
 
 Message = Mapping[str, str]
+# Text (a user turn, or raw text), chat messages, or token ids.
 Prompt = str | List[Message] | List[int]
-"""Text (a user turn, or raw text), chat messages, or token ids."""
 
 
 def parameters(
     params: SamplingParams, options: Mapping[str, Any], vocabulary: int
 ) -> SamplingParams:
-    """Sampling parameters with single fields replaced by `options`.
-
-    Raises:
-        InvalidOption: an option is unknown or out of range for a vocabulary of that size.
-    """
+    """Return sampling parameters with single fields replaced; InvalidOption if out of range."""
     unknown = set(options) - set(SamplingParams.__slots__)
     if unknown:
         raise InvalidOption(
@@ -48,11 +44,7 @@ def parameters(
 def token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
 ) -> list[int]:
-    """The prompt as the model takes it; see `Engine.add` for `raw` and `system`.
-
-    Raises:
-        PromptError: it is empty, or no prompt.
-    """
+    """Encode a prompt (see `Engine.add`); PromptError if it is empty or of no known form."""
     ids = _encoded(prompt, tokenizer, vocabulary, raw, system)
     if not ids:
         raise PromptError("the prompt is empty: give some text")

@@ -1,4 +1,4 @@
-"""From names to a running engine: resolve model, runtime, drafter, verifier and controller."""
+"""Loading: resolve model, runtime, drafter, verifier and controller by name into an engine."""
 
 from __future__ import annotations
 
@@ -30,26 +30,19 @@ from paceline.types import Layout
 from paceline.verifiers.context import VerifierContext
 from paceline.version import __version__
 
+# Imports of the built-in runtimes.
 _PACKAGES = {
     "openvino": ("openvino",),
     "torch": ("torch",),
     "transformers": ("transformers", "torch"),
 }
-"""What the built-in runtimes import."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model on a runtime, ready to be given a drafter. Costs are measured when first asked for.
-
-    Attributes:
-        source: where the model came from.
-        tokenizer: its tokenizer.
-        target: the model on the runtime.
-        options: how it was loaded.
-    """
+    """A model on a runtime. Several engines may share it."""
 
     source: ModelSource
     tokenizer: Tokenizer
@@ -58,7 +51,7 @@ class Loaded:
 
     @property
     def place(self) -> dict[str, object]:
-        """What timings depend on: the model, how it runs, and the machine."""
+        """Key of measured costs and tuned choices: model, runtime settings and machine."""
         capabilities = self.target.capabilities
         kv = capabilities.kv_precision
         return {
@@ -75,7 +68,7 @@ class Loaded:
 
     @cached_property
     def costs(self) -> CostModel:
-        """c(n) on this machine, from the cache if it was measured before."""
+        """Forward cost c(n) on this machine, cached on disk; measured at first use."""
         return load_or_measure(
             self.target,
             {
@@ -87,7 +80,6 @@ class Loaded:
 
 
 def _processor() -> str:
-    """A short name that differs between kinds of processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         name = next(line for line in lines if line.startswith("model name"))
@@ -97,17 +89,11 @@ def _processor() -> str:
 
 
 def installed(runtime: str) -> bool:
-    """Whether the packages that a runtime imports are installed."""
     return all(importlib.util.find_spec(name) for name in _PACKAGES.get(runtime, ()))
 
 
 def choose_runtime(device: str | None, source: ModelSource) -> str:
-    """What `runtime="auto"` means here: OpenVINO on the CPU, torch on a GPU, transformers for
-    models outside the Llama family.
-
-    Raises:
-        RuntimeUnavailable: no runtime that fits is installed.
-    """
+    """Choose for `runtime="auto"`; RuntimeUnavailable if no runtime that fits is installed."""
     try:
         source.config  # noqa: B018 (raises for families that the compact model does not cover)
         wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
@@ -130,19 +116,9 @@ def load_model(
     layers: int | None = None,
     progress: bool = True,
 ) -> Loaded:
-    """Find a model, load it on a runtime, and give both back without a drafter.
+    """Load a model on a runtime, without a drafter; arguments and errors as for `load`.
 
-    Args:
-        model: as for `load`.
-        runtime: as for `load`.
-        options: how the runtime loads it.
-        layers: load its first layers alone, as an early exit; None loads all.
-        progress: show downloads on standard error.
-
-    Raises:
-        ModelError: the model cannot be found or read.
-        InvalidOption: unknown runtime or option.
-        RuntimeUnavailable: the runtime's packages or device are missing.
+    `layers` loads only the first layers, as an early-exit draft model.
     """
     options = options or RuntimeOptions()
     if runtime != "auto":
@@ -174,18 +150,7 @@ def load_draft(
     layers: int | None = None,
     progress: bool = True,
 ) -> Loaded:
-    """A draft model for `loaded`, on the same runtime and with the same options.
-
-    Args:
-        loaded: the target.
-        model: as for `load`.
-        precision: None leaves it to the runtime.
-        layers: as for `load_model`.
-        progress: show downloads on standard error.
-
-    Raises:
-        InvalidOption: the vocabularies differ.
-    """
+    """Load a draft model for `loaded`, likewise; InvalidOption if the vocabularies differ."""
     small = load_model(
         model,
         runtime=loaded.target.capabilities.runtime,
@@ -215,10 +180,7 @@ def make_engine(
     step_tokens: int | None = None,
     progress: bool = True,
 ) -> Engine:
-    """An engine over a loaded model; several engines may share one, each with its own drafter.
-
-    Arguments as for `load`.
-    """
+    """Build an engine over a loaded model, which engines may share. Arguments as for `load`."""
     verifier = "coupled" if verifier == "auto" else verifier
     named, settings = split_options(verifier, "verifier")
     rule = (
@@ -299,35 +261,27 @@ def load(
     """Load a model and return an engine for it.
 
     Args:
-        model: "smollm2-135m" (fetched on first use), a GGUF file, a Hugging Face directory, or a
-            hub id.
+        model: "smollm2-135m" (downloaded at first use), a GGUF file, a Hugging Face directory, or
+            a hub id.
         runtime: "openvino", "torch", "transformers", or "auto".
         device: "cpu" or "cuda"; default by runtime.
         precision: "int8", "int4", "fp32", "bf16", as the runtime supports.
-        layout: "exact" or "masked" trees.
-        threads: CPU threads.
+        layout: tree layout, "exact" or "masked".
         max_context: longest sequence in tokens.
-        kv_tokens: tokens that all requests together may have cached.
-        prefix_tokens: of these, kept of ended requests for others that begin alike; 0 shares
-            nothing.
-        kv_precision: of the key-value cache: "fp32", "fp16", or "u8" (lossy).
-        drafter: see `paceline methods`; "none" is plain decoding. "auto" is what `paceline tune`
-            found for greedy requests and for sampled ones, sizes and controller included unless
-            they are given here, or a suffix automaton where nothing was tuned.
-        verifier: see `paceline methods`; "auto" is "coupled". Options follow after a colon, as in
-            "relaxed:ratio=1.5".
-        controller: "auto" measures costs and chooses draft sizes, or keeps `nodes` and `depth`
-            fixed where they are given.
-        nodes: draft size in tokens.
-        depth: draft depth.
-        draft_model: model for drafter "draft-model"; loaded on the same runtime.
-        max_batch: most sequences decoded together.
-        max_waiting: most requests in the queue.
-        step_tokens: most rows of a forward that reads prompts beside running requests.
-        progress: show downloads on standard error.
+        kv_tokens: size of the key-value cache in tokens, over all requests.
+        prefix_tokens: part of it that the prefix cache retains of ended requests; 0 disables it.
+        kv_precision: kv dtype: "fp32", "fp16", or "u8" (lossy).
+        drafter: see `paceline methods`; "none" is autoregressive decoding; "auto" is the choice
+            of `paceline tune`, else a default. Sizes and controller given here override it.
+        verifier: see `paceline methods`; "auto" is "coupled". "NAME:key=value" sets options.
+        controller: "auto" chooses draft sizes by measured costs, or fixes `nodes` (draft size in
+            tokens) and `depth` where they are given.
+        draft_model: model for drafter "draft-model", on the same runtime.
+        max_waiting: most queued requests.
+        step_tokens: most rows of a forward that combines prefill and decoding.
 
     Raises:
-        PacelineError: one line that says what is wrong and what to do.
+        PacelineError: one line that names the fault and the fix.
     """
     options = RuntimeOptions(
         device, precision, layout, threads, max_context, kv_tokens, prefix_tokens, kv_precision

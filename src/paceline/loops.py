@@ -1,24 +1,21 @@
-"""Texts that have come to repeat themselves, as small models often do when they decode greedily."""
+"""Repetition detection, for small models that repeat themselves under greedy decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _TIMES = 3
+# Shorter repetition is legitimate: a row of dots, three equal lines, a number full of zeros.
 _LEAST = 24
-"""Fewer tokens are a row of dots, three equal lines, a number full of zeros."""
 
 _LONGEST = 128
 
+# Length of the suffix that `ends_in_loop` looks at.
 WINDOW = _TIMES * _LONGEST
-"""Tokens at the end of a text that say whether it repeats itself."""
 
 
 def ends_in_loop(tokens: Sequence[int]) -> bool:
-    """Whether the last tokens, 24 or more, are one run of up to 128 tokens three times over.
-
-    A run of less than 8 tokens has to come as often as it takes to fill 24.
-    """
+    """Return whether a text ends in a repetition: a run of up to 128 tokens three times over."""
     backwards = list(tokens[: -WINDOW - 1 : -1])
     period = 0
     while True:

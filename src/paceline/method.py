@@ -1,4 +1,4 @@
-"""What the registry knows of a method."""
+"""Registry entry of a method."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ Kind = Literal["drafter", "growth", "verifier", "controller", "decoder", "runtim
 
 
 LOSSLESS = "lossless"
-"""The guarantee of most methods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One registered method.
+    """A registered drafter, tree expansion, verifier, controller, decoder or runtime.
 
-    Attributes:
-        name: what users type.
-        kind: which part of the engine it is.
-        guarantee: what it promises, in a few words; lossy methods start with "lossy".
-        needs: what it asks of target or user.
-        paper: source.
-        factory: "module:attribute" of what `paceline.loading` builds it with. It is imported only
-            when the method is used.
+    `guarantee` is a few words; lossy methods start with "lossy". `factory` is "module:attribute",
+    imported only when the method is used.
     """
 
     name: str
@@ -35,6 +28,5 @@ class Method:
     factory: str
 
     def load(self) -> Any:
-        """Import the factory."""
         module, attribute = self.factory.split(":")
         return getattr(importlib.import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""Counters of one generation: what was drafted, what was accepted, where the time went."""
+"""Statistics of a generation: acceptance, block efficiency and times."""
 
 from __future__ import annotations
 
@@ -8,22 +8,12 @@ from typing import Any
 
 @dataclass(slots=True)
 class GenerationStats:
-    """Figures of one sequence (or, summed, of many). Times are wall-clock seconds.
+    """Statistics of one sequence, or summed over many. Times are wall-clock seconds.
 
-    A batched step's time is shared equally among its sequences, so sums over sequences are right.
-
-    Attributes:
-        target_forwards: forwards of the target, prefill excluded.
-        committed_tokens: tokens generated.
-        drafted_tokens: tokens proposed and verified.
-        accepted_tokens: drafted tokens that were committed.
-        drafted_by_depth: steps in which a node at depth d + 1 was verified.
-        accepted_by_depth: steps in which the accepted path reached depth d + 1.
-        prefill_seconds: target's prefill of the prompt.
-        draft_seconds: drafter's `open`, `propose` and `observe`.
-        forward_seconds: target's `forward` and `keep`.
-        overhead_seconds: everything else in the loop: control, verification, commit, stop rules.
-        first_token_seconds: from admission to the first committed token.
+    A batched step's time is divided equally among its sequences, so sums are right. Drafted tokens
+    were proposed and verified; accepted ones were committed. By depth: steps in which a node was
+    verified, or the accepted path arrived, at depth d + 1. `draft_seconds` is the drafter's `open`,
+    `propose` and `observe`, `forward_seconds` the target's `forward` and `keep`.
     """
 
     target_forwards: int = 0
@@ -52,7 +42,6 @@ class GenerationStats:
             self.accepted_by_depth[depth] += 1
 
     def add(self, other: GenerationStats) -> None:
-        """Add another generation's figures to these."""
         for name in (
             "target_forwards",
             "committed_tokens",
@@ -79,7 +68,7 @@ class GenerationStats:
 
     @property
     def rows_per_forward(self) -> float:
-        """Rows of a target forward that are this sequence's: the root and its draft, on average."""
+        """Mean rows of a target forward that belong to this sequence: the root and its draft."""
         return 1 + self.drafted_tokens / self.target_forwards if self.target_forwards else 0.0
 
     @property
@@ -90,12 +79,10 @@ class GenerationStats:
 
     @property
     def verify_seconds(self) -> float:
-        """Time of the target's forwards and of the loop around them, drafting excluded."""
         return self.forward_seconds + self.overhead_seconds
 
     @property
     def decode_seconds(self) -> float:
-        """All time after prefill."""
         return self.draft_seconds + self.verify_seconds
 
     @property
@@ -105,7 +92,6 @@ class GenerationStats:
 
     @property
     def draft_share(self) -> float:
-        """Share of decoding time spent in the drafter."""
         return self.draft_seconds / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
@@ -114,7 +100,7 @@ class GenerationStats:
         return self.overhead_seconds / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures under the names that `--json` documents."""
+        """Return the statistics under the names that `--json` documents."""
         return {
             "target_forwards": self.target_forwards,
             "committed_tokens": self.committed_tokens,

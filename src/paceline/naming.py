@@ -1,12 +1,12 @@
-"""From a drafter's name, as users write it, to the drafter.
+"""Parser of drafter expressions.
 
 NAME                        a registered drafter
 NAME:key=value,key=value    with options
-A+B                         both drafts in one tree, the likeliest nodes first
-graft:floor=0.3+A+B         A's nodes where it is sure, then B's
-fuse+A+B                    A's nodes, and B's that begin as A's do
-A>B                         A, and B where A promises little; A and B may be merged ones
-A|B                         one of the two per step, whichever pays; A and B may be any of these
+A+B                         union of both drafts in one tree, highest scores first
+graft:floor=0.3+A+B         A's nodes above a score, then B's
+fuse+A+B                    A's nodes, and B's that share a prefix with A's
+A>B                         A, and B where A expects few accepted tokens; A, B may be merged
+A|B                         bandit: one of them per step; A, B may be any of these
 choose:seed=1|A|B           the same with options
 """
 
@@ -27,11 +27,7 @@ _WAYS = get_args(Way)
 
 
 def check_drafter(text: str) -> None:
-    """Find unknown names before anything is loaded.
-
-    Raises:
-        InvalidOption: a name is unknown, or there is none on one side of a "+", ">" or "|".
-    """
+    """Raise InvalidOption on unknown names or empty parts, before anything is loaded."""
     for turn in _parts(text, "|"):
         for preferred in _parts(turn, ">"):
             for part in _parts(preferred, "+"):
@@ -41,11 +37,7 @@ def check_drafter(text: str) -> None:
 
 
 def make_drafter(text: str, context: DrafterContext) -> Drafter:
-    """The drafter of that name, for a target.
-
-    Raises:
-        InvalidOption: a name or option is unknown, or parts cannot work together.
-    """
+    """Build a drafter for a target; InvalidOption if unknown, or if parts cannot work together."""
     turns = _parts(text, "|")
     if len(turns) > 1 or len(_parts(text, "+")) > 1:
         # Parts see each other's drafts and take all nodes for tokens.

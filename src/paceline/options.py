@@ -1,4 +1,4 @@
-"""How options of methods are written, `NAME:key=value,key=value`, and turned into arguments."""
+"""Parser of method options, `NAME:key=value,key=value`, into constructor arguments."""
 
 from __future__ import annotations
 
@@ -8,25 +8,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.errors import InvalidOption
 
+# Parser and description by the type that a constructor declares.
 _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     int: (int, "a whole number"),
     float: (float, "a number"),
     bool: ({"true": True, "false": False}.__getitem__, "true or false"),
     str: (str, "text"),
 }
-"""How the text of an option becomes a value of the type that its constructor asks for."""
 
 
 def split_options(text: str, kind: str) -> tuple[str, dict[str, str]]:
-    """The name and the options in `NAME` or `NAME:key=value,key=value`.
-
-    Args:
-        text: what the user wrote.
-        kind: what it names, for messages: "verifier", "drafter", "controller".
-
-    Raises:
-        InvalidOption: something after the colon is no `key=value`, or a key stands there twice.
-    """
+    """Split `NAME:key=value,key=value`; InvalidOption if malformed or a key is repeated."""
     name, colon, rest = text.partition(":")
     options: dict[str, str] = {}
     for entry in rest.split(",") if colon else ():
@@ -41,16 +33,9 @@ def split_options(text: str, kind: str) -> tuple[str, dict[str, str]]:
 
 
 def arguments(factory: type, kind: str, options: Mapping[str, str], *given: str) -> dict[str, Any]:
-    """Keyword arguments for a class, read from text by the types that its constructor declares.
+    """Parse options by the types that a constructor declares, except for the `given` arguments.
 
-    Args:
-        factory: the class.
-        kind: of the method, for messages.
-        options: what the user set.
-        *given: arguments that are not the user's to set.
-
-    Raises:
-        InvalidOption: the constructor has no such option, or the text is no value of its type.
+    Raises InvalidOption if the constructor has no such option, or the text has the wrong type.
     """
     if not options:
         return {}
@@ -78,7 +63,6 @@ def arguments(factory: type, kind: str, options: Mapping[str, str], *given: str)
 
 
 def _reader(hint: Any) -> tuple[Callable[[str], Any], str] | None:
-    """What reads a value of a type from text, and how messages call such a value."""
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         return dict(zip(choices, choices, strict=True)).__getitem__, " or ".join(choices)
@@ -86,6 +70,6 @@ def _reader(hint: Any) -> tuple[Callable[[str], Any], str] | None:
 
 
 def require(good: bool, name: str, value: object, rule: str) -> None:
-    """Raise InvalidOption unless a parameter is `good`; `rule` says what it must be."""
+    """Raise InvalidOption unless `good`; `rule` describes valid values."""
     if not good:
         raise InvalidOption(f"{name} must be {rule}, not {value!r}")

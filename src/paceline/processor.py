@@ -1,4 +1,4 @@
-"""What this processor offers: cores, and the instruction sets that kernels may use."""
+"""CPU features: available cores and instruction sets."""
 
 from __future__ import annotations
 
@@ -7,33 +7,31 @@ import logging
 import os
 from pathlib import Path
 
+# Instruction sets in ascending order: oneDNN's names and the kernel's flags.
 _FLAGS = {
     "AVX": "avx",
     "AVX2": "avx2",
     "AVX2_VNNI": "avx_vnni",
     "AVX512_CORE": "avx512bw",
 }
-"""Instruction sets from the weakest up, under oneDNN's names, with the system's names for them."""
 
+# Instruction set that a runtime requires.
 _NEEDS = {"openvino": "AVX2"}
-"""What a runtime cannot do without."""
 
+# oneDNN's variable that caps the instruction set.
 _LIMIT = "ONEDNN_MAX_CPU_ISA"
-"""Variable by which users forbid oneDNN the better instruction sets."""
 
 _LOG = logging.getLogger(__name__)
 
 
 def cores() -> int:
-    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def usable_threads(threads: int | None) -> int:
-    """`threads`, or all cores; more than there are only wait for each other, so they are refused
-    with a logged line and the number of cores is used."""
+    """Return `threads`, or all cores. More threads than cores are reduced, with a logged line."""
     available = cores()
     if threads is None or threads <= available:
         return threads or available
@@ -44,14 +42,7 @@ def usable_threads(threads: int | None) -> int:
 
 
 def has(instructions: str) -> bool:
-    """Whether kernels may use an instruction set, or a better one of the same line.
-
-    Args:
-        instructions: "AVX", "AVX2", "AVX2_VNNI" or "AVX512_CORE".
-
-    Returns:
-        True also where the system does not say: other systems, other processors.
-    """
+    """Return whether kernels may use an instruction set; True where the system does not say."""
     order = list(_FLAGS)
     here = flags()
     if "sse2" not in here:  # not x86, or not Linux
@@ -66,13 +57,12 @@ def has(instructions: str) -> bool:
 
 
 def runs(runtime: str) -> bool:
-    """Whether the processor has the instructions without which a runtime cannot run at all."""
     return runtime not in _NEEDS or has(_NEEDS[runtime])
 
 
 @functools.cache
 def flags() -> frozenset[str]:
-    """The processor's features as Linux lists them; empty elsewhere."""
+    """Return the processor's feature flags from /proc/cpuinfo; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

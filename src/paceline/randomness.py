@@ -1,10 +1,7 @@
-"""All randomness of the engine, behind one small interface.
+"""Counter-based randomness: each draw is a function of the request's seed and the draw's name.
 
-Every draw is named by a `Draw`: which position of the sequence it decides, for what purpose, and,
-for draws that belong to one round of drafting, at which root. The value is a function of the
-request's seed and that name alone, so it depends neither on batching nor on how often a drafter
-was right. The same interface takes a scripted oracle (`paceline.exactness`), and then the shipped
-verifiers are enumerated over all their branches.
+Draws depend neither on batching nor on acceptance. A scripted oracle (`paceline.exactness`) can
+replace this to enumerate all branches of a verifier.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from paceline.types import ProbArray
 
 
 class Purpose(IntEnum):
-    """What a draw decides. Distinct purposes never share random numbers."""
+    """Purpose of a draw. Distinct purposes never share random numbers."""
 
     TARGET = 0  # the target's own token at a position
     NOISE = 1  # noise shared by target and drafter at a position
@@ -30,14 +27,10 @@ class Purpose(IntEnum):
 
 
 class Draw(NamedTuple):
-    """Name of one draw.
+    """Name of one draw. `position` is absolute; `sibling` separates draws for one position.
 
-    Attributes:
-        position: absolute position of the token that is decided (0 = first prompt token).
-        purpose: what is decided.
-        sibling: tells draws for one position apart.
-        root: position of the root for draws that belong to a round (drafting, acceptance), so
-            that a position drafted twice gets fresh numbers; 0 for draws that must repeat.
+    `root` is the root of the round of drafting, so that a position drafted twice gets fresh
+    numbers; 0 for draws that must repeat (Gumbel noise).
     """
 
     position: int
@@ -47,52 +40,46 @@ class Draw(NamedTuple):
 
 
 class Randomness(Protocol):
-    """Where draws come from."""
+    """Source of draws."""
 
     def choice(self, weights: ProbArray, draw: Draw) -> int:
-        """Index drawn with probability proportional to `weights`, float64 `[k]`."""
+        """Return an index drawn with probability proportional to `weights`, float64 `[k]`."""
         ...
 
-    def bernoulli(self, probability: float, draw: Draw) -> bool:
-        """True with the given probability."""
-        ...
+    def bernoulli(self, probability: float, draw: Draw) -> bool: ...
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
-        """Many numbers at once: float64 `[size]`, uniform in (0, 1)."""
+        """Return float64 `[size]`, uniform in (0, 1)."""
         ...
 
     def noise(self, draw: Draw) -> TokenNoise:
-        """Noise for every token id, computed for those that are asked for."""
+        """Return Gumbel noise for every token id, evaluated lazily."""
         ...
 
 
+# Weights per block in `choice`.
 _BLOCK = 512
-"""Weights that are summed together before a draw looks inside."""
 
 
+# Cached noises, for a few steps.
 _REMEMBERED = 256
-"""Noises that are kept, a few steps' of them."""
 
 
 class KeyedRandomness:
-    """Every draw is a function of seed, stream and name: a hash, or a generator seeded by one.
-
-    The generator, for many numbers at once, is SFC64, the fastest that numpy has.
-    """
+    """Randomness keyed by seed and stream: a hash, or SFC64 seeded by one for many numbers."""
 
     def __init__(self, seed: int, stream: int = 0) -> None:
-        """Key by `seed` (of the request) and `stream` (which of its samples this is)."""
+        """Key by the request's `seed` and by `stream`, the index of its sample."""
         self._key = (seed, stream)
         self._noises: dict[Draw, TokenNoise] = {}  # drafts and the target ask for the same
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
-        """float64 `[size]`, multiples of 2^-53; 0 is lifted to 2^-54 so that logs are finite."""
         named = np.random.SeedSequence((*self._key, *draw))
         values = np.random.Generator(np.random.SFC64(named)).random(size)
         return np.maximum(values, 2.0**-54, out=values)
 
     def noise(self, draw: Draw) -> TokenNoise:
-        """Keyed by a hash; a digest of another length is another hash than that of `unit`."""
+        # A digest of another length is a different hash from that of `unit`.
         found = self._noises.get(draw)
         if found is None:
             if len(self._noises) >= _REMEMBERED:
@@ -101,12 +88,12 @@ class KeyedRandomness:
         return found
 
     def unit(self, draw: Draw) -> float:
-        """One number like those of `uniform`, by a hash: cheaper than a generator."""
+        """Return one uniform in (0, 1) from a hash: cheaper than seeding a generator."""
         bits = int.from_bytes(self._digest(draw, 8), "little") >> 11
         return max(bits * 2.0**-53, 2.0**-54)
 
     def choice(self, weights: ProbArray, draw: Draw) -> int:
-        """Index drawn by inversion of the cumulative weights."""
+        # Inversion of the cumulative weights.
         if len(weights) == 1:
             return 0
         # Blocks first: summing a vocabulary is several times faster than cumulating it.
@@ -123,7 +110,6 @@ class KeyedRandomness:
         return begin + min(int(np.searchsorted(inside, rest, side="right")), last)
 
     def bernoulli(self, probability: float, draw: Draw) -> bool:
-        """True when the draw's uniform lies under `probability`."""
         return self.unit(draw) < probability
 
     def _digest(self, draw: Draw, size: int) -> bytes:

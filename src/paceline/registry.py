@@ -1,8 +1,4 @@
-"""Every method by name: the built-in table, and entry points that plugins fill.
-
-A plugin package declares entry points in the group `paceline.methods`, each loading to a `Method`.
-Built-in methods are `Method` objects too; nothing else distinguishes them.
-"""
+"""Registry of methods: the built-in table, and entry points in group `paceline.methods`."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ GROUP = "paceline.methods"
 
 @cache
 def methods() -> tuple[Method, ...]:
-    """Built-in methods and those of installed plugins, which may not reuse a name."""
+    """Return built-in methods and those of plugins; InvalidOption if a plugin is unusable."""
     found = {(method.kind, method.name): method for method in BUILT_IN}
     for point in entry_points(group=GROUP):
         try:
@@ -39,16 +35,11 @@ def methods() -> tuple[Method, ...]:
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Names of all methods of a kind."""
     return tuple(method.name for method in methods() if method.kind == kind)
 
 
 def find(kind: Kind, name: str) -> Method:
-    """The method of that kind and name.
-
-    Raises:
-        InvalidOption: there is none; the message lists what there is.
-    """
+    """Return the method of that kind and name; InvalidOption if there is none."""
     for method in _of(kind):
         if method.name == name:
             return method

@@ -1,4 +1,4 @@
-"""From logits to the law of the next token: pure functions, exact at every node of a draft."""
+"""Logits to next-token distribution at any tree node: penalties, temperature, truncation."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ from paceline.types import (
 
 
 def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
-    """Ids of the k largest entries of `[n]` values, largest first, ties to the lower id.
-
-    The k largest all lie in the k blocks with the largest maxima (ties aside, which only widen the
-    choice), and a block maximum is far cheaper than a partition of a whole vocabulary.
-    """
+    """Return the ids of the k largest of `[n]` values, largest first, ties to the lower id."""
     n = len(values)
     width = 256
     if n <= width * k or n % width:
@@ -55,22 +51,18 @@ def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
     return result
 
 
+# Bound on the relative error of a float32 sum of exponentials over a vocabulary.
 _ROUGH = 1e-5
-"""More than the relative error of a sum of float32 exponentials over a vocabulary."""
 
+# Temperature too large for float32 division.
 _HOT = 1e30
-"""Temperatures that float32 cannot be divided by."""
 
 
 def _nucleus(
     logits: LogitArray | ProbArray, peak: float, temperature: float, top_p: float
 ) -> IntArray:
-    """Ascending positions of the fewest likeliest entries whose mass reaches `top_p`, in (0, 1).
-
-    Only entries that may belong to it are sorted: first the likely ones, all if those do not do.
-    The whole mass is summed in float32 (pairwise, as numpy does), several times faster, and in
-    float64 where the error of that might move the cut.
-    """
+    # Top-p set, ascending. Mass is summed in float32, and in float64 only where its error could
+    # move the cut. Likely entries are sorted first, all only if those do not reach `top_p`.
 
     def mass() -> float:
         return float(np.exp(_scaled(logits, peak, temperature)).sum())
@@ -99,7 +91,6 @@ def _nucleus(
 def _adjust(
     logits: LogitArray, params: SamplingParams, prompt: IntArray, output: Counter[int]
 ) -> ProbArray:
-    """Penalties, bias and bans, as float64 `[vocabulary]`."""
     x = logits.astype(np.float64)
     seen = np.fromiter(output.keys(), np.int64, len(output))
     if params.repetition_penalty != 1:
@@ -119,12 +110,7 @@ def _adjust(
 def _truncate(
     logits: LogitArray | ProbArray, params: SamplingParams
 ) -> tuple[IntArray | None, ProbArray]:
-    """Top-k, temperature, top-p and min-p over `[vocabulary]` logits.
-
-    Returns:
-        Ids of the tokens that remain, ascending, or None for all; and their logits over the
-        temperature in float64, the largest 0.
-    """
+    # Top-k, top-p, min-p. Returns ascending ids, or None for all.
     size = len(logits)
     peak = _peak(logits)
     temperature = params.temperature
@@ -144,17 +130,13 @@ def _truncate(
 
 
 def _softmax(logits: ProbArray, ids: IntArray | None, size: int) -> Law:
-    """The law of scaled logits, which become its probabilities."""
     np.exp(logits, out=logits)
     logits /= logits.sum()
     return Law(logits, ids, size)
 
 
 def _scaled(logits: LogitArray | ProbArray, peak: float, temperature: float) -> ProbArray:
-    """float64 logits over the temperature, the largest 0.
-
-    The peak is taken out first, so that no temperature makes infinity of it.
-    """
+    # Subtract the peak before dividing: low temperatures would overflow.
     x: ProbArray = logits.astype(np.float64)
     x -= peak
     if temperature != 1:
@@ -164,11 +146,6 @@ def _scaled(logits: LogitArray | ProbArray, peak: float, temperature: float) -> 
 
 
 def _peak(x: LogitArray | ProbArray) -> float:
-    """The largest entry.
-
-    Raises:
-        BadLogits: an entry is NaN, or none is finite.
-    """
     peak = float(x.max())
     if not math.isfinite(peak):
         raise BadLogits(
@@ -180,7 +157,7 @@ def _peak(x: LogitArray | ProbArray) -> float:
 
 
 def _argmax(x: LogitArray | ProbArray) -> int:
-    """The most likely token; BadLogits like `_peak`. A NaN counts as the largest entry."""
+    # A NaN counts as the largest entry; `_peak` then raises.
     token = int(x.argmax())
     if not math.isfinite(x[token]):
         _peak(x)
@@ -188,10 +165,9 @@ def _argmax(x: LogitArray | ProbArray) -> int:
 
 
 class Sampler:
-    """The law of a request's next token, given logits and the path inside a draft."""
+    """Next-token distribution of a request, given logits and the path inside a draft."""
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
-        """Bind `params` to a prompt; `commit` tells of every token that follows."""
         self.params = params
         self._soft = replace(params, temperature=1.0) if params.greedy else params
         self._prompt = np.unique(np.asarray(prompt, dtype=np.int64))
@@ -210,18 +186,15 @@ class Sampler:
         self._likeliest = params.greedy and self._plain and not params.forced_tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Append generated tokens to the context of penalties."""
         if not self._plain:
             self._output.update(tokens)
         self._generated += len(tokens)
 
     def law(self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False) -> Law:
-        """The law of the token after the committed ones and `path`.
+        """Return the distribution of the token after the committed ones and the drafted `path`.
 
-        Args:
-            logits: float32 `[vocabulary]` of the target at the end of the path.
-            path: drafted tokens between the root and that position.
-            soft: take a greedy request's law at temperature 1.
+        `logits` is float32 `[vocabulary]` at the end of the path. `soft` uses temperature 1 for a
+        greedy request. Raises BadLogits if logits hold NaN, or nothing finite.
         """
         params = self._soft if soft else self.params
         size = len(logits)
@@ -236,23 +209,13 @@ class Sampler:
 
     @property
     def takes_likeliest(self) -> bool:
-        """Whether the token with the largest logit wins everywhere."""
+        """True if the next token is always the argmax of the raw logits."""
         return self._likeliest
 
     def winner(
         self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
     ) -> int:
-        """The token that wins by `law` under the noise of `position`, without the law.
-
-        A race over logits replaces it. A greedy request needs no noise, so that its runs can be
-        enumerated.
-
-        Args:
-            logits: as for `law`.
-            path: as for `law`.
-            position: absolute position of the token.
-            randomness: of the sequence.
-        """
+        """Return the Gumbel-max token of `law` at an absolute position, without computing `law`."""
         params = self.params
         forced = params.forced_tokens.get(self._generated + len(path))
         if forced is not None:
@@ -265,7 +228,7 @@ class Sampler:
         return self._searched(x, noise) if token is None else token
 
     def _searched(self, logits: LogitArray | ProbArray, noise: TokenNoise) -> int:
-        """The winner of non-greedy logits, found in numpy."""
+        # Numpy fallback of the native race.
         if self._whole:
             maxima = block_maxima(logits)
             peak, temperature = _peak(maxima), self.params.temperature
@@ -274,7 +237,6 @@ class Sampler:
         return among(np.arange(len(scaled)) if ids is None else ids, scaled, noise)
 
     def _adjusted(self, logits: LogitArray, path: Sequence[int]) -> LogitArray | ProbArray:
-        """Logits after penalties, bias and bans; the logits themselves where there are none."""
         if self._plain:
             return logits
         output = self._output + Counter(path) if path else self._output
@@ -282,9 +244,9 @@ class Sampler:
 
 
 class NodeLaws:
-    """The target's law at the root and at every node of one draft, computed when first asked.
+    """Lazy distributions of the target at the root and nodes of one draft.
 
-    Verifiers look only at nodes on the path that they walk, so rejected branches cost nothing.
+    `position` is that of the first drafted token, `rule` the verifier's name for messages.
     """
 
     def __init__(
@@ -295,15 +257,6 @@ class NodeLaws:
         position: int,
         rule: str,
     ) -> None:
-        """Bind the rows of a forward.
-
-        Args:
-            sampler: the sequence's sampler.
-            draft: the verified draft.
-            output: of the target for `draft`.
-            position: absolute position of the first drafted token.
-            rule: name of the verifier that asks, for messages.
-        """
         self.position = position
         self._sampler = sampler
         self._draft = draft
@@ -314,23 +267,15 @@ class NodeLaws:
         self._paths: dict[int, tuple[int, ...]] = {ROOT: ()}
 
     def law(self, node: int) -> Law:
-        """Law of the token after `node` (`ROOT` for the root).
-
-        Raises:
-            BadLogits: the node's logits hold NaN, or nothing finite.
-        """
+        """Return the distribution after `node` (`ROOT` for the root); raises BadLogits."""
         return self._law(node, soft=False)
 
     def soft(self, node: int) -> Law:
-        """As `law`, but at temperature 1 where the request is greedy."""
+        """Return `law`, at temperature 1 if the request is greedy."""
         return self._law(node, soft=True)
 
     def winner(self, node: int, position: int, randomness: Randomness) -> int:
-        """The token that wins by the law at `node` under the noise of `position`.
-
-        Raises:
-            BadLogits: as `law`.
-        """
+        """Return the Gumbel-max token at `node` for `position`; BadLogits as `law`."""
         if self._likeliest and self._likeliest[node + 1] >= 0:
             return self._likeliest[node + 1]
         row, path = self._output.logits[node + 1], self._path(node)
@@ -351,7 +296,7 @@ class NodeLaws:
         return known
 
     def _path(self, node: int) -> tuple[int, ...]:
-        """The drafted tokens down to a node. Rules walk down, so its parent's are mostly known."""
+        # Cached: verifiers walk down, so the parent's path is mostly known.
         path = self._paths.get(node)
         if path is None:
             above = self._path(int(self._draft.parents[node]))
@@ -359,11 +304,10 @@ class NodeLaws:
         return path
 
     def _blamed(self, node: int, error: BadLogits) -> BadLogits:
-        """An error about logits that names the node and who asked."""
         return BadLogits(f"verifier '{self._rule}' at {node_name(node)}: {error}")
 
     def hidden(self, node: int) -> LogitArray:
-        """float32 `[hidden_size]`, the target's final hidden state at `node`."""
+        """Return float32 `[hidden_size]`, the target's final hidden state at `node`."""
         if self._output.hidden is None:
             raise ValueError(f"verifier '{self._rule}' reads hidden states but does not need them")
         row: LogitArray = self._output.hidden[node + 1]
@@ -371,7 +315,7 @@ class NodeLaws:
 
 
 def logprobs(logits: LogitArray, token: int, top: int) -> TokenLogprob:
-    """Log-softmax of a raw logits row at `token` and at its `top` most likely tokens."""
+    """Return the log-softmax of a raw logits row at `token` and its `top` most likely tokens."""
     x = logits.astype(np.float64)
     peak = x.max()
     total = peak + np.log(np.exp(x - peak).sum())

@@ -1,13 +1,6 @@
-"""First-finish search: several samples of one prompt, of which the shortest wins.
+"""First Finish Search (Agarwal et al. 2025, arXiv:2505.18149): the shortest of n samples wins.
 
-After First Finish Search (Agarwal, Sengupta and Chakraborty, 2025): samples are decoded together,
-the first that ends wins, and the others are cancelled. It is lossy by design: answers that end
-early become likelier than the model makes them. The winner's length is the least of n independent
-lengths.
-
-Here "first" counts tokens and not seconds, so the winner does not depend on how many tokens a
-drafter brings per forward: when a sample ends, those that have fewer tokens go on until they end
-as early or have as many.
+Lossy: short answers become more probable. Length is in tokens, independent of the drafter.
 """
 
 from __future__ import annotations
@@ -22,22 +15,13 @@ from paceline.engine import Completion, Engine, Prompt
 from paceline.errors import InvalidOption
 from paceline.types import SamplingParams
 
+# Preference: complete text, cut text, text ended for repetition.
 _ORDER = ("stop", "length", "loop", "cancelled")
-"""A text that came to its end beats one that was cut off, and that one that went in circles."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstFinish:
-    """The outcome of a search.
-
-    Attributes:
-        completion: the winner.
-        index: its place among the samples.
-        seed: a plain request with this seed generates it again.
-        samples: all samples, in order; those that lost have finish reason "cancelled", unless
-            they ended too.
-        lossless: never.
-    """
+    """Result of a search. A request with `seed` generates the winner again."""
 
     completion: Completion
     index: int
@@ -47,7 +31,6 @@ class FirstFinish:
 
     @property
     def total_tokens(self) -> int:
-        """Tokens generated for all samples together."""
         return sum(len(each.token_ids) for each in self.samples)
 
 
@@ -62,20 +45,11 @@ def first_finish(
 ) -> FirstFinish:
     """Decode `n` samples of a prompt together and return the shortest that ends by itself.
 
-    Equal lengths go to the lowest index. If none ends before `max_new_tokens` or the end of the
-    context, the first sample wins.
-
-    Args:
-        engine: decodes as many samples at once as its `max_batch` allows.
-        prompt: as for `Engine.generate`, a single one.
-        n: number of samples.
-        params: sampling parameters; sample 0 has their seed, the others seeds made from it.
-        interrupt: asked between steps; once true, all samples are cancelled as they stand.
-        **options: as for `Engine.generate`.
+    Ties go to the lowest index. If no sample ends by itself, the first wins. Sample 0 has the seed
+    of `params`. `interrupt` is polled between steps; True cancels all samples.
 
     Raises:
-        InvalidOption: `n` is below 1, several samples are asked for at temperature 0, or an
-            option is unknown.
+        InvalidOption: `n` is below 1, several samples at temperature 0, or an unknown option.
         PromptError: the prompt is empty or longer than the context.
     """
     params = params or SamplingParams()
@@ -121,7 +95,6 @@ def _rank(completion: Completion) -> tuple[int, int]:
 
 
 def _seed(seed: int, index: int) -> int:
-    """Seeds that no two samples or searches are likely to share."""
     if index == 0:
         return seed
     return int(np.random.SeedSequence((seed, index)).generate_state(1, np.uint64)[0])

@@ -1,4 +1,4 @@
-"""A sequence being generated: its tokens, its law, its place in the target's cache."""
+"""Decoding state of one sequence: tokens, sampler, randomness and cache."""
 
 from __future__ import annotations
 
@@ -14,22 +14,11 @@ from paceline.types import UNLIMITED, FinishReason, SamplingParams, Speculation,
 
 @dataclass(eq=False)
 class Sequence:
-    """One request (or one sample of it) in flight.
+    """One request (or one sample of it) in flight; `id` is unique within its engine.
 
-    Attributes:
-        id: unique within its engine.
-        tokens: prompt and committed tokens.
-        prompt_length: how many of them are the prompt.
-        params: sampling parameters and stop conditions.
-        sampler: logits to law, with this sequence's context.
-        randomness: all draws of this sequence.
-        speculation: what the request says about drafting for it.
-        cache: the target's cache; None before admission.
-        reading: admitted, but not all of `unread` is cached yet, or no drafter has seen it.
-        sources: per generated token, the drafter that proposed it, or None if the target chose it.
-        logprobs: per generated token, if asked for.
-        stats: counters.
-        finish_reason: None while running.
+    `tokens` is prompt and committed tokens. `cache` is None before admission; `reading` is True
+    in prefill, until the drafter is open. `sources` names per generated token the drafter that
+    proposed it, or None if the target chose it.
     """
 
     id: int
@@ -55,7 +44,7 @@ class Sequence:
         stream: int = 0,
         speculation: Speculation = UNLIMITED,
     ) -> Sequence:
-        """A fresh sequence; `stream` tells samples of one request apart."""
+        """Create a sequence; `stream` separates samples of one request."""
         return cls(
             id,
             list(prompt),
@@ -73,15 +62,13 @@ class Sequence:
 
     @property
     def unread(self) -> int:
-        """Tokens before the root that are not cached yet."""
+        """Number of tokens before the root that are not cached yet."""
         return len(self.tokens) - 1 - (self.cache.length if self.cache is not None else 0)
 
     @property
     def generated(self) -> list[int]:
-        """Tokens after the prompt."""
         return self.tokens[self.prompt_length :]
 
     @property
     def room(self) -> int:
-        """How many tokens may still be generated."""
         return self.params.max_new_tokens - (len(self.tokens) - self.prompt_length)

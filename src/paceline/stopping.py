@@ -1,4 +1,4 @@
-"""Stop rules: where an accepted run ends, exactly as one-token decoding would have ended it."""
+"""Stop rules: cut an accepted path where autoregressive decoding would have stopped."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ from paceline.types import FinishReason
 
 
 class TextWatch(Protocol):
-    """Watches the text of one sequence for stop strings."""
+    """Watch the text of one sequence for stop strings."""
 
     def feed(self, token: int) -> bool:
-        """Take the next token; True once the text holds a stop string."""
+        """Add the next token; return True once the text holds a stop string."""
         ...
 
 
 class StopRules:
-    """When to stop: end tokens, stop tokens, stop strings, loops, length, context."""
+    """Stop conditions: end tokens, stop tokens, stop strings, repetition, length, context."""
 
     def __init__(self, eos_token_ids: TokenIds[int], max_context: int) -> None:
-        """Bind the model's own end tokens and its longest context in tokens."""
         self._eos = frozenset(eos_token_ids)
         self._max_context = max_context
 
     def cut(
         self, sequence: Sequence, run: TokenIds[int], watch: TextWatch | None = None
     ) -> tuple[int, FinishReason | None]:
-        """How many tokens of an accepted run stand, and why generation ends there, if it does.
-
-        The stop token itself stands; callers cut stop strings and end tokens from the text.
-        """
+        """Return how many tokens of a run to commit (stop token included) and the finish reason."""
         params = sequence.params
         eos = () if params.ignore_eos else self._eos
         room = min(sequence.room, self._max_context - len(sequence.tokens))

@@ -1,4 +1,4 @@
-"""Suggestions: several short continuations of a text for the price of one (lossy)."""
+"""Suggestions: several short continuations by superposed decoding (`decode.superposed`). Lossy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """One continuation.
-
-    Attributes:
-        text: of the continuation.
-        token_ids: its tokens.
-        score: sum of its interpolated log-probabilities, in nats.
-    """
+    """One continuation; `score` is the sum of its interpolated log-probabilities, in nats."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -27,13 +21,7 @@ class Suggestion:
 
 @dataclass(frozen=True, slots=True)
 class Suggestions:
-    """What `suggest` returns.
-
-    Attributes:
-        suggestions: best first.
-        forwards: of the target: one per token, however many suggestions there are.
-        lossless: never.
-    """
+    """Continuations, best first; `forwards` is one per token, for all of them together."""
 
     suggestions: tuple[Suggestion, ...]
     forwards: int
@@ -49,21 +37,18 @@ def suggest(
     alpha: float | None = None,
     corpus: List[str] = (),
 ) -> Suggestions:
-    """Continue a text in several ways by superposed decoding.
+    """Continue a raw text in `k` ways by superposed decoding.
 
     Args:
-        engine: on a runtime that takes embeddings as input ("torch"); its drafter is not used.
-        prompt: the text so far, taken as it is, without a chat template.
-        k: how many suggestions.
-        tokens: length of each in tokens.
-        alpha: weight of n-gram counts against the model, from 0 to 1. With 0 and `k` of 1 the
-            suggestion is greedy text. Default: 0.3 with a corpus, 0 without.
-        corpus: texts that n-grams are counted in; without them, the prompt itself.
+        engine: on a runtime that accepts input embeddings ("torch"); its drafter is not used.
+        alpha: weight of n-gram counts against the model, 0 to 1. Default: 0.3 with a corpus, else
+            0. With 0 and `k` of 1 the result is greedy text.
+        corpus: texts for the n-gram counts; the prompt itself if empty.
 
     Raises:
         InvalidOption: `k`, `tokens` or `alpha` is out of range.
-        PromptError: the prompt is empty, or with `tokens` longer than the context.
-        RuntimeUnavailable: the runtime takes no embeddings.
+        PromptError: the prompt is empty, or longer than the context with `tokens`.
+        RuntimeUnavailable: the runtime accepts no embeddings.
     """
     target, tokenizer = engine.decoder.target, engine.tokenizer
     vocabulary, context = target.capabilities.vocab_size, target.capabilities.max_context

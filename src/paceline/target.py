@@ -1,4 +1,4 @@
-"""The contract of a target: one ragged forward over committed tokens and drafts, and its cache."""
+"""Target contract: one ragged forward over committed tokens and draft trees, and its KV cache."""
 
 from __future__ import annotations
 
@@ -12,21 +12,7 @@ from paceline.types import Capabilities, Layout, LogitArray, TokenTree
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """How a runtime is asked to load a model; None leaves the choice to the runtime.
-
-    Attributes:
-        device: "cpu", "cuda" or "cuda:N".
-        precision: of weights and activations; every runtime lists its own on a wrong one.
-        layout: tree layout, where the runtime has more than one.
-        threads: CPU threads.
-        max_context: longest sequence, at most the model's own.
-        kv_tokens: tokens that all sequences together may have cached, where the runtime's memory
-            has a limit. A sequence is no longer than that either.
-        prefix_tokens: of these, how many are kept of ended requests for others that begin alike;
-            0 shares nothing.
-        kv_precision: of the key-value cache, where the runtime has more than one: "fp32", "fp16",
-            "bf16", or "u8" (lossy).
-    """
+    """Load options of a runtime, see `paceline.load`; None leaves the choice to the runtime."""
 
     device: str | None = None
     precision: str | None = None
@@ -38,11 +24,7 @@ class RuntimeOptions:
     kv_precision: str | None = None
 
     def limit(self, context: int) -> int:
-        """The longest sequence for a model whose own context is `context`.
-
-        Raises:
-            InvalidOption: the limit asked for is below 2 (a prompt token and a generated one).
-        """
+        """Return the longest sequence for a model with that context; InvalidOption if below 2."""
         if self.max_context is None:
             return context
         if self.max_context < 2:
@@ -51,29 +33,25 @@ class RuntimeOptions:
 
 
 DEFAULT_OPTIONS = RuntimeOptions()
-"""Every choice left to the runtime."""
 
 
 class Cache(Protocol):
-    """Keys and values of one sequence inside a target. Opaque but for its length."""
+    """Keys and values of one sequence in a target. Opaque except for its length in tokens."""
 
     @property
-    def length(self) -> int:
-        """Number of cached tokens."""
-        ...
+    def length(self) -> int: ...
 
 
 class Pass(NamedTuple):
-    """One sequence's share of a forward.
+    """One sequence's part of a forward.
 
     Attributes:
-        cache: the sequence's cache, holding the tokens before `pending`.
-        pending: committed tokens that are not cached yet, at least one; the last is the root.
-            More than one stands here when a drafter lags behind its target.
-        draft: proposed tokens under the root, or None for a plain step.
-        hidden: whether hidden states are wanted as well.
-        features: whether features are wanted, of the pending tokens too.
-        likeliest: whether the likeliest tokens would save somebody looking for them.
+        cache: holds the tokens before `pending`.
+        pending: committed tokens not cached yet, at least one; the last is the root. More than one
+            if a draft model lags its target.
+        hidden: return hidden states of root and nodes.
+        features: return features, of the pending tokens too.
+        likeliest: a hint: the caller can use argmax tokens.
     """
 
     cache: Any
@@ -85,18 +63,15 @@ class Pass(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a forward says of one sequence. Row 0 is the root, row i + 1 is node i of the draft.
+    """Result of a forward for one sequence. Row 0 is the root, row i + 1 is node i of the draft.
 
     Attributes:
-        logits: float32 `[1 + nodes, vocabulary]`; a view that the next forward may overwrite.
-            Strict tests run models in float64 and get float64 rows.
-        hidden: float32 `[1 + nodes, hidden_size]` before the LM head (after the final norm), if
-            asked for.
-        features: float32 `[pending + nodes, 4 * hidden_size]`, if asked for: side by side, what
-            enters each of `Capabilities.feature_layers`, and the final hidden state; all pending
-            tokens come first, then the nodes. A view like `logits`.
-        likeliest: by row the token with the largest logit, of equal ones the first, or -1: to be
-            looked for. Empty where the runtime does not say, or was not asked.
+        logits: float32 `[1 + nodes, vocabulary]`, a view that the next forward may overwrite.
+            float64 for models in float64 (strict tests).
+        hidden: float32 `[1 + nodes, hidden_size]` after the final norm, before the LM head.
+        features: float32 `[pending + nodes, 4 * hidden_size]`: the inputs of each of
+            `Capabilities.feature_layers` and the final hidden state, concatenated. A view.
+        likeliest: argmax per row, ties to the lowest id, or -1 if unknown; may be empty.
     """
 
     logits: LogitArray
@@ -106,46 +81,36 @@ class Output(NamedTuple):
 
 
 class Target(Protocol):
-    """A model on a runtime: the thing whose output law is promised.
+    """A model on a runtime. Lossless rules preserve its output distribution.
 
-    A step is `forward` then, for each sequence, `keep`: `forward` writes keys and values of the
-    pending tokens and of the draft behind the cached prefix, and `keep` makes the pending tokens
-    and the accepted path part of the prefix and drops the rest. Without `keep` nothing changed.
+    A step is `forward`, then `keep` per sequence. `forward` writes keys and values of pending
+    tokens and drafts after the cached prefix. `keep` appends the pending tokens and the accepted
+    path to the prefix and drops the rest. Without `keep` the cache is unchanged.
     """
 
     @property
-    def capabilities(self) -> Capabilities:
-        """What this target can do."""
-        ...
+    def capabilities(self) -> Capabilities: ...
 
     def warm_up(self) -> None:
-        """Do now what would otherwise be done, more slowly, at first use; before measurements."""
+        """Do all lazy initialisation now, before measurements."""
         ...
 
-    def open(self) -> Any:
-        """A new, empty cache."""
-        ...
+    def open(self) -> Any: ...
 
     def prefill(
         self, cache: Any, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
-        """Append `tokens` to the cache in chunks, computing no logits.
+        """Append `tokens` in chunks, without logits; return their `Output.features` if requested.
 
-        Returns:
-            Features `[tokens, 4 * hidden_size]` (see `Output.features`) if asked for, or None.
-
-        Raises:
-            OutOfMemory: the cache has no room.
+        Raises OutOfMemory if the cache has no room.
         """
         ...
 
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
-        """One ragged forward over all `passes`, in order.
+        """Run one ragged forward over all `passes`, in order.
 
-        Args:
-            passes: one per sequence.
-            rows: a hint for runtimes that pad (`Capabilities.row_buckets`): the size to keep to
-                if the passes have no more rows. It changes the time taken, never a result.
+        `rows` is a hint for runtimes that pad (`Capabilities.row_buckets`): pad to this row count
+        if it suffices. It changes the time, never a result.
         """
         ...
 
@@ -154,13 +119,13 @@ class Target(Protocol):
         ...
 
     def truncate(self, cache: Any, length: int) -> None:
-        """Forget all cached tokens from position `length` on."""
+        """Drop all cached tokens from position `length` on."""
         ...
 
     def fork(self, cache: Any) -> Any:
-        """An independent cache with the same content."""
+        """Return an independent cache with the same content."""
         ...
 
     def release(self, cache: Any) -> None:
-        """Give the cache's memory back; the cache must not be used again."""
+        """Free the cache; it must not be used again."""
         ...

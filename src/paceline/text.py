@@ -1,4 +1,4 @@
-"""Text at the edge of the engine: tokenizers, chat templates, streaming detokenisation, stops."""
+"""Text: tokenizer, chat template, incremental detokenisation, stop strings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
-    """Text to token ids and back.
-
-    Args:
-        core: the tokenizer proper.
-        eos_token_ids: ids that end a text.
-        special_tokens: strings that chat templates may use, such as "bos_token" and "eos_token".
-        chat_template: jinja2 source, if the model has one.
-    """
+    """Tokenizer with chat template (jinja2) and its special token strings, such as "bos_token"."""
 
     def __init__(
         self,
@@ -43,39 +36,29 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens, special ones included."""
         return self.core.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Short hash of the vocabulary: equal for models whose token ids mean the same."""
+        """Short hash of the vocabulary; equal fingerprints mean compatible token ids."""
         vocabulary = self.core.get_vocab(with_added_tokens=True)
         ordered = sorted((index, token) for token, index in vocabulary.items())
         return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Token ids of `text`.
-
-        Special tokens that are spelled out in the text are recognised. `special` also adds what
-        the model expects around a whole text, such as a begin-of-text token.
-        """
+        """Encode `text`. `special` adds the tokens around a whole text, such as begin-of-text."""
         return list(self.core.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        """Decode `ids`; bytes that are not UTF-8 become U+FFFD."""
         return self.core.decode(list(ids), skip_special_tokens=skip_special)
 
     def chat(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a conversation, rendered with the model's chat template.
+        """Encode a conversation (each message with "role" and "content") by the chat template.
 
-        Args:
-            messages: each with "role" and "content".
-            add_generation_prompt: end where the assistant's answer begins.
-
-        Raises:
-            PromptError: the model has no chat template, or the template refuses the messages.
+        Raises PromptError if there is no template, or it refuses the messages.
         """
         import jinja2
 
@@ -96,19 +79,18 @@ class Tokenizer:
         return self.encode(text)
 
     def stream(self, skip_special: bool = True) -> StreamDecoder:
-        """A decoder for ids that arrive over time."""
         return StreamDecoder(self, skip_special)
 
     @cached_property
     def context_free(self) -> bool:
-        """Whether a token's bytes are the same whatever stands before it."""
+        # True if a token's bytes do not depend on the tokens before it.
         from tokenizers.decoders import ByteLevel
 
         return isinstance(self.core.decoder, ByteLevel)
 
     @cached_property
     def pieces(self) -> tuple[dict[int, str], dict[int, str]]:
-        """Texts of single tokens as far as they were needed, special ones shown or skipped."""
+        # Caches of single-token texts: special tokens shown, special tokens skipped.
         return {}, {}
 
     @cached_property
@@ -127,10 +109,7 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Incremental detokeniser: ids in, text out, nothing twice and no half characters.
-
-    The texts that `feed` and `finish` return add up to the decoded whole.
-    """
+    """Incremental detokeniser that holds back incomplete UTF-8 characters."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
@@ -142,7 +121,7 @@ class StreamDecoder:
         self._shown = 0
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that `ids` complete; a character whose bytes are not all there is held back."""
+        """Return the text that `ids` complete."""
         if len(ids) == 1 and not self._window and self._tokenizer.context_free:
             piece = self._pieces.get(ids[0])
             if piece is None:  # decoding takes much longer than looking up
@@ -159,7 +138,7 @@ class StreamDecoder:
         return text[len(before) :]
 
     def finish(self) -> str:
-        """What was held back; the decoder then starts anew."""
+        """Return the text held back, and reset."""
         before = self._text(self._window[: self._shown])
         rest = self._text(self._window)[len(before) :]
         self._window, self._shown = [], 0
@@ -170,25 +149,14 @@ class StreamDecoder:
 
 
 class StopStrings:
-    """Finds strings that end a growing text.
-
-    Args:
-        stops: the strings, none of them empty.
-    """
-
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._longest = max(map(len, self._stops), default=0)
 
     def find(self, text: str, searched: int = 0) -> int | None:
-        """Where the text is to be cut, or None if it holds no stop string.
+        """Return the index at which to cut the text, or None. Skips a searched prefix of `text`.
 
-        Of several matches the one that is complete first counts, and of those the longest, so
-        that the answer does not depend on the pieces in which the text grew.
-
-        Args:
-            text: the whole text.
-            searched: length of a prefix of `text` that is known to hold no stop string.
+        The match that ends first counts, then the longest: independent of how the text was split.
         """
         if not self._stops:
             return None
@@ -199,7 +167,7 @@ class StopStrings:
         return min(matches)[1] if matches else None
 
     def held(self, text: str) -> int:
-        """How many characters at the end of `text` may begin a stop string."""
+        """Return the length of the longest suffix of `text` that may begin a stop string."""
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             tail = text[len(text) - size :]
             if any(len(stop) > size and stop.startswith(tail) for stop in self._stops):

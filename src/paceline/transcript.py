@@ -1,4 +1,7 @@
-"""The text of one sequence as it grows: stop strings found, half characters held back."""
+"""Text of one sequence: incremental detokenisation with stop strings.
+
+Tokens are fed one at a time, so a stop string ends the text at the same token, drafted or not.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,23 @@ from paceline.text import StopStrings, Tokenizer
 
 
 class Transcript:
-    """Collects tokens into text and releases the part that can no longer change.
-
-    It is the `TextWatch` of the stop rules: `feed` sees tokens one at a time, in the order in
-    which plain decoding would have produced them, so a stop string ends the text at the same
-    token whether or not that token was drafted.
-    """
+    """Text of a sequence; releases the part that can no longer change."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        """Watch for `stops` in the text of a sequence."""
         self._decoder = tokenizer.stream()
         self._stops = StopStrings(stops)
+        # Ends before the stop string once one was found.
         self.text = ""
-        """All text so far; ends before the stop string once one was found."""
         self._released = 0
         self._stopped = False
 
     def feed(self, token: int) -> bool:
-        """Take the next token; True once the text holds a stop string."""
         searched = len(self.text)
         self.text += self._decoder.feed([token])
         return self._cut(searched)
 
     def finish(self) -> None:
-        """No more tokens follow: take in what the decoder still held back."""
+        """Flush the decoder; no tokens follow."""
         if not self._stopped:
             searched = len(self.text)
             self.text += self._decoder.finish()
@@ -39,7 +35,7 @@ class Transcript:
             self._stopped = True
 
     def take(self) -> str:
-        """Text that was not taken before and cannot become part of a stop string."""
+        """Return new text that cannot become part of a stop string."""
         end = len(self.text) - (0 if self._stopped else self._stops.held(self.text))
         piece = self.text[self._released : end]
         self._released = max(self._released, end)

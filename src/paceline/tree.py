@@ -1,4 +1,4 @@
-"""Pure functions over token trees: depths, masks, paths, pruning, merging."""
+"""Token trees: pure functions for depths, masks, paths, pruning, merging."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from paceline.types import ROOT, BoolArray, DraftLaw, IntArray, ProbArray, TokenTree
 
 _NO_NODES: IntArray = np.zeros(0, dtype=np.int64)
+# A step with this draft is autoregressive decoding.
 EMPTY = TokenTree(_NO_NODES, _NO_NODES)
-"""The draft that proposes nothing: a step with it is plain decoding."""
 
 
 def chain(
@@ -19,7 +19,7 @@ def chain(
     law: DraftLaw | None = None,
     scores: ProbArray | None = None,
 ) -> TokenTree:
-    """A tree without branches: each token is the only child of the one before."""
+    """Build a tree without branches."""
     n = len(tokens)
     parents = np.arange(-1, n - 1, dtype=np.int64)
     return TokenTree(np.asarray(tokens, dtype=np.int64), parents, law, source, scores)
@@ -35,18 +35,17 @@ def validate(tree: TokenTree) -> None:
 
 
 def is_chain(tree: TokenTree) -> bool:
-    """Whether no node has a sibling."""
     parents: list[int] = tree.parents.tolist()
     return parents == list(range(-1, len(tree) - 1))
 
 
 def depths(tree: TokenTree) -> IntArray:
-    """int64 `[n]`, depth of every node; children of the root have depth 1."""
+    """Return int64 `[n]`; children of the root have depth 1."""
     return np.array(_depths(tree), dtype=np.int64)
 
 
 def deepest(tree: TokenTree) -> int:
-    """The greatest depth of a node; 0 for an empty draft."""
+    """Return the greatest depth; 0 for an empty draft."""
     return len(tree) if is_chain(tree) else max(_depths(tree))
 
 
@@ -58,7 +57,7 @@ def _depths(tree: TokenTree) -> list[int]:
 
 
 def ancestor_mask(tree: TokenTree) -> BoolArray:
-    """bool `[n, n]`, True where column is the row's ancestor or itself."""
+    """Return bool `[n, n]`: True where column is the row's ancestor or itself."""
     mask = np.eye(len(tree), dtype=np.bool_)
     for node, parent in enumerate(tree.parents):
         if parent != ROOT:
@@ -67,7 +66,7 @@ def ancestor_mask(tree: TokenTree) -> BoolArray:
 
 
 def children(tree: TokenTree) -> dict[int, list[int]]:
-    """Nodes under each parent, `ROOT` included, in node order. Leaves have no entry."""
+    """Return nodes by parent, `ROOT` included, in node order. Leaves have no entry."""
     out: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents.tolist()):
         out.setdefault(parent, []).append(node)
@@ -75,19 +74,18 @@ def children(tree: TokenTree) -> dict[int, list[int]]:
 
 
 def places(tree: TokenTree) -> dict[tuple[int, int], int]:
-    """Nodes by parent and token; of siblings with equal tokens the first."""
+    """Return nodes by parent and token; the first of siblings with equal tokens."""
     parents, tokens = reversed(tree.parents.tolist()), reversed(tree.tokens.tolist())
     backwards = range(len(tree) - 1, -1, -1)
     return dict(zip(zip(parents, tokens, strict=True), backwards, strict=True))
 
 
 def node_name(node: int) -> str:
-    """How messages name a node."""
     return "the root" if node == ROOT else f"node {node}"
 
 
 def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
-    """Node indices from a child of the root down to `node`; empty for `ROOT`."""
+    """Return node indices from a child of the root down to `node`; empty for `ROOT`."""
     path: list[int] = []
     while node != ROOT:
         path.append(node)
@@ -96,7 +94,7 @@ def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
 
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """How many of `tokens` there is a path for, from the root on."""
+    """Return the length of the prefix of `tokens` that is a path from the root."""
     below, node = places(tree), ROOT
     for count, token in enumerate(tokens):
         child = below.get((node, token))
@@ -107,17 +105,15 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 
 def leaf_paths(tree: TokenTree) -> list[tuple[int, ...]]:
-    """The path to every leaf, in order of the leaves' indices."""
+    """Return the path to every leaf, in node order."""
     inner = set(tree.parents.tolist())
     return [path_to(tree, node) for node in range(len(tree)) if node not in inner]
 
 
 def take(tree: TokenTree, nodes: IntArray) -> TokenTree:
-    """The subtree of `nodes` (ascending, closed under parents) of a deterministic draft.
+    """Return the subtree of `nodes` (ascending, closed under parents) of a deterministic draft.
 
-    Raises:
-        ValueError: the draft was sampled. Dropping sampled nodes after they were drawn would bias
-            the output (predictability rule).
+    Raises ValueError for a sampled draft: pruning after sampling would bias the output.
     """
     if tree.law is not None:
         raise ValueError("a sampled draft cannot be pruned after its tokens were drawn")
@@ -133,7 +129,7 @@ def take(tree: TokenTree, nodes: IntArray) -> TokenTree:
 
 
 def head(tree: TokenTree, nodes: int) -> TokenTree:
-    """The first nodes of a deterministic draft; ValueError as `take`."""
+    """Return the first nodes of a deterministic draft; ValueError as `take`."""
     if tree.law is not None:
         raise ValueError("a sampled draft cannot be pruned after its tokens were drawn")
     return TokenTree(
@@ -147,7 +143,7 @@ def head(tree: TokenTree, nodes: int) -> TokenTree:
 
 
 def limit(tree: TokenTree, nodes: int, depth: int) -> TokenTree:
-    """The first nodes of a deterministic draft that fit a node count and a depth."""
+    """Return the first nodes of a deterministic draft within a node count and a depth."""
     if len(tree) <= nodes and (len(tree) <= depth or deepest(tree) <= depth):
         return tree
     fitting = np.flatnonzero(depths(tree) <= depth)[:nodes]
@@ -155,9 +151,9 @@ def limit(tree: TokenTree, nodes: int, depth: int) -> TokenTree:
 
 
 def merge(first: TokenTree, second: TokenTree) -> TokenTree:
-    """The union of two deterministic drafts: nodes with equal token paths become one.
+    """Return the union of two deterministic drafts; ValueError for sampled drafts.
 
-    It has the origin of the first, and the higher score; there are scores if both drafts have them.
+    Nodes with equal token paths become one, with the first's origin and the higher score.
     """
     if first.law is not None or second.law is not None:
         raise ValueError("sampled drafts cannot be merged: their law would be lost")

@@ -1,7 +1,4 @@
-"""What `paceline tune` chose for a model on a machine, as `drafter="auto"` reads it.
-
-Greedy and sampled decoding (temperature above 0) have a choice each.
-"""
+"""Saved choices of `paceline tune` per model and machine, for greedy and for sampled decoding."""
 
 from __future__ import annotations
 
@@ -24,25 +21,17 @@ from paceline.version import __version__
 Kind = Literal["greedy", "sampled"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Kinds of decoding that have a choice of their own."""
 
+# Raised when the meaning of a choice changes; older files are then ignored.
 _FORMAT = 2
-"""Raised when the meaning of a choice changes, so that older ones are not read."""
 
+# Key of a choice. The longest context is omitted: it does not change the best sizes.
 _PLACE = ("model", "runtime", "device", "precision", "layout", "machine")
-"""What a choice holds for. The longest context is left out: it does not move the best sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What is chosen: the arguments of `paceline.load` that set how drafts are made.
-
-    Attributes:
-        drafter: as users write it.
-        controller: as users write it.
-        nodes: draft size in tokens, a limit for some controllers; None leaves it to them.
-        depth: draft depth, likewise.
-    """
+    """Arguments of `paceline.load` that set drafting; None leaves sizes to the controller."""
 
     drafter: str
     controller: str = "auto"
@@ -51,7 +40,6 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        """Short text that tells configurations apart: drafter, controller, nodes x depth."""
         if self.controller == "auto":
             return self.drafter
         size = "" if self.nodes is None else f" {self.nodes}x{self.depth}"
@@ -60,23 +48,18 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration, and the measurements behind it as plain values."""
-
     configuration: Configuration
     evidence: Mapping[str, Any]
 
 
 def path_of(place: Mapping[str, object]) -> Path:
-    """The file of the choices for a place (`Loaded.place`)."""
+    """Return the file of the choices for a place (`Loaded.place`)."""
     name = "-".join(str(place[field]).replace("/", "_") for field in _PLACE)
     return cache_dir() / "tuned" / f"{name}.json"
 
 
 def read(place: Mapping[str, object]) -> dict[Kind, Choice]:
-    """The saved choices of the kinds that were tuned.
-
-    A file that is damaged, foreign or of another version is set aside with a warning.
-    """
+    """Return the saved choices by kind; a file that does not fit is set aside with a warning."""
     path = path_of(place)
     try:
         return _checked(json.loads(path.read_text(encoding="utf-8")), place)
@@ -91,11 +74,7 @@ def read(place: Mapping[str, object]) -> dict[Kind, Choice]:
 
 
 def write(place: Mapping[str, object], kind: Kind, choice: Choice) -> Path:
-    """Save a choice in place of an earlier one of its kind, and return the file.
-
-    Raises:
-        ModelError: the cache cannot be written.
-    """
+    """Save a choice and return its file; ModelError if the cache cannot be written."""
     path = path_of(place)
     choices = {each: asdict(known) for each, known in {**read(place), kind: choice}.items()}
     content = {**_origin(place), "choices": choices}
@@ -108,7 +87,7 @@ def write(place: Mapping[str, object], kind: Kind, choice: Choice) -> Path:
 
 
 def set_aside(path: Path, reason: str) -> None:
-    """Rename a file that cannot be used to `*.bad`, and say so in one line on standard error."""
+    """Rename an unusable file to `*.bad`, with one line on standard error."""
     reason = " ".join(reason.split())[:200]
     with suppress(OSError):  # of no use, but no harm either, where it stands
         path.replace(path.with_name(f"{path.name}.bad"))
@@ -119,13 +98,11 @@ def set_aside(path: Path, reason: str) -> None:
 
 
 def _origin(place: Mapping[str, object]) -> dict[str, Any]:
-    """What tells a choice from those of other versions and places."""
     held = {field: str(place[field]) for field in _PLACE}
     return {"format": _FORMAT, "version": __version__, "place": held}
 
 
 def _checked(content: Any, place: Mapping[str, object]) -> dict[Kind, Choice]:
-    """The choices in a file; an error of some kind if the file is not what `write` made here."""
     digest = content.pop("digest") if isinstance(content, dict) else None
     if digest is None or digest != _digest(content):
         raise ValueError("it is damaged or no tuned choice")

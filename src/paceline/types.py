@@ -1,8 +1,7 @@
-"""The nouns of speculative decoding that every part of the engine shares.
+"""Core types of speculative decoding: distributions, token trees, verdicts, parameters.
 
-Words used here and everywhere: the *target* is the model whose output law is promised; a *drafter*
-proposes; a *draft* is a `TokenTree`; the *root* is the last committed token, whose keys and values
-are not cached yet; a *verdict* is the accepted path and the next token.
+A *drafter* proposes a *draft* (`TokenTree`) under the *root*, the last committed token, whose keys
+and values are not cached yet. A *verdict* is the accepted path and the next token.
 """
 
 from __future__ import annotations
@@ -26,19 +25,16 @@ LawKind = Literal["iid", "paths", "without_replacement", "top_and_one", "factori
 FinishReason = Literal["stop", "loop", "length", "cancelled"]
 Layout = Literal["exact", "masked"]
 
+# Parent index of children of the root.
 ROOT = -1
-"""Parent index of the nodes that hang directly under the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A distribution over the vocabulary, kept on its support.
+    """Probability distribution over the vocabulary, stored on its support.
 
-    Attributes:
-        probs: float64 `[k]`, summing to one.
-        ids: int64 `[k]` ascending token ids of the support, or None when it is the whole
-            vocabulary (`k == size`).
-        size: width of the vocabulary.
+    `probs` is float64 `[k]`, summing to one. `ids` is int64 `[k]`, ascending token ids of the
+    support, or None for the whole vocabulary, `size` tokens.
     """
 
     probs: ProbArray
@@ -46,11 +42,9 @@ class Law:
     size: int
 
     def token(self, index: int) -> int:
-        """Token id at `index` of the support."""
         return index if self.ids is None else int(self.ids[index])
 
     def prob(self, token: int) -> float:
-        """Probability of `token`."""
         if self.ids is None:
             return float(self.probs[token])
         index = int(np.searchsorted(self.ids, token))
@@ -58,7 +52,7 @@ class Law:
         return float(self.probs[index]) if hit else 0.0
 
     def at(self, ids: IntArray | None) -> ProbArray:
-        """float64, probability of each of `ids` (any int64 ids; None for the whole vocabulary)."""
+        """Return float64 probabilities of `ids` (any int64 ids; None for the whole vocabulary)."""
         if ids is None:
             return self.dense()
         if self.ids is None:
@@ -67,7 +61,7 @@ class Law:
         return np.where(self.ids[places] == ids, self.probs[places], 0.0)
 
     def dense(self) -> ProbArray:
-        """float64 `[size]` with zeros outside the support."""
+        """Return float64 `[size]` with zeros outside the support."""
         if self.ids is None:
             return self.probs
         out = np.zeros(self.size)
@@ -75,34 +69,29 @@ class Law:
         return out
 
     def argmax(self) -> int:
-        """The most likely token; the lowest id among equals."""
+        """Return the argmax token, ties to the lowest id."""
         return self.token(int(self.probs.argmax()))
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLaw:
-    """How the tokens of a sampled draft were drawn.
+    """Sampling scheme of a draft.
 
-    Whether a node gets one more child was decided before that child was drawn (predictability);
-    its elder siblings may have a say, so rules try siblings in order. The kinds:
+    Whether a node gets one more child is decided before that child is drawn (predictability), but
+    may depend on elder siblings; verifiers therefore try siblings in order. The kinds:
 
-    * "iid": the children of a node were drawn independently of each other from its row.
-    * "paths": `paths` were drawn independently, each token from the row of its prefix, and merged
-      where they agree; so the children of a node are independent draws, one per path through it.
-    * "without_replacement": children were drawn from the row one after another, in node order,
-      each from what its elder siblings left over.
-    * "top_and_one": all children but the last are the row's most likely tokens, and the last was
-      drawn from the rest of the row.
-    * "factorised": a chain whose rows do not depend on the drafted tokens before them (parallel
-      drafters, Jacobi windows).
+    * "iid": children drawn independently from the node's row.
+    * "paths": `paths` drawn independently, each token from the row of its prefix, and merged.
+    * "without_replacement": children drawn one after another from the rest, in node order.
+    * "top_and_one": the row's most likely tokens, and a last child drawn from the rest.
+    * "factorised": a chain whose rows do not depend on earlier drafted tokens (Jacobi windows).
 
     Attributes:
-        kind: see above.
-        rows: by parent node (`ROOT` for the root), the exact law q that its children were drawn
-            from, after the same logits processing as the target.
-        draws: kind "iid": by parent, its children in the order drawn, with repeats where a token
-            was drawn again. A parent without an entry drew each child once, in node order.
-        paths: kind "paths": the drawn paths, each as node indices from a child of the root down.
+        rows: by parent node, the draft distribution q of its children, after the same logits
+            processing as the target.
+        draws: kind "iid": by parent, children in the order drawn, with repeats. A parent without
+            an entry drew each child once, in node order.
+        paths: kind "paths": each path as node indices from a child of the root down.
     """
 
     kind: LawKind
@@ -113,19 +102,16 @@ class DraftLaw:
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """A draft: a forest of proposed tokens under the root, in topological order.
+    """Draft tree: proposed tokens under the root, in topological order.
 
     Attributes:
-        tokens: int64 `[n]`, the proposed token of each node.
-        parents: int64 `[n]`, index of each node's parent, `ROOT` for children of the root; a
-            parent precedes its children.
-        law: how the tokens were drawn, or None if the draft is a function of the committed tokens
-            alone (n-grams, retrieval, top-k), which lossless p/q rules must refuse.
-        source: name of the drafter, for display and statistics.
-        scores: float64 `[n]`, estimated probability that each node is accepted, if the drafter
-            has an estimate; never larger than the parent's.
-        origins: per node, the drafter it came from, where several worked together; empty if all
-            came from `source`.
+        tokens: int64 `[n]`.
+        parents: int64 `[n]`, `ROOT` for children of the root; a parent precedes its children.
+        law: sampling scheme, or None if the draft is deterministic, a function of the committed
+            tokens alone. Lossless p/q rules must refuse the latter.
+        source: name of the drafter.
+        scores: float64 `[n]`, acceptance probability of each node, never above its parent's.
+        origins: per node, its drafter, where several worked together; else empty.
     """
 
     tokens: IntArray
@@ -139,16 +125,13 @@ class TokenTree:
         return len(self.tokens)
 
     def origin(self, node: int) -> str:
-        """The drafter that a node came from."""
         return self.origins[node] if self.origins else self.source
 
 
 class Verdict(NamedTuple):
-    """Outcome of one verification.
+    """Outcome of one verification: accepted path and correction or bonus token.
 
-    Attributes:
-        path: node indices of the accepted path, from a child of the root downwards.
-        next_token: the correction or bonus token that follows the path.
+    `path` is node indices from a child of the root downwards.
     """
 
     path: tuple[int, ...]
@@ -157,14 +140,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How large a draft may be.
-
-    Attributes:
-        nodes: most of them.
-        depth: of the deepest one.
-        least: chance of being accepted below which a node is not worth its verification; drafts may
-            end there.
-    """
+    """Limits of a draft. Drafts may end at nodes with an acceptance probability below `least`."""
 
     nodes: int
     depth: int
@@ -173,12 +149,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Limits that a request sets to drafting for it; lossless rules give it the same law anyway.
+    """Limits that a request sets to its drafts; None leaves them to the controller.
 
-    Attributes:
-        nodes: most drafted tokens per step; None leaves it to the controller.
-        depth: deepest draft; None leaves it to the controller.
-        enabled: False is plain decoding.
+    `enabled` False is autoregressive decoding. Lossless rules preserve the output distribution.
     """
 
     nodes: int | None = None
@@ -194,7 +167,7 @@ class Speculation:
                 )
 
     def cap(self, budget: Budget) -> Budget:
-        """The part of a budget that the request allows."""
+        """Return `budget` reduced to these limits."""
         if not self.enabled:
             return Budget(0, 0)
         if self.nodes is None and self.depth is None:
@@ -205,35 +178,23 @@ class Speculation:
 
 
 UNLIMITED = Speculation()
-"""Leaves drafting to the controller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a target can do, as its runtime declares it.
+    """Capabilities of a target, declared by its runtime.
 
     Attributes:
-        runtime: registry name of the runtime.
-        device: where it runs, "cpu" or "cuda".
-        precision: weights and activations, e.g. "int8", "fp32", "bf16".
-        vocab_size: width of a logits row.
-        max_context: longest sequence in tokens.
-        hidden_size: width of a hidden-state row.
-        hidden_states: whether `Pass.hidden` is honoured.
-        feature_layers: layers whose inputs stand in `Output.features`, lowest first; empty if
-            `Pass.features` is not honoured.
-        bit_exact: whether a token's logits are the same numbers however its pass was batched and
-            drafted (layout "exact"). Where False, near-ties may resolve differently.
-        layout: tree layout in use.
-        attention: which operation attends: "paths" (our own) or "plugin" on runtime openvino; empty
-            where there is one only.
-        tree: whether drafts with branches are supported.
-        row_buckets: if not empty, forwards are padded to the next of these row counts, and
-            changing from one to another costs extra.
-        kv_precision: of the key-value cache, or None where it is that of the model.
-        kv_lossy: whether the cache rounds so coarsely that texts differ noticeably from those of
-            the model; drafts may change nothing all the same (`bit_exact`).
-        kv_bytes_per_token: memory that a cached token takes, or 0 where it is not known.
+        hidden_states: whether `Pass.hidden` is supported.
+        feature_layers: layers whose inputs are in `Output.features`, lowest first; empty if
+            `Pass.features` is not supported.
+        bit_exact: logits do not depend on batch composition and draft, bit for bit (layout
+            "exact"). Otherwise near-ties may resolve differently.
+        attention: "paths" (native kernels) or "plugin" on runtime openvino; empty elsewhere.
+        tree: whether drafts may branch.
+        row_buckets: row counts that forwards are padded to, if any; a change of bucket is slow.
+        kv_precision: kv dtype, or None for that of the model.
+        kv_lossy: whether the kv dtype changes texts noticeably. Independent of `bit_exact`.
     """
 
     runtime: str
@@ -256,14 +217,11 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter needs from the target's passes.
+    """Outputs that a drafter or verifier needs: final hidden states of root and nodes, logits of
+    rejected nodes, features of several layers (`Output.features`).
 
-    Attributes:
-        hidden: final hidden states (before the LM head) of the root and of every node.
-        node_logits: logits of rejected nodes too (all runtimes give them).
-        features: hidden states of several layers, of the prompt as well (`Output.features`).
-        recent: of how many of the prompt's last tokens; None wants those of all, and then nothing
-            that others have cached can be shared.
+    `recent` limits features to the prompt's last tokens, so that the prefix cache can serve the
+    others; None needs all.
     """
 
     hidden: bool = False
@@ -274,32 +232,27 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn from the target's logits, and when to stop.
+    """Sampling parameters and stop conditions.
 
-    Processors apply in this order: repetition, presence and frequency penalties, logit bias,
-    banned tokens, forced tokens, temperature, top-k, top-p, min-p.
+    Applied in this order: repetition, presence and frequency penalties, logit bias, banned tokens,
+    forced tokens, temperature, top-k, top-p, min-p.
 
     Attributes:
         temperature: 0 is greedy.
-        top_k: keep the k most likely tokens (and ties of the last); 0 keeps all.
-        top_p: keep the smallest set of most likely tokens whose mass reaches this, in (0, 1].
-        min_p: drop tokens less likely than this times the most likely one, in [0, 1].
-        repetition_penalty: divides positive and multiplies negative logits of tokens already in
-            the prompt or output; 1 is off.
-        presence_penalty: subtracted once from logits of tokens already in the output.
+        top_k: retain the k most likely tokens (and ties of the last); 0 is off.
+        top_p: retain the smallest set of most likely tokens with this mass, in (0, 1].
+        min_p: drop tokens below this times the largest probability, in [0, 1].
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or
+            output; 1 is off.
+        presence_penalty: subtracted once from logits of tokens in the output.
         frequency_penalty: subtracted once per occurrence in the output.
         logit_bias: token id to additive bias.
-        banned_tokens: ids that may never be generated.
-        forced_tokens: output index (0 = first generated token) to the id that must stand there.
-        seed: keys all randomness of the request.
-        max_new_tokens: most tokens to generate.
-        stop: strings that end the text; the string itself is cut from it.
+        forced_tokens: output index (0 = first generated token) to token id.
+        stop: strings that end the text, cut from it.
         stop_token_ids: ids that end generation, beside the model's own end tokens.
-        ignore_eos: go on after the model's own end tokens.
-        stop_loops: end a text that has come to repeat itself: its last tokens, 24 or more, are one
-            run of up to 128 tokens three times over.
-        logprobs: how many of the most likely tokens to report beside the chosen one (log-softmax
-            of the raw logits); None reports nothing, 0 the chosen one alone.
+        stop_loops: end on repetition (`loops.ends_in_loop`).
+        logprobs: number of most likely tokens to report (log-softmax of raw logits); 0 reports
+            only the committed token, None nothing.
     """
 
     temperature: float = 0.0
@@ -350,13 +303,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the next token is a function of the logits alone."""
         return self.temperature == 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of a committed token under the raw logits, and of the likeliest others."""
+    """Log-probability of a committed token under the raw logits, and of the most likely others."""
 
     token_id: int
     logprob: float

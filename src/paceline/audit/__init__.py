@@ -1,1 +1,1 @@
-"""Audits from outside: does an engine emit the same law with speculation on and off?"""
+"""Black-box audits of losslessness: the same output distribution with speculation on and off."""

@@ -1,4 +1,4 @@
-"""What an audit asks of an engine: continuations with speculation on and off, and nothing else."""
+"""Interface of an engine under audit: continuations with speculation on and off."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+# Token id, or the token's text where an engine gives no ids.
 Token = int | str
-"""A token id, or a token's text where an engine gives no ids."""
 
+# Raw text, or token ids.
 Prompt = str | tuple[int, ...]
-"""Raw text, or token ids."""
 
+# Padding of continuations that ended early.
 END = -1
-"""Fills up continuations that ended early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for continuations of one prompt.
+    """Request for one independent continuation of a prompt per seed.
 
-    Attributes:
-        prompt: what to continue.
-        speculation: with or without.
-        temperature: 0 is greedy. Nothing else shapes the law: no truncation, no penalties.
-        tokens: how many tokens to generate. End tokens are tokens like others; whether an engine
-            goes on after one is its affair.
-        seeds: one continuation is wanted for each, independent of the others.
+    No truncation, no penalties. End tokens are ordinary tokens; an engine may stop there.
     """
 
     prompt: Prompt
@@ -38,14 +32,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A greedy answer and how long it took.
+    """A greedy answer and its time; `timed` by the engine's "own" clock, or by "difference".
 
-    Attributes:
-        tokens: all of it.
-        seconds: from the request to the last token.
-        first_seconds: from the request to the first tokens.
-        first_tokens: how many came then.
-        timed: "own" clock of the engine, or "difference" to an answer of one token.
+    `first_seconds` is the time to the first tokens, `first_tokens` of them.
     """
 
     tokens: tuple[Token, ...]
@@ -56,24 +45,18 @@ class Timing:
 
 
 class Tally:
-    """How many tokens came with speculation, and how many of those a drafter had proposed.
-
-    An audit of an engine that accepted nothing says nothing about its rule, so reports show it.
-    """
+    """Accepted tokens with speculation: an audit of an engine that accepts none tests nothing."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self._tokens = 0
         self._accepted: int | None = None
 
     def add(self, tokens: int, accepted: int | None) -> None:
-        """Count an answer; None if the engine does not say how many tokens were drafted."""
         if accepted is not None:
             self._tokens += tokens
             self._accepted = (self._accepted or 0) + accepted
 
     def about(self) -> Mapping[str, str]:
-        """A line for the report, or none if nothing is known."""
         if self._accepted is None:
             return {}
         return {"accepted drafts": f"{self._accepted} of {self._tokens} tokens"}
@@ -82,41 +65,25 @@ class Tally:
 class AuditedEngine(Protocol):
     """An engine under audit."""
 
-    def about(self) -> Mapping[str, str]:
-        """Name, version and settings, for the report."""
-        ...
+    def about(self) -> Mapping[str, str]: ...
 
     def prompt(self, text: str, chat: bool) -> Prompt:
-        """`text` in the form that the engine is given it.
-
-        Args:
-            text: what to continue or, with `chat`, to answer.
-            chat: put it into the model's chat template, where one is known.
-        """
+        """Encode `text` for the engine; `chat` applies the chat template, where one is known."""
         ...
 
     def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
-        """A continuation of at most `ask.tokens` tokens for each of `ask.seeds`.
-
-        Raises:
-            EngineFailed: the engine is gone, or its answer is none.
-        """
+        """Return a continuation of at most `ask.tokens` tokens per seed; raises EngineFailed."""
         ...
 
     def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
-        """The engine's own law of the next token, without speculation; None if it gives none.
-
-        Tokens may be missing; what is missing is then known by its sum alone.
-        """
+        """Return the next-token distribution without speculation, maybe partial, or None."""
         ...
 
-    def close(self) -> None:
-        """Let the engine go."""
-        ...
+    def close(self) -> None: ...
 
 
 class CallableEngine:
-    """An engine that is a Python function."""
+    """Wrap a Python function as an engine."""
 
     def __init__(
         self,
@@ -125,34 +92,21 @@ class CallableEngine:
         law: Callable[[Prompt, float], Mapping[Token, float]] | None = None,
         encode: Callable[[str], Prompt] = str,
     ) -> None:
-        """Wrap a function from a request to a continuation per seed.
-
-        Args:
-            answer: the function.
-            name: for the report.
-            law: the law of the next token, if known.
-            encode: makes prompts of texts.
-        """
         self._answer = answer
         self._name = name
         self._encode = encode
         self._law = law
 
     def about(self) -> Mapping[str, str]:
-        """The name that was given."""
         return {"engine": self._name}
 
     def prompt(self, text: str, chat: bool) -> Prompt:
-        """As the function takes it."""
         return self._encode(text)
 
     def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
-        """One call."""
         return [tuple(tokens) for tokens in self._answer(ask)]
 
     def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
-        """What the function for it says."""
         return None if self._law is None else self._law(prompt, temperature)
 
-    def close(self) -> None:
-        """Nothing to do."""
+    def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Samples of an engine turned into tests that its law is the same with speculation."""
+"""Tests that an engine samples from one distribution with and without speculation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POWERS = {"80%": 0.8, "90%": 0.9}
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Samples of one prompt."""
+    """Samples of one prompt, with speculation on and off."""
 
     title: str
     on: list[tuple[Token, ...]]
@@ -28,11 +28,11 @@ class Trial:
 
 
 def tests(trials: Sequence[Trial], plan: Plan) -> tuple[LawTest, ...]:
-    """All tests of laws, corrected together."""
+    """Run all tests of the trials, with Holm's correction."""
     number = sum(1 + (trial.law is not None) for trial in trials)
     if not number:
         return ()
-    level = plan.level / number  # Holm's first step: what a single deviating law must pass
+    level = plan.level / number  # Holm's first step: the level of a single deviating test
     resamples = max(1999, math.ceil(4 / level))
     tests: list[LawTest] = []
     for trial in trials:

@@ -1,7 +1,7 @@
-"""An engine in a process of its own that speaks JSON lines on standard input and output.
+"""Client of an engine process that speaks JSON lines on standard input and output.
 
 The engine first writes `{"about": {...}}`, names and versions by string. Then it answers each line
-that it reads by one line:
+by one line:
 
     {"continue": {"prompt": [1, 2] or "text", "speculation": true, "temperature": 1.0,
                   "tokens": 4, "seeds": [7, 8]}}      ->  {"tokens": [[5, 3, 2, 2], [5, 4, 1, 0]],
@@ -10,12 +10,10 @@ that it reads by one line:
     {"time": {"prompt": [1, 2], "speculation": true, "tokens": 2}}
         ->  {"tokens": [5, 3], "seconds": 0.2, "first_seconds": 0.1, "first_tokens": 1}
 
-"accepted", how many of these tokens had been drafted, may be missing or null where that is not
-known, and without speculation. The law may be null, or partial: what its entries lack to one is
-taken as the rest. A timed answer is greedy and does not stop at end tokens; its "first_tokens", one
-by default, were out "first_seconds" after the request, and "timed" says "difference" where that is
-the time of an answer of one token. Audits do not ask for it. In place of an answer
-`{"error": "one line"}` says why there is none. The engine ends when its input does.
+"accepted" (drafted tokens among these) may be missing or null. "law" (next-token distribution) may
+be null or partial. A timed answer is greedy and ignores end tokens; see `Timing` for its fields.
+Audits do not request it. `{"error": "one line"}` replaces an answer. The engine ends at the end of
+its input.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _GRACE_SECONDS = 10
 
 
 class ProcessEngine:
-    """Drives a command that speaks JSON lines."""
+    """Drive a command that speaks JSON lines."""
 
     def __init__(
         self,
@@ -47,17 +45,10 @@ class ProcessEngine:
         name: str | None = None,
         seconds: float = 1800,
     ) -> None:
-        """Start the engine and read what it says of itself.
+        """Start the engine and read its `about`; EngineFailed if it does not start.
 
-        Args:
-            command: program and arguments.
-            encode: makes a prompt of a text, with or without chat template; None hands texts
-                over as they are.
-            name: for messages; the program by default.
-            seconds: longest wait for one line.
-
-        Raises:
-            EngineFailed: it does not start.
+        `encode` makes a prompt of a text, with or without chat template; None sends texts.
+        `seconds` is the longest wait for one line.
         """
         self._name = name or Path(command[0]).name
         self._seconds = seconds
@@ -89,15 +80,12 @@ class ProcessEngine:
         self._about = {str(key): str(value) for key, value in about.items()}
 
     def about(self) -> Mapping[str, str]:
-        """What the engine said of itself, and how many drafted tokens it accepted so far."""
         return {**self._about, **self._tally.about()}
 
     def prompt(self, text: str, chat: bool) -> Prompt:
-        """As the engine takes it."""
         return text if self._encode is None else self._encode(text, chat)
 
     def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
-        """One line there, one line back."""
         said = self._say("continue", {n: getattr(ask, n) for n in ask.__slots__})
         answer, accepted = said.get("tokens"), said.get("accepted")
         if (
@@ -114,7 +102,6 @@ class ProcessEngine:
         return rows
 
     def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
-        """One line there, one line back."""
         answer = self._say("law", {"prompt": prompt, "temperature": temperature}).get("law")
         if answer is None:
             return None
@@ -127,7 +114,7 @@ class ProcessEngine:
         return law
 
     def time(self, prompt: Prompt, speculation: bool, tokens: int) -> Timing:
-        """A greedy answer of `tokens` tokens, with times; EngineFailed as for `continuations`."""
+        """Return a timed greedy answer of `tokens` tokens; EngineFailed as `continuations`."""
         request = {"prompt": prompt, "speculation": speculation, "tokens": tokens}
         said = self._say("time", request)
         try:
@@ -141,7 +128,7 @@ class ProcessEngine:
         return timing
 
     def close(self) -> None:
-        """End its input, and the engine itself if it does not go by then."""
+        """End the engine's input, and kill it if it does not exit."""
         with suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -192,7 +179,6 @@ class ProcessEngine:
         )
 
     def _dead(self) -> EngineFailed:
-        """The engine is gone: with its exit code and the last thing it complained of."""
         code = self._process.wait()
         self._complaints.seek(0)
         said = self._complaints.read().decode("utf-8", "replace").strip().splitlines()

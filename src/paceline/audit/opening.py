@@ -1,4 +1,4 @@
-"""From a name to an engine under audit."""
+"""Adapters of engines under audit, by name."""
 
 from __future__ import annotations
 
@@ -21,19 +21,14 @@ from paceline.target import RuntimeOptions
 
 
 def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedEngine:
-    """An adapter by name.
+    """Open an engine by name; InvalidOption if unknown, EngineFailed if it does not start.
 
     Args:
         name: "paceline"; an engine of `peers.PEERS`; a URL; "python:MODULE:FUNCTION", a function
             from `Ask` to token sequences; or "command:PROGRAM ARGUMENTS", which speaks JSON lines
             (`lines`).
-        options: for paceline, arguments of `load` ("model", "precision", "runtime", "drafter",
-            "verifier", "nodes", "depth", "draft_model", "max_batch"); for peers, options of
-            their scripts; for URLs "off", "model", and "on_fields" and "off_fields" as JSON.
-
-    Raises:
-        InvalidOption: unknown name or option.
-        EngineFailed: it does not start.
+        options: for paceline, arguments of `load`; for peers, options of their scripts; for URLs
+            "off", "model", and "on_fields" and "off_fields" as JSON.
     """
     given = dict(options or {})
     if name == "paceline":
@@ -85,7 +80,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _encoder() -> Callable[[str, bool], Prompt]:
-    """Peers get token ids of the default model, so that all engines continue the same tokens."""
+    # Token ids of the default model, so that all engines continue the same tokens.
     tokenizer = resolve(DEFAULT_MODEL).tokenizer()
     return lambda text, chat: encode(tokenizer, text, chat)
 
@@ -123,7 +118,7 @@ def _function(name: str) -> Callable[[Ask], Sequence[Sequence[Token]]]:
 
 
 class Referee:
-    """The default model at full precision; loaded when a difference is to be judged."""
+    """Judge of near-ties: the default model at full precision, loaded at first use."""
 
     def __init__(self) -> None:
         self._engine: AuditedEngine | None = None
@@ -135,5 +130,5 @@ class Referee:
 
 
 def referee(name: str) -> Referee | None:
-    """A judge for engines that run the default model; None for others."""
+    """Return a referee for engines that run the default model; None for others."""
     return Referee() if name in peers.PEERS else None

@@ -1,4 +1,4 @@
-"""The audit of an engine from outside: greedy identity, laws of tokens and of sequences, power."""
+"""Black-box audit of an engine: greedy identity, sampled distributions, statistical power."""
 
 from __future__ import annotations
 
@@ -27,18 +27,12 @@ def run(
     options: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Audit one engine. This is what `paceline audit outside ENGINE` calls.
-
-    Args:
-        engine: what to audit, an adapter or its name as for `open_engine`.
-        plan: how much to test; `Plan()` by default.
-        options: settings of the engine by name, as for `open_engine`.
-        progress: is told in a line what is being done; takes no part in the result.
+    """Audit one engine (an adapter, or a name for `open_engine`).
 
     Raises:
         InvalidOption: unknown engine or option.
         PromptError: the prompt file cannot be used.
-        EngineFailed: the engine cannot be reached, died, or answers wrongly.
+        EngineFailed: the engine cannot be reached, died, or gave a malformed answer.
     """
     plan = plan or Plan()
     say = progress or (lambda line: None)
@@ -75,7 +69,6 @@ def _greedy_texts(plan: Plan) -> list[str]:
 
 
 def _greedy(engine: AuditedEngine, text: str, plan: Plan, judge: Referee | None) -> Greedy:
-    """Greedy continuations with, without, and once more without speculation."""
     prompt = engine.prompt(text, True)
     ask = Ask(prompt, True, 0.0, plan.greedy_tokens, (plan.seed,))
     on, off, again = (
@@ -99,11 +92,7 @@ def _gap(
     on: Token,
     off: Token,
 ) -> tuple[float | None, str | None]:
-    """Logit of `off` minus that of `on` after `prefix`, by the engine's own law or the referee's.
-
-    An engine whose plain decoding chose `off` although its own law has `on` ahead gives a
-    negative gap.
-    """
+    # Negative if the engine chose `off` although its own distribution prefers `on`.
     context: Prompt
     if isinstance(prompt, str):
         context = prompt + "".join(map(str, prefix))
@@ -117,7 +106,7 @@ def _gap(
 
 
 def _trial(engine: AuditedEngine, text: str, plan: Plan, number: int) -> Trial:
-    """Samples with and without speculation, no seed twice: some engines tie draws to seeds."""
+    # No seed is used twice: some engines tie draws to seeds.
     prompt = engine.prompt(text, False)
     first = plan.seed * 10**9 + number * 10**7
     seeds = {True: first, False: first + 10**6}

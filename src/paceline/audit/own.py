@@ -1,4 +1,4 @@
-"""paceline itself under audit, by the same door as any other engine."""
+"""Adapter of paceline itself for audits."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from paceline.loading import Loaded, make_engine
 from paceline.text import Tokenizer
 from paceline.types import SamplingParams
 
+# Options, named as in `paceline.load`.
 SETTINGS = ("drafter", "verifier", "nodes", "depth", "draft_model", "max_batch")
-"""What may be set; the same names as in `paceline.load`."""
 
 
 def encode(tokenizer: Tokenizer, text: str, chat: bool) -> tuple[int, ...]:
-    """Ids of `text`, as a user turn under the chat template if `chat` and if there is one."""
+    """Encode `text`, as a user turn if `chat` and the tokenizer has a chat template."""
     if chat and tokenizer.chat_template is not None:
         return tuple(tokenizer.chat([{"role": "user", "content": text}]))
     return tuple(tokenizer.encode(text))
 
 
 class OwnEngine:
-    """A loaded model with a drafter, and the same model without."""
+    """A loaded model with and without a drafter."""
 
     def __init__(
         self,
@@ -37,11 +37,7 @@ class OwnEngine:
         draft_model: str | None = None,
         max_batch: int = 8,
     ) -> None:
-        """Make both engines.
-
-        Drafts have a fixed size by default: a controller that drafts little where that does not
-        pay would leave little to audit. Arguments as for `paceline.load`.
-        """
+        """Build both engines. Draft sizes are fixed: a controller might stop drafting."""
         on = make_engine(
             loaded,
             drafter=drafter,
@@ -51,23 +47,20 @@ class OwnEngine:
             draft_model=draft_model,
             max_batch=max_batch,
         )
-        # Plain decoding whatever the rule: a lossy one bends the law without any draft too.
+        # Autoregressive with the default rule: a lossy one changes the distribution even undrafted.
         off = make_engine(loaded, drafter="none", max_batch=max_batch)
         self._engines = {True: on, False: off}
         self._tally = Tally()
 
     def about(self) -> Mapping[str, str]:
-        """What the speculating engine was loaded with, and how many drafted tokens it accepted."""
         config = self._engines[True].config
         settings = {key: str(value) for key, value in config.items() if value is not None}
         return {"engine": "paceline", **settings, **self._tally.about()}
 
     def prompt(self, text: str, chat: bool) -> Prompt:
-        """Token ids."""
         return encode(self._engines[True].tokenizer, text, chat)
 
     def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
-        """All seeds in one ragged batch, as far as it holds."""
         engine = self._engines[ask.speculation]
         wanted = [
             engine.add(
@@ -92,7 +85,6 @@ class OwnEngine:
         return [done[request] for request in wanted]
 
     def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
-        """The whole vocabulary's, from the logits of plain decoding."""
         if not temperature > 0:
             raise InvalidOption(f"a law has a temperature above 0, not {temperature}")
         engine = self._engines[False]
@@ -104,7 +96,8 @@ class OwnEngine:
         return {token: math.exp(value - peak) / total for token, value in scaled.items()}
 
     def close(self) -> None:
-        """Nothing to do: the model belongs to whoever loaded it."""
+        # The caller owns the model.
+        ...
 
 
 def _ids(engine: Engine, prompt: Prompt) -> list[int]:

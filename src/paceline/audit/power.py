@@ -1,10 +1,7 @@
-"""What size of bias a test would have seen: found by simulation, at the sample sizes used.
+"""Statistical power of the audit's tests: the least detectable bias, by simulation.
 
-A bias of total variation d moves mass d from some outcomes to others. Of all ways to do that, the
-one hardest to see for a chi-square test moves it between two halves of the mass, in proportion
-within each: the sum of shift^2 / p is least there, d^2 / (P(A) P(B)) with A and B as equal as the
-cells allow. So what is found is what would have been seen wherever it was, among biases that move
-mass between cells; a bias inside one pooled cell is invisible.
+The simulated bias moves mass between two halves of the cells, in proportion: the hardest to detect
+by chi-square at a given total variation. A bias inside one pooled cell is invisible.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ _RUNS = 400
 
 
 def halves(probs: ProbArray) -> BoolArray:
-    """Whether each cell is in the heavier half: largest first, each to the lighter side."""
+    """Return whether each cell is in the heavier half: largest first, each to the lighter side."""
     heavy = np.zeros(len(probs), dtype=np.bool_)
     sides = [0.0, 0.0]
     for cell in np.argsort(-probs, kind="stable"):
@@ -33,10 +30,7 @@ def halves(probs: ProbArray) -> BoolArray:
 
 
 def shifted(probs: ProbArray, heavy: BoolArray, bias: float) -> ProbArray:
-    """`probs` after mass `bias` went from the heavier half to the other, in proportion.
-
-    A lighter half without mass gets it in equal parts.
-    """
+    """Move mass `bias` from the heavier half to the other, in proportion."""
     if heavy.all():  # nowhere to go
         return probs
     light = probs[~heavy].sum()
@@ -49,19 +43,7 @@ def shifted(probs: ProbArray, heavy: BoolArray, bias: float) -> ProbArray:
 def detectable_fit(
     cells: Cells, samples: int, level: float, power: float, resamples: int, seed: int
 ) -> float | None:
-    """The least bias that `statistics.fit` finds with probability `power`.
-
-    Args:
-        cells: of the test.
-        samples: how many outcomes are tested.
-        level: of the test, after any correction for other tests.
-        power: wanted probability of rejection.
-        resamples: of the simulation.
-        seed: of the simulation.
-
-    Returns:
-        Total variation, or None if no bias of this shape would be found.
-    """
+    """Return the least bias that `statistics.fit` detects with probability `power`, or None."""
     heavy = halves(cells.probs)
     generator = np.random.default_rng(seed)
     null = deviance(generator.multinomial(samples, cells.probs, resamples), cells.probs)
@@ -78,21 +60,10 @@ def detectable_fit(
 def detectable_difference(
     features: Features, first: int, test: TwoSample, level: float, power: float, seed: int
 ) -> float | None:
-    """The least bias at any one position that `statistics.compare` finds with that probability.
+    """Return the least bias at the worst position that `statistics.compare` detects, or None.
 
-    Both samples are drawn again from all sequences together, the first one with the law of the
-    token at one position shifted. The worst position counts.
-
-    Args:
-        features: of the test.
-        first: size of the first sample.
-        test: outcome of the test, for its law under permutation.
-        level: of the test, after any correction for other tests.
-        power: wanted probability of rejection.
-        seed: of the simulation.
-
-    Returns:
-        Total variation, or None if some position's bias would not be found at any size.
+    Both samples are resampled from all sequences, the first (of `first`) with the distribution at
+    one position shifted. `level` is after correction for other tests.
     """
     if not features.groups:
         return None
@@ -130,7 +101,7 @@ def detectable_difference(
 
 
 def _least(found: Callable[[float], float], most: float, power: float) -> float | None:
-    """Bisection for the least bias up to `most` at which `found` reaches `power`."""
+    # Bisection over the bias.
     low, high = 0.0, most
     if found(high) < power:
         return None

@@ -1,8 +1,4 @@
-"""Prompts for the tests of laws: short, so that samples are cheap, and repetitive but open-ended.
-
-The repetition makes n-gram drafters propose, and the open end leaves the target in doubt, so that
-drafts are accepted sometimes. Both are needed for a wrong rule to show.
-"""
+"""Prompts for the distribution tests: repetitive, so that n-gram drafters propose; open-ended."""
 
 from __future__ import annotations
 
@@ -12,4 +8,3 @@ LAW_PROMPTS: tuple[str, ...] = (
     "Anna said that she liked the book. Ben said that he liked the film. Carla said that",
     "She saw a fox, a dog and a hen. He saw a dog, a fox and a cow. They saw a",
 )
-"""Raw texts; the first of them are taken."""

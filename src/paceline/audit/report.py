@@ -1,4 +1,4 @@
-"""What an audit found: records, their JSON, and a text for people."""
+"""Audit report: records, JSON, text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from paceline.audit.engine import Token
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Greedy continuations of one prompt.
+    """Greedy continuations of one prompt, with and without speculation.
 
     Attributes:
-        prompt: its beginning.
-        tokens: length of the continuation without speculation.
-        difference: index of the first token that differs with speculation; None if none does.
-        on: the token there with speculation, None if the continuation had ended.
-        off: the token there without.
-        gap: logit of `off` minus logit of `on` at that place, None if nobody could tell.
-        gap_by: whose logits those are: "engine" or "referee".
+        difference: index of the first different token, or None.
+        on: token there with speculation, None if the continuation had ended.
+        off: token there without.
+        gap: logit of `off` minus logit of `on`, from `gap_by` ("engine" or "referee").
         repeatable: whether two runs without speculation agreed.
     """
 
@@ -36,21 +33,15 @@ class Greedy:
 
 @dataclass(frozen=True, slots=True)
 class LawTest:
-    """One test that two laws are equal.
+    """One test that two distributions are equal.
 
     Attributes:
-        prompt: its beginning.
-        test: "first token" against the engine's own probabilities, or "sequences", with
-            speculation against without.
-        samples: number of continuations of each sample.
-        tokens: length of each.
-        p_value: of this test alone.
-        adjusted: corrected for all tests of the report (Holm).
-        where: the cells that differ most, such as "token 2" or "prefix 3".
-        distance: total variation between the samples (or sample and law) on those cells. Chance
-            alone makes it positive.
-        detectable: by wanted probability of detection, "80%" and "90%", the least bias in total
-            variation that would have been found with it; None if none would.
+        test: "first token", against the engine's own probabilities, or "sequences", with against
+            without speculation.
+        adjusted: p-value after Holm's correction for all tests of the report.
+        where: cells that differ most, such as "token 2" or "prefix 3".
+        distance: total variation on those cells; positive by chance alone.
+        detectable: by power, the least detectable bias in total variation, or None.
     """
 
     prompt: str
@@ -66,16 +57,7 @@ class LawTest:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings on one engine.
-
-    Attributes:
-        about: engine, versions, settings.
-        settings: of the audit.
-        greedy: one entry per greedy prompt.
-        laws: one entry per test.
-        level: probability of rejecting any law although all are equal, at most.
-        near_tie: gap in logits up to which a greedy difference counts as a near-tie.
-    """
+    """Results of an audit; `level` is the familywise false alarm probability."""
 
     about: Mapping[str, str]
     settings: Mapping[str, Any]
@@ -86,27 +68,25 @@ class Report:
 
     @property
     def identical(self) -> int:
-        """Greedy prompts whose tokens are the same with and without speculation."""
+        """Greedy prompts with the same tokens with and without speculation."""
         return sum(each.difference is None for each in self.greedy)
 
     @property
     def near_ties(self) -> int:
-        """Greedy differences that rounding could explain."""
+        """Greedy differences that rounding can explain."""
         return sum(each.gap is not None and abs(each.gap) <= self.near_tie for each in self.greedy)
 
     @property
     def rejected(self) -> tuple[LawTest, ...]:
-        """Tests in which the laws differ."""
         return tuple(each for each in self.laws if each.adjusted <= self.level)
 
     @property
     def passed(self) -> bool:
-        """No law differs, and every greedy difference is a near-tie."""
+        """True if no test rejects and every greedy difference is a near-tie."""
         explained = self.identical + self.near_ties
         return not self.rejected and explained == len(self.greedy)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
         return {
             **asdict(self),
             "identical": self.identical,
@@ -117,7 +97,7 @@ class Report:
 
 
 def plain(report: Report) -> str:
-    """The report as lines of text."""
+    """Format the report as lines of text."""
     lines = [f"{key}: {value}" for key, value in report.about.items()]
     if report.greedy:
         lines += ["", *_greedy(report)]

@@ -1,7 +1,6 @@
-"""Tests that hold their level at any sample size: Monte-Carlo, permutation, Holm's correction.
+"""Exact tests at any sample size: Monte-Carlo, permutation, Holm's correction.
 
-All p-values are of the form (1 + exceedances) / (1 + resamples), which is valid for any number of
-resamples (Phipson and Smyth 2010): under the null hypothesis p <= a with probability at most a.
+p-values are (1 + exceedances) / (1 + resamples): exact (Phipson and Smyth 2010).
 """
 
 from __future__ import annotations
@@ -17,18 +16,15 @@ import numpy.typing as npt
 from paceline.audit.engine import Token
 from paceline.types import IntArray, ProbArray
 
+# Family of cells: "token" or "prefix", and the position in the continuation, from 1.
 Group = tuple[str, int]
-"""A family of cells: "token" or "prefix", and the position in the continuation, from 1."""
 
+# Outcomes with a smaller expected count are pooled.
 LEAST_EXPECTED = 5.0
-"""Outcomes that are expected less often, in each sample, share a cell."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted p-values (Holm 1979): rejecting those under a errs anywhere at most a of the time.
-
-    No assumption is made on how the tests depend on each other.
-    """
+    """Return adjusted p-values (Holm 1979): familywise control under any dependence."""
     adjusted = [0.0] * len(p_values)
     running = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -39,25 +35,19 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A law pooled into cells that are expected often enough.
-
-    Attributes:
-        index: cell by outcome; outcomes that are missing belong to the last cell.
-        probs: float64 `[cells]`.
-    """
+    """A distribution pooled into cells; outcomes without an `index` belong to the last cell."""
 
     index: Mapping[Token, int]
     probs: ProbArray
 
     def count(self, outcomes: Sequence[Token]) -> IntArray:
-        """int64 `[cells]`."""
         last = len(self.probs) - 1
         places = [self.index.get(outcome, last) for outcome in outcomes]
         return np.bincount(places, minlength=last + 1)
 
 
 def pool(law: Mapping[Token, float], samples: int) -> Cells:
-    """Cells for `samples` draws from `law`; what `law` lacks to one belongs to the last cell."""
+    """Pool `law` for `samples` draws; missing mass belongs to the last cell."""
     floor = LEAST_EXPECTED / samples
     likely = sorted((o for o, p in law.items() if p >= floor), key=lambda o: -law[o])
     probs = [law[outcome] for outcome in likely]
@@ -67,10 +57,7 @@ def pool(law: Mapping[Token, float], samples: int) -> Cells:
 
 
 def deviance(counts: npt.NDArray[np.int64], probs: ProbArray) -> ProbArray:
-    """The G statistic, 2 sum n log(n / expected), of each row of `[..., cells]` counts.
-
-    Infinite where something was seen that has no probability.
-    """
+    """Return the G statistic, 2 sum n log(n / expected), of each row of `[..., cells]` counts."""
     expected = probs * counts.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(counts > 0, counts * np.log(counts / expected), 0.0)
@@ -79,11 +66,7 @@ def deviance(counts: npt.NDArray[np.int64], probs: ProbArray) -> ProbArray:
 
 
 def fit(outcomes: Sequence[Token], cells: Cells, resamples: int, seed: int) -> float:
-    """p-value of the multinomial goodness-of-fit test (G) that `outcomes` follow `cells`.
-
-    The null law of the statistic is drawn, not approximated by chi-square, so that the level
-    holds for small counts too.
-    """
+    """Return the Monte-Carlo p-value of the multinomial G test that `outcomes` follow `cells`."""
     counts = cells.count(outcomes)
     seen = float(deviance(counts, cells.probs))
     drawn = np.random.default_rng(seed).multinomial(len(outcomes), cells.probs, resamples)
@@ -91,23 +74,14 @@ def fit(outcomes: Sequence[Token], cells: Cells, resamples: int, seed: int) -> f
 
 
 class Features:
-    """Two samples of sequences as counts of cells, in groups.
+    """Cell counts of two samples of sequences, in groups.
 
-    The cells of group ("token", t) are the tokens at position t, those of ("prefix", t) the first
-    t tokens. A bias of speculation moves mass between tokens of one position given what stands
-    before it: the prefixes see it whole where few prefixes are likely, the tokens where many are.
-    Cells that both samples together fill too seldom are pooled, one pool in each group. Cells are
-    chosen from both samples together, never from which sample a sequence is of, so permuting that
-    keeps every level exact.
+    Cells of ("token", t) are the tokens at position t, of ("prefix", t) the first t tokens. Rare
+    cells are pooled per group. Cells depend on the union of both samples, so permutation tests
+    stay exact.
     """
 
     def __init__(self, sequences: Sequence[Sequence[Token]], smaller: int) -> None:
-        """Find the cells.
-
-        Args:
-            sequences: both samples together, all of one length.
-            smaller: size of the smaller sample.
-        """
         length = len(sequences[0]) if sequences else 0
         floor = LEAST_EXPECTED * len(sequences) / smaller
         self.groups: list[Group] = []
@@ -132,13 +106,13 @@ class Features:
             width += block.shape[1]
         membership = np.concatenate(columns, axis=1) if columns else np.zeros((len(sequences), 0))
         kinds, kind_of = np.unique(membership, axis=0, return_inverse=True)
+        # float64 `[kinds, cells]`: indicator of the cells of each distinct sequence.
         self.kinds: npt.NDArray[np.float64] = kinds
-        """float64 `[kinds, cells]`, 1 where sequences of a kind are in a cell."""
+        # int64 `[sequences]`: index into `kinds`.
         self.kind: IntArray = kind_of.reshape(-1)
-        """int64 `[sequences]`, the kind of each. Sequences of one kind are the same to the test."""
 
     def tally(self, first: int) -> tuple[IntArray, IntArray]:
-        """int64 `[kinds]`: how many of the first `first` sequences, and of all, are of each."""
+        """Return int64 `[kinds]`: counts of the first `first` sequences, and of all, by kind."""
         size = len(self.kinds)
         part = np.bincount(self.kind[:first], minlength=size)
         return part, np.bincount(self.kind, minlength=size)
@@ -146,14 +120,7 @@ class Features:
     def statistics(
         self, first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]
     ) -> ProbArray:
-        """Two-sample chi-square by group.
-
-        Args:
-            first: float64 `[..., cells]`, counts of the first sample; `second` likewise.
-
-        Returns:
-            float64 `[..., groups]`.
-        """
+        """Return the two-sample chi-square by group, float64 `[..., groups]`."""
         if not self.groups:
             return np.zeros((*first.shape[:-1], 0))
         n = first[..., self.slices[0]].sum(axis=-1, keepdims=True)
@@ -167,14 +134,10 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class TwoSample:
-    """Outcome of a two-sample test.
+    """Outcome of a two-sample test on the largest standardised statistic over groups.
 
-    Attributes:
-        p_value: of the largest standardised statistic over groups.
-        group: where that is, None if both samples are one and the same constant.
-        location: float64 `[groups]`, mean of each group's statistic under permutation.
-        scale: float64 `[groups]`, its standard deviation.
-        maxima: float64 `[resamples]`, the largest standardised statistic of each permutation.
+    `location` and `scale` are mean and deviation of each group's statistic under permutation,
+    `maxima` the largest standardised statistic of each permutation.
     """
 
     p_value: float
@@ -185,10 +148,9 @@ class TwoSample:
 
 
 def compare(features: Features, first: int, resamples: int, seed: int) -> TwoSample:
-    """Permutation test that the first `first` sequences and the others have one law.
+    """Test by permutation that the first sequences and the others have one distribution.
 
-    The statistic is the largest chi-square over groups, each standardised by its own mean and
-    deviation over all relabellings, the true one included, which keeps the test exact.
+    Statistics are standardised over all relabellings, the true one included: exact.
     """
     if not features.groups:
         return TwoSample(1.0, None, np.zeros(0), np.ones(0), np.zeros(0))

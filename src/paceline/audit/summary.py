@@ -1,12 +1,12 @@
-"""Reports on several engines as tables in Markdown: one of greedy identity, one of laws."""
+"""Markdown tables of reports on several engines: greedy identity, distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# A report's JSON, or `{"failed": "one line"}`.
 Found = Mapping[str, Any]
-"""A report as its JSON, or `{"failed": "one line"}` where the engine did not get through."""
 
 NOTHING = "\N{EN DASH}"
 
@@ -18,11 +18,7 @@ LAWS = (
 
 
 def summary(found: Mapping[str, Found]) -> str:
-    """Both tables, and a line for each engine that failed.
-
-    Args:
-        found: reports by name of the configuration.
-    """
+    """Format both tables, and a line for each failed engine, from reports by configuration."""
     reports = {name: each for name, each in found.items() if "failed" not in each}
     parts = []
     greedy = {name: each for name, each in reports.items() if each["greedy"]}
@@ -61,7 +57,7 @@ def _greedy(name: str, report: Found) -> list[str]:
 
 
 def _laws(name: str, report: Found) -> list[str]:
-    """The least p-values and the worst power over the prompts."""
+    # Least p-values and worst power over the prompts.
 
     def least(test: str) -> str:
         adjusted = [each["adjusted"] for each in report["laws"] if each["test"] == test]

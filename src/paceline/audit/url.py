@@ -1,4 +1,4 @@
-"""An engine behind an OpenAI-compatible completions endpoint."""
+"""Adapter of an OpenAI-compatible completions endpoint for audits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from typing import Any
 from paceline.audit.engine import Ask, Prompt, Token
 from paceline.errors import EngineFailed, InvalidOption
 
+# Number of top logprobs requested; servers may give fewer.
 _TOP = 20
-"""How many of the likeliest tokens are asked for; servers may give fewer."""
 
 
 class UrlEngine:
-    """Speculation is on at one endpoint and off at another, or told by fields of the request.
+    """Endpoint with speculation switched by URL or by request fields.
 
-    Tokens are the texts that the server reports with its logprobs; a server that reports none is
-    compared character by character.
+    Tokens are the texts in the server's logprobs. Without logprobs, characters are compared.
     """
 
     def __init__(
@@ -33,18 +32,9 @@ class UrlEngine:
         off_fields: Mapping[str, Any] | None = None,
         seconds: float = 600,
     ) -> None:
-        """Name the endpoints.
+        """Bind base URLs such as "http://127.0.0.1:8000/v1"; `off` None is the same URL.
 
-        Args:
-            on: base URL with speculation, such as "http://127.0.0.1:8000/v1".
-            off: base URL without; the same if None.
-            model: name of the model in requests.
-            on_fields: added to requests with speculation.
-            off_fields: added to requests without.
-            seconds: longest wait for one answer.
-
-        Raises:
-            InvalidOption: nothing would tell speculation on from off, or a URL is none.
+        Raises InvalidOption if a URL is malformed, or speculation on and off are the same.
         """
         off = on if off is None else off
         for url in (on, off):
@@ -61,7 +51,6 @@ class UrlEngine:
         self._seconds = seconds
 
     def about(self) -> Mapping[str, str]:
-        """Endpoints and fields."""
         return {
             "engine": "OpenAI-compatible endpoint",
             "model": self._model,
@@ -72,11 +61,9 @@ class UrlEngine:
         }
 
     def prompt(self, text: str, chat: bool) -> Prompt:
-        """The text itself."""
         return text
 
     def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
-        """One request for each seed."""
         out: list[tuple[Token, ...]] = []
         for seed in ask.seeds:
             choice = self._post(
@@ -97,10 +84,7 @@ class UrlEngine:
         return out
 
     def law(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
-        """From the likeliest tokens' logprobs at temperature 1.
-
-        At other temperatures the tokens that the server leaves out would be needed too.
-        """
+        # Only at temperature 1: other temperatures need the tokens that the server leaves out.
         if temperature != 1:
             return None
         request = {"prompt": _plain(prompt), "max_tokens": 1, "temperature": 1.0, "seed": 0}
@@ -115,11 +99,9 @@ class UrlEngine:
             return None
         return law if 0 < sum(law.values()) < 1 + 1e-3 else None
 
-    def close(self) -> None:
-        """Nothing to do."""
+    def close(self) -> None: ...
 
     def _post(self, speculation: bool, content: Mapping[str, Any]) -> dict[str, Any]:
-        """The first choice of the answer."""
         url = f"{self._urls[speculation]}/completions"
         body = {"model": self._model, **content, **self._fields[speculation]}
         request = urllib.request.Request(

@@ -1,20 +1,7 @@
-"""Draft length from recent acceptance, as in DiffuSpec (Li et al. 2025, arXiv:2510.02358).
-
-Its adaptive draft length (ADL) keeps moving averages G of the drafted length and A of the accepted
-one, with new values weighing half, and asks next for
-
-    clip(floor(G) + 10 * [A >= G], 20, 30).
-
-Its drafter ends drafts by itself, so G shrinks with them. Drafters here mostly draft what they are
-asked for, and G would never shrink. So 1 + A stands in its place, one token more than was lately
-of use; and since an average of accepted lengths never quite gets to the drafted one, most of it
-counts as all:
-
-    clip(floor(1 + A) + rise * [A >= 0.8 * G], least, depth).
-
-With nothing accepted the length falls to `least` in a few steps; once whole drafts stand it rises
-again by `rise` at a time. Steps without a draft say nothing and change nothing. Only steps that
-are over have a say, so the length is predictable and every guarantee is kept.
+"""Adaptive draft length (ADL) of DiffuSpec (Li et al. 2025, arXiv:2510.02358), from moving averages
+of the drafted length G and the accepted length A. Changed, since drafters here fill their budget
+and G would never shrink: clip(floor(1 + A) + rise * [A >= 0.8 G], least, depth). Only past steps
+count, so every guarantee holds.
 """
 
 from __future__ import annotations
@@ -28,19 +15,17 @@ from paceline.options import require
 from paceline.sequence import Sequence
 from paceline.types import Budget, TokenTree, Verdict
 
+# Share of the drafted length from which drafts count as accepted whole.
 _WHOLE = 0.8
-"""Share of the drafted length from which drafts count as accepted whole."""
 
 
 class _Lengths(NamedTuple):
-    """Moving averages for one sequence, in tokens."""
-
     drafted: float
     accepted: float
 
 
 class Adaptive(Controller):
-    """A draft length per sequence that follows what was accepted of its last drafts."""
+    """Set a draft length per sequence from the accepted length of its last drafts."""
 
     name: ClassVar[str] = "adaptive"
 
@@ -75,7 +60,6 @@ class Adaptive(Controller):
         self._lengths: dict[int, _Lengths] = {}
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """The length of the moment, per sequence; half of the longest to begin with."""
         return [shallower(self._limit, self._length(sequence)) for sequence in sequences]
 
     def observe(
@@ -86,14 +70,12 @@ class Adaptive(Controller):
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
-        """Move the averages of the sequences that had a draft."""
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if len(draft):
                 drafted, accepted = trees.deepest(draft), len(verdict.path)
                 self._lengths[sequence.id] = self._moved(sequence, drafted, accepted)
 
     def close(self, sequence: Sequence) -> None:
-        """Forget the sequence's averages."""
         self._lengths.pop(sequence.id, None)
 
     def _length(self, sequence: Sequence) -> int:

@@ -1,17 +1,6 @@
-"""A bandit whose arms gain tokens and cost time, for many sequences in one batch.
-
-To commit most tokens per second, each sequence takes the arm that gains most beyond its price,
-
-    tokens gained - rate * seconds,
-
-with `rate` the tokens per second of the batch in the long run: what its seconds are worth
-elsewhere (Dinkelbach 1967, "On nonlinear fractional programming"). Seconds are learned per size of
-batch, so prices rise as the batch fills the machine. The tokens that an arm gains are uncertain,
-and are drawn from what is believed of them: discounted Thompson sampling with Gaussian beliefs (Qi
-et al. 2023, arXiv:2305.10718). So arms that may be best are tried, and old news is forgotten.
-
-Beliefs are shared by all sequences. What a sequence gained of late by each arm is put beside them,
-and where it has not tried an arm, what all gain by it is scaled by how it fared with others.
+"""Discounted Thompson sampling with Gaussian beliefs (Qi et al. 2023, arXiv:2305.10718) over arms
+that gain tokens and cost time, for many sequences in one batch. A sequence takes the arm with the
+highest tokens - rate * seconds, `rate` being the long-run tokens per second (Dinkelbach 1967).
 """
 
 from __future__ import annotations
@@ -23,25 +12,23 @@ import numpy as np
 from paceline.controllers.prices import Prices
 from paceline.types import ProbArray
 
+# Decay of an arm's past with every trial of it; about 66 count.
 _TRIALS = 0.985
-"""Decay of an arm's past with every trial of it; about 66 count."""
 
+# Decay of all arms' past with every step: an arm not tried for long is uncertain again.
 _TIME = 0.99
-"""Decay of all arms' past with every step: what was not tried for long is uncertain again."""
 
+# Trials that the prior of an arm's gain counts for.
 _BELIEF = 1.0
-"""Trials that the guess of an arm's gain counts for."""
 
+# Decay of a sequence's own past with every step.
 _OWN_TIME = 0.98
-"""Decay of a sequence's own past with every step."""
 
+# Trials, and for all arms together tokens, that shared beliefs count for beside its own.
 _OWN_BELIEF = 4.0
-"""Trials, and for all arms together tokens, that shared beliefs count for beside its own."""
 
 
 class _Own:
-    """How often one sequence took each arm, and what it gained; decayed."""
-
     def __init__(self, arms: int) -> None:
         self._trials: ProbArray = np.zeros(arms)
         self._tokens: ProbArray = np.zeros(arms)
@@ -53,7 +40,8 @@ class _Own:
         self._tokens[arm] += tokens
 
     def means(self, shared: ProbArray) -> ProbArray:
-        """Tokens that each arm gains for this sequence, given what it gains for all."""
+        # An arm that the sequence has not tried: the shared gain, scaled by how the others did
+        # for it.
         believed = float(self._trials @ shared)
         factor = (self._tokens.sum() + _OWN_BELIEF) / (believed + _OWN_BELIEF)
         means: ProbArray = self._tokens + _OWN_BELIEF * factor * shared
@@ -61,15 +49,10 @@ class _Own:
 
 
 class Arms:
-    """Chooses an arm per sequence and step; the same observations give the same choices."""
+    """Choose an arm per sequence and step; deterministic given the observations."""
 
     def __init__(self, arms: int, seed: int = 0) -> None:
-        """Know nothing.
-
-        Args:
-            arms: how many there are.
-            seed: of all draws; sequences draw apart, by their ids.
-        """
+        """Start without observations; `seed` is of all draws, made apart per sequence id."""
         self._seed = seed
         self._steps = 0
         self._history = np.zeros((3, arms))  # trials, tokens, and their squares; decayed
@@ -77,13 +60,13 @@ class Arms:
         self._own: dict[int, _Own] = {}
 
     def choose(self, ids: List[int], open_arms: List[List[int]], guess: ProbArray) -> list[int]:
-        """An arm for each sequence of a batch.
+        """Choose an arm for each sequence of a batch.
 
         Args:
             ids: of the sequences.
             open_arms: per sequence, the arms that it may take, at least one.
-            guess: float64 `[arms]`, tokens that each arm gains a step, beside the one that every
-                step commits, where nothing else is known of it. An arm of 0 gains nothing.
+            guess: float64 `[arms]`, prior of the tokens that each arm gains a step, beside the one
+                that every step commits. An arm of 0 gains nothing.
         """
         if not len(ids):
             return []
@@ -110,11 +93,10 @@ class Arms:
             self._history[:, arm] = _TRIALS * past + (1, tokens, tokens**2)
 
     def close(self, id: int) -> None:
-        """Forget a sequence."""
         self._own.pop(id, None)
 
     def _beliefs(self, guess: ProbArray) -> tuple[ProbArray, ProbArray]:
-        """Per arm, the mean of the tokens it gains, and how uncertain that is."""
+        # Per arm, the mean of the tokens it gains, and its standard error.
         # The guess may be wrong by as much as itself.
         trials, tokens, squares = self._history + _BELIEF * np.array(
             [np.ones(len(guess)), guess, 2 * guess**2]

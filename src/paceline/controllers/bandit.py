@@ -1,11 +1,6 @@
-"""A bandit over draft sizes: nothing is assumed, what commits most tokens per second is kept.
-
-The arms are sizes, 0, 1, 2, 4 and so on; 0 is plain decoding. See `paceline.controllers.arms` for
-how one is chosen per sequence. Since it may cost extra to change the size of a forward, a choice
-is kept for a few steps. Neither the drafter's estimates nor measured costs are read, so it serves
-drafters without estimates and machines whose costs change; where both are good, the cost model
-learns faster. Choices depend on steps that are over and on draws of its own, so they are
-predictable and every guarantee is kept.
+"""Multi-armed bandit over draft sizes 0, 1, 2, 4 ...; 0 is plain decoding (`arms.py` chooses). It
+reads neither scores nor measured costs; where both are good, the cost model learns faster. A
+choice is kept for a few steps, since a new forward size may cost extra.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from paceline.types import Budget, ProbArray, TokenTree, Verdict
 
 
 class Bandit(Controller):
-    """Tries draft sizes and keeps to the one that pays, per sequence and size of batch."""
+    """Choose the draft size per sequence and batch size by tokens per second."""
 
     name: ClassVar[str] = "bandit"
 
@@ -52,7 +47,6 @@ class Bandit(Controller):
         self._chosen: dict[int, int] = {}
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """The size that each sequence has chosen."""
         ids = [sequence.id for sequence in sequences]
         if not self._left or self._chosen.keys() != set(ids):
             self._left = self._keep
@@ -69,7 +63,6 @@ class Bandit(Controller):
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
-        """Book tokens and time on the sizes chosen."""
         ids = [sequence.id for sequence in sequences]
         gained = [len(verdict.path) for verdict in verdicts]
         self._recent.fade()
@@ -79,15 +72,14 @@ class Bandit(Controller):
         self._arms.observe(ids, arms, gained, draft_seconds + forward_seconds)
 
     def close(self, sequence: Sequence) -> None:
-        """Forget what the sequence was like."""
         self._arms.close(sequence.id)
 
     def _open(self, sequence: Sequence) -> list[int]:
-        """Sizes that the request allows; the largest of those that it makes equal is left out."""
+        # Of sizes that the request's cap makes equal, the smallest.
         capped = [sequence.speculation.cap(arm) for arm in self._arms_of]
         return [arm for arm, budget in enumerate(capped) if budget not in capped[:arm]]
 
     def _guess(self) -> ProbArray:
-        """What drafts of each size would have gained lately, were they chains."""
+        # The gain of each size lately, were drafts chains.
         reach = self._recent.reach
         return np.array([reach[: arm.depth].sum() for arm in self._arms_of])

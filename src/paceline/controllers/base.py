@@ -1,4 +1,4 @@
-"""The contract of a controller: how much to draft, decided before the tokens are drawn."""
+"""Controller contract: draft budgets, decided before the tokens are drawn."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paceline.types import Budget, TokenTree, Verdict
 
 @dataclass(frozen=True, slots=True)
 class ControllerContext:
-    """What a controller may be built from.
+    """Inputs for building a controller.
 
     Attributes:
-        costs: measures, or reads from the cache, what forwards cost on this machine.
+        costs: measures forward costs on this machine, or reads them from the cache.
         nodes: draft size that the user asked for, or None.
         depth: draft depth that the user asked for, or None.
         options: what the user set, as text.
@@ -32,7 +32,7 @@ class ControllerContext:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def budget(self) -> Budget | None:
-        """The size asked for, one figure standing for both if alone; None if neither was given.
+        """Return the requested size, one figure standing for both if alone; None without any.
 
         Raises:
             InvalidOption: a size below 1.
@@ -44,11 +44,7 @@ class ControllerContext:
         return None if nodes is None or depth is None else Budget(nodes, depth)
 
     def chosen(self, factory: type[Controller]) -> dict[str, Any]:
-        """Keyword arguments for a controller: its options, and `nodes` and `depth` if given.
-
-        Raises:
-            InvalidOption: a size below 1, or an option that the controller does not have.
-        """
+        """Return constructor arguments: options, and `nodes` and `depth`. Raises InvalidOption."""
         given = arguments(factory, "controller", self.options)
         sizes = {name: given.pop(name) for name in ("nodes", "depth") if name in given}
         size = replace(self, **sizes).budget()
@@ -56,35 +52,30 @@ class ControllerContext:
 
 
 class Controller(ABC):
-    """Sets budgets before drafting and may prune deterministic drafts after it."""
+    """Set budgets before drafting, and maybe prune deterministic drafts after it."""
 
     name: ClassVar[str]
+    # Rows to pad the next forward to, on a runtime that pads; 0 leaves it to the runtime.
     rows: int = 0
-    """Rows to pad the next forward to, on a runtime that pads; 0 leaves it to the runtime."""
+    # Rows of prefill in the next forward, beside roots and drafts. Set by the loop before budgets.
     beside: int = 0
-    """Rows of the next forward that are no sequence's root or draft: prompts that are read beside
-    it. The loop sets it before it asks for budgets."""
+    # Requests that wait for a place; where there are any, tokens that come sooner make room.
+    # Set by the engine before each step.
     queue: int = 0
-    """Requests that wait for a place: where there are any, a token that comes sooner makes room for
-    them. The engine sets it before each step."""
+    # Forward costs, where the controller knows them.
     costs: CostModel | None = None
-    """What forwards cost, where the controller knows."""
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
-        """A controller from what the user asked for and the machine costs.
-
-        Raises:
-            InvalidOption: a size or option is unknown or out of range.
-        """
+        """Build from the user's options and the machine's costs. Raises InvalidOption."""
         return cls(**context.chosen(cls))
 
     @abstractmethod
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """The largest draft worth asking for, per sequence."""
+        """Return the largest draft worth asking for, per sequence."""
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
-        """The part of each draft worth verifying. Sampled drafts pass unchanged."""
+        """Return the part of each draft worth verifying. Sampled drafts must pass unchanged."""
         return list(drafts)
 
     def observe(
@@ -98,9 +89,9 @@ class Controller(ABC):
         """Learn from a step: what was verified, what was accepted, what it cost."""
 
     def close(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        """Drop a sequence that has ended."""
 
 
 def shallower(limit: Budget, depth: int) -> Budget:
-    """A budget cut to a depth, and its nodes in proportion: a level keeps its width."""
+    """Return a budget cut to a depth, with its nodes in proportion: a level keeps its width."""
     return Budget(max(depth, -(-limit.nodes * depth // limit.depth)), depth)

@@ -1,28 +1,25 @@
-"""What drafted nodes of a batch gain, in tokens of its plain decoding."""
+"""Gain of drafted nodes in a batch, in tokens of plain decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
 
+# Worth of a token that one sequence gains beyond the others while no request waits: its user is
+# served sooner, and the others are slowed by its rows.
 _ALONE = 0.5
-"""Worth of a token that one sequence gains beyond the others, where nobody waits for its place: its
-own user is served sooner, and the others are held up by its rows."""
 
 
 def batch_gains(ranked: Sequence[tuple[float, int]], roots: int, queue: int) -> list[float]:
-    """What a step is worth with the first 0, 1, ... of the ranked nodes, in tokens.
+    """Return the worth of a step with the first 0, 1, ... of the ranked nodes, in tokens.
 
-    Where others wait for a place, every token counts as much. Where nobody does, a batch lasts as
-    long as its slowest sequence: tokens count in full as far as all sequences gain them.
+    While requests wait, all tokens count alike. Otherwise a batch lasts as long as its slowest
+    sequence: tokens count in full only as far as all sequences gain them.
 
     Args:
-        ranked: probability of acceptance and index of the sequence of each node, best first.
+        ranked: acceptance probability and sequence index of each node, best first.
         roots: sequences in the batch.
         queue: requests that wait.
-
-    Returns:
-        One number more than there are nodes, the first of them `roots`.
     """
     if roots == 1 or queue:
         return list(accumulate((value for value, _ in ranked), initial=float(roots)))

@@ -1,8 +1,6 @@
-"""How deep to draft for each sequence of a batch when drafts cannot be pruned afterwards.
-
-Drawn drafts, and those without estimates, must be sized before they are made. What a sequence's
-next drafted token gains is the chance that a draft of it stands so deep, learned from its own
-steps and from those of all; tokens of the whole batch compete for the rows of one forward.
+"""Chain depths for a batch when drafts cannot be pruned: drawn drafts, and drafts without
+scores. The acceptance probability per depth is learned per sequence and shared; tokens of the
+whole batch compete for the rows of one forward.
 """
 
 from __future__ import annotations
@@ -15,27 +13,27 @@ from operator import itemgetter, mul
 from paceline.controllers.cost import CostModel
 from paceline.controllers.sizing import MARGIN
 
+# Decay of counts: of all sequences per trial, of one per step.
 _MEMORY = 0.98
-"""Decay of what was counted: of all sequences per trial, of one per step."""
 
+# Trials that the rates of all sequences count for in a sequence's own.
 _BELIEF = 4.0
-"""Trials that the rates of all sequences count for in a sequence's own."""
 
+# Trials that the rate of the depth above counts for in a depth's, so that a drafter that is right
+# is soon tried deeper.
 _PRIOR = 8.0
-"""Trials that the rate of the depth above counts for in a depth's, so that a drafter that is right
-is soon tried deeper."""
 
 
 @dataclass(slots=True)
 class _Own:
-    """Of one sequence, by depth: tokens that stood, and trials, as they were at `step`."""
+    # By depth: accepted tokens and trials of one sequence, as they were at `step`.
 
     stood: list[float]
     tried: list[float]
     step: int
 
     def fade(self, step: int) -> None:
-        """What was not tried for long is as with others again."""
+        # A depth that was not tried for long returns to the shared rate.
         memory = _MEMORY ** (step - self.step)
         self.stood = [memory * each for each in self.stood]
         self.tried = [memory * each for each in self.tried]
@@ -43,14 +41,11 @@ class _Own:
 
 
 class ChainReach:
-    """Chances that a chain stands down to each depth, by sequence id.
-
-    Attributes:
-        step: number of the current step.
-    """
+    """Acceptance probabilities of chains down to each depth, by sequence id."""
 
     def __init__(self, depth: int, acceptance: float) -> None:
-        """Take a first token to be accepted with that chance."""
+        # `acceptance`: prior of a first token.
+        # Number of the current step; set by the owner.
         self.step = 0
         self._acceptance = acceptance
         self._stood = [0.0] * depth
@@ -59,7 +54,7 @@ class ChainReach:
         self._own: dict[int, _Own] = {}
 
     def reach(self, id: int, most: int) -> list[float]:
-        """Chances of the first `most` tokens of a chain, never rising."""
+        """Return acceptance probabilities of the first `most` tokens of a chain, never rising."""
         own = self._own.get(id)
         if own is None:
             return list(accumulate(self._rates[:most], mul))
@@ -71,7 +66,7 @@ class ChainReach:
         return out
 
     def learn(self, id: int, drafted: int, accepted: int) -> None:
-        """A chain of `drafted` tokens stood for `accepted`."""
+        """Count a chain of `drafted` tokens, `accepted` of them accepted."""
         depths = len(self._tried)
         own = self._own.get(id)
         if own is None:
@@ -85,11 +80,9 @@ class ChainReach:
         self._rates = self._shared()
 
     def close(self, id: int) -> None:
-        """Forget a sequence's own chances."""
         self._own.pop(id, None)
 
     def _shared(self) -> list[float]:
-        """Of all sequences, by depth: the chance of a token whose parent stood."""
         rate, out = self._acceptance, []
         for stood, tried in zip(self._stood, self._tried, strict=True):
             rate = (stood + _PRIOR * rate) / (tried + _PRIOR)
@@ -103,18 +96,17 @@ def best_depths(
     level_seconds: float = 0.0,
     beside: int = 0,
 ) -> list[int]:
-    """Depths of chains, one per sequence, that commit most tokens per second together.
+    """Return depths of chains, one per sequence, that commit most tokens per second together.
 
-    Sequences draft in step, so a batch's draft takes as long as its deepest chain. For every
-    depth of that, the tokens most likely to stand are taken in order, as many as pay. Lists, not
-    arrays: there are few tokens, and this runs at every step.
+    A batch's draft takes as long as its deepest chain: for every such depth, the likeliest
+    tokens are taken as far as they pay. Lists, not arrays: few tokens, at every step.
 
     Args:
-        reach: per sequence, chances that its chain stands down to each depth, never rising.
-        costs: what forwards cost.
-        level_seconds: what a drafted level costs.
-        beside: rows of the forward that belong to none of the sequences. They are there for their
-            own sake: a chain must gain more than its own time would commit in a plain step.
+        reach: per sequence, acceptance probabilities down to each depth, never rising.
+        costs: forward costs.
+        level_seconds: cost of a drafted level.
+        beside: rows of prefill in the forward. With them a chain must gain more than its own
+            time would commit in a plain step.
     """
     roots = len(reach)
     nodes = [

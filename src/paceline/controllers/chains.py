@@ -1,4 +1,4 @@
-"""Budgets for drafts that cannot be pruned: as deep as pays, decided before they are made."""
+"""Budgets for drafts that cannot be pruned: the depth that pays, decided before drafting."""
 
 from __future__ import annotations
 
@@ -12,37 +12,31 @@ from paceline.types import Budget, TokenTree, Verdict
 
 _NOTHING = Budget(0, 0)
 
+# Plain steps after which a drafter that had stopped to pay is tried again with one token.
 _PROBE = 32
-"""Plain steps after which a drafter that had stopped to pay is tried again with one token."""
 
+# Plain steps of the same sequences that share one decision: they show next to nothing new.
 _LOOK = 8
-"""Plain steps of the same sequences that share one decision: they show next to nothing new."""
 
+# Weight of one step in the cost of a drafted level.
 _SMOOTHING = 0.05
-"""Weight of one step in what a drafted level costs."""
 
 
 class Chains:
-    """Sizes chains by what stood in earlier steps, and by what a drafted level costs."""
+    """Size chains by the acceptance of earlier steps and the cost of a drafted level."""
 
     def __init__(self, limit: Budget, acceptance: float, level_seconds: float) -> None:
-        """Start with guesses.
-
-        Args:
-            limit: the largest draft.
-            acceptance: chance that a drafted token stands, given those before it.
-            level_seconds: what one more drafted level costs.
-        """
+        """Start with priors: a token's acceptance probability, and the cost of one more level."""
         self._limit = limit
         self._reach = ChainReach(limit.depth, acceptance)
         self._level_seconds = level_seconds
         self._plain = 0
         self._decided: tuple[list[int], int] | None = None
+        # Whether the last budgets are those of an earlier step, which were none.
         self.resting = False
-        """Whether the last budgets are those of an earlier step, which were none."""
 
     def budgets(self, sequences: List[Sequence], costs: CostModel, beside: int) -> list[Budget]:
-        """The depths that commit most tokens per second together (`best_depths`)."""
+        """Return the depths that commit most tokens per second together (`best_depths`)."""
         self._reach.step += 1
         asking = [sequence.id for sequence in sequences], beside
         self.resting = self._plain % _LOOK != 0 and asking == self._decided
@@ -65,7 +59,7 @@ class Chains:
         verdicts: List[Verdict],
         draft_seconds: float,
     ) -> None:
-        """A step is over; it took so long to draft."""
+        """Update acceptance and level cost after a step; `draft_seconds` is its drafting time."""
         deepest = 0
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if len(draft):
@@ -76,7 +70,6 @@ class Chains:
             self._level_seconds += _SMOOTHING * (draft_seconds / deepest - self._level_seconds)
 
     def close(self, sequence: Sequence) -> None:
-        """Forget a sequence's own chances."""
         self._reach.close(sequence.id)
 
     def _best(self, sequences: List[Sequence], costs: CostModel, beside: int) -> list[int]:

@@ -1,15 +1,7 @@
-"""Draft as long as the drafter is confident.
-
-Kangaroo (Liu et al. 2024, arXiv:2404.18911) stops drafting where the likeliest token has less than
-a fixed probability, SWIFT (Xia et al. 2024, arXiv:2410.06916) likewise, and SpecDec++ (Huang et
-al. 2024, arXiv:2405.19715) where the chance of at least one rejection, one minus the product of
-the estimates along the path, exceeds a constant. Here the rule stands on such products, for trees
-as for chains: a node is kept while the estimated probability that it is accepted is at least
-`threshold`.
-
-A draft that is a function of the text may be pruned after the fact. A drawn one may not, since the
-estimate of a token would decide about that token (predictability); where drafts are drawn, or come
-without estimates, the depth is set ahead, by how deep recent drafts of the sequence have stood.
+"""Early exit by confidence, as in Kangaroo (Liu et al. 2024, arXiv:2404.18911), SWIFT (Xia et al.
+2024, arXiv:2410.06916) and SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a node is verified if
+its acceptance probability (product along the path) is at least `threshold`. Drawn drafts must not
+be pruned: their depth follows the recent acceptance of the sequence.
 """
 
 from __future__ import annotations
@@ -28,7 +20,7 @@ from paceline.types import Budget, TokenTree, Verdict
 
 
 class Confidence(Controller):
-    """Verifies what is likely enough to be accepted; always asks for one token or more."""
+    """Verify nodes that are likely enough to be accepted; always drafts one token or more."""
 
     name: ClassVar[str] = "confidence"
 
@@ -36,9 +28,8 @@ class Confidence(Controller):
         """Set the threshold.
 
         Args:
-            threshold: least estimated probability of acceptance, in (0, 1]. SpecDec++ keeps 0.7,
-                for drafts that cost much; a row more costs a few percent of a small forward, and
-                pays from about 0.1 on.
+            threshold: least acceptance probability, in (0, 1]. SpecDec++ has 0.7, for drafts that
+                cost much; rows of a small forward are cheap and pay far below that.
             nodes: largest draft to ask for.
             depth: deepest draft to ask for.
 
@@ -52,11 +43,9 @@ class Confidence(Controller):
         self._prunable: dict[int, bool] = {}
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """All that may be drafted where it can be pruned later, else as deep as lately stood."""
         return [self._budget(sequence) for sequence in sequences]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
-        """The nodes of deterministic drafts that are likely enough; other drafts unchanged."""
         return [self._select(*each) for each in zip(sequences, drafts, strict=True)]
 
     def observe(
@@ -67,7 +56,6 @@ class Confidence(Controller):
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
-        """Count how deep each draft stood."""
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             drafted = trees.deepest(draft)
             recent = self._recent_of(sequence)
@@ -75,7 +63,6 @@ class Confidence(Controller):
             recent.add(drafted, len(verdict.path))
 
     def close(self, sequence: Sequence) -> None:
-        """Forget the sequence's recent drafts."""
         self._recent.pop(sequence.id, None)
         self._prunable.pop(sequence.id, None)
 

@@ -1,4 +1,4 @@
-"""What a forward over n tokens costs: c(n), refined by what forwards take."""
+"""Cost model c(n) of a forward over n rows, refined online by observed times."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from paceline.controllers.row_price import RowPrice
 from paceline.types import IntArray, ProbArray
 
+# Weight of one observed step in the running estimate; a timing here is noisy.
 _SMOOTHING = 0.02
-"""Weight of one observed step in the running estimate; a timing here is noisy."""
 
 
 @dataclass
@@ -23,13 +23,12 @@ class CostModel:
     Attributes:
         sizes: rows, ascending, starting at 1.
         seconds: median seconds at each size in a steady run of that size, never decreasing.
-        switch: seconds that a forward costs more when its size differs from the one before.
+        switch: extra seconds of a forward whose size differs from the one before.
         padded: whether the runtime pads rows up to the next size, so that time is a staircase;
             else it is linear between sizes.
-        branch: seconds that one more root-to-leaf path costs per token of context.
-        fork: seconds that any branching costs, however many paths there are: a chain takes a
-            simpler way through the target.
-        sequence: seconds that one more sequence costs beyond its rows.
+        branch: seconds of one more root-to-leaf path per token of context.
+        fork: seconds of any branching, however many paths: a chain takes a simpler attention path.
+        sequence: seconds of one more sequence beyond its rows.
     """
 
     sizes: Sequence[int]
@@ -45,25 +44,23 @@ class CostModel:
     _places: list[tuple[int, int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        """Remember what was measured."""
         self._measured = list(self.seconds)
 
     def size(self, rows: int) -> int:
-        """The number of rows that a forward over `rows` is padded to."""
+        """Return the number of rows that a forward over `rows` is padded to."""
         above = bisect_left(self.sizes, rows) if self.padded else len(self.sizes)
         return self.sizes[above] if above < len(self.sizes) else rows
 
     def times(self, rows: IntArray, sequences: int = 1) -> ProbArray:
-        """Estimated seconds of forwards over int64 `[n]` tokens, each in a steady run."""
+        """Return estimated seconds of forwards over int64 `[n]` rows, each in a steady run."""
         return np.array([self.time(count, sequences) for count in rows.tolist()])
 
     def time(self, rows: int, sequences: int = 1) -> float:
-        """Estimated seconds of a forward over `rows` tokens in a steady run of that size."""
+        """Return estimated seconds of a forward over `rows` tokens in a steady run of that size."""
         return self.span(rows, 0, sequences)[0]
 
     def span(self, rows: int, more: int, sequences: int = 1) -> list[float]:
-        """Estimated seconds of forwards over `rows`, `rows + 1`, ..., `rows + more` tokens: `time`
-        of each, for what is asked at every step."""
+        """Return `time` of forwards over `rows` to `rows + more` tokens, in one call."""
         while len(self._places) <= rows + more:
             self._places.append(self._place(len(self._places)))
         seconds, price = self.seconds, self._rows.price
@@ -74,8 +71,8 @@ class CostModel:
         ]
 
     def _place(self, rows: int) -> tuple[int, int, float]:
-        """Which two measured sizes tell what so many rows cost, and how much of it the second does.
-        Behind the last size its line goes on."""
+        # Two measured sizes to interpolate between, and the share of the second. After the last
+        # size its line goes on.
         sizes = self.sizes
         place = bisect_left(sizes, rows)
         above = min(place, len(sizes) - 1)
@@ -86,23 +83,19 @@ class CostModel:
 
     @property
     def pace(self) -> float:
-        """Seconds that pass on this machine at the moment per estimated one."""
+        """Return the machine's present speed: seconds that pass per estimated one."""
         return self._drift
 
     def c(self, rows: int) -> float:
-        """Cost of a forward over `rows` tokens in units of a forward over one."""
+        """Return the cost of a forward over `rows` tokens in units of a forward over one."""
         return self.time(rows) / self.time(1)
 
     def curve(self) -> dict[int, float]:
-        """c(n) at the measured sizes."""
+        """Return c(n) at the measured sizes."""
         return {size: round(self.c(size), 3) for size in self.sizes}
 
     def observe(self, rows: int, seconds: float, sequences: int = 1) -> None:
-        """Refine the estimate at `rows` by the time of a step that did not switch sizes.
-
-        The machine's speed of the moment is divided out first: what matters for choosing a size
-        is how sizes compare, and a slow minute must not be booked on the sizes it happened to use.
-        """
+        """Refine the estimate at `rows` by a step that did not switch sizes."""
         ratio = seconds / self.time(rows, sequences)
         self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
         size = self.size(rows)

@@ -1,4 +1,4 @@
-"""Measures what forwards cost, and keeps the figures of a machine and model on disk."""
+"""Measurement of forward costs, cached on disk per machine and model."""
 
 from __future__ import annotations
 
@@ -17,26 +17,23 @@ from paceline.models.cache import cache_dir, write_atomically
 from paceline.target import Pass, Target
 from paceline.types import ROOT, ProbArray, TokenTree
 
+# Rows per forward at which the cost is measured, for runtimes that do not pad.
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""Rows per forward at which the cost is measured, for runtimes that do not pad."""
 
+# Larger forwards of a padding runtime share one shape-changing instance: they are estimated.
 _LARGEST_PADDED = 16
-"""Larger forwards of a padding runtime share one shape-changing instance: they are estimated."""
 
+# Raised when what is measured changes, so that older figures on disk are not read.
 COST_FORMAT = 19
-"""Raised when what is measured changes, so that older figures on disk are not read."""
 
 _CONTEXT = 256
 _ROUNDS = 7
+# Share of a plain step under which a change of size counts as free, and so do branches.
 _NOTICEABLE = 0.03
-"""Share of a plain step under which a change of size counts as free, and so do branches."""
 
 
 def measure(target: Target) -> CostModel:
-    """Time forwards over drafted chains of every size behind a prefix of 256 tokens.
-
-    Takes about two seconds on a small model; the result is worth caching (`load_or_measure`).
-    """
+    """Time forwards over drafted chains of every size after a prefix; see `load_or_measure`."""
     capabilities = target.capabilities
     padded = bool(capabilities.row_buckets)
     context = min(_CONTEXT, capabilities.max_context // 2)
@@ -71,7 +68,7 @@ def measure(target: Target) -> CostModel:
 
 
 def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
-    """Seconds by size, each the median of a steady run after a forward that changed to it."""
+    # Per size, the median of a steady run after a forward that changed to it.
     steady = []
     for size in sizes:
         timed(size)
@@ -80,11 +77,8 @@ def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
 
 
 def _switch_seconds(timed: Callable[[int], float], sizes: Sequence[int]) -> float:
-    """What a forward costs more when its size is not that of the one before.
-
-    A size that is used steadily finds part of its own weights in the last-level cache. The figure
-    is the median over turns, each the mean over `sizes`, of taking sizes by turns against runs.
-    """
+    # A steadily used size finds part of its weights in the last-level cache. Median over rounds
+    # of the mean over `sizes`: alternating sizes against steady runs.
     extra = []
     for _ in range(_ROUNDS):
         steady = []
@@ -100,11 +94,8 @@ _STAR = 8
 
 
 def _branch_seconds(target: Target, cache: Any, noticed: float) -> tuple[float, float]:
-    """Seconds per extra path and token of context, and seconds for branching at all.
-
-    A chain, two paths and a star of as many rows are compared. Differences of less than `noticed`
-    seconds count as none: where branches are free, no step has to ask for their price.
-    """
+    # Seconds per extra path and token of context, and seconds for branching at all: a chain,
+    # two paths and a star of as many rows. Below `noticed` seconds branches count as free.
     if not target.capabilities.tree:
         return 0.0, 0.0
     tokens = np.arange(_STAR - 1)
@@ -127,7 +118,7 @@ def _branch_seconds(target: Target, cache: Any, noticed: float) -> tuple[float, 
 
 
 def _sequence_seconds(target: Target, cache: Any) -> float:
-    """Seconds that one more sequence costs: a chain is compared with sequences of a row each."""
+    # A chain against sequences of a row each.
     caches = [cache, *(target.fork(cache) for _ in range(_STAR - 1))]
     ways = (
         [Pass(cache, [0], trees.chain([0] * (_STAR - 1)))],
@@ -150,12 +141,7 @@ def _sequence_seconds(target: Target, cache: Any) -> float:
 
 
 def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
-    """The cached cost model of this machine and model, or a fresh measurement.
-
-    Args:
-        target: what to measure.
-        key: everything the figures depend on: model, precision, threads, versions.
-    """
+    """Return the cached cost model, or measure one; `key` is all that the figures depend on."""
     name = "-".join(str(value).replace("/", "_") for value in key.values())
     path = cache_dir() / "costs" / f"{name}.json"
     cached = _read(path)
@@ -178,7 +164,6 @@ def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
 
 
 def _read(path: Path) -> CostModel | None:
-    """A cost model from disk, or None if there is none that makes sense."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         sizes = [int(size) for size in content["sizes"]]

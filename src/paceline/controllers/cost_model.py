@@ -1,12 +1,8 @@
-"""Choose how much to verify so that committed tokens per second are highest.
-
-A draft's nodes carry estimated probabilities of acceptance. Verifying a set of nodes S beside B
-roots commits B + sum(S) tokens in expected value and costs time(B + |S|), so the best set holds
-the likeliest nodes of the whole batch, as many as commit more than their time is worth
-(`sizing.py`); speculation fades out by itself as a batch fills the machine. Estimates are
-calibrated per sequence against what was accepted. Drafts that cannot be pruned share the batch's
-rows in the same way, before they are made. All of it depends on committed tokens and earlier steps
-alone, and deterministic drafts may be pruned freely, so no guarantee is touched.
+"""Cost-model controller: verify the nodes that maximise committed tokens per second. Verifying
+nodes S beside B roots commits B + sum(S) tokens in expectation and costs time(B + |S|); the
+likeliest nodes of the whole batch are taken as far as they pay (`sizing.py`). Acceptance
+probabilities are calibrated per sequence from past steps, and only deterministic drafts are
+pruned: lossless.
 """
 
 from __future__ import annotations
@@ -31,17 +27,17 @@ from paceline.controllers.sizing import Sizing
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, TokenTree, Verdict
 
+# Fewest nodes to ask a drafter for that prunes well: tree expansion costs time too.
 _ASK_LEAST = 8
-"""Fewest nodes to ask a drafter for that prunes well: growing drafts costs time too."""
 
+# Share of a draft's cost that one more token of a chain adds, as it does with EAGLE-3.
 _LEVEL = 0.1
-"""Share of what drafts cost that one more token of a chain adds, as it does with EAGLE-3."""
 
 _NOTHING = Budget(0, 0)
 
 
 class CostModelController(Controller):
-    """Picks the number of nodes per step from c(n), draft cost and calibrated acceptance."""
+    """Choose the number of nodes per step from c(n), draft cost and calibrated acceptance."""
 
     name: ClassVar[str] = "cost-model"
     costs: CostModel
@@ -61,9 +57,9 @@ class CostModelController(Controller):
             costs: seconds by rows of a forward.
             nodes: largest draft to ask a drafter for.
             depth: deepest draft to ask for.
-            chain_acceptance: first guess of a drafted token's acceptance, for drafts that come
-                without estimates, and for tokens behind those that were drafted.
-            draft_level_seconds: first guess of what one more drafted level costs.
+            chain_acceptance: prior acceptance probability of a drafted token, for drafts without
+                scores, and for tokens after those that were drafted.
+            draft_level_seconds: prior cost of one more drafted level.
         """
         self.costs = costs
         self._limit = Budget(nodes, depth)
@@ -79,12 +75,10 @@ class CostModelController(Controller):
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
-        """Measured costs, with sizes that the user gave as upper limits."""
         costs = copy.deepcopy(context.costs())  # refined by this controller alone
         return cls(costs, **context.chosen(cls))
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """The largest draft if nodes can be pruned later, else the best depths of chains."""
         if not self._estimates:
             return self._chains.budgets(sequences, self.costs, self.beside)
         self._asked = self._asking.now(len(sequences))
@@ -97,7 +91,6 @@ class CostModelController(Controller):
         return [Budget(nodes, depth, estimate(s, least)) for s in sequences]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
-        """Keep the likeliest nodes of the batch as far as they pay in the long run."""
         begin = perf_counter()
         chosen = self._select(sequences, drafts)
         self._choosing = perf_counter() - begin
@@ -150,7 +143,6 @@ class CostModelController(Controller):
         return out
 
     def _choose(self, gains: list[float], roots: int) -> tuple[int, int]:
-        """See `Sizing.choose`."""
         making = self._asking.cost
         return self._sizing.choose(gains, roots, self.costs, self.beside, making)
 
@@ -162,7 +154,6 @@ class CostModelController(Controller):
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
-        """Calibrate estimates and costs by what happened."""
         begin = perf_counter()
         if not self._estimates and self._chains.resting:
             return
@@ -184,25 +175,24 @@ class CostModelController(Controller):
         self._asking.learn(self._sizing.saved, spent / self.costs.pace, len(sequences))
 
     def close(self, sequence: Sequence) -> None:
-        """Drop the sequence's own calibration."""
         self._promises.close(sequence)
         self._chains.close(sequence)
 
     def _least(self, roots: int) -> float:
-        """Chance of a drafted token from which on it is worth going on behind it: the one that
-        comes next must gain more than it costs to draft it and its row."""
+        # Least acceptance probability of a token worth drafting on after: the next must gain
+        # more than its drafting and its row cost.
         plain, one_more = self.costs.span(roots, 1, roots)
         row = one_more - plain
         return (roots * row + _LEVEL * self._asking.cost) / plain / self._next
 
     @property
     def _idle_step(self) -> bool:
-        """Whether nothing was asked for in this step, so that there are no drafts."""
+        # The draft gate was closed in this step.
         return self._estimates and not self._asked
 
 
 def _part(draft: TokenTree, nodes: List[int]) -> TokenTree:
-    """The draft cut to nodes whose ancestors are among them too (equal scores may split a path)."""
+    # Equal scores may split a path: only nodes whose ancestors are among them.
     if len(nodes) == len(draft):
         return draft
     if not nodes or max(nodes) == len(nodes) - 1:

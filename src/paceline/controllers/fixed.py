@@ -1,4 +1,4 @@
-"""The same budget for every sequence at every step."""
+"""Fixed budget for every sequence at every step."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ from paceline.types import Budget
 
 
 class Fixed(Controller):
-    """Always asks for `nodes` nodes up to depth `depth`."""
+    """Ask for `nodes` nodes up to depth `depth` at every step."""
 
     name: ClassVar[str] = "fixed"
 
     def __init__(self, nodes: int, depth: int) -> None:
-        """Set the budget."""
         self._budget = Budget(nodes, depth)
 
     @classmethod
     def create(cls, context: ControllerContext) -> Self:
-        """The sizes that the user gave.
-
-        Raises:
-            InvalidOption: none was given, or one is below 1.
-        """
+        """Build from the user's sizes. InvalidOption: none was given, or one is below 1."""
         size = context.chosen(cls)
         if not size:
             raise InvalidOption("controller 'fixed' needs a size: give nodes, depth or both")
         return cls(**size)
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """The fixed budget, once per sequence."""
         return [self._budget] * len(sequences)

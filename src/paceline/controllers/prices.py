@@ -1,4 +1,4 @@
-"""What choices cost: the seconds of a batch's step, shared out among its sequences."""
+"""Cost of bandit choices: a batch's step seconds, shared among its sequences by least squares."""
 
 from __future__ import annotations
 
@@ -8,35 +8,29 @@ import numpy as np
 
 from paceline.types import IntArray, ProbArray
 
+# Decay per step.
 _MEMORY = 0.998
-"""Decay per step."""
 
+# Sequence-steps that the prior of a share counts for.
 _BELIEF = 0.05
-"""Sequence-steps that the first guess of a share counts for."""
 
+# Prior of a share, in units of the mean.
 _HOPE = 0.5
-"""First guess of a share, in units of the mean."""
 
+# A step that takes more than this many times the usual says little about its choices.
 _OUTLIER = 4.0
-"""A step that takes more than this many times the usual says little about its choices."""
 
 
 class Prices:
-    """Seconds by choice, for batches of one size.
-
-    The seconds of a step are taken to be a sum over the sequences of what their choices cost, and
-    the costs are found by least squares. A choice that was never made is taken to cost half of what
-    sequences cost on average, so that it will be made.
-    """
+    """Seconds by choice, for batches of one size. An untried choice gets half the mean cost."""
 
     def __init__(self, choices: int) -> None:
-        """Know nothing about that many choices."""
         self._gram: ProbArray = np.zeros((choices, choices))
         self._moments: ProbArray = np.zeros(choices)
         self._tokens = self._seconds = self._sequences = 0.0
 
     def add(self, chosen: List[int] | IntArray, tokens: int, seconds: float) -> None:
-        """Take a step in: the choice of each sequence, tokens committed, time taken."""
+        """Add a step: the choice of each sequence, tokens committed, time taken."""
         counts = np.bincount(chosen, minlength=len(self._moments)).astype(np.float64)
         if self._seconds:
             usual = max(float(counts @ self.shares), len(chosen) * self._mean)
@@ -49,7 +43,7 @@ class Prices:
 
     @property
     def shares(self) -> ProbArray:
-        """float64 `[choices]`, seconds that a sequence adds to a step by each choice."""
+        """Return float64 `[choices]`, seconds that a sequence adds to a step by each choice."""
         ridge = _BELIEF * np.eye(len(self._moments))
         seconds = self._moments + _BELIEF * _HOPE * self._mean
         return np.linalg.solve(self._gram + ridge, seconds).astype(np.float64, copy=False)
@@ -60,5 +54,5 @@ class Prices:
 
     @property
     def rate(self) -> float:
-        """Committed tokens per second of the batch; 0 before anything was observed."""
+        """Return committed tokens per second of the batch; 0 before anything was observed."""
         return self._tokens / self._seconds if self._seconds else 0.0

@@ -1,5 +1,4 @@
-"""What drafts promise: the estimates of their nodes, calibrated by what was accepted, and what is
-left of them once side branches have paid for their paths."""
+"""Calibrated acceptance probabilities of draft nodes, less the price of side branches."""
 
 from __future__ import annotations
 
@@ -14,25 +13,25 @@ from paceline.types import ROOT, TokenTree, Verdict
 
 
 class Promises:
-    """Promises of the drafts of each step, and how they were kept."""
+    """Acceptance probabilities of the drafts of each step, and their calibration."""
 
     def __init__(self) -> None:
         self._calibration = Calibration()
         self._proposed: dict[int, TokenTree] = {}
 
     def note(self, sequences: List[Sequence], drafts: List[TokenTree]) -> None:
-        """Remember what was proposed in this step, before anything is cut."""
+        """Note the drafts of this step, before anything is pruned."""
         self._proposed = {s.id: draft for s, draft in zip(sequences, drafts, strict=True)}
 
     def estimate(self, sequence: Sequence, chance: float) -> float:
-        """The estimate of a drafted token that stands with a chance."""
+        """Return the drafter's score of a token with that probability (inverse calibration)."""
         [estimate] = corrected([chance], 1 / self._calibration.factor(sequence.id))
         return estimate
 
     def worth(
         self, sequences: List[Sequence], drafts: List[TokenTree], costs: CostModel
     ) -> list[Worth]:
-        """The nodes without side branches that promise less than they cost."""
+        """Return the nodes, without side branches that gain less than they cost."""
         if not (costs.branch or costs.fork) or all(map(trees.is_chain, drafts)):
             promises = map(self.of, sequences, drafts)
             return [dict(enumerate(promise)) for promise in promises]
@@ -52,7 +51,7 @@ class Promises:
     def learn(
         self, sequences: List[Sequence], drafts: List[TokenTree], verdicts: List[Verdict]
     ) -> None:
-        """Drafts were verified, all but those that are empty."""
+        """Calibrate by verdicts; an empty draft counts as dropped."""
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if len(draft):
                 predicted = 0.0 if draft.scores is None else sum(draft.scores.tolist())
@@ -61,20 +60,17 @@ class Promises:
                 self._learn_unverified(sequence, verdict)
 
     def close(self, sequence: Sequence) -> None:
-        """Forget a sequence's own calibration."""
         self._calibration.close(sequence.id)
 
     def of(self, sequence: Sequence, draft: TokenTree) -> list[float]:
-        """Calibrated probabilities that the nodes are accepted."""
+        """Return calibrated acceptance probabilities of the nodes."""
         if draft.scores is None:
             return []
         return corrected(draft.scores.tolist(), self._calibration.factor(sequence.id))
 
     def _learn_unverified(self, sequence: Sequence, verdict: Verdict) -> None:
-        """A draft that was dropped whole tells whether its first tokens would have stood.
-
-        Without this, a drafter that did not pay once would never be tried again.
-        """
+        # A dropped draft shows whether its first tokens would have been accepted. Without this,
+        # a drafter that did not pay once would never be tried again.
         draft = self._proposed.get(sequence.id)
         if draft is None or draft.scores is None or not len(draft):
             return

@@ -1,45 +1,34 @@
-"""What a row costs at the moment, in units of what was measured once.
-
-A machine that is shared changes within seconds: while memory is short a forward is slow whatever
-its rows, and they are nearly free; while it is not, rows are what a forward takes. A curve of
-costs that was measured in one of these states chooses wrong sizes in the other. So recent steps
-are laid on a line over the measured cost of their rows: where it begins is the machine's pace,
-which changes no choice, and how steep it is, beside that, is the price.
+"""Present price of a row, relative to the measured one: least squares of recent step times over the
+measured cost of their rows. On a shared machine, memory-bound phases make rows nearly free and
+others do not. The intercept is the machine's pace, the slope relative to it the price.
 """
 
 from __future__ import annotations
 
+# Decay per step: a machine changes within seconds, of some hundred steps each.
 _MEMORY = 0.99
-"""Decay per step: a machine changes within seconds, of some hundred steps each."""
 
+# Weight of the measured price: as steps whose measured costs, in units of one row's, have this sum
+# of squares about their mean.
 _BELIEF = 0.1
-"""How much the measured price counts: as steps whose measured costs, in units of one row's, have
-this sum of squares about their mean."""
 
+# Bounds of a price.
 _LEAST, _MOST = 0.25, 4.0
-"""Bounds of a price."""
 
+# A step that takes more than so many times as long as was expected counts as so many.
 _OUTLIER = 1.5
-"""A step that takes more than so many times as long as was expected counts as so many."""
 
 
 class RowPrice:
-    """A line through recent steps, by least squares."""
+    """Running least-squares line through recent steps."""
 
     def __init__(self) -> None:
-        """Believe what was measured."""
+        # Of a row, in units of the measured one.
         self.price = 1.0
-        """Of a row, in units of the measured one."""
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, measured: float, seconds: float) -> None:
-        """A forward is over.
-
-        Args:
-            measured: what its rows beyond the first were measured to cost, in units of a forward
-                over one row.
-            seconds: what it took, in the same units.
-        """
+        """Add a forward: measured cost of its further rows, and time, in forwards of one row."""
         if self._weight > 1:
             pace = self._y / (self._weight + self.price * self._x)
             seconds = min(seconds, _OUTLIER * pace * (1 + self.price * measured))

@@ -1,9 +1,6 @@
-"""Which side branches of a batch's drafts promise more than they cost.
-
-In layout "exact" every root-to-leaf path attends to the whole context on its own. A draft's
-likeliest path is free of that; another must promise more tokens than the batch would commit
-without drafts in the time it takes, and all of them together what branching itself costs, which
-is paid once per forward. What is kept is worth what it promises less these prices.
+"""Pruning of side branches that gain less than they cost. In layout "exact" every root-to-leaf path
+attends to the context on its own. The likeliest path is free; another pays for its attention, and
+all together for branching, once per forward. Prices are in tokens of plain decoding.
 """
 
 from __future__ import annotations
@@ -13,16 +10,16 @@ from typing import NamedTuple
 
 from paceline.types import ROOT
 
+# By node, ascending, the tokens that it is worth; at most its parent's worth.
 Worth = dict[int, float]
-"""By node, ascending, the tokens that it is worth; at most its parent's worth."""
 
 
 class Priced(NamedTuple):
-    """A draft with a price on its branches.
+    """Draft with a price on its branches.
 
     Attributes:
         parents: as in a `TokenTree`.
-        promise: per node, probability that it is accepted, at most its parent's.
+        promise: per node, acceptance probability, at most its parent's.
         path: price of a path beyond the first, in tokens.
     """
 
@@ -32,12 +29,7 @@ class Priced(NamedTuple):
 
 
 def worth_keeping(drafts: Sequence[Priced], fork: float) -> list[Worth]:
-    """Per draft, the nodes that remain, and what they are worth.
-
-    Args:
-        drafts: one per sequence.
-        fork: price of branching at all, in tokens, once for all drafts.
-    """
+    """Return, per draft, the remaining nodes and their worth; `fork` is the price of branching."""
     heads = [_heads(draft, bool(fork)) for draft in drafts]
     gain = sum(
         value - draft.path
@@ -50,7 +42,7 @@ def worth_keeping(drafts: Sequence[Priced], fork: float) -> list[Worth]:
 
 
 def _heads(draft: Priced, forked: bool) -> dict[int, float]:
-    """Where side branches begin, and the tokens that each promises along its likeliest path."""
+    # First nodes of side branches, and the tokens expected along each one's likeliest path.
     if not (draft.path or forked) or draft.parents == list(range(ROOT, len(draft.parents) - 1)):
         return {}
     promise = list(draft.promise)
@@ -66,7 +58,7 @@ def _heads(draft: Priced, forked: bool) -> dict[int, float]:
 
 
 def _worth(draft: Priced, heads: dict[int, float], left: float) -> Worth:
-    """What remains of a draft if `left` is the share of a branch's gain beyond the fork's price."""
+    # `left` is the share of a branch's gain beyond the price of the fork.
     if not heads:
         return dict(enumerate(draft.promise))
     worth: Worth = {}

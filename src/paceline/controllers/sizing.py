@@ -1,17 +1,7 @@
-"""How many nodes to verify.
-
-Verifying n nodes beside B roots commits g(n) = B + (sum of the n likeliest) tokens in expected
-value and takes t(B + n) seconds. A node must commit more than its time would at the tokens per
-second of the long run, `rate`, so n maximises g(n) - rate * t(B + n): where drafts are bad, few
-are verified. Where they are good, the step's own rate is higher than that, and counts instead, so
-that n maximises g / t: late nodes of long drafts promise more than they keep.
-
-Where a change of size costs extra, the last size is a state, and the choice a Markov decision
-problem of average reward: with h(s) the worth of being at size s, the best size maximises
-g(s) - rate * (t(s) + [s is not the last] * switch) + h(s). h is learned by
-relative value iteration, one step of it per step of decoding, so the policy follows the text: it
-stays at a large size where drafts are steadily good, and leaves a small one only for a promising
-draft. Lists, not arrays: there are few sizes, and this runs at every step.
+"""Number of nodes to verify: n maximises g(n) - rate * t(B + n), with g the expected committed
+tokens, t the seconds, B the roots and `rate` the long-run tokens per second, or the step's own
+if higher. Where a change of size costs extra, the last size is the state of an average-reward
+Markov decision problem, solved by one step of relative value iteration per decoding step.
 """
 
 from __future__ import annotations
@@ -20,18 +10,18 @@ from collections.abc import Sequence
 
 from paceline.controllers.cost import CostModel
 
+# Factor by which a draft must beat plain decoding: costs are known no better than that.
 MARGIN = 1.02
-"""How much better than plain decoding a draft must look: costs are known no better than that."""
 
+# Weight of one step in the values of sizes.
 _PACE = 1 / 16
-"""Weight of one step in what sizes are worth."""
 
+# Decay per step of the long-run rate.
 _MEMORY = 0.98
-"""Decay per step of the long-run rate."""
 
 
 class Sizing:
-    """Chooses the number of nodes to verify, step by step."""
+    """Choose the number of nodes to verify, step by step."""
 
     def __init__(self) -> None:
         self._roots = 0
@@ -40,9 +30,9 @@ class Sizing:
         self._worth: list[float] = []
         self._committed = self._spent = 0.0
         self._earned = self._paid = 1.0  # of late, in steps of plain decoding
+        # Seconds that the best number of the last nodes saves, in a steady run: what plain
+        # decoding would need for the tokens that they gain, less their own time.
         self.saved = 0.0
-        """Seconds that the best number of the last nodes saves, in a steady run: what plain
-        decoding would need for the tokens that they gain, less their own time."""
 
     def choose(
         self,
@@ -52,18 +42,17 @@ class Sizing:
         beside: int = 0,
         making: float = 0.0,
     ) -> tuple[int, int]:
-        """How many of the ranked nodes to verify beside `roots` roots, and the size to pad to.
+        """Return the number of ranked nodes to verify beside `roots` roots, and the size to pad to.
 
-        A size may be kept through a step whose draft cannot fill it. Where size changes cost
-        nothing, the size is 0: no padding.
+        A size may be kept through a step whose draft cannot fill it. Size 0: no padding, where size
+        changes cost nothing.
 
         Args:
             gains: tokens of a step with 0, 1, ... of the ranked nodes (`batch_gains`).
             roots: sequences in the batch.
-            costs: what forwards cost.
-            beside: rows of the forward that belong to none of the sequences. They are there for
-                their own sake: a node must gain more than its own time would commit in a plain
-                step. And such a forward is an exception, so no size is kept for it.
+            costs: forward costs.
+            beside: rows of prefill in the forward. With them a node must gain more than its own
+                time would commit in a plain step, and no size is kept.
             making: seconds of this step that go into drafts.
         """
         most = len(gains) - 1
@@ -105,7 +94,7 @@ class Sizing:
         return nodes[best], size
 
     def ran(self, size: int) -> bool:
-        """Note the padded size of a forward; whether it was that of the one before."""
+        """Note the padded size of a forward; return whether it was that of the one before."""
         same = size == self._last
         self._last = size
         return same
@@ -115,7 +104,6 @@ class Sizing:
         return self._committed / self._spent
 
     def _restart(self, roots: int, costs: CostModel) -> None:
-        """Another batch size is another problem."""
         self._roots = roots
         sizes = [size for size in costs.sizes if size >= costs.size(roots)]
         self._sizes = sizes or [costs.size(roots)]
@@ -128,7 +116,7 @@ class Sizing:
 def _best(
     gains: Sequence[float], rate: float, counts: list[int], seconds: list[float]
 ) -> tuple[int, float]:
-    """The number of nodes, and its seconds, that commit most beyond what its time is worth."""
+    # Most tokens beyond what the time is worth.
     left = [gains[n] - rate * spent for n, spent in zip(counts, seconds, strict=True)]
     best = left.index(max(left))
     return counts[best], seconds[best]
@@ -137,11 +125,8 @@ def _best(
 def _forwards(
     costs: CostModel, rows: int, sequences: int, most: int
 ) -> tuple[list[int], list[float]]:
-    """Numbers of nodes beside so many rows, 0 to `most`, and the seconds of such forwards.
-
-    Where rows are padded these are the numbers that fill a size up: fewer take as long. Behind the
-    largest size seconds are in proportion.
-    """
+    # With padding, only numbers that fill a size up: fewer take as long. Beyond the largest
+    # size seconds are in proportion.
     if not costs.padded:
         return list(range(most + 1)), costs.span(rows, most, sequences)
     counts, seconds = [0], [costs.time(rows, sequences)]

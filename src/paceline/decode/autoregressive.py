@@ -1,8 +1,6 @@
-"""The decode loop: draft, verify in one pass, keep the accepted path, commit.
+"""Decode loop of speculative decoding: draft, verify in one target forward, commit.
 
-`AutoregressiveDecoder.step` is all of speculative decoding on one screen. It works on a list of
-sequences; a batch is ragged, every sequence accepts its own number of tokens, nothing is padded.
-Chunks of prompts may ride along in the same forward (`reading.py`).
+Batches are ragged: each sequence accepts its own number of tokens, without padding.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from paceline.verifiers.base import Verifier
 
 
 class AutoregressiveDecoder:
-    """Decodes a batch of sequences with one target, drafter, verifier and controller."""
+    """Decode a batch of sequences with one target, drafter, verifier and controller."""
 
     def __init__(
         self,
@@ -36,28 +34,23 @@ class AutoregressiveDecoder:
         controller: Controller,
         stops: StopRules,
     ) -> None:
-        """Bind the parts; drafter, verifier and controller may be replaced between steps."""
         self.target = target
         self.drafter = drafter
         self.verifier = verifier
         self.controller = controller
         self.stops = stops
         self.memory = memory_of(target)
-        """The target's key-value memory, if it states what it has."""
         self._reader = Reader(target)
         self._watches: dict[int, TextWatch] = {}
 
     def admit(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
-        """Open a sequence's cache. Chunks bring its tokens up to the root in, then `begin` it."""
+        """Open a sequence's cache. Prefill its tokens in chunks before `begin`."""
         self._reader.open(sequence, self.drafter.needs)
         if watch is not None:
             self._watches[sequence.id] = watch
 
     def begin(self, sequence: Sequence) -> None:
-        """Let the drafter know an admitted sequence, if all its tokens up to the root are cached.
-
-        What others have read of them meanwhile counts.
-        """
+        """Open the drafter of an admitted sequence once its tokens up to the root are cached."""
         self._reader.share(sequence, self.drafter.needs)
         if sequence.unread:
             return
@@ -74,11 +67,7 @@ class AutoregressiveDecoder:
         sequence.stats.draft_seconds += perf_counter() - begin
 
     def open(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
-        """Admit a sequence, read all of its prompt but the root, and begin it.
-
-        Raises:
-            OutOfMemory: the target's cache has no room for the prompt.
-        """
+        """Admit a sequence, prefill its prompt and begin it; raises OutOfMemory."""
         begin = perf_counter()
         self.admit(sequence, watch)
         try:
@@ -90,19 +79,15 @@ class AutoregressiveDecoder:
             raise
 
     def read(self, chunks: List[Chunk]) -> None:
-        """Cache chunks of admitted sequences' tokens in a forward of their own."""
+        """Prefill chunks of admitted sequences in a forward of their own."""
         begin = perf_counter()
         outputs = self.target.forward(self._reader.passes(chunks, self.drafter.needs))
         self._reader.take(chunks, outputs, perf_counter() - begin)
 
     def step(self, sequences: List[Sequence], chunks: List[Chunk] = ()) -> list[Commit]:
-        """One round for every sequence; each commits at least one token.
+        """Decode one step; every sequence commits at least one token. Also prefills `chunks`.
 
-        Sequences whose commit has a finish reason must be closed by the caller.
-
-        Args:
-            sequences: those that have begun, at least one.
-            chunks: tokens of others to cache in the same forward.
+        The caller must close sequences whose commit has a finish reason.
         """
         begin = perf_counter()
         beside = self.controller.beside = sum(chunk.tokens for chunk in chunks)
@@ -150,18 +135,14 @@ class AutoregressiveDecoder:
         return commits
 
     def close(self, sequence: Sequence) -> None:
-        """Forget a sequence: release its cache and tell drafter and controller.
-
-        One that has not ended may be admitted again later, and goes on where it was.
-        """
+        """Release a sequence; an unfinished one may be admitted again later and then continues."""
         self._watches.pop(sequence.id, None)
         self.drafter.close(sequence)
         self.controller.close(sequence)
         self._reader.close(sequence)
 
     def _cap(self, sequence: Sequence, budget: Budget) -> Budget:
-        """No more than the request allows, and no deeper than tokens are left: the last one always
-        comes from the target."""
+        # The last token of a request always comes from the target, so drafts leave room for it.
         budget = sequence.speculation.cap(budget)
         context = self.target.capabilities.max_context - len(sequence.tokens)
         depth = max(0, min(budget.depth, sequence.room - 1, context - 1))

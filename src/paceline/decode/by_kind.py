@@ -1,9 +1,7 @@
-"""One drafter and controller for greedy requests, another pair for sampled ones.
+"""Separate drafter and controller for greedy and for sampled requests.
 
-Sampled text repeats itself less and is foretold less surely, so what pays at temperature 0 may not
-pay above. Which pair serves a request follows from its parameters alone, so every guarantee holds.
-Each pair sees its own requests only. In a batch of both kinds each controller takes the roots of
-the other kind for rows that are there anyway, and no times are learned from.
+Sampled text is less predictable, so other drafts pay. The choice depends on request parameters
+alone, so every guarantee holds.
 """
 
 from __future__ import annotations
@@ -27,34 +25,29 @@ _temperature = attrgetter("params.temperature")  # 0 is greedy; read several tim
 
 
 class DraftersByKind(Parts):
-    """Asks one drafter for greedy requests and one for sampled ones."""
+    """Dispatch to one drafter for greedy and one for sampled requests."""
 
     name: ClassVar[str] = "by-kind"
 
     def __init__(self, greedy: Drafter, sampled: Drafter) -> None:
-        """Take the two; both must draft as the same verifier takes it."""
         super().__init__([greedy, sampled])
         self.kind = greedy.kind
 
     def open(self, sequence: Sequence) -> None:
-        """Tell the drafter of its kind."""
         self._of(sequence).open(sequence)
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """Tell the drafter of its kind, if that needs features."""
         part = self._of(sequence)
         if part.needs.features:
             part.read(sequence, features)
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
-        """What the drafters need of a step over their own requests."""
         if (alone := _only(sequences)) is not None:
             return self.parts[alone].needs_of(sequences)
         shares = _shares(sequences)
         return together([self.parts[i].needs_of(_at(places, sequences)) for i, places in shares])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """Each drafter drafts for its own requests."""
         if (alone := _only(sequences)) is not None:
             return self.parts[alone].propose(sequences, budgets)
         drafts = [trees.EMPTY] * len(sequences)
@@ -72,7 +65,6 @@ class DraftersByKind(Parts):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Each drafter learns from its own requests."""
         if (alone := _only(sequences)) is not None:
             self.parts[alone].observe(sequences, drafts, verdicts, outputs)
             return
@@ -83,7 +75,6 @@ class DraftersByKind(Parts):
             )
 
     def close(self, sequence: Sequence) -> None:
-        """Tell the drafter of its kind."""
         self._of(sequence).close(sequence)
 
     def _of(self, sequence: Sequence) -> Drafter:
@@ -91,17 +82,17 @@ class DraftersByKind(Parts):
 
 
 class ControllersByKind(Controller):
-    """Asks one controller about greedy requests and one about sampled ones."""
+    """Dispatch to one controller for each. In mixed batches each counts the other's roots as given
+    rows, and learns no times.
+    """
 
     name: ClassVar[str] = "by-kind"
 
     def __init__(self, greedy: Controller, sampled: Controller) -> None:
-        """Take the two."""
         self.parts = (greedy, sampled)
         self.costs = greedy.costs or sampled.costs
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        """Each controller sets the budgets of its own requests."""
         if (alone := _only(sequences)) is not None:
             self.parts[alone].beside, self.parts[alone].queue = self.beside, self.queue
             return self.parts[alone].budgets(sequences)
@@ -114,7 +105,6 @@ class ControllersByKind(Controller):
         return out
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
-        """Each controller prunes the drafts of its own requests."""
         if (alone := _only(sequences)) is not None:
             kept = self.parts[alone].select(sequences, drafts)
             self.rows = self.parts[alone].rows
@@ -136,7 +126,6 @@ class ControllersByKind(Controller):
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
-        """Each controller learns from its own requests, with their share of the drafting."""
         if (alone := _only(sequences)) is not None:
             part = self.parts[alone]
             part.observe(sequences, drafts, verdicts, draft_seconds, forward_seconds)
@@ -149,7 +138,6 @@ class ControllersByKind(Controller):
             )
 
     def close(self, sequence: Sequence) -> None:
-        """Tell the controller of its kind."""
         self.parts[_index(sequence)].close(sequence)
 
 
@@ -158,14 +146,13 @@ def _index(sequence: Sequence) -> int:
 
 
 def _only(sequences: List[Sequence]) -> int | None:
-    """The index of the kind that all are of, as in most batches; None if they differ."""
+    # Fast path for batches of one kind; None for mixed ones.
     if not any(map(_temperature, sequences)):
         return 0
     return 1 if all(map(_temperature, sequences)) else None
 
 
 def _shares(sequences: List[Sequence]) -> Iterator[tuple[int, list[int]]]:
-    """Per kind that there is: its index, and the places of its requests."""
     for index in (0, 1):
         places = [place for place, each in enumerate(sequences) if _index(each) == index]
         if places:

@@ -1,4 +1,4 @@
-"""What a step of any decoder did to one sequence."""
+"""Result of a decoding step."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from paceline.types import FinishReason
 
 
 class Commit(NamedTuple):
-    """Tokens that one step added to a sequence.
+    """Tokens that one step added to a sequence (already extended), at least one.
 
-    Attributes:
-        sequence: the sequence, already extended.
-        tokens: the new tokens, at least one.
-        sources: per token, the drafter it came from, or None if the target chose it.
-        finish_reason: why the sequence ended with them, or None.
+    `sources` names per token its drafter, or None if the target chose it.
     """
 
     sequence: Sequence

@@ -1,9 +1,6 @@
-"""Tokens on their way into the target's cache before a sequence decodes: its prompt, or after a
-preemption all that it had.
+"""Chunked prefill of a sequence's tokens: its prompt, or after preemption all it had.
 
-They come in chunks, which ride as passes without drafts in the forwards of other sequences' steps
-(where a chunk ends does not change a bit of the cache). A sequence begins with what others have
-cached of its head, but for tokens whose features its drafter needs: those come from reading.
+Chunks are passes without drafts in other sequences' forwards; their boundaries change no result.
 """
 
 from __future__ import annotations
@@ -20,37 +17,35 @@ from paceline.types import LogitArray, Needs
 
 
 class Reader:
-    """Opens, fills and releases the caches of sequences in one target."""
+    """Open, prefill and release the caches of sequences in one target."""
 
     def __init__(self, target: Target) -> None:
-        """Read nothing yet."""
         self._target = target
         self._paged = memory_of(target) is not None
         self._features: dict[int, list[LogitArray]] = {}
 
     def open(self, sequence: Sequence, needs: Needs) -> None:
-        """Give a sequence a cache, which may hold the head of its tokens already."""
+        """Open a cache, which may already hold a shared prefix."""
         sequence.cache = self._target.open()
         sequence.reading = True
         self.share(sequence, needs)
 
     def share(self, sequence: Sequence, needs: Needs) -> None:
-        """Go on from what others have cached of a sequence's head meanwhile."""
+        # Shared tokens get no features, so sharing ends where the drafter needs them.
         if not self._paged:
             return
         read = sequence.cache.length
         sequence.cache.share(sequence.tokens[: _featureless(sequence, needs)])
         if sequence.cache.length != read:
-            self._features.pop(sequence.id, None)  # they are of tokens before a gap
+            self._features.pop(sequence.id, None)  # features must be contiguous
 
     def read_all(self, sequence: Sequence, needs: Needs) -> None:
-        """Read what is unread at once; raises OutOfMemory."""
+        """Prefill all unread tokens at once; raises OutOfMemory."""
         rest = sequence.tokens[sequence.cache.length : -1]
         seen = self._target.prefill(sequence.cache, rest, needs.features)
         self._note(sequence, seen)
 
     def passes(self, chunks: List[Chunk], needs: Needs) -> list[Pass]:
-        """What `chunks` bring into a forward."""
         out = []
         for sequence, tokens in chunks:
             start = sequence.cache.length
@@ -59,7 +54,7 @@ class Reader:
         return out
 
     def take(self, chunks: List[Chunk], outputs: List[Output], seconds: float) -> None:
-        """Keep what a forward has read in so many seconds."""
+        """Commit the chunks of a forward that took `seconds`."""
         total = sum(chunk.tokens for chunk in chunks)
         for (sequence, tokens), output in zip(chunks, outputs, strict=True):
             self._target.keep(sequence.cache, tokens, ())
@@ -68,19 +63,18 @@ class Reader:
             sequence.stats.prefill_seconds += seconds * tokens / total
 
     def features(self, sequence: Sequence) -> LogitArray | None:
-        """Features of the last tokens before the root, if they were asked for."""
+        """Return features of the last tokens before the root, if needed by the drafter."""
         seen = self._features.get(sequence.id)
         if seen is None:
             return None
         return seen[0] if len(seen) == 1 else np.concatenate(seen)
 
     def done(self, sequence: Sequence) -> None:
-        """The sequence decodes from now on."""
         self._features.pop(sequence.id, None)
         sequence.reading = False
 
     def close(self, sequence: Sequence) -> None:
-        """Release a sequence's cache; others may still begin with what it held."""
+        """Release a sequence's cache; its tokens stay in the prefix cache."""
         self.done(sequence)
         if sequence.cache is not None:
             if self._paged:
@@ -96,7 +90,6 @@ class Reader:
 
 
 def _featureless(sequence: Sequence, needs: Needs) -> int:
-    """How many tokens the sequence begins with whose features nobody needs."""
     before = len(sequence.tokens) - 1
     if not needs.features:
         return before

@@ -1,12 +1,7 @@
-"""Superposed decoding: several drafts of a continuation from one pass per token.
+"""Superposed decoding (Shen et al., NeurIPS 2024, arXiv:2405.18400): k drafts per forward. Lossy.
 
-Shen et al., "Superposed Decoding" (NeurIPS 2024). The input of a step is the sum of the drafts'
-last token embeddings, weighted by the drafts' probabilities; its logits, shared by all drafts,
-extend each of them, and n-gram models tell the drafts apart. It is lossy: a pass over a mixture is
-only close to a pass over each draft.
-
-Where the paper mixes n-gram models of fixed orders by weights, the longest order that knows a
-continuation counts here, as in stupid back-off (Brants et al. 2007).
+The input is the sum of the drafts' last token embeddings, weighted by their probabilities. N-gram
+models separate the drafts, here by stupid back-off (Brants et al. 2007) instead of fixed weights.
 """
 
 from __future__ import annotations
@@ -23,50 +18,47 @@ from paceline.drafters.automaton import ROOT_STATE, Automaton
 from paceline.target import Pass, Target
 from paceline.types import LogitArray, ProbArray
 
+# Cost in nats of a continuation that no n-gram contains.
 MISS = 200.0
-"""What a continuation that no n-gram knows costs, in nats."""
 
 _BACK_OFF = math.log(0.4)
 
+# State of the n-gram automaton, and how many tokens of the text it covers.
 Context = tuple[int, int]
-"""A state of the n-gram model's automaton, and how many tokens of the text belong to it."""
 
 
 @runtime_checkable
 class Superposing(Protocol):
-    """A target that takes weighted sums of token embeddings as input."""
+    """A target that accepts weighted sums of token embeddings as input."""
 
     def forward_superposed(
         self, cache: Any, tokens: TokenIds[int], weights: TokenIds[float]
     ) -> LogitArray:
-        """Append one position to a cache; float32 `[vocabulary]` logits after it."""
+        """Append one position to a cache; return float32 `[vocabulary]` logits after it."""
         ...
 
 
 class NGrams:
-    """How often what followed what in some texts, for contexts of 1 to `depth` tokens."""
+    """N-gram counts of texts, for contexts of 1 to `depth` tokens."""
 
     def __init__(self, texts: Iterable[TokenIds[int]], depth: int = 5) -> None:
-        """Count."""
         self._texts = Automaton(depth)
         for text in texts:
             self._texts.begin()
             self._texts.extend(text)
 
     def context(self, tokens: TokenIds[int]) -> Context:
-        """The longest known context at the end of `tokens`."""
+        """Return the longest known context at the end of `tokens`."""
         context = (ROOT_STATE, 0)
         for token in tokens[-self._texts.depth :]:
             context = self.follow(context, token)
         return context
 
     def follow(self, context: Context, token: int) -> Context:
-        """The context after one more token."""
         return self._texts.follow(*context, token)
 
     def logprob(self, context: Context, token: int) -> float:
-        """Log of the share of `token` after the longest context that it followed; `-MISS` if it
-        followed none. Shorter contexts that occurred more often cost a factor of 0.4 each."""
+        """Return the stupid back-off log score of `token`, factor 0.4; `-MISS` if unseen."""
         texts, (state, _), discount = self._texts, context, 0.0
         while state != ROOT_STATE:
             after = texts.step(state, token)
@@ -79,14 +71,7 @@ class NGrams:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """One continuation.
-
-    Attributes:
-        tokens: the continuation; an end token, if one came, is the last.
-        score: sum of interpolated log-probabilities, in nats.
-        context: for the n-gram model.
-        ended: whether an end token came.
-    """
+    """One continuation; `score` is the sum of interpolated log-probabilities, in nats."""
 
     tokens: tuple[int, ...]
     score: float
@@ -104,19 +89,10 @@ def superpose(
     alpha: float = 0.0,
     end: TokenIds[int] = (),
 ) -> tuple[list[Draft], int]:
-    """The `k` best continuations that one superposed pass per token finds.
+    """Return the `k` best continuations by superposed decoding, and the number of forwards.
 
-    Args:
-        target: implements `Superposing`.
-        prompt: token ids, at least one; with `tokens` no longer than the context.
-        k: number of continuations.
-        tokens: length of each in tokens, unless an end token comes before.
-        ngrams: tells drafts apart.
-        alpha: weight of `ngrams`, from 0 (the target alone) to 1. Without `ngrams` it must be 0.
-        end: tokens that end a continuation.
-
-    Returns:
-        Drafts, best first, and the number of forwards: one per token.
+    `prompt` has at least one token, and fits the context with `tokens`. `alpha` weights `ngrams`,
+    from 0 (target alone) to 1; it must be 0 without `ngrams`.
     """
     assert isinstance(target, Superposing)
     start = ngrams.context(prompt) if ngrams else (ROOT_STATE, 0)
@@ -141,7 +117,7 @@ def superpose(
 
 
 def weights(drafts: TokenIds[Draft]) -> ProbArray:
-    """float64, the drafts' probabilities as shares of their sum."""
+    """Return the drafts' probabilities, normalised, float64."""
     scores = np.array([draft.score for draft in drafts])
     shares = np.exp(scores - scores.max())
     normalised: ProbArray = shares / shares.sum()
@@ -156,7 +132,6 @@ def _extend(
     alpha: float,
     end: frozenset[int],
 ) -> list[Draft]:
-    """The `k` best of every draft with each of the `k` likeliest tokens, and of ended drafts."""
     exact = logits.astype(np.float64)
     logprobs = exact - exact.max()
     logprobs -= np.log(np.exp(logprobs).sum())

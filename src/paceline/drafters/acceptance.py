@@ -1,13 +1,7 @@
-"""When to stop drafting, by predicted acceptance (SpecDec++, Huang et al. 2024, arXiv:2405.19715).
+"""Acceptance head that ends draft chains early: SpecDec++ (Huang et al. 2024, arXiv:2405.19715).
 
-A small head reads the network's state behind each drafted token and says how likely the target is
-to accept that token. The product over a chain is the chance that all of it stands; once it is low,
-drafting on would cost more than it brings. The paper's theorem 1: the best rule has such a form.
-Unlike the paper's, the head also starts from the probability that the network's own law gave the
-token, which says most of it where texts to learn from are few.
-
-The token that makes the chain doubtful stays in the draft, and the one behind it is never drawn:
-the rule looks at what was drafted before, and never decides about a token by that token.
+The head predicts the acceptance probability of each drafted token from the hidden state after
+it and, unlike the paper's, from the token's own draft probability.
 """
 
 from __future__ import annotations
@@ -27,8 +21,8 @@ from paceline.networks.tensor_file import write_tensors
 from paceline.networks.weights import Trained
 from paceline.types import IntArray, LogitArray, ProbArray, TokenTree
 
+# Least probability that the whole chain is accepted, for drafting to go on; the paper's.
 STANDS = 0.7
-"""Least chance that all of a chain stands, for which it goes on; the paper's."""
 
 _KIND = "acceptance"
 _EPSILON = 1e-6
@@ -36,15 +30,14 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceHead:
-    """Residual blocks over a network's state.
+    """Residual blocks over the hidden state of a drafter network.
 
     Attributes:
-        parameters: float32: "scale" `[width]` of the states' axes, "in" `[inner, width]`, "block.N"
-            `[inner, inner]` and its "bias", "out" `[inner]`, "own" `[1]`, the weight of the
-            network's own log-odds, and "bias" `[1]`.
-        rejection: how much more a token that was wrongly trusted weighed in training.
-        metadata: provenance, as text; "weights" is the digest of the network that it was trained
-            with.
+        parameters: float32: "scale" `[width]`, "in" `[inner, width]`, "block.N" `[inner, inner]`
+            and "block.N.bias", "out" `[inner]`, "own" `[1]` (weight of the draft log-odds),
+            "bias" `[1]`.
+        rejection: weight of falsely trusted tokens in the training loss.
+        metadata: provenance; "weights" is the digest of the network it was trained with.
     """
 
     parameters: Mapping[str, LogitArray]
@@ -53,15 +46,12 @@ class AcceptanceHead:
 
     @property
     def width(self) -> int:
-        """Width of the states that it reads."""
         return int(self.parameters["in"].shape[1])
 
     def chances(self, states: LogitArray, own: ProbArray) -> ProbArray:
-        """Of tokens being accepted, float64 `[n]`.
+        """Return acceptance probabilities, float64 `[n]`.
 
-        Args:
-            states: float32 `[n, width]`, the network's behind each token.
-            own: float64 `[n]`, probability of each in the network's law before it.
+        `states` are float32 `[n, width]`, after the tokens; `own` are their draft probabilities.
         """
         named = self.parameters
         x = states * named["scale"] @ named["in"].T
@@ -74,54 +64,34 @@ class AcceptanceHead:
 
 
 def log_odds(chances: ProbArray) -> ProbArray:
-    """log(p / (1 - p)), finite where p is 0 or 1."""
+    """Return log(p / (1 - p)), clipped so that it is finite at 0 and 1."""
     inside = np.clip(chances, _EPSILON, 1 - _EPSILON)
     found: ProbArray = np.log(inside / (1 - inside))
     return found
 
 
 def blocks_of(parameters: Mapping[str, object]) -> int:
-    """How many blocks there are."""
     return sum(name.startswith("block.") and name.endswith(".bias") for name in parameters)
 
 
 def unweighted(predictions: ProbArray, rejection: float) -> ProbArray:
-    """Probabilities of acceptance from those of a head trained with a rejection weight w.
-
-    The weighted loss is least at s = y / (y + w (1 - y)); this gives back y, float64 `[n]`.
-    """
+    """Return y, float64 `[n]`, from s = y / (y + w (1 - y)), the optimum of the weighted loss."""
     found: ProbArray = rejection * predictions / (rejection * predictions + 1 - predictions)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class DoubtfulStop:
-    """Drafts chains that end where they become doubtful.
-
-    Attributes:
-        head: predicts acceptance.
-        ids: int64 `[draft vocabulary]`, token ids.
-        stands: least chance that all of a chain stands, for which it goes on.
-    """
+    """Drafts argmax chains while the chain's acceptance probability is at least `stands`."""
 
     head: AcceptanceHead
     ids: IntArray
     stands: float
 
     def chains(self, runner: Runner, grown: List[Grown], wanted: List[int]) -> list[TokenTree]:
-        """Chains of the likeliest tokens, step by step over the batch.
+        """Draft chains of 1 to `wanted` tokens; scores are acceptance probabilities.
 
-        Args:
-            runner: drafts a token per step.
-            grown: what contexts have gained.
-            wanted: most tokens for each, at least one.
-
-        Returns:
-            One chain for each. Scores are predicted chances to stand; of a last token that nothing
-            was predicted of, since the chain was as long as wanted, by the network's own law.
-
-        Raises:
-            OutOfMemory: the network's own cache is full.
+        Raises OutOfMemory if the network's KV cache is full.
         """
         branches = runner.start(grown)
         tokens: list[list[int]] = [[] for _ in grown]
@@ -152,7 +122,7 @@ class DoubtfulStop:
 
 
 def check_steps(trained: Trained) -> None:
-    """Raise InvalidOption unless a network drafts one token after another."""
+    """Raise InvalidOption unless the network drafts autoregressively."""
     network = trained.network
     if network.width > 1 or network.steps == 1 or network.blank:
         raise InvalidOption(
@@ -162,25 +132,15 @@ def check_steps(trained: Trained) -> None:
 
 
 def save_acceptance_head(path: Path, head: AcceptanceHead) -> None:
-    """Write a head, whole or not at all.
-
-    Raises:
-        InvalidOption: the file cannot be written.
-    """
+    """Write a head atomically. Raises InvalidOption if the file cannot be written."""
     metadata = {**head.metadata, "kind": _KIND, "rejection": repr(head.rejection)}
     write_tensors(path, head.parameters, metadata)
 
 
 def load_acceptance_head(path: Path, weights: str) -> AcceptanceHead:
-    """Read a head.
+    """Read a head trained with the network of digest `weights`.
 
-    Args:
-        path: of the file.
-        weights: digest of the network that drafts.
-
-    Raises:
-        InvalidOption: the file is missing, damaged, holds something else, or was trained with
-            another network.
+    Raises InvalidOption if the file is missing, damaged, of another kind, or of another network.
     """
     try:
         with safe_open(path, framework="numpy") as file:

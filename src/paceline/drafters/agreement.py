@@ -1,11 +1,7 @@
-"""What two drafts promise together: a copy of earlier text, and a draft that knows more.
+"""Union of a copied draft and a network draft, with combined acceptance probabilities (estimates).
 
-Where both say the same token, it comes true oftener than either says: as if the copy were evidence
-of its own. Where they differ, what each says speaks against the other: with chances c of the copy
-and q of the other, that the copy is right, that the other is, and that neither is are as
-c (1 - q) to 2 q (1 - c) to 2 (1 - q) (1 - c). Both rules come as near to what happens as a logistic
-regression on c and q (`docs/results.md`, trained drafters). They make estimates, and no guarantee
-hangs on these.
+Agreement counts as partly independent evidence. On disagreement, with probabilities c of the
+copy and q of the network: copy : network : neither = c (1-q) : 2 q (1-c) : 2 (1-q) (1-c).
 """
 
 from __future__ import annotations
@@ -16,20 +12,14 @@ import numpy as np
 
 from paceline.types import ROOT, TokenTree
 
+# Share of the copy's probability that counts as independent evidence on agreement.
 _AGREEING = 0.8
-"""Share of a copy's chance that counts as evidence of its own where the other says the same."""
 
 
 def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
-    """The union of two drafts, with what its nodes promise together.
+    """Merge two drafts with scores, that of more expected accepted tokens first.
 
-    The draft that promises more tokens by that stands first, whole, and behind it what the other
-    one has beside it with a chance of more than `least`.
-
-    Args:
-        copy: with scores, and without a law.
-        other: likewise, of a drafter that knows more.
-        least: chance of being committed.
+    `other` knows more. Nodes of the second draft need a combined probability above `least`.
     """
     tokens, parents = copy.tokens.tolist(), copy.parents.tolist()
     copied = _given_parents(copy, parents)
@@ -55,7 +45,7 @@ def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
 
 
 def _given_parents(draft: TokenTree, parents: list[int]) -> list[float]:
-    """Chances of nodes where their parents stand."""
+    # Conditional probability of each node given its parent.
     assert draft.scores is not None
     scores = draft.scores.tolist()
     reached = [*scores, 1.0]  # that of the root stands at its index, -1
@@ -66,7 +56,7 @@ def _given_parents(draft: TokenTree, parents: list[int]) -> list[float]:
 
 
 def _join(other: TokenTree, tokens: list[int], parents: list[int]) -> list[int]:
-    """Put another draft's nodes into a union that holds one already. Gives their places."""
+    # Appends the nodes of `other` to the union; returns their indices there.
     known = dict(zip(zip(parents, tokens, strict=True), range(len(tokens)), strict=True))
     places: list[int] = []
     for token, parent in zip(other.tokens.tolist(), other.parents.tolist(), strict=True):
@@ -81,7 +71,7 @@ def _join(other: TokenTree, tokens: list[int], parents: list[int]) -> list[int]:
 
 
 def _together(copied: list[float], said: Mapping[int, float], parents: list[int]) -> list[float]:
-    """Chances of being committed, by node of the union: those of the copy come first."""
+    # Combined acceptance probability of each node of the union; nodes of the copy come first.
     surest: dict[int, float] = {}  # by parent that the other goes on from: what it is surest of,
     for node, chance in said.items():
         above = parents[node]

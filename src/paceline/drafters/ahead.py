@@ -1,7 +1,6 @@
-"""A sequence as it would be if drafted tokens were committed: what decodes ahead of the target.
+"""Speculative copy of a sequence, for drafters that decode and verify ahead of the target.
 
-A drafter that verifies drafts of its own needs all that a decoder has: tokens, a sampler that
-knows them, and draws. None of it may touch the real sequence, whose tokens are not settled yet.
+The copy has its own tokens, sampler state and random draws, and never touches the real one.
 """
 
 from __future__ import annotations
@@ -14,27 +13,25 @@ from paceline.sampling import Sampler
 from paceline.sequence import Sequence
 from paceline.types import Law, LogitArray, ProbArray
 
+# Most tokens drafted ahead; names of nested draws have room for this many roots.
 LONGEST = 200
-"""Most tokens that may be drafted ahead; names of draws have room for so many roots."""
 
 _ROOT_BITS, _PURPOSE_BITS = 8, 3
 
 
 class Ahead:
-    """Drafted tokens behind a sequence, and the sequence that ends with them.
+    """A sequence extended by drafted tokens.
 
     Attributes:
         sequence: a copy of the real sequence, longer by the drafted tokens.
-        rows: the laws that the drafted tokens come from, as far as they were given.
+        rows: draft distributions of those tokens, where given.
     """
 
     def __init__(self, sequence: Sequence, *, fresh: bool) -> None:
-        """Start with no drafted token.
+        """Copy a sequence, which may be such a copy itself.
 
-        Args:
-            sequence: the sequence to run ahead of. It may run ahead of another itself.
-            fresh: draw under names of its own instead of the real sequence's names, so that what
-                is drafted does not depend on the draws that will decide about it.
+        With `fresh` draws, the draft is independent of the draws that verify it (p/q rules);
+        otherwise it shares the Gumbel noise of the real sequence.
         """
         self._start = len(sequence.tokens)
         self.sequence = Sequence(
@@ -52,19 +49,15 @@ class Ahead:
 
     @property
     def tokens(self) -> list[int]:
-        """The drafted tokens."""
         return self.sequence.tokens[self._start :]
 
     def extend(self, tokens: List[int], rows: List[Law]) -> None:
-        """Append drafted tokens."""
         self.sequence.tokens += tokens
         self.sequence.sampler.commit(tokens)
         self.rows += rows
 
 
 class _AheadSampler(Sampler):
-    """Another sampler's laws after drafted tokens. The other one hears nothing of them."""
-
     def __init__(self, sampler: Sampler) -> None:
         self.params = sampler.params
         self._sampler = sampler
@@ -87,12 +80,9 @@ class _AheadSampler(Sampler):
 
 
 class _Nested:
-    """Draws of a decoder inside a drafter, renamed to draws of the round that it drafts for.
-
-    Purpose, sibling and root of the inner name are packed into the sibling of the outer one, the
-    root counted from the outer root. So names stay distinct at every depth of nesting, as long as
-    a decoder draws nothing as its own drafter.
-    """
+    # Purpose, sibling and root (counted from the outer root) of the inner draw are packed into the
+    # sibling of the outer one. Names stay distinct at every depth of nesting, as long as a decoder
+    # draws nothing as its own drafter.
 
     def __init__(self, randomness: Randomness, root: int) -> None:
         self._randomness = randomness

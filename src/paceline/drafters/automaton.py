@@ -1,16 +1,8 @@
-"""A suffix automaton of token texts that knows how often, and where last, everything occurred.
+"""Online suffix automaton of token texts (Blumer et al. 1985), with counts and last occurrences.
 
-The states of the automaton are the classes of substrings that end at the same places, at most two
-per token (Blumer et al. 1985). Following transitions from the state of a context gives the state
-of every continuation, so the counts of states are the counts of a suffix tree, for half of its
-nodes and without labels that point into texts. Texts are appended online; the amortised cost of a
-token does not grow with what is there.
-
-Counts are kept for contexts of up to `depth` tokens and what follows them. That bounds the work
-per token where a text repeats itself (a run of n equal tokens is a chain of n states).
-
-States are kept in C++ where that can be compiled (`native_automaton.py`), else in Python
-(`plain_automaton.py`); both number them alike.
+States number at most two per token; a token costs amortised constant time. Counts cover
+contexts of up to `depth` tokens, which bounds the work on repetition. Native kernels and the
+Python reference implementation number states alike.
 """
 
 from __future__ import annotations
@@ -22,53 +14,44 @@ from typing import Protocol, Self
 from paceline.native.library import library
 
 ROOT_STATE = 0
-"""The state of the empty context."""
 
+# Separates texts in the log.
 BREAK = -1
-"""Stands between texts in the log."""
 
+# Ranked continuations per state.
 BEST = 4
-"""Ranked continuations per state."""
 
+# State and length of a context, and `log` index of the last token of its latest occurrence.
 Match = tuple[int, int, int]
-"""State and length of a context, and the index in `log` of the last token of its latest
-occurrence."""
 
+# Up to `BEST` (token, count) continuations: most frequent first, then latest first.
 Followers = list[tuple[int, int]]
-"""Up to `BEST` tokens that followed a context, and how often: most frequent first, and latest
-first among equals."""
 
+# State and length of a context; then per context, longest first, (length, followed, followers).
 Outlook = tuple[int, int, list[tuple[int, int, Followers]]]
-"""State and length of a context. And of it and shorter ones, the longest first, what followed:
-length of the context, `followed`, `followers`."""
 
 
 class PerState(Protocol):
-    """A number for each state."""
-
     def __getitem__(self, state: int, /) -> int: ...
     def __len__(self) -> int: ...
 
 
 class Automaton:
-    """All substrings of the appended texts, with counts.
+    """Suffix automaton of the appended texts.
 
-    A *context* is a state with a length: the last `length` tokens of something, which occur in
-    the texts and belong to the state.
+    A *context* is a (state, length) pair: the last `length` tokens, which belong to the state.
 
     Attributes:
         depth: longest context; substrings of up to one token more are counted.
         log: every text, each preceded by `BREAK`.
-        match: the longest suffix of the current text, at most `depth` tokens, that had occurred
-            before, with its previous `end`; of length 0 if not even the last token had.
+        match: longest suffix of the current text, at most `depth` tokens, that occurred before,
+            with its previous `end`; length 0 if there is none.
     """
 
     def __new__(cls, depth: int = 32) -> Self:
-        """Of the kind that is to be had here, unless a kind is asked for."""
         return super().__new__(_kind() if cls is Automaton else cls)
 
     def __init__(self, depth: int = 32) -> None:
-        """An automaton without texts; the first one has begun."""
         self.depth = depth
         self.log = array("i", [BREAK])
         self.match: Match = (ROOT_STATE, 0, 0)
@@ -85,61 +68,51 @@ class Automaton:
 
     @property
     def count(self) -> PerState:
-        """How often the substrings of a state occurred, overlaps included."""
+        """Occurrences per state, overlaps included."""
         raise NotImplementedError
 
     @property
     def end(self) -> PerState:
-        """Index in `log` of the last token of a state's latest occurrence."""
+        """`log` index of the last token of each state's latest occurrence."""
         raise NotImplementedError
 
     def step(self, state: int, token: int) -> int:
-        """The state after `token`, or the root's if the texts do not go on like that."""
+        """Return the state after `token`, or the root if there is no transition."""
         raise NotImplementedError
 
     def shorten(self, state: int, length: int) -> tuple[int, int]:
-        """The context cut to `depth` tokens, with the state it belongs to by now.
+        """Cut a context to `depth` tokens.
 
-        Appending may move shorter substrings of a state to a new one, so contexts that were kept
-        meanwhile must pass through here, or through `read`.
+        Appending may split states, so stored contexts must pass through here or `read`.
         """
         return self.read(state, length, ())[:2]
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest context that ends with `token`, from a context without it."""
+        """Return the longest context that ends with `token`, from a context before it."""
         return self.outlook(state, length, token, 0)[:2]
 
     def read(self, state: int, length: int, tokens: Sequence[int]) -> Match:
-        """The longest context behind some tokens, from a context before them."""
+        """Return the longest context after `tokens`, from a context before them."""
         raise NotImplementedError
 
     def back_off(self, state: int) -> tuple[int, int]:
-        """The longest shorter context that occurred more often; the root below all others, and
-        nothing below the root: do not ask."""
+        """Return the longest shorter context that occurred more often. Undefined for the root."""
         raise NotImplementedError
 
     def followers(self, state: int) -> Followers:
-        """What followed a context."""
+        """Return the ranked continuations of a context."""
         raise NotImplementedError
 
     def followed(self, state: int) -> int:
-        """How many occurrences of a context are followed by something, the end of the current
-        text being none of them."""
+        """Return how many occurrences of a context have a continuation."""
         raise NotImplementedError
 
     def outlook(self, state: int, length: int, token: int | None, most: int) -> Outlook:
-        """What followed a context, or the longest one behind it that ends with `token`.
-
-        Args:
-            state: of the context.
-            length: of the context.
-            token: follows it; None leaves it as it is.
-            most: take the first so many of it and shorter ones that anything followed.
-        """
+        """Return continuations of up to `most` contexts: this one (after `token`) and suffixes."""
         raise NotImplementedError
 
     def behind(self, end: int, most: int) -> list[int]:
-        """Up to so many tokens behind a place in the log, to the end of the text there."""
+        """Return up to `most` tokens after a `log` index, within its text."""
         tokens = self.log[end + 1 : end + 1 + most].tolist()
         return tokens[: tokens.index(BREAK)] if BREAK in tokens else tokens
 

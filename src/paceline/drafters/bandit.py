@@ -1,11 +1,7 @@
-"""Several drafters by turns: per sequence and step, a bandit picks the one that proposes.
+"""Bandit over drafters: picks one per sequence and step, by accepted tokens per second.
 
-An arm is a drafter. It gains the tokens accepted of its drafts and costs the seconds from the
-request for drafts to the end of verification, drafting included; see `paceline.controllers.arms`.
-The other drafters are asked for nothing and hear what was committed, so all know the text when
-their turn comes. The choice is made before anything is drafted, and rests on steps that are over
-and on draws of its own, so it is predictable: drafters that draw from their laws may take turns
-under any rule. (A merge of their drafts could not be verified by p/q rules.)
+The choice uses past steps and its own random draws only, so it is predictable and exact for
+p/q rules too. All drafters observe every step. Arm statistics: `paceline.controllers.arms`.
 """
 
 from __future__ import annotations
@@ -28,14 +24,14 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, TokenTree, Verdict
 
+# Prior tokens per step of an untried drafter.
 _GUESS = 1.0
-"""Tokens that an untried drafter is taken to gain per step."""
 
 _NOTHING = Budget(0, 0)
 
 
 class Choose(Parts):
-    """Drafts with one of several drafters, the one that pays best for the sequence of late."""
+    """Drafts with the drafter of the highest recent throughput for the sequence."""
 
     name: ClassVar[str] = "choose"
 
@@ -46,16 +42,7 @@ class Choose(Parts):
         seed: int = 0,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Set the arms.
-
-        Args:
-            parts: the drafters; "none" among them is plain decoding.
-            seed: of the bandit's own draws.
-            clock: seconds, from any start.
-
-        Raises:
-            InvalidOption: fewer than two drafters or too many, or drafts of different kinds.
-        """
+        """Set the arms. Raises InvalidOption for a bad number of drafters, or mixed draft kinds."""
         super().__init__(parts)
         require(seed >= 0, "seed", seed, "0 or more")
         drafting = [part for part in parts if not isinstance(part, NoDrafter)]
@@ -75,12 +62,10 @@ class Choose(Parts):
         self._begin = 0.0
 
     def reset(self) -> None:
-        """Forget everything learned, in all parts and about them."""
         super().reset()
         self._arms = Arms(len(self.parts), self._seed)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """The draft of the chosen part per sequence."""
         self._begin = self._clock()
         pairs = list(zip(sequences, budgets, strict=True))
         ids = [s.id for s, budget in pairs if budget.nodes > 0 and budget.depth > 0]
@@ -101,7 +86,6 @@ class Choose(Parts):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Book tokens and time on the chosen parts; all parts learn from what was verified."""
         seconds = self._clock() - self._begin
         gained = {s.id: len(v.path) for s, v in zip(sequences, verdicts, strict=True)}
         ids = list(self._chosen)
@@ -111,6 +95,5 @@ class Choose(Parts):
         super().observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
-        """Tell all parts, and forget what the sequence was like."""
         super().close(sequence)
         self._arms.close(sequence.id)

@@ -1,4 +1,4 @@
-"""The contract of a drafter. Everything but `propose` has a default."""
+"""Drafter interface. Only `propose` is required."""
 
 from __future__ import annotations
 
@@ -21,25 +21,22 @@ from paceline.verifiers.base import Shape
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What a drafter may be built from.
+    """Resources that a drafter may be built from.
 
     Attributes:
-        target: capabilities of the target it drafts for.
-        draft_model: loads the draft model that the user named; raises InvalidOption if none was.
-        accepts: draft laws that the verifier takes; None stands for deterministic drafts.
-        shape: whether it takes drafts with branches.
-        follows_noise: whether drafts that are drawn with the target's noise agree oftener with it.
-        options: what the user set, as text.
+        target: capabilities of the target.
+        draft_model: loads the user's draft model; raises InvalidOption if none was named.
+        accepts: draft kinds that the verifier takes; None stands for deterministic drafts.
+        shape: whether the verifier takes trees or chains only.
+        follows_noise: whether drafts made with the target's Gumbel noise are accepted more often.
+        options: the user's options, as text.
         model: fingerprint of the target's weights.
-        run_network: makes a drafter network ready to run beside the target; None if the runtime
-            cannot.
-        add_embeddings: lets nodes carry embeddings in place of tokens, and returns the id of the
-            first; None if the runtime cannot, or the verifier or another drafter would take such
-            nodes for tokens.
-        costs: what the target's forwards cost, measured when first asked for.
-        source: where the target's weights can be read, for drafters that learn while they serve.
-        coarser: loads the target's weights once more, at int8; None where it is as coarse itself,
-            or the runtime has no int8.
+        run_network: prepares a drafter network to run; None if the runtime cannot.
+        add_embeddings: registers embeddings as pseudo-tokens and returns the first id; None if the
+            runtime cannot, or the verifier or another drafter would take them for tokens.
+        costs: the target's forward costs, measured on first call.
+        source: where the target's weights can be read, for online training.
+        coarser: loads the target at int8; None if that is no coarser, or not supported.
     """
 
     target: Capabilities
@@ -57,61 +54,52 @@ class DrafterContext:
 
     @property
     def report_law(self) -> bool:
-        """Whether the verifier needs sampled drafts with their q rows."""
+        """True if the verifier needs sampled drafts with their q rows."""
         return None not in self.accepts
 
 
 class Drafter(ABC):
     """Proposes tokens ahead of the target.
 
-    The decoder calls `open` and `read` when a sequence is admitted, then per step `propose`,
-    `needs_of` and `observe` with the same sequences in the same order, and `close` when it ends.
+    Call order: `open` and `read` on admission; per step `propose`, `needs_of` and `observe` with
+    the same sequences in the same order; `close` at the end.
     """
 
     name: ClassVar[str]
     needs: Needs = Needs()
+    # Sampling kind of its drafts; None for deterministic drafts.
     kind: LawKind | None = None
-    """How its drafts are drawn, as their law says; None if they have none."""
 
+    # True if drafts for sampled requests use the target's Gumbel noise.
     follows_noise: bool = False
-    """Whether drafts for sampled requests follow the noise that their tokens are drawn with."""
 
     @property
     def bears_gaps(self) -> bool:
-        """Whether steps may be kept from it wholly, so that it is asked for no draft and observes
-        nothing. It then drafts behind a text of which it lacks some tokens."""
+        """True if steps may be withheld from it entirely, so that its context lacks some tokens."""
         return False
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """A drafter for a target, with the options that the user set.
-
-        Raises:
-            InvalidOption: an option is unknown or out of range.
-        """
+        """Build the drafter. Raises InvalidOption if an option is unknown or out of range."""
         return cls(**arguments(cls, "drafter", context.options))
 
     def open(self, sequence: Sequence) -> None:
-        """A sequence is admitted; its tokens are the prompt, and what was generated already if it
-        gave way to others before."""
+        """Admit a sequence: the prompt, plus generated tokens if it was preempted before."""
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """Features of a sequence just opened, if they are needed.
+        """Take the features of a sequence just opened, if needed.
 
-        Args:
-            sequence: the sequence.
-            features: float32 `[rows, 4 * hidden_size]` of its last tokens but the very last, see
-                `Output.features`: of `needs.recent` or more of them, as far as there are any.
+        float32 `[rows, 4 * hidden_size]` of its last tokens except the very last: `needs.recent` or
+        more, as far as there are any. See `Output.features`.
         """
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
-        """What it needs of the next step's forward, over these sequences: `needs` or less. Rows of
-        `outputs` that it can do without may be missing in the `observe` of that step."""
+        """Return the needs of the next forward: at most `needs`; `observe` may lack the rest."""
         return self.needs
 
     @abstractmethod
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One draft per sequence, none larger or deeper than its budget."""
+        """Draft one tree per sequence, each within its budget."""
 
     def observe(
         self,
@@ -120,12 +108,13 @@ class Drafter(ABC):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """A step is committed: `sequences` hold the new tokens; rows of `outputs` belong to
-        `drafts`, which may be smaller than what was proposed; further rows, if any, belong to
-        what the verifier added."""
+        """Learn from a committed step; `sequences` hold the new tokens.
 
-    def close(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
+        `drafts` are as verified, and may be smaller than proposed. `outputs` has their rows first,
+        then those of nodes that the verifier added.
+        """
+
+    def close(self, sequence: Sequence) -> None: ...
 
     def reset(self) -> None:
         """Forget everything learned from earlier sequences."""

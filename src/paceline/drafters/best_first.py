@@ -1,4 +1,4 @@
-"""Growing a draft from the likeliest path on, and learning from what became of it."""
+"""Best-first tree expansion from estimated token probabilities, with learned hit rates."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ import numpy as np
 from paceline.drafters.statistics import HitRates
 from paceline.types import ROOT, Budget, TokenTree
 
+# Least path probability for which a node is worth a row of the forward.
 FLOOR = 0.01
-"""A node less likely than this is not worth its place in any forward."""
 
+# Candidate: token, estimated probability, and hit rate cell that the estimate comes from.
 Offer = tuple[int, float, tuple[int, ...]]
-"""A possible next token: the token, the estimated probability that it comes next, and the cell of
-the hit rate that the estimate rests on."""
 
+# State of a path in the drafter's model of the text.
 Place = TypeVar("Place")
-"""Where a path stands in the texts that are drafted from."""
 
 
 class Guess:
-    """A draft with the reasons for it.
+    """A draft with the hit rate cells of its candidates.
 
-    Nodes stand in the order of their scores, so any head of the draft is a tree.
+    Nodes are in score order, so any prefix is a tree.
 
     Attributes:
-        tokens, parents, scores: per node, as in a `TokenTree`.
+        tokens, parents, scores: per node, as in `TokenTree`.
     """
 
     def __init__(self) -> None:
-        """A guess that proposes nothing."""
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.scores: list[float] = []
@@ -50,14 +48,13 @@ class Guess:
         offers: Callable[[Place, float], List[Offer]],
         follow: Callable[[Place, int], Place],
     ) -> Guess:
-        """The likeliest nodes of all that may follow a place.
+        """Expand the most probable nodes first.
 
         Args:
-            place: where the root stands.
-            budget: most nodes and greatest depth.
-            offers: from a place, and the probability that decoding gets there, to what may come
-                next; tokens differ, and their chances sum to at most one.
-            follow: from a place and an offered token to the place behind it.
+            place: of the root.
+            offers: (place, probability of reaching it) to candidates; tokens differ and the
+                probabilities sum to at most one.
+            follow: (place, token) to the place after the token.
         """
         guess = cls()
         heap: list[tuple[float, int, int, int, Place, int]] = []
@@ -81,7 +78,7 @@ class Guess:
 
     @classmethod
     def chain(cls, steps: List[Offer]) -> Guess:
-        """A chain of tokens, each with its chance given that those before it come."""
+        """Build a chain; each probability is conditional on the tokens before."""
         return _Chain(steps)
 
     def _add(self, parent: int, token: int, score: float) -> int:
@@ -93,20 +90,16 @@ class Guess:
 
     @property
     def score(self) -> float:
-        """Expected number of accepted tokens."""
+        """Expected accepted tokens."""
         return sum(self.scores)
 
     def tree(self, source: str, origins: tuple[str, ...] = ()) -> TokenTree:
-        """The draft; see there for `source` and `origins`."""
         tokens, parents = np.array(self.tokens, np.int64), np.array(self.parents, np.int64)
         scores = np.array(self.scores, dtype=np.float64)
         return TokenTree(tokens, parents, None, source, scores, origins)
 
     def learn(self, committed: List[int], rates: HitRates) -> None:
-        """Count the offers along the committed tokens as hits and misses.
-
-        The rate of an offer is that of the cases in which none before it came true.
-        """
+        """Count candidates along the committed tokens: misses, up to the hit at each node."""
         node: int | None = ROOT
         for token in committed:
             if node is None:
@@ -119,8 +112,6 @@ class Guess:
 
 
 class _Chain(Guess):
-    """One offer behind the other: nothing to look up."""
-
     def __init__(self, steps: List[Offer]) -> None:
         tokens, chances, _ = zip(*steps, strict=True) if steps else ((), (), ())
         self.tokens = list(tokens)
@@ -129,7 +120,6 @@ class _Chain(Guess):
         self._steps = steps
 
     def learn(self, committed: List[int], rates: HitRates) -> None:
-        """As in any guess: up to the first miss."""
         for token, (offered, _, cell) in zip(committed, self._steps, strict=False):
             rates.add(cell, offered == token)
             if offered != token:

@@ -1,4 +1,4 @@
-"""The union of several drafts, read from the likeliest node on."""
+"""Union of several drafts, expanded best-first with learned acceptance probabilities."""
 
 from __future__ import annotations
 
@@ -13,41 +13,39 @@ from paceline.drafters.statistics import HitRates
 from paceline.native.library import calls, library
 from paceline.types import ROOT, Budget, TokenTree
 
+# Confidence bins.
 _LEVELS = 10
-"""Levels of confidence that are told apart."""
 
+# Conditional node probability in drafts without scores.
 _UNSCORED = 0.6
-"""Chance of a node, given its parent, in drafts that come without scores."""
 
+# Prior weight of a hit rate, in trials.
 _BELIEF = 12.0
-"""Trials that the first guess of a hit rate counts for."""
 
 _ABSENT = -2
 
+# The nodes, and per node the index of the first draft that has it.
 Blended = tuple[Guess, list[int]]
-"""The nodes with the reasons for them, and per node the index of the first draft that has it."""
 
 
 class Blender:
-    """Learned chances of nodes that several sources propose.
+    """Acceptance probabilities of nodes by proposing drafters and confidence.
 
     Attributes:
-        rates: hit rates by who proposes a token and how sure they are, given that no likelier
-            token comes.
+        rates: hit rates by (set of proposers, confidence bin), given that no likelier token comes.
     """
 
     def __init__(self, sources: int) -> None:
-        """Believe at first that sources err independently."""
+        """Start from the prior that the drafters err independently."""
         levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
         self.rates = HitRates(np.tile(levels, (1 << sources, 1)), _BELIEF)
         self._out = Workspace()
 
     def blend(self, drafts: List[TokenTree], budget: Budget) -> Blended:
-        """The likeliest nodes of the union of drafts; in C++ where that can be compiled."""
+        """Return the most probable nodes of the union, by native kernels if available."""
         return self._in_python(drafts, budget) if library() is None else self._in_c(drafts, budget)
 
     def _in_c(self, drafts: List[TokenTree], budget: Budget) -> Blended:
-        """All in one call (`native/blend.hpp`)."""
         numbers, scores = [len(draft) for draft in drafts], array("d")
         total = sum(numbers)
         for draft in drafts:
@@ -102,8 +100,6 @@ class Blender:
 
 
 class _Reader:
-    """A draft by parent: which tokens it offers there, and how likely each is there."""
-
     def __init__(self, draft: TokenTree) -> None:
         self._nodes: dict[tuple[int, int], int] = {}
         self._offers: dict[int, list[tuple[int, float]]] = {}
@@ -116,16 +112,14 @@ class _Reader:
             self._offers.setdefault(parent, []).append((token, chance))
 
     def offers(self, node: int) -> List[tuple[int, float]]:
-        """Tokens under a node and their chances given the node."""
         return self._offers.get(node, ())
 
     def child(self, node: int, token: int) -> int:
-        """The child of `node` with that token."""
         return self._nodes.get((node, token), _ABSENT)
 
 
 def _scores(draft: TokenTree) -> list[float]:
-    """Estimated probability of each node; without estimates, by a chance given its parent."""
+    # Path probability of each node; drafts without scores get a constant conditional probability.
     scores: list[float] = [] if draft.scores is None else draft.scores.tolist()
     if scores:
         return scores

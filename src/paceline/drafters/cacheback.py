@@ -1,11 +1,6 @@
-"""Cacheback (Ma et al. 2025, arXiv:2511.21699): trees from a cache of recent n-grams.
+"""Cacheback (Ma et al. 2025, arXiv:2511.21699): draft trees from an LRU cache of recent n-grams.
 
-The last two tokens, and for other cases the last one, lead to the runs of tokens that followed
-them when they were last seen. The runs hang under the root, the latest first, and where one ends
-the cache is asked again. Text is bursty: what was said lately is said again.
-
-The paper leaves lengths and sizes open; those here were measured. Its second, frozen table of
-common n-grams is left out: this table outlives its sequences, so it fills by itself.
+The paper's second, frozen n-gram table is left out: this cache outlives its sequences.
 """
 
 from __future__ import annotations
@@ -22,17 +17,17 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, TokenTree, Verdict
 
+# Tokens of the longest leader.
 LEADER = 2
-"""Tokens of the longest leader."""
 
+# Tokens of a follower.
 FOLLOWER = 3
-"""Tokens of a follower."""
 
+# Most leaders in the cache.
 CAPACITY = 1 << 16
-"""Leaders kept."""
 
+# Most followers per leader.
 WIDTH = 8
-"""Followers kept per leader."""
 
 # Start values of hit rates, as measured on greedy texts of the default model: the latest follower
 # of the longer leader is the best guide, and a run that held tends to go on.
@@ -41,16 +36,14 @@ _PRIOR = 1 - (1 - _FIRST)[:, :, None] * 0.57 ** np.arange(FOLLOWER)
 
 
 class Cacheback(Guesser[FollowerModel]):
-    """Recent n-grams of all sequences; needs no logits."""
+    """N-gram cache over all sequences; needs no logits."""
 
     name: ClassVar[str] = "cacheback"
 
     def reset(self) -> None:
-        """Forget all n-grams and hit rates."""
         self._model = FollowerModel(LEADER, FOLLOWER, CAPACITY, WIDTH, _PRIOR)
 
     def open(self, sequence: Sequence) -> None:
-        """Read the prompt."""
         self._model.read(sequence.tokens, 0)
 
     def observe(
@@ -60,7 +53,6 @@ class Cacheback(Guesser[FollowerModel]):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Read the committed tokens, and score the guesses against them."""
         for sequence in sequences:
             begin, _ = self._settle(sequence)
             self._model.read(sequence.tokens, begin)

@@ -1,12 +1,8 @@
-"""Hierarchical drafting (Globerson et al. 2025, arXiv:2510.19705): models verify one another.
+"""Hierarchical speculative decoding (Globerson et al. 2025, arXiv:2510.19705).
 
-A cascade is a stack of models under the target, the cheapest at the bottom. Every level decodes
-like the engine does, draft by draft from the level below, until it has enough tokens; what it
-emits is a chain from its own law, whatever was drafted below, and that chain with its rows is the
-draft of the level above. Where a level stops depends on earlier acceptance alone, never on a token
-still to come (predictability), so the level above may verify the chain by any p/q rule.
-
-At the very bottom drafts come from any model-free drafter, or from none.
+Each model of a stack decodes with the one below as its drafter. Its output, a chain with q
+rows of its own distribution, is the draft for the level above. Chain length depends on earlier
+acceptance only (predictability), so any p/q rule may verify it.
 """
 
 from __future__ import annotations
@@ -37,10 +33,9 @@ class Level:
     """One model of a cascade.
 
     Attributes:
-        model: the model; not the target itself, and not at two levels.
-        least: tokens after which it hands its chain upwards; None makes it draft all it is asked
-            for.
-        nodes: most tokens that it asks the level below for at once.
+        model: not the target, and not used at two levels.
+        least: tokens after which the chain goes up; None fills the budget.
+        nodes: most nodes drafted by the level below at once.
     """
 
     model: Target
@@ -49,7 +44,7 @@ class Level:
 
 
 class Cascade(Drafter):
-    """Drafts with a stack of models that have the target's vocabulary."""
+    """Drafts with a stack of models that share the target's vocabulary."""
 
     name: ClassVar[str] = "cascade"
 
@@ -62,20 +57,16 @@ class Cascade(Drafter):
         bottom: Drafter | None = None,
         rule: Verifier | None = None,
     ) -> None:
-        """Stack the models.
+        """Stack the models, cheapest first.
 
         Args:
-            levels: the cheapest first, at least one.
-            vocab_size: vocabulary of the target.
-            report_law: draw independently and report q rows (for p/q rules) instead of sharing
-                the target's noise.
-            bottom: drafts for the cheapest model; none by default. Where it keeps an index of the
-                text, the index is built anew whenever drafted text is taken back.
-            rule: lossless rule by which a model verifies a chain that reports its law; block
-                verification by default.
+            report_law: sample independently and report q rows (p/q rules), instead of sharing the
+                target's Gumbel noise.
+            bottom: drafts for the cheapest model; none by default. Reopened on every rollback.
+            rule: lossless rule for chains with q rows; default block verification.
 
         Raises:
-            InvalidOption: no level, vocabularies that differ, or a size below 1.
+            InvalidOption: no level, different vocabularies, or a size below 1.
         """
         if not levels:
             raise InvalidOption("a cascade needs a model: give one or more levels")
@@ -95,7 +86,7 @@ class Cascade(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Two levels: prompt lookup drafts for the draft model, which drafts for the target."""
+        """Build prompt lookup, draft model, target."""
         arguments(cls, "drafter", context.options, "report_law")  # there are none to set
         return cls(
             [Level(context.draft_model())],
@@ -105,27 +96,23 @@ class Cascade(Drafter):
         )
 
     def open(self, sequence: Sequence) -> None:
-        """Prefill the cache of every model."""
         self._source.open(sequence)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One chain per sequence, each round of every level over the whole batch."""
         return self._source.propose(sequences, budgets)
 
     def close(self, sequence: Sequence) -> None:
-        """Release the caches."""
         self._source.close(sequence)
 
     def reset(self) -> None:
-        """Forget what the drafter at the bottom has learned."""
         self._source.reset()
 
 
 class _Source(Protocol):
-    """What drafts for a model. Sequences may come back shorter than they were, or changed."""
+    # Drafts for a model. Sequences may shrink or change between calls.
 
+    # True if `observe` needs hidden states.
     hidden: bool
-    """Whether hidden states are wanted in `observe`."""
 
     def open(self, sequence: Sequence) -> None: ...
 
@@ -145,7 +132,7 @@ class _Source(Protocol):
 
 
 class _Bottom:
-    """A drafter that expects sequences to grow only, used on sequences that do not."""
+    # Drafters expect sequences to grow only: reopen on every rollback.
 
     def __init__(self, drafter: Drafter) -> None:
         self.hidden = drafter.needs.hidden
@@ -183,8 +170,6 @@ class _Bottom:
 
 
 class _Model:
-    """One level: decodes ahead of its sequences, with what lies below as its drafter."""
-
     hidden = False
 
     def __init__(self, level: Level, below: _Source, rule: Verifier, report_law: bool) -> None:
@@ -228,7 +213,8 @@ class _Model:
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """What is cached beyond the accepted tokens is taken back in `propose`."""
+        # The cache is rolled back to the accepted tokens in `propose`.
+        ...
 
     def close(self, sequence: Sequence) -> None:
         self._below.close(sequence)
@@ -241,7 +227,6 @@ class _Model:
         self._below.reset()
 
     def _round(self, live: List[tuple[Ahead, int]]) -> None:
-        """Draft, verify and extend every run once, by no more tokens than it still has room for."""
         aheads = [run.sequence for run, _ in live]
         # The last token of a round is the model's own.
         budgets = [Budget(self._nodes, min(self._nodes, room - 1)) for _, room in live]
@@ -273,11 +258,10 @@ class _Model:
         return trees.chain(run.tokens, Cascade.name, law)
 
     def _room(self, sequence: Sequence) -> int:
-        """How deep the model's own context still reaches."""
+        # Remaining tokens of the model's context window.
         return max(0, self._model.capabilities.max_context - len(sequence.tokens))
 
     def _roll_back(self, sequence: Sequence) -> None:
-        """Forget what is cached but not part of the sequence any more."""
         cache, cached = self._caches[sequence.id], self._cached[sequence.id]
         length = min(cache.length, len(sequence.tokens) - 1)
         while sequence.tokens[:length] != cached[:length]:

@@ -1,10 +1,7 @@
-"""How often a network's own tokens stand, by the chance that it gives them.
+"""Online Platt scaling (Platt 1999) of draft probabilities to acceptance probabilities.
 
-A network that is unsure of the law may be sure of the likeliest token, so for greedy requests its
-tokens stand oftener than they say; tokens that win under the noise stand more seldom, since the
-target's law differs. So chances go through a line in the logits (Platt 1999), which is learned
-while decoding: a step of Newton's method for every token whose fate is known, if all before it in
-the chain stood.
+Slope and offset in the logit are learned by Newton steps, from tokens whose predecessors in
+the chain were all accepted.
 """
 
 from __future__ import annotations
@@ -12,49 +9,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
+# Initial slope and offset; those of greedy requests and of drafts with shared Gumbel noise are
+# fitted to EAGLE-3 and the default model.
 _GREEDY = 1.0, 0.6
 _NOISY = 0.75, -0.9
 _DRAWN = 1.0, 0.0
-"""Slope and offset to begin with; those of greedy requests, and of others that are drafted with the
-target's noise, are fits to EAGLE-3 and the default model."""
 
+# Prior curvature of the loss, in the order of 50 tokens.
 _BELIEF = 10.0
-"""Curvature that the first line counts for: that of some 50 tokens."""
 
+# Decay of the curvature per token, so that the fit follows the text.
 _MEMORY = 0.999
-"""Decay per token of the curvature, so that lines follow the text."""
 
+# Largest logit.
 _SUREST = 7.0
-"""Largest logit."""
 
 
 class ChainChances:
-    """The line for requests of one temperature."""
+    """Platt scaling for requests of one temperature."""
 
     def __init__(self, greedy: bool, noisy: bool) -> None:
-        """Begin with a fitted line.
-
-        Args:
-            greedy: whether the temperature is 0.
-            noisy: if not, whether tokens are drafted with the target's noise.
-        """
+        """Start from fitted values; `noisy` drafts share the target's Gumbel noise."""
         self._slope, self._offset = _GREEDY if greedy else _NOISY if noisy else _DRAWN
         self._bend = [_BELIEF, _BELIEF]  # curvature of the loss by slope and offset
         self._said = self._stood = -1.0  # mean logarithms of chances, as said and as they stand
 
     def of(self, chances: Sequence[float]) -> list[float]:
-        """How often tokens of these chances stand, given those before them."""
+        """Return acceptance probabilities, each given acceptance of the tokens before."""
         slope, offset = self._slope, self._offset
         return [1 / (1 + exp(-slope * _logit(chance) - offset)) for chance in chances]
 
     def said(self, chance: float) -> float:
-        """What the chances of a chain multiply to, roughly, if it stands with this chance."""
+        """Return the draft probability of a chain, roughly, for an acceptance probability."""
         return chance ** (self._said / self._stood) if chance > 0 else 0.0
 
     def learn(
         self, chances: Sequence[float], tokens: Sequence[int], committed: Sequence[int]
     ) -> None:
-        """A chain was drafted, of such chances, before this was committed."""
+        """Update from a drafted chain with its draft probabilities and the committed tokens."""
         for chance, token, right in zip(chances, tokens, committed, strict=False):
             at = _logit(chance)
             stands = 1 / (1 + exp(-self._slope * at - self._offset))

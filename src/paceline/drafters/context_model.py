@@ -1,14 +1,7 @@
-"""An n-gram model of the target, learned while it decodes.
+"""Online n-gram model of the target's distributions, with PPM back-off to shorter contexts.
 
-What the target said after the last few tokens, whether it was followed or not, is a guess of what
-it will say after the same tokens. Contexts of several lengths are kept. For a guess the longest
-known one offers its tokens first, then the next shorter one for the cases in which all those fail,
-and so on (prediction by partial matching). How often such an offer comes true is not what the
-averages say: it is learned per kind of offer, by the length of the context, how often that was
-seen, and the share of the token among those not offered yet.
-
-Contexts are kept in C++ where that can be compiled (`native_context_model.py`), else in Python
-(`plain_context_model.py`); both draft alike.
+Hit rates of candidates are learned by context length, evidence and share of the token. Native
+kernels and the Python reference implementation draft alike.
 """
 
 from __future__ import annotations
@@ -24,17 +17,17 @@ from paceline.drafters.statistics import HitRates
 from paceline.native.library import library
 from paceline.types import Budget, LogitArray, ProbArray, TokenTree
 
+# Weight of a prompt token, relative to one distribution of the target.
 PROMPT_WEIGHT = 0.1
-"""What a token of the prompt counts for beside a law of the target's."""
 
+# Evidence bins: contexts from prompts alone, from one distribution, from several.
 WEIGHTS = (0.9, 1.9)
-"""Contexts known from prompts alone, from one law, from several."""
 
+# Bins of candidates by share.
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
-"""Kinds of offers by share."""
 
+# Assumed share of all tokens beyond the stored ones.
 TAIL = 0.03
-"""Share that tokens beyond the likeliest are taken to have."""
 
 # Start values of hit rates by length of context, 1 to 3, and by share, as measured on greedy texts
 # of the default model: for contexts known from prompts alone, and for those known from laws.
@@ -51,66 +44,50 @@ _FROM_LAWS = (
 
 
 def _prior(order: int) -> ProbArray:
-    """float64 `[order, 3, 9]`, hit rates to start from; longer contexts are as good as the last."""
+    # float64 `[order, 3, 9]`; contexts longer than the tables use the last row.
     lengths = [min(length, len(_FROM_LAWS) - 1) for length in range(order)]
     return np.array([[_FROM_PROMPTS[i], _FROM_LAWS[i], _FROM_LAWS[i]] for i in lengths])
 
 
 class ContextModel:
-    """Guesses of the next token from contexts of 1 to `order` tokens.
-
-    Attributes:
-        rates: hit rates of the offers.
-    """
+    """Predicts the next token from contexts of 1 to `order` tokens; `rates` are its hit rates."""
 
     def __new__(cls, *_: object) -> Self:
-        """Of the kind that is to be had here, unless a kind is asked for."""
         return super().__new__(_kind() if cls is ContextModel else cls)
 
     def __init__(self, order: int, capacity: int) -> None:
-        """Know nothing.
-
-        Args:
-            order: tokens of the longest context.
-            capacity: most contexts to keep.
-        """
+        """Create an empty model of up to `capacity` contexts."""
         self._order = order
         self.rates = HitRates(_prior(order), weight=30.0)
 
     def tail(self, tokens: List[int]) -> Context:
-        """The context at the end of `tokens`."""
+        """Return the longest context at the end of `tokens`."""
         return tuple(tokens[-self._order :])
 
     def follow(self, context: Context, token: int) -> Context:
-        """The context behind `token`."""
         return (*context, token)[-self._order :]
 
     def read(self, tokens: List[int], begin: int, weight: float) -> None:
-        """Learn from text: the tokens from position `begin` on came after those before them."""
+        """Learn from text, from position `begin` on."""
         raise NotImplementedError
 
     def recycle(self, tokens: List[int], draft: TokenTree, logits: LogitArray) -> None:
-        """Learn from the target's laws at the end of `tokens` and behind each node of `draft`.
+        """Learn from the target's distributions at the root and nodes of a draft (top tokens only).
 
-        Only the likeliest tokens of a law are kept, as if they were all.
-
-        Args:
-            tokens: up to the root of the draft.
-            draft: what was verified.
-            logits: float32 `[1 + nodes, vocabulary]`; further rows are ignored.
+        `tokens` end at the root; `logits` are float32 `[1 + nodes, vocabulary]`, more rows ignored.
         """
         raise NotImplementedError
 
     def look(self, context: Context) -> tuple[Law, float] | None:
-        """What is known of exactly this context, see `ContextTable`."""
+        """Return the entry of exactly this context, see `ContextTable`."""
         raise NotImplementedError
 
     def offers(self, context: Context, reach: float) -> List[Offer]:
-        """What may come after a context that decoding reaches with probability `reach`."""
+        """Return the candidates after a context of path probability `reach`."""
         raise NotImplementedError
 
     def grow(self, tokens: List[int], budget: Budget) -> Guess:
-        """The likeliest nodes that may follow `tokens`, see `Guess.grow`."""
+        """Draft best-first after `tokens`, see `Guess.grow`."""
         raise NotImplementedError
 
 

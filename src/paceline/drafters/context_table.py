@@ -1,53 +1,41 @@
-"""What came next after a context, averaged over the times it was seen; of bounded size."""
+"""Bounded LRU table: context to averaged distribution of the next token."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from operator import itemgetter
 
+# Tokens stored per context.
 WIDTH = 8
-"""Tokens kept per context."""
 
+# Largest weight of the past: at 1, a new observation counts as much as all before it.
 _PAST = 1.0
-"""Most weight that the past has beside something new. At 1, what is seen once more is worth half
-of the average: text changes, and the latest rows know best."""
 
+# Tokens before a position, the nearest last.
 Context = tuple[int, ...]
-"""The tokens before some position, the nearest last."""
 
+# Shares of tokens, the largest first.
 Law = dict[int, float]
-"""Shares of tokens, the likeliest first."""
 
 _share = itemgetter(1)
 
 
 class ContextTable:
-    """Averaged laws of the next token by context, cut to their likeliest tokens.
-
-    A full table drops the context that was written longest ago.
-    """
+    """Next-token distributions by context, cut to top tokens; drops the oldest context."""
 
     def __init__(self, capacity: int) -> None:
-        """An empty table for up to `capacity` contexts."""
         self._capacity = capacity
         self._known: OrderedDict[Context, tuple[Law, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Number of contexts."""
         return len(self._known)
 
     def look(self, context: Context) -> tuple[Law, float] | None:
-        """What is known of a context: shares of its likeliest tokens, and what they weigh."""
+        """Return the token shares of a context and their total weight."""
         return self._known.get(context)
 
     def add(self, context: Context, law: Law, weight: float) -> None:
-        """Average a law into the table.
-
-        Args:
-            context: as the latest that was written.
-            law: the likeliest tokens after it.
-            weight: how much the law counts beside what was seen before.
-        """
+        """Average top tokens into the entry of `context`; `weight` 1 is one observation."""
         known, total = self._known.pop(context, ({}, 0.0))
         if len(self._known) == self._capacity:
             self._known.popitem(last=False)

@@ -1,11 +1,7 @@
-"""Retrieval from a datastore: REST (He et al. 2023, arXiv:2311.08252), and the retrieving half of
-RASD (Quan et al. 2025, arXiv:2503.03434).
+"""Retrieval drafts: REST (He et al. 2023, arXiv:2311.08252); RASD (arXiv:2503.03434).
 
-The longest end of the sequence that occurs in an indexed text is looked up, and what followed its
-occurrences is merged into a trie, whose likeliest nodes are the draft. Raw counts rank the nodes in
-the papers; here hit rates by length of match and share of the count do, and the occurrences of a
-match half as long, which are more, fill what is left of the budget. RASD's pruning by a draft
-model and its fusion with that model's tree are merges of drafts, and not this drafter's business.
+Continuations of the longest suffix match in a suffix array form a trie. Learned hit rates rank
+the nodes, not raw counts; a match of half the length fills the rest of the budget.
 """
 
 from __future__ import annotations
@@ -25,21 +21,16 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, TokenTree, Verdict
 
+# Sampled occurrences per match.
 _SAMPLE = 32
-"""Occurrences per length of match that a draft is made of."""
 
 _TIMES = itemgetter(1)
 
 
 @dataclass(slots=True)
 class _Spot:
-    """Occurrences of a context in the text.
-
-    Attributes:
-        length: of the context.
-        places: positions behind its occurrences.
-        below: the same one token further, by that token; filled when the spot is expanded.
-    """
+    # Occurrences of a context: `places` are the positions after them; `below` has the places one
+    # token further, by that token, filled on expansion.
 
     length: int
     places: list[int]
@@ -47,12 +38,11 @@ class _Spot:
 
 
 class Datastore(Drafter):
-    """Tries of what followed in an indexed text. The index lies on disk and needs no memory."""
+    """Drafts tries of continuations from an index on disk."""
 
     name: ClassVar[str] = "datastore"
 
     def __init__(self, index: SuffixArray) -> None:
-        """Draft from an index."""
         self._index = index
         self._guesses: dict[int, Guess] = {}
         self._known: dict[int, tuple[int, int]] = {}
@@ -60,11 +50,7 @@ class Datastore(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """A drafter over the index that the option `index` names.
-
-        Raises:
-            InvalidOption: it names none, or one that does not fit the target.
-        """
+        """Open the index of option `index`. Raises InvalidOption if missing or unfit."""
         if set(context.options) != {"index"}:
             raise InvalidOption(
                 "drafter 'datastore' needs an index and no other option: build one with `paceline "
@@ -80,15 +66,12 @@ class Datastore(Drafter):
         return cls(index)
 
     def reset(self) -> None:
-        """Forget the hit rates."""
         self._rates = evidence_rates(TRUST)
 
     def open(self, sequence: Sequence) -> None:
-        """Expect a match of any length."""
         self._known[sequence.id] = (len(sequence.tokens), LONGEST)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One tree per sequence, the likeliest nodes first."""
         self._table = self._rates.table
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
@@ -99,13 +82,11 @@ class Datastore(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Score whole guesses, verified or not."""
         for sequence in sequences:
             begin, _ = self._known[sequence.id]
             self._guesses.pop(sequence.id).learn(sequence.tokens[begin:], self._rates)
 
     def close(self, sequence: Sequence) -> None:
-        """Drop what was kept for the sequence."""
         self._guesses.pop(sequence.id, None)
         self._known.pop(sequence.id, None)
 

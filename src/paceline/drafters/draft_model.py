@@ -1,9 +1,8 @@
-"""A second, smaller target as drafter (Leviathan et al. 2023; Chen et al. 2023).
+"""Draft-model speculation (Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023,
+arXiv:2302.01318): a smaller target drafts chains or trees.
 
-The draft model keeps its own cache per sequence and decodes ahead of the target: chains, or trees
-of any growth, level by level over the whole batch. Under coupled verification it uses the noise
-that the target will use, so both agree as often as their laws allow; under p/q rules it draws from
-its law and reports the rows it drew from.
+Drafts share the target's Gumbel noise, or are sampled with q rows where the verifier is a p/q
+rule.
 """
 
 from __future__ import annotations
@@ -27,21 +26,12 @@ from paceline.types import Budget, Law, TokenTree, Verdict
 
 
 class DraftModel(Drafter):
-    """Drafts with any target that has the same vocabulary."""
+    """Drafts with any target of the same vocabulary."""
 
     name: ClassVar[str] = "draft-model"
 
     def __init__(self, model: Target, vocab_size: int, growth: Growth) -> None:
-        """Bind the draft model.
-
-        Args:
-            model: the draft model.
-            vocab_size: vocabulary of the target.
-            growth: how drafts grow; the verifier must accept their kind.
-
-        Raises:
-            InvalidOption: the vocabularies differ.
-        """
+        """Bind the draft model. Raises InvalidOption if its vocabulary is not of `vocab_size`."""
         theirs = model.capabilities.vocab_size
         if theirs != vocab_size:
             raise InvalidOption(
@@ -56,13 +46,9 @@ class DraftModel(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Load the draft model that the user named, and draft with it what the verifier takes.
+        """Load the draft model; the option `growth` or the verifier selects the tree expansion.
 
-        Drafts share the target's noise, in chains, unless the verifier needs their law or the
-        option `growth` names another growth (`growth/choice.py`).
-
-        Raises:
-            InvalidOption: an option is unknown, or the verifier is not exact for that growth.
+        Raises InvalidOption for an unknown option, or an expansion that the verifier does not take.
         """
         named = _growth(cls.name, context.options)
         growth = growth_for(context.accepts, context.shape, **named)
@@ -70,17 +56,14 @@ class DraftModel(Drafter):
 
     @classmethod
     def _load(cls, context: DrafterContext) -> Target:
-        """What drafts."""
         return context.draft_model()
 
     def open(self, sequence: Sequence) -> None:
-        """Prefill the draft model's own cache."""
         cache = self._caches[sequence.id] = self._model.open()
         if self._room(sequence):
             self._model.prefill(cache, sequence.tokens[:-1])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One draft per sequence, grown in step over the whole batch."""
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
         growing = [
             self._growth.grow(
@@ -110,11 +93,9 @@ class DraftModel(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Roll the draft model's caches back to what was committed."""
         self._roll_back(sequences)
 
     def close(self, sequence: Sequence) -> None:
-        """Release the draft model's cache."""
         self._trunks.pop(sequence.id, None)
         cache = self._caches.pop(sequence.id, None)
         if cache is not None:
@@ -129,21 +110,17 @@ class DraftModel(Drafter):
             self._shorten(sequence, min(begin + agreed, len(sequence.tokens) - 1))
 
     def _shorten(self, sequence: Sequence, length: int) -> None:
-        """Forget what the sequence's cache holds beyond `length` tokens."""
         cache = self._caches[sequence.id]
         if cache.length > length:
             self._model.truncate(cache, length)
 
     def _room(self, sequence: Sequence) -> int:
-        """How deep the draft model's own context still reaches."""
+        # Remaining tokens of the draft model's context window.
         return max(0, self._model.capabilities.max_context - len(sequence.tokens))
 
     def _laws(self, sequences: List[Sequence], asks: List[Ask]) -> list[list[Law]]:
-        """The laws that each growth asks for, by one forward of the draft model.
-
-        The trunk of a tree is fed like committed tokens and stays in the cache, so a chain costs
-        one row per token. Branches are fed again with every level, as a draft.
-        """
+        # The trunk of a tree is fed like committed tokens and stays in the cache: a chain costs one
+        # row per token. Branches are fed again at every level, as a draft.
         passes: list[Pass] = []
         rows: list[list[int]] = []
         for sequence, (tree, nodes) in zip(sequences, asks, strict=True):
@@ -176,10 +153,7 @@ class DraftModel(Drafter):
 
 
 def _trunk(tree: TokenTree) -> int:
-    """How many nodes, from the root down, every path of the tree starts with.
-
-    They are the nodes 0, 1, ..., since parents come before children.
-    """
+    # Number of nodes that every path starts with: 0, 1, ..., since parents come before children.
     trunk = 0
     while trunk < len(tree) and (tree.parents[trunk + 1 :] >= trunk).all():
         trunk += 1

@@ -1,10 +1,7 @@
-"""Drawing a draft without replacement from offers with chances, and learning what becomes of it.
+"""Sampling a draft tree without replacement from candidates with estimated probabilities.
 
-Every node of the tree offers tokens, whose chances, normalised, are the law that its children are
-drawn from, one after another. Where the next child is drawn is decided by learned acceptance: how
-often a first, second or third child of a node stood, by how much its offers promise together. The
-decision looks at what was drawn above and before, never at the token it is about, so the children
-of a node are draws without replacement (predictability rule).
+The next child is drawn where its learned acceptance probability is highest. That choice uses
+draws above and before it only, never the token itself (predictability), so p/q rules stay exact.
 """
 
 from __future__ import annotations
@@ -29,26 +26,25 @@ from paceline.types import ROOT, Budget, Law, ProbArray, TokenTree, Verdict
 
 Lots = Literal["noise", "one-by-one"]
 
+# Most candidates per node.
 _SPAN = 16
-"""Most tokens that the children of one node are drawn from."""
 
+# Bins of nodes by the probability sum of their candidates.
 _PROMISES = (0.3, 0.6, 0.85)
-"""Kinds of nodes, by the sum of their offers' chances."""
 
 # Start values of acceptance by rank of the child and kind of its parent.
 _PRIOR = np.array([[0.2, 0.4, 0.65, 0.85], [0.1, 0.15, 0.15, 0.1], [0.05, 0.08, 0.08, 0.05]])
 
 
 def acceptance_rates() -> HitRates:
-    """Fresh rates of acceptance by rank of a child and kind of its parent."""
+    """Return fresh acceptance rates by (rank of a child, bin of its parent)."""
     return HitRates(_PRIOR, weight=16.0)
 
 
 class Drawn(Guess):
-    """A guess whose tokens were drawn."""
+    """A draft whose tokens were sampled."""
 
     def __init__(self) -> None:
-        """A guess that proposes nothing."""
         super().__init__()
         self._kinds: dict[int, int] = {}
         self._tree = trees.EMPTY
@@ -66,17 +62,15 @@ class Drawn(Guess):
         accepted: HitRates,
         lots: Lots,
     ) -> Drawn:
-        """Draw where a child is likeliest to be accepted, until the budget is spent.
+        """Sample children where acceptance is most probable, until the budget is spent.
 
         Args:
             place, budget, offers, follow: as for `Guess.grow`.
             size: of the vocabulary.
             position: absolute position of the first drafted token.
-            randomness: all draws.
             accepted: see `acceptance_rates`.
-            lots: "noise" draws the children of a node by Gumbel-top-k, with noise for the whole
-                draft drawn at once; "one-by-one" has the same law, in draws that can be
-                enumerated.
+            lots: "noise" samples by Gumbel-top-k; "one-by-one" has the same distribution, in draws
+                that can be enumerated.
         """
         guess = cls()
         sapling = Sapling(budget, position)
@@ -123,15 +117,14 @@ class Drawn(Guess):
         return guess
 
     def tree(self, source: str, origins: tuple[str, ...] = ()) -> TokenTree:
-        """The draft, with its law."""
         return replace(self._tree, source=source, origins=origins)
 
     def is_source_of(self, draft: TokenTree) -> bool:
-        """Whether `draft` is what `tree` gave, and not another drafter's."""
+        """Return whether `tree` made this draft."""
         return draft.law is self._tree.law
 
     def settle(self, verdict: Verdict, accepted: HitRates) -> None:
-        """Count the children that were tried along the accepted path as hits and misses."""
+        """Count the children tried along the accepted path as hits and misses."""
         below = trees.children(self._tree)
         above = ROOT
         for stood in (*verdict.path, None):
@@ -144,7 +137,6 @@ class Drawn(Guess):
 
 
 def _law(offers: List[Offer], size: int) -> Law:
-    """The chances of offers, normalised."""
     pairs = sorted((token, chance) for token, chance, _ in offers)
     chances = np.array([chance for _, chance in pairs])
     ids = np.array([token for token, _ in pairs], dtype=np.int64)
@@ -152,7 +144,6 @@ def _law(offers: List[Offer], size: int) -> Law:
 
 
 def _one_by_one(q: Law, names: Names, randomness: Randomness) -> Iterator[int]:
-    """Tokens of `q`, each drawn from what its elders left."""
     rest: Law | None = q
     while rest is not None:
         token = rest.token(randomness.choice(rest.probs, names()))
@@ -161,7 +152,7 @@ def _one_by_one(q: Law, names: Names, randomness: Randomness) -> Iterator[int]:
 
 
 def _race(q: Law, uniform: ProbArray) -> Iterator[int]:
-    """Tokens of `q` in the order of an exponential race: all draws of `_one_by_one` at once."""
+    # Exponential race: same distribution as `_one_by_one`, with all draws made at once.
     assert q.ids is not None
     racers = zip(uniform.tolist(), q.probs.tolist(), q.ids.tolist(), strict=False)
     finish = sorted((-math.log(u) / p, token) for u, p, token in racers)

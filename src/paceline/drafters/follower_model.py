@@ -1,4 +1,4 @@
-"""Guesses from a cache of recent n-grams: what followed the last tokens follows them again."""
+"""N-gram cache model: candidates are the recent followers of the last tokens (Cacheback)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from paceline.types import ProbArray
 
 
 class _Course(NamedTuple):
-    """A follower that a path has kept to so far.
-
-    Attributes:
-        follower: the whole run.
-        leader: length of its leader.
-        rank: 0 for the latest of its leader.
-    """
+    # A follower that the path agrees with so far; rank 0 is the latest of its leader.
 
     follower: Run
     leader: int
@@ -26,13 +20,7 @@ class _Course(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a path stands.
-
-    Attributes:
-        tail: its last tokens, as many as the longest leader has.
-        courses: followers whose first `at` tokens end the path, the best guides first.
-        at: see above; less than the length of a follower.
-    """
+    """State of a path: last tokens, and followers whose first `at` tokens end it, best first."""
 
     tail: Run
     courses: List[_Course]
@@ -40,34 +28,22 @@ class Place(NamedTuple):
 
 
 class FollowerModel:
-    """Recent runs of `follower` tokens behind leaders of 1 to `leader` tokens.
+    """Recent runs of `follower` tokens after leaders of 1 to `leader` tokens.
 
-    A path that has begun a follower keeps to it, beside others that agree so far; at its end the
-    cache is asked again.
-
-    Attributes:
-        rates: hit rates by length of leader, rank of follower, and token in it.
+    `rates` are by leader length, rank of the follower, and token in it.
     """
 
     def __init__(
         self, leader: int, follower: int, capacity: int, width: int, prior: ProbArray
     ) -> None:
-        """Know nothing.
-
-        Args:
-            leader: tokens of the longest leader.
-            follower: tokens of a follower.
-            capacity: most leaders to keep.
-            width: most followers to keep of one.
-            prior: float64 `[leader, width, follower]`, hit rates to start from.
-        """
+        """Create an empty cache; `prior` is float64 `[leader, width, follower]`."""
         self._leader = leader
         self._follower = follower
         self._cache = Followers(capacity, width)
         self.rates = HitRates(prior, weight=16.0)
 
     def read(self, tokens: List[int], begin: int) -> None:
-        """Learn from text: all runs whose last token has position `begin` or later."""
+        """Learn all runs whose last token has position `begin` or later."""
         for end in range(max(begin, self._follower) + 1, len(tokens) + 1):
             middle = end - self._follower
             follower = tuple(tokens[middle:end])
@@ -75,15 +51,12 @@ class FollowerModel:
                 self._cache.add(tuple(tokens[middle - length : middle]), follower)
 
     def add(self, leader: Run, follower: Run) -> None:
-        """Learn one run."""
         self._cache.add(leader, follower)
 
     def place(self, tokens: List[int]) -> Place:
-        """Where `tokens` ends."""
         return self._look_up(tuple(tokens[-self._leader :]))
 
     def follow(self, place: Place, token: int) -> Place:
-        """The place behind `token`."""
         tail = (*place.tail, token)[-self._leader :]
         at = place.at + 1
         if at == self._follower:
@@ -92,7 +65,7 @@ class FollowerModel:
         return Place(tail, courses, at)
 
     def offers(self, place: Place, reach: float) -> List[Offer]:
-        """What may come after a place that decoding reaches with probability `reach`."""
+        """Return the candidates after a place of path probability `reach`."""
         rates = self.rates.table
         offers: list[Offer] = []
         offered: set[int] = set()

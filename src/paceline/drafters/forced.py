@@ -1,9 +1,7 @@
-"""Tokens that leave no choice: forced ones, and the fixed parts of a template.
+"""Drafts of forced tokens and of the fixed parts of a template (such as JSON keys and brackets).
 
-Where a request forces tokens at the next places (`SamplingParams.forced_tokens`), they are certain
-and drafted as such. A template says what a text is made of, fixed runs of tokens with free text
-between them, such as the keys and brackets of a JSON object. It binds nobody: it is an expectation
-whose worth is learned. Once the beginning of a fixed part has appeared, the rest is drafted.
+Forced tokens (`SamplingParams.forced_tokens`) are certain. A template does not constrain the
+output: it is a prediction whose hit rate is learned.
 """
 
 from __future__ import annotations
@@ -23,40 +21,19 @@ from paceline.types import Budget, TokenTree, Verdict
 
 
 class Standing(NamedTuple):
-    """Where a text stands in a template.
-
-    Attributes:
-        part: the fixed part that comes next, or has begun.
-        matched: how many of its first tokens end the text, at most.
-        fresh: whether the text has not begun.
-    """
-
     part: int
     matched: int
     fresh: bool
 
 
 START = Standing(0, 0, True)
-"""The standing of an empty text."""
 
 
 class Template:
-    """Fixed parts in order, with free text between them.
-
-    The first part begins the text, unless the template is not `anchored`. A part ends at its first
-    complete occurrence behind the one before.
-    """
+    """Fixed parts in order; a part ends at its first complete occurrence after the one before."""
 
     def __init__(self, parts: List[List[int]], *, anchored: bool = True) -> None:
-        """Set the fixed parts.
-
-        Args:
-            parts: token ids of each.
-            anchored: whether the text begins with the first.
-
-        Raises:
-            InvalidOption: a part is empty.
-        """
+        """Set the parts; the text begins with the first if `anchored`. Raises InvalidOption."""
         if not all(parts):
             raise InvalidOption("a part of a template is empty: leave it out")
         self._parts = [tuple(part) for part in parts]
@@ -64,7 +41,7 @@ class Template:
         self._anchored = anchored
 
     def read(self, standing: Standing, token: int) -> Standing:
-        """The standing after one more token."""
+        """Advance by one token (Knuth-Morris-Pratt)."""
         part, matched, _ = standing
         if part == len(self._parts):
             return Standing(part, 0, False)
@@ -77,18 +54,17 @@ class Template:
         return Standing(part, matched, False)
 
     def expected(self, standing: Standing) -> int | None:
-        """The token that would go on with a part that has begun; None in free text."""
+        """Return the next token of a part that has begun; None in free text."""
         part, matched, fresh = standing
         begun = matched > 0 or (fresh and self._anchored)
         return self._parts[part][matched] if begun and part < len(self._parts) else None
 
 
 NOTHING_FIXED = Template([])
-"""The template of a text without fixed parts."""
 
 
 class _Expectation(NamedTuple):
-    """A token drafted from a template, and the absolute position it is expected at."""
+    # A token drafted from a template, and its absolute position.
 
     position: int
     token: int
@@ -96,29 +72,25 @@ class _Expectation(NamedTuple):
 
 
 class Forced(Drafter):
-    """Drafts forced tokens, and what a template leads to expect, as a chain."""
+    """Drafts forced tokens and fixed template parts as a chain."""
 
     name: ClassVar[str] = "forced"
 
     def __init__(self, template: Template = NOTHING_FIXED) -> None:
-        """Expect the output of every sequence to follow `template`."""
         self._template = template
         self._standings: dict[int, tuple[int, Standing]] = {}
         self._expectations: dict[int, list[_Expectation]] = {}
         self.reset()
 
     def reset(self) -> None:
-        """Forget hit rates."""
         # By how many tokens of the part have appeared; none at the beginning of the text.
         self._rates = HitRates(np.array([0.9, 0.5, 0.8, 0.95]))
 
     def open(self, sequence: Sequence) -> None:
-        """Begin the template."""
         self._standings[sequence.id] = (0, START)
         self._read(sequence)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """A chain per sequence, empty where the next token is free."""
         rates = self._rates.table
         return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
 
@@ -129,7 +101,6 @@ class Forced(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Read the committed tokens and score expectations, verified or not, against them."""
         for sequence in sequences:
             for expected in self._expectations.pop(sequence.id):
                 if expected.position >= len(sequence.tokens):
@@ -141,12 +112,10 @@ class Forced(Drafter):
             self._read(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """Drop the sequence's standing."""
         self._standings.pop(sequence.id, None)
         self._expectations.pop(sequence.id, None)
 
     def _read(self, sequence: Sequence) -> None:
-        """Bring the sequence's standing up to date."""
         known, standing = self._standings[sequence.id]
         new = sequence.tokens[sequence.prompt_length + known :]
         for token in new:
@@ -177,7 +146,7 @@ class Forced(Drafter):
 
 
 def _borders(tokens: tuple[int, ...]) -> list[int]:
-    """Per prefix of `tokens`, the length of the longest shorter one that also ends it."""
+    # KMP failure function: per prefix, the length of its longest proper border.
     borders = [0] * len(tokens)
     for end in range(1, len(tokens)):
         length = borders[end - 1]

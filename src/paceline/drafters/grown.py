@@ -1,8 +1,7 @@
-"""Trees from a trained network, grown by any growth.
+"""Draft trees of a trained network, by any tree expansion.
 
-A growth asks for laws, and the network answers level by level over the whole batch; where it
-drafts several tokens per step, a step answers several levels. Laws are those of the request, over
-the tokens that the network can draft: all others have probability zero.
+The network answers level by level over the batch; one step of a multi-token network answers
+several levels. Tokens outside the draft vocabulary have probability zero.
 """
 
 from __future__ import annotations
@@ -24,25 +23,16 @@ from paceline.sampling import Sampler
 from paceline.sequence import Sequence
 from paceline.types import Budget, IntArray, Law, LogitArray, SamplingParams, TokenTree
 
+# Logit outside the draft vocabulary: probability exactly zero, but finite, so that a
+# distribution exists even where all other tokens are banned.
 _NEVER = -1e30
-"""Logit of a token that the network cannot draft. Its probability is exactly zero, and yet there is
-a law where all others are banned."""
 
 
 class TreeDrafts:
-    """Grows drafts of one network."""
+    """Expands draft trees of one network."""
 
     def __init__(self, runner: Runner, trained: Trained, growth: Growth) -> None:
-        """Bind a network that is ready to run.
-
-        Args:
-            runner: runs it.
-            trained: its vocabulary, and how many tokens a step drafts.
-            growth: how drafts grow; the verifier must accept their kind.
-
-        Raises:
-            InvalidOption: the network drafts slots that may stay blank: no law belongs to a depth.
-        """
+        """Bind a network. Raises InvalidOption if it drafts blank slots."""
         if trained.network.blank:
             raise InvalidOption(
                 f"drafter '{trained.network.name}' drafts slots that may stay blank, which make "
@@ -57,12 +47,9 @@ class TreeDrafts:
 
     @classmethod
     def chosen(cls, context: DrafterContext, runner: Runner, trained: Trained) -> TreeDrafts | None:
-        """By option `growth` (`growth/choice.py`), or what the verifier needs.
+        """Choose by option `growth` or the verifier; None means argmax chains, which cost one call.
 
-        None stands for chains of the likeliest tokens, which cost one call.
-
-        Raises:
-            InvalidOption: the growth is unknown, or not one that network and verifier take.
+        Raises InvalidOption if the expansion is unknown, or does not fit network or verifier.
         """
         named = context.options.get("growth", "")
         if not named and not context.report_law:
@@ -78,11 +65,7 @@ class TreeDrafts:
     def grow(
         self, sequences: List[Sequence], budgets: List[Budget], grown: List[Grown]
     ) -> list[TokenTree]:
-        """One draft per sequence, behind what its context has gained.
-
-        Raises:
-            OutOfMemory: the network's own cache is full.
-        """
+        """Draft one tree per sequence. Raises OutOfMemory if the network's KV cache is full."""
         known: list[dict[tuple[int, ...], Branch]]
         known = [{(): root} for root in self._runner.start(grown)]
         growing = [
@@ -109,7 +92,7 @@ class TreeDrafts:
         known: List[dict[tuple[int, ...], Branch]],
         paths: Mapping[int, List[tuple[int, ...]]],
     ) -> None:
-        """Take the steps that lead to paths, as far as they are whole, in one call."""
+        # Runs the missing whole steps of all paths in one call.
         missing = [
             (index, steps)
             for index, asked in paths.items()
@@ -144,15 +127,9 @@ def draft_law(
     *,
     soft: bool,
 ) -> Law:
-    """The law of a request over a draft vocabulary.
+    """Return a request's distribution over a draft vocabulary, as one over `size` tokens.
 
-    Args:
-        sampler: of the request.
-        logits: float32 `[draft vocabulary]`.
-        ids: int64 `[draft vocabulary]`, ascending token ids.
-        size: of the target's vocabulary.
-        path: drafted tokens between the root and that position.
-        soft: as for `Sampler.law`.
+    `ids` are int64 `[draft vocabulary]`, ascending token ids of the float32 `logits`.
     """
     if _names_tokens(sampler.params):
         wide = np.full(size, _NEVER, dtype=np.float32)
@@ -163,11 +140,10 @@ def draft_law(
 
 
 def _names_tokens(params: SamplingParams) -> bool:
-    """Whether the settings of a request treat tokens differently, and so need their own ids."""
+    # True if the request treats tokens differently, so that logits need the target's ids.
     penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
     return bool(any(penalties) or params.logit_bias or params.banned_tokens or params.forced_tokens)
 
 
 def _paths(ask: Ask) -> list[list[int]]:
-    """Drafted tokens from the root down to each node asked for."""
     return [ask.tree.tokens[list(trees.path_to(ask.tree, node))].tolist() for node in ask.nodes]

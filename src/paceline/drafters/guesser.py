@@ -1,4 +1,4 @@
-"""What drafters share that guess from a model of the text and learn how good the guesses are."""
+"""Base of drafters that draft from a model of the text and learn its hit rates."""
 
 from __future__ import annotations
 
@@ -15,33 +15,29 @@ from paceline.types import Budget, TokenTree
 
 
 class Model(Protocol):
-    """What guesses are made from."""
+    """A text model."""
 
     @property
-    def rates(self) -> HitRates:
-        """Hit rates of its offers."""
-        ...
+    def rates(self) -> HitRates: ...
 
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 
 
 class Guesser(Drafter, Generic[AnyModel]):
-    """Keeps the open guess of each sequence. `reset`, which makes the model, is called at once."""
+    """Holds the open draft of each sequence. `reset`, called on creation, makes the model."""
 
     _model: AnyModel
+    # True if it learns by ranking logits, which it then does in few steps without a draft.
     ranks: ClassVar[bool] = False
-    """Whether it learns by ranking logits, which it then does in few of the plain steps."""
 
     def __init__(self) -> None:
-        """No guess is open."""
         self._guesses: dict[int, tuple[int, Guess]] = {}
         self._idle = Idle()
         self._nothing = Guess().tree(self.name)
         self.reset()
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """A guess per sequence, empty where nothing is known of its last tokens."""
         if self.ranks and self._idle.rests(budgets):
             return [self._nothing] * len(sequences)
         drafts = []
@@ -52,23 +48,16 @@ class Guesser(Drafter, Generic[AnyModel]):
         return drafts
 
     def close(self, sequence: Sequence) -> None:
-        """Drop what was guessed; the model outlives its sequences."""
         self._guesses.pop(sequence.id, None)
 
     @abstractmethod
-    def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
-        """A guess of how the sequence goes on."""
+    def _guess(self, sequence: Sequence, budget: Budget) -> Guess: ...
 
     def _left_out(self, sequence: Sequence) -> bool:
-        """Whether there is no guess to settle."""
         return sequence.id not in self._guesses
 
     def _settle(self, sequence: Sequence) -> tuple[int, Guess]:
-        """Score the open guess against what was committed, the whole of it, verified or not.
-
-        Returns:
-            The position behind the guess's root, and the guess.
-        """
+        # Scores the whole open draft, verified or not; returns the position after its root, too.
         begin, guess = self._guesses.pop(sequence.id)
         guess.learn(sequence.tokens[begin:], self._model.rates)
         return begin, guess

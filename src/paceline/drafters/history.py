@@ -1,10 +1,7 @@
-"""What ended sequences said: a searchable window of the latest texts, of bounded size.
+"""Sliding window over the texts of ended sequences, searchable by suffix automata.
 
-A suffix automaton cannot forget, so there are two, one behind the other. Both learn, but the
-younger one only from when the older is three quarters full; when the older is full, the younger
-takes its place. So what is read always holds the latest texts, between a quarter of the capacity
-and all of it, and its counts are those of these texts alone. A token costs a third more than it
-would without forgetting.
+A suffix automaton cannot forget. So a second one starts when the first is three quarters full,
+and replaces it when it is full.
 """
 
 from __future__ import annotations
@@ -21,34 +18,29 @@ from paceline.drafters.automaton import BREAK, ROOT_STATE, Automaton, Match
 from paceline.errors import InvalidOption
 from paceline.models.whole_file import whole_file
 
+# Most tokens of a history.
 CAPACITY = 1 << 18
-"""Tokens that a history holds at most."""
 
+# Most tokens queued; beyond that, the eldest are absorbed as others come.
 _LINE = 1 << 13
-"""Tokens that may wait in line: where nobody reads, the eldest are taken in as others come."""
 
 _MAGIC = "paceline history 1"
 
 
 class History:
-    """The latest texts, which every drafted sequence may read.
+    """The latest texts, shared by all sequences.
 
-    Texts wait in line until `absorb` takes them in, a few tokens at a time, so that the end of a
-    long sequence does not hold up the others.
+    Texts are queued until `absorb`, so that the end of a long sequence delays no other one.
 
     Attributes:
-        waiting: number of tokens in line.
-        texts: what is read.
-        generation: changes when `texts` is replaced, and when a text is complete: readers must
-            then find their places anew.
+        waiting: tokens queued.
+        texts: the automaton to read.
+        generation: changes when `texts` is replaced or a text completed; readers must then find
+            their contexts anew.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        """An empty history of up to `capacity` tokens (breaks between texts included).
-
-        Raises:
-            InvalidOption: the capacity is below 8.
-        """
+        """Create a history of `capacity` tokens, breaks included. Raises InvalidOption below 8."""
         if capacity < 8:
             raise InvalidOption(f"the capacity of a history must be 8 or more, not {capacity}")
         self.generation = 0
@@ -56,7 +48,6 @@ class History:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
         self.texts = Automaton()
         self.generation += 1
         self._younger = Automaton()
@@ -66,7 +57,7 @@ class History:
         self.waiting = 0
 
     def add(self, text: List[int]) -> None:
-        """Put a text in line; of one longer than a quarter of the capacity its end."""
+        """Queue a text; of one longer than a quarter of the capacity, its end."""
         text = text[-(self._quarter - 1) :]
         if len(text):
             self._line.append(text)
@@ -74,7 +65,7 @@ class History:
             self.absorb(max(0, self.waiting - _LINE))
 
     def absorb(self, tokens: int | None = None) -> None:
-        """Learn up to `tokens` of the texts in line, or all of them."""
+        """Learn up to `tokens` queued tokens, or all."""
         left = self.waiting if tokens is None else min(tokens, self.waiting)
         self.waiting -= left
         while left:
@@ -93,19 +84,11 @@ class History:
                 self.generation += 1
 
     def save(self, path: Path, vocab_size: int) -> None:
-        """Write all texts, those in line included; readers see the whole file or none of it.
-
-        Args:
-            path: an `.npz` file.
-            vocab_size: of the model whose tokens these are; `restore` compares it.
-
-        Raises:
-            InvalidOption: the file cannot be written.
-        """
+        """Write an `.npz` file atomically. Raises InvalidOption if it cannot be written."""
         self.absorb()
         try:
             with whole_file(path) as part:
-                part.touch(0o600, exist_ok=False)  # texts of users are for nobody else to read
+                part.touch(0o600, exist_ok=False)  # user texts are private
                 with part.open("wb") as file:
                     log = np.array(self.texts.log)
                     np.savez(file, magic=_MAGIC, vocab_size=vocab_size, log=log)
@@ -114,14 +97,9 @@ class History:
             raise InvalidOption(f"cannot write {path} ({reason}): choose another file") from error
 
     def restore(self, path: Path, vocab_size: int) -> str | None:
-        """Become what `save` wrote; takes about as long as it took to learn.
+        """Load what `save` wrote, and return None, or one line on why the history is empty.
 
-        Serving must not fail for the sake of a memory, so nothing is raised: without a good file
-        the history starts empty. One that is damaged, or for another model, is set aside under a
-        name that ends in `.bad`.
-
-        Returns:
-            None, or in one line why the history is empty.
+        Never raises: serving must not fail for it. Damaged or foreign files are renamed to `.bad`.
         """
         self.clear()
         try:
@@ -138,7 +116,6 @@ class History:
         return None
 
     def _begin(self, tokens: int) -> None:
-        """Make room for the next text."""
         self.texts.begin()
         if len(self.texts.log) + tokens > 4 * self._quarter:
             # The younger has room: it began with three quarters full, or one text before.
@@ -152,10 +129,9 @@ class History:
 
 
 class Corpus:
-    """Texts that never change; otherwise as `History`."""
+    """Texts that never change, with the reading interface of `History`."""
 
     def __init__(self, texts: Iterable[List[int]]) -> None:
-        """Learn all texts."""
         self.generation = 0
         self.texts = Automaton()
         for text in texts:
@@ -164,14 +140,9 @@ class Corpus:
 
 
 class Reader:
-    """Where a growing text stands in other texts.
-
-    Attributes:
-        match: its longest suffix that occurs in them, as a context of `texts`, and where last.
-    """
+    """Position of a growing text in other texts; `match` is its longest suffix there."""
 
     def __init__(self, others: History | Corpus) -> None:
-        """Nothing is read."""
         self.match: Match = (ROOT_STATE, 0, -1)
         self._others = others
         self._generation = -1
@@ -179,19 +150,14 @@ class Reader:
 
     @property
     def texts(self) -> Automaton:
-        """The texts that are read, now."""
         return self._others.texts
 
     def read(self, tokens: List[int], new: int) -> None:
-        """Go on to the end of a text, of which the last `new` tokens were not read yet.
-
-        What is known of it before is forgotten where others have learned whole texts since: the
-        last tokens are read again.
-        """
+        """Advance to the end of `tokens`, of which the last `new` are unread."""
         texts = self.texts
         size, self._size = self._size, len(texts.log)
         if not new and size == self._size and self._generation == self._others.generation:
-            return  # nobody has learned anything
+            return  # nothing new was learned
         if self._generation != self._others.generation:
             self._generation = self._others.generation
             self.match, new = (ROOT_STATE, 0, -1), texts.depth
@@ -199,7 +165,6 @@ class Reader:
 
 
 def _read(path: Path, vocab_size: int) -> np.ndarray:
-    """The log in a file that `History.save` wrote; any exception if it is another's."""
     with np.load(path, allow_pickle=False) as saved:
         if str(saved["magic"]) != _MAGIC:
             raise ValueError("not a history")

@@ -1,4 +1,4 @@
-"""Which plain steps a drafter learns from that reads the target's logits."""
+"""Sampling of plain steps for drafters that learn from the target's logits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ _SELDOM = 8
 
 
 class Idle:
-    """Counts steps in which nothing is asked of a drafter. It learns from one in eight.
+    """Count steps without drafts, and let the drafter learn from one in eight of them.
 
-    Ranking a row of logits costs a fiftieth of a small model's step. Where drafts do not pay, a
-    drafter that learned from every step would be what makes decoding slower.
+    Ranking logits rows in every plain step would slow decoding down where drafts do not pay.
     """
 
     def __init__(self) -> None:
-        """Nothing was counted."""
         self._steps = 0
 
     def rests(self, budgets: Sequence[Budget]) -> bool:
-        """Whether the step that begins with these budgets is left out."""
+        """Return whether the drafter skips the step with these budgets."""
         if any(budget.nodes and budget.depth for budget in budgets):
             self._steps = 0
             return False

@@ -1,14 +1,7 @@
 """Input-guided aggressive decoding (Sun et al. 2021, arXiv:2106.04970; Ge et al. 2022,
-arXiv:2205.10350): for tasks whose output is their input with edits.
-
-The draft is the rest of the source behind the place that the output has come to. Where the output
-leaves the source, the last tokens, as few as possible and up to three, are looked for in the rest
-of the source, and drafting resumes behind them as soon as they occur there exactly once.
-
-The papers have the source alone as input of an encoder, and decode without drafts until then. Here
-the source is the whole prompt, of which the output may take any part in any order. So two things
-are added: where no n-gram is unique, the longest that occurs at all is taken, at its next place or
-else its last one before; and such guesses have hit rates of their own.
+arXiv:2205.10350): copy the rest of the prompt from where the output is aligned with it. After a
+mismatch it aligns again by a unique n-gram of the last 1 to 3 tokens. Added: where none is unique,
+the longest n-gram that occurs is taken, with hit rates of its own.
 """
 
 from __future__ import annotations
@@ -27,22 +20,20 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, TokenTree, Verdict
 
+# Longest n-gram that the output is aligned by.
 _LONGEST = 3
-"""Longest n-gram that the output is aligned by."""
 
 
 class Alignment:
-    """Where in a source its edited copy has come to.
+    """Position in a source that its edited copy has reached.
 
     Attributes:
-        at: index in the source of the token that the copy should go on with; None while that is
-            not known.
-        run: how many tokens up to there agree, those included that it was aligned by.
-        sure: whether these were unique in the rest of the source.
+        at: index in the source of the next token of the copy; None if unknown.
+        run: tokens up to there that agree, the aligning n-gram included.
+        sure: whether that n-gram was unique in the rest of the source.
     """
 
     def __init__(self, source: List[int]) -> None:
-        """Index a source; its copy has not begun."""
         self.source = list(source)
         self.at: int | None = None
         self.run = 0
@@ -57,13 +48,12 @@ class Alignment:
                 self._behind.setdefault(tuple(source[end - n : end]), []).append(end)
 
     def follow(self, tokens: List[int]) -> None:
-        """Catch up with a text, which is the source and then its copy so far."""
+        """Read new tokens of a text, which is the source and then its copy so far."""
         for token in tokens[self._read :]:
             self.go_on(token)
         self._read = len(tokens)
 
     def go_on(self, token: int) -> None:
-        """The copy has one more token."""
         self._copy = [*self._copy[1 - _LONGEST :], token]
         if self.at is not None and self.source[self.at] == token:
             self.at += 1
@@ -76,7 +66,6 @@ class Alignment:
         self._align()
 
     def _align(self) -> None:
-        """Find a place in the source for the end of the copy."""
         grams = [tuple(self._copy[-n:]) for n in range(1, len(self._copy) + 1)]
         for gram in grams:
             places, ahead = self._places(gram)
@@ -88,7 +77,6 @@ class Alignment:
                 return self._settle(gram, places[min(ahead, len(places) - 1)], False)
 
     def _places(self, gram: tuple[int, ...]) -> tuple[list[int], int]:
-        """Places behind an n-gram, and how many of them lie before the rest of the source."""
         places = self._behind.get(gram, [])
         return places, bisect_left(places, self._rest + len(gram))
 
@@ -98,27 +86,23 @@ class Alignment:
 
 
 class InputGuided(Drafter):
-    """Chains of what is left of the prompt, for edits and corrections."""
+    """Copy chains from the prompt, for edits and corrections."""
 
     name: ClassVar[str] = "input-guided"
 
     def __init__(self) -> None:
-        """Expect edits as good as other copies, until some were seen."""
         self._opened: dict[int, int] = {}  # tokens that each sequence had
         self._alignments: dict[int, Alignment] = {}
         self._guesses: dict[int, tuple[int, Guess]] = {}
         self.reset()
 
     def reset(self) -> None:
-        """Forget the hit rates."""
         self._rates = HitRates(np.array([alone(TRUST), alone()]), weight=16.0)
 
     def open(self, sequence: Sequence) -> None:
-        """The prompt is the source, which is read when a draft is asked for."""
         self._opened[sequence.id] = len(sequence.tokens)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One chain per sequence, empty where its place in the source is not known."""
         rates = self._rates.table
         return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
 
@@ -129,14 +113,12 @@ class InputGuided(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Score whole guesses, verified or not."""
         for sequence in sequences:
             if sequence.id in self._guesses:
                 begin, guess = self._guesses.pop(sequence.id)
                 guess.learn(sequence.tokens[begin:], self._rates)
 
     def close(self, sequence: Sequence) -> None:
-        """Drop the sequence's alignment."""
         self._opened.pop(sequence.id, None)
         self._alignments.pop(sequence.id, None)
         self._guesses.pop(sequence.id, None)

@@ -1,11 +1,7 @@
 """Speculative Jacobi decoding (Teng et al. 2024, arXiv:2410.01699): the target drafts for itself.
-
-A window of guessed tokens runs ahead of the committed text. Every forward over it gives, beside
-what verification needs, the target's law at each later position, given the guesses of that
-forward. The next window is drawn from those laws: they depend on committed tokens and on earlier
-guesses, but on no token of the window itself, so the draft is factorised and p/q rules are exact
-for it. Positions that no forward has seen start from a law of the caller's choice. Without
-sampling this is Jacobi iteration towards the greedy text (Santilli et al. 2023, arXiv:2305.10427).
+The next window is drawn from the target's distributions at the guesses of the last forward. None
+of them depends on a token of the window: the draft is factorised and p/q rules are exact for it.
+Without sampling this is Jacobi iteration (Santilli et al. 2023, arXiv:2305.10427).
 """
 
 from __future__ import annotations
@@ -24,13 +20,13 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import ROOT, Budget, DraftLaw, Law, Needs, TokenTree, Verdict
 
+# From a sequence and an absolute position to the distribution of a first guess there. It may depend
+# on committed tokens alone.
 Initial = Callable[[Sequence, int], Law]
-"""From a sequence and an absolute position to the law of a first guess there. It may depend on
-committed tokens alone."""
 
 
 class Jacobi(Drafter):
-    """Windows of guesses, redrawn from the target's own last forward; no model, no training."""
+    """Draft windows of guesses from the target's last forward; no model, no training."""
 
     name: ClassVar[str] = "jacobi"
     needs: Needs = Needs(node_logits=True)
@@ -42,9 +38,9 @@ class Jacobi(Drafter):
 
         Args:
             vocab_size: vocabulary of the target.
-            report_law: draw independently and report the rows (for p/q rules) instead of sharing
-                the target's noise.
-            initial: law of first guesses; the default repeats the last committed token.
+            report_law: draw independently and report the distributions (for p/q rules) instead of
+                sharing the target's Gumbel noise.
+            initial: distribution of first guesses; the default repeats the last committed token.
         """
         self._report_law = report_law
         self.kind = "factorised" if report_law else None
@@ -53,16 +49,13 @@ class Jacobi(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """A drafter for the target's vocabulary."""
         chosen = arguments(cls, "drafter", context.options, "vocab_size", "report_law")
         return cls(context.target.vocab_size, report_law=context.report_law, **chosen)
 
     def open(self, sequence: Sequence) -> None:
-        """Nothing is known of any position yet."""
         self._rows[sequence.id] = {}
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One window per sequence, as deep as its budget."""
         return [self._window(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
@@ -72,7 +65,6 @@ class Jacobi(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Keep the target's laws at the positions that are still open."""
         for sequence, draft, verdict, output in zip(
             sequences, drafts, verdicts, outputs, strict=True
         ):
@@ -96,7 +88,6 @@ class Jacobi(Drafter):
                     known.pop(position, None)
 
     def close(self, sequence: Sequence) -> None:
-        """Forget the sequence's window."""
         self._rows.pop(sequence.id, None)
 
     def _window(self, sequence: Sequence, budget: Budget) -> TokenTree:
@@ -123,8 +114,8 @@ class Jacobi(Drafter):
 
 
 def _line(draft: TokenTree, verdict: Verdict) -> list[int]:
-    """The accepted path and what hangs under its end, first children first: a window stays whole,
-    and of another drafter's tree one path is read."""
+    # The accepted path, then first children: a window stays whole, and of another drafter's tree
+    # one path is read.
     below = trees.children(draft)
     line = list(verdict.path)
     node = line[-1] if line else ROOT

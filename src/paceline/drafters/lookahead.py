@@ -1,23 +1,7 @@
-"""Lookahead decoding (Fu et al. 2024, arXiv:2402.02057): guesses improved in the same forward.
-
-Jacobi iteration solves for several future tokens at once: put guesses at the next positions, let
-the target say what it would put behind each, and take that for new guesses. Single guesses rarely
-hold, but the runs of tokens that appear on the way are good n-grams. So each sequence has a window
-of guesses, W positions wide, with the last N - 1 iterations of each; every step makes one more
-iteration, collects one n-gram of N tokens per position, and verifies n-grams collected before.
-
-The attention that the window needs is that of a tree, exactly. The oldest iteration is a chain
-under the root, the spine; a token of a later iteration sees the spine up to where its own diagonal
-leaves it, and on that diagonal all older iterations. So from the root and from each node of the
-spine hangs one tooth, a chain of N - 2 tokens, and the forward's row at the end of a tooth says
-the next token of its diagonal. The comb shares its nodes with the verified n-grams, and counts as
-drafted: where it happens to be right, it is accepted.
-
-The window spends rows on what later steps will draft, and a score cannot say so, since it is a
-probability of acceptance in this step. A controller that prunes by score therefore cuts the window
-away wherever rows are dear, and what is left drafts from n-grams of the text; fixed sizes keep it.
-Additions to the paper: the pool outlives sequences, also reads prompt and output, and is asked
-again where an n-gram ends.
+"""Lookahead decoding (Fu et al. 2024, arXiv:2402.02057): Jacobi iteration over a window of W
+positions, and a pool of the n-grams (length N) that it collects, verified in the same forward.
+The window spends rows on later drafts, which a score cannot express: a controller that prunes by
+score cuts it, fixed sizes keep it. Added: the pool outlives sequences and reads prompt and output.
 """
 
 from __future__ import annotations
@@ -36,33 +20,30 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
 
+# Tokens of an n-gram, N.
 LENGTH = 3
-"""Tokens of an n-gram, N."""
 
+# Most columns of a window, W; the budget may allow fewer.
 COLUMNS = 8
-"""Most columns of a window, W; the budget may allow fewer."""
 
+# First tokens of n-grams in the pool.
 CAPACITY = 1 << 16
-"""First tokens of n-grams kept in the pool."""
 
+# N-grams per first token.
 WIDTH = 8
-"""N-grams kept per first token."""
 
 
 class Window:
-    """The guesses of one sequence.
+    """Jacobi window of one sequence.
 
     Attributes:
         root: absolute position of the root.
         levels: `[N - 1][W]` tokens, the oldest iteration first. Column c of level l is a guess for
-            the position c + l behind the root; column 0 of the oldest level stands for the root.
+            the position c + l after the root; column 0 of the oldest level stands for the root.
     """
 
     def __init__(self, length: int, columns: int, prompt: List[int]) -> None:
-        """Fill the window for n-grams of `length` tokens from the prompt, whose last is the root.
-
-        Where there is no better guess for a position, the prompt is taken to repeat itself.
-        """
+        """Fill the window by repeating the prompt, which ends with the root."""
         self._prompt = prompt
         self.root = len(prompt) - 1
         self.levels = [
@@ -71,7 +52,7 @@ class Window:
         ]
 
     def path(self, column: int) -> List[int]:
-        """What stands between the root and the end of a column's diagonal, that included."""
+        """Return the tokens after the root, down to the end of a column's diagonal."""
         spine = self.levels[0][1 : column + 1]
         return [*spine, *(level[column] for level in self.levels[1:])]
 
@@ -79,9 +60,8 @@ class Window:
         """Make an iteration.
 
         Args:
-            newest: per column, what the target put at the end of its diagonal; None where it was
-                not asked.
-            committed: how many tokens the root has moved on.
+            newest: per column, the target's argmax at the end of its diagonal; None if unverified.
+            committed: tokens that the root has moved on.
         """
         self.root += committed
         levels: list[list[int]] = []
@@ -97,26 +77,19 @@ class Window:
         self.levels = levels
 
     def _filler(self, ahead: int) -> int:
-        """A token for a position behind the root."""
         return self._prompt[(self.root + ahead) % len(self._prompt)]
 
 
 class _Comb(Guess):
-    """A guess with columns of a window hung under it."""
+    # A pool guess with a Jacobi window as tree. The oldest iteration is a chain under the root (the
+    # spine). Each spine node carries a chain of N - 2 tokens (its diagonal), so a tree mask is the
+    # window's attention.
 
     def __init__(self) -> None:
-        """A guess that proposes nothing."""
         super().__init__()
         self._hung: list[tuple[int, int, int]] = []
 
     def hang(self, window: Window, columns: int, rates: List[float]) -> None:
-        """Add what the first columns need of the window, where it is not there yet.
-
-        Args:
-            window: the window.
-            columns: how many.
-            rates: hit rates by depth.
-        """
         for column in range(columns):
             node = ROOT
             for depth, token in enumerate(window.path(column)):
@@ -131,7 +104,6 @@ class _Comb(Guess):
                 node = known
 
     def settle(self, committed: List[int], rates: HitRates) -> None:
-        """Count the hung nodes whose parents were reached as hits and misses, by depth."""
         reached: dict[int | None, int] = {}
         node: int | None = ROOT
         for token in committed:
@@ -143,21 +115,13 @@ class _Comb(Guess):
 
 
 class Lookahead(Guesser[FollowerModel]):
-    """A window of Jacobi iterations per sequence, and one pool of the n-grams that came of them."""
+    """Draft from a Jacobi window per sequence and one shared n-gram pool."""
 
     name: ClassVar[str] = "lookahead"
     needs: Needs = Needs(node_logits=True)
 
     def __init__(self, length: int = LENGTH, columns: int = COLUMNS) -> None:
-        """Make an empty pool.
-
-        Args:
-            length: tokens of an n-gram, N.
-            columns: most columns of a window, W.
-
-        Raises:
-            InvalidOption: the length is below 2, or there is no column.
-        """
+        """Make a pool of `length`-grams and windows of up to `columns`. Raises InvalidOption."""
         if length < 2:
             raise InvalidOption(f"lookahead needs n-grams of 2 tokens or more, not {length}")
         if columns < 1:
@@ -168,14 +132,12 @@ class Lookahead(Guesser[FollowerModel]):
         super().__init__()
 
     def reset(self) -> None:
-        """Forget all n-grams and hit rates."""
         first = 0.24 * 0.62 ** np.arange(WIDTH)[:, None]
         prior = 1 - (1 - first) * 0.57 ** np.arange(self._length - 1)
         self._model = FollowerModel(1, self._length - 1, CAPACITY, WIDTH, prior[None])
         self._hits = HitRates(np.full(self._columns + self._length, 0.05))
 
     def open(self, sequence: Sequence) -> None:
-        """Read the prompt, and fill a window from it."""
         self._model.read(sequence.tokens, 0)
         window = Window(self._length, self._columns, list(sequence.tokens))
         self._windows[sequence.id] = (window, 0)
@@ -187,7 +149,6 @@ class Lookahead(Guesser[FollowerModel]):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Collect an n-gram per column, make an iteration, read what was committed."""
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
             begin, guess = self._settle(sequence)
             assert isinstance(guess, _Comb)
@@ -203,12 +164,11 @@ class Lookahead(Guesser[FollowerModel]):
             self._model.read(sequence.tokens, begin)
 
     def close(self, sequence: Sequence) -> None:
-        """Drop the sequence's window; the pool stays."""
         super().close(sequence)
         self._windows.pop(sequence.id, None)
 
     def _guess(self, sequence: Sequence, budget: Budget) -> Guess:
-        """Half of the nodes for the window, the other half for n-grams of the pool."""
+        # Half of the nodes for the window, the other half for n-grams of the pool.
         teeth = self._length - 2
         columns = (budget.nodes // 2 + 1) // (teeth + 1)
         columns = max(0, min(columns, self._columns, budget.depth - teeth + 1))
@@ -224,7 +184,7 @@ class Lookahead(Guesser[FollowerModel]):
 
 
 def _rows(window: Window, columns: int, draft: TokenTree, logits: LogitArray) -> list[int | None]:
-    """Per column, the target's choice at the end of its diagonal; None if that was not verified."""
+    # Per column, the target's argmax at the end of its diagonal; None if that was not verified.
     below = {
         (parent, token): node
         for node, (parent, token) in enumerate(

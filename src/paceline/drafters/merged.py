@@ -1,14 +1,6 @@
-"""Drafts of several drafters in one tree under one budget.
-
-Every part drafts by itself. Their trees are laid over each other, and the union is read from the
-likeliest node on. How likely a node is follows from who proposes it and how sure they are: each
-set of proposers and level of confidence has a hit rate of its own, learned from what was committed,
-so that two sources that agree count for more than either, and a source that is wrong in this text
-loses its say.
-
-Two published ways to merge are settings: Graft (prune the first drafter's tree where it is unsure
-and fill the space with the others' nodes) and RASD (Quan et al. 2025, arXiv:2503.03434: retrieved
-continuations enter only where the first drafter's tree has their first token too).
+"""Tree merging: drafts of several drafters in one tree under one budget. A node's acceptance
+probability is the hit rate of its set of proposers at their level of confidence. Published ways
+are settings: Graft, and RASD (Quan et al. 2025, arXiv:2503.03434).
 """
 
 from __future__ import annotations
@@ -34,7 +26,7 @@ Way = Literal["blend", "graft", "fuse"]
 
 
 class Merged(Parts):
-    """Several deterministic drafters as one."""
+    """Merge several deterministic drafters into one."""
 
     name: ClassVar[str] = "merged"
 
@@ -66,12 +58,10 @@ class Merged(Parts):
         self._guesses: dict[int, tuple[int, Guess]] = {}
 
     def reset(self) -> None:
-        """Forget everything learned, in all parts and about them."""
         super().reset()
         self._blender = Blender(len(self.parts))
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One tree per sequence; a node's origin is the first part that proposed it."""
         drafts = zip(*(part.propose(sequences, budgets) for part in self.parts), strict=True)
         if not any(budget.nodes and budget.depth for budget in budgets):
             return [Guess().tree(self.name) for _ in drafts]
@@ -93,7 +83,6 @@ class Merged(Parts):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """All parts learn, and so does the blend from what became of its guesses."""
         super().observe(sequences, drafts, verdicts, outputs)
         for sequence in sequences:
             open_guess = self._guesses.pop(sequence.id, None)
@@ -102,7 +91,6 @@ class Merged(Parts):
                 guess.learn(sequence.tokens[begin:], self._blender.rates)
 
     def close(self, sequence: Sequence) -> None:
-        """Tell all parts."""
         super().close(sequence)
         self._guesses.pop(sequence.id, None)
 
@@ -111,7 +99,7 @@ class Merged(Parts):
 
 
 def _fuse(drafts: List[TokenTree], budget: Budget) -> TokenTree:
-    """The first draft, and of others what begins with a token that it has under the root."""
+    # The first draft, and of the others what begins with a token that it has under the root.
     first, *others = drafts
     known = set(first.tokens[first.parents == ROOT].tolist())
     fitting = []
@@ -125,7 +113,6 @@ def _fuse(drafts: List[TokenTree], budget: Budget) -> TokenTree:
 
 
 def _fill(first: TokenTree, others: List[TokenTree], budget: Budget) -> TokenTree:
-    """The first draft, and behind it what others add to it, as far as the budget goes."""
     merged = first
     for draft in others:
         merged = trees.merge(merged, draft)

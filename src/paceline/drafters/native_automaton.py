@@ -1,5 +1,4 @@
-"""The suffix automaton in C++ (`native/automaton.hpp`): a token costs a tenth of what it does in
-Python."""
+"""Suffix automaton in C++ (`native/automaton.hpp`)."""
 
 from __future__ import annotations
 
@@ -12,21 +11,12 @@ from paceline.native.library import calls
 
 
 class NativeAutomaton(Automaton):
-    """States in the library's memory, which is given back with this object.
-
-    Attributes:
-        address: of the automaton, for operations of several.
-    """
+    """Suffix automaton in the library's memory, freed with this object. Raises MemoryError."""
 
     def __init__(self, depth: int = 32) -> None:
-        """An automaton without texts; the first one has begun.
-
-        Raises:
-            MemoryError: there is no room for it.
-            RuntimeError: there is no library.
-        """
         super().__init__(depth)
         self._call = calls("automaton_")
+        # Of the automaton, for native kernels that read several.
         self.address = self._call.new(depth)
         if not self.address:
             raise MemoryError("no memory for an automaton")
@@ -35,25 +25,17 @@ class NativeAutomaton(Automaton):
 
     @property
     def count(self) -> PerState:
-        """As in any automaton."""
         return _PerState(self, self._call.count)
 
     @property
     def end(self) -> PerState:
-        """As in any automaton."""
         return _PerState(self, self._call.end)
 
     def begin(self) -> None:
-        """Start another text."""
         super().begin()
         self._call.begin(self.address)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens in one call.
-
-        Raises:
-            MemoryError: there is no room for them.
-        """
         new = array("i", tokens)
         if not self._call.extend(self.address, new.buffer_info()[0], len(new), self._at):
             raise MemoryError("no memory for more tokens in an automaton")
@@ -61,34 +43,28 @@ class NativeAutomaton(Automaton):
         self.match = self._match()
 
     def step(self, state: int, token: int) -> int:
-        """The state after `token`, or the root's."""
         after: int = self._call.step(self.address, state, token)
         return after
 
     def read(self, state: int, length: int, tokens: Sequence[int]) -> Match:
-        """The longest context behind some tokens, in one call."""
         new = array("i", tokens)
         at = new.buffer_info()[0]
         self._call.read(self.address, state, length, at, len(new), self._at)
         return self._match()
 
     def back_off(self, state: int) -> tuple[int, int]:
-        """The longest shorter context that occurred more often."""
         self._call.back_off(self.address, state, self._at)
         return self._found[0], self._found[1]
 
     def followers(self, state: int) -> Followers:
-        """What followed a context."""
         count = self._call.followers(self.address, state, self._at)
         return _pairs(self._found[:count])[2:]
 
     def followed(self, state: int) -> int:
-        """How many occurrences of a context are followed by something."""
         times: int = self._call.followed(self.address, state)
         return times
 
     def outlook(self, state: int, length: int, token: int | None, most: int) -> Outlook:
-        """What followed a context and shorter ones, in one call."""
         if most > self._most:
             self._make_room(most)
         behind = BREAK if token is None else token
@@ -102,7 +78,7 @@ class NativeAutomaton(Automaton):
         return (*pairs[0], found)
 
     def _make_room(self, most: int) -> None:
-        """For what the library finds: the outlook of so many contexts."""
+        # For what the library finds: the outlook of so many contexts.
         self._most = most
         self._found = array("i", bytes(4 * (2 + most * (4 + 2 * BEST))))
         self._at = self._found.buffer_info()[0]
@@ -118,8 +94,6 @@ def _pairs(numbers: array[int]) -> list[tuple[int, int]]:
 
 
 class _PerState:
-    """A number for each state of an automaton, which it keeps alive."""
-
     def __init__(self, automaton: NativeAutomaton, read: Callable[[int, int], int]) -> None:
         self._automaton = automaton
         self._read = read

@@ -1,4 +1,4 @@
-"""The n-gram model of the target in C++ (`native/context_model.hpp`): a step costs two calls."""
+"""N-gram model of the target in C++ (`native/context_model.hpp`)."""
 
 from __future__ import annotations
 
@@ -19,43 +19,26 @@ from paceline.types import Budget, LogitArray, TokenTree
 
 
 class NativeContextModel(ContextModel):
-    """Contexts in the library's memory, 150 bytes each, which is given back with this object."""
+    """N-gram model in the library's memory, 150 bytes per context. MemoryError: no room for it."""
 
     def __init__(self, order: int, capacity: int) -> None:
-        """Know nothing; see `ContextModel`.
-
-        Raises:
-            MemoryError: there is no room for it.
-            RuntimeError: there is no library.
-        """
         super().__init__(order, capacity)
         self._call = calls("context_")
         self._hold(self._call.new(order, capacity))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Another that knows the same."""
         twin = copy(self)
         twin.rates = deepcopy(self.rates, memo)
         twin._hold(self._call.copy(self._model))
         return twin
 
     def read(self, tokens: List[int], begin: int, weight: float) -> None:
-        """Learn from text, in one call.
-
-        Raises:
-            MemoryError: there is no room for it.
-        """
         first = max(0, begin - self._order)
         text = array("i", tokens[first:])
         at = text.buffer_info()[0]
         self._check(self._call.read(self._model, at, len(text), begin - first, weight))
 
     def recycle(self, tokens: List[int], draft: TokenTree, logits: LogitArray) -> None:
-        """Learn from the target's laws, in one call.
-
-        Raises:
-            MemoryError: there is no room for it.
-        """
         tail = tokens[-self._order :]
         numbers = array("i", [*tail, *draft.tokens.tolist(), *draft.parents.tolist()])
         if logits.dtype != np.float32 or not logits.flags.c_contiguous:
@@ -68,7 +51,6 @@ class NativeContextModel(ContextModel):
         )
 
     def look(self, context: Context) -> tuple[Law, float] | None:
-        """What is known of a context."""
         text, tokens, shares = (
             array("i", context),
             array("i", [0] * WIDTH),
@@ -83,7 +65,6 @@ class NativeContextModel(ContextModel):
         return dict(zip(tokens[:count], shares[:count], strict=True)), shares[count]
 
     def offers(self, context: Context, reach: float) -> List[Offer]:
-        """What may come after a context."""
         text, rates = array("i", context), self.rates.flat
         out = self._out
         out.fit(0, self._order * WIDTH)
@@ -94,11 +75,6 @@ class NativeContextModel(ContextModel):
         return out.offers(self._check(count), self.rates)
 
     def grow(self, tokens: List[int], budget: Budget) -> Guess:
-        """The likeliest nodes, in one call.
-
-        Raises:
-            MemoryError: there is no room for them.
-        """
         text, rates = array("i", tokens[-self._order :]), self.rates.flat
         nodes, out = budget.nodes, self._out
         out.fit(nodes, (1 + nodes) * self._order * WIDTH)

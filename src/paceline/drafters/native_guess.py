@@ -1,4 +1,4 @@
-"""Drafts that the library grew (`native/best_first.hpp`)."""
+"""Drafts from native tree expansion (`native/best_first.hpp`)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,9 @@ from paceline.types import ROOT, IntArray, ProbArray, TokenTree
 
 
 class Workspace:
-    """Where the library writes drafts.
-
-    Attributes:
-        numbers: address of int64 numbers.
-        chances: address of float64 numbers.
-    """
+    """Output buffers of native tree expansion: addresses of int64 `numbers`, float64 `chances`."""
 
     def __init__(self) -> None:
-        """Without room."""
         self._nodes = self._offers = -1
 
     def fit(self, nodes: int, offers: int) -> None:
@@ -34,41 +28,40 @@ class Workspace:
             self.numbers, self.chances = address(self._numbers), address(self._chances)
 
     def guess(self, nodes: int) -> NativeGuess:
-        """The draft that was written, which has so many nodes."""
+        """Return the draft of so many nodes that was written."""
         offers = int(self._numbers[3 * nodes + 1])
         numbers = self._numbers[: 3 * nodes + 2 + 2 * offers]
         return NativeGuess(numbers.copy(), self._chances[:nodes].copy())
 
     def offers(self, count: int, rates: HitRates) -> list[Offer]:
-        """The offers that were written, whose cells are those of `rates`."""
+        """Return the offers that were written, whose cells are those of `rates`."""
         each = iter(self._numbers[: 2 * count].tolist())
         chances = self._chances[:count].tolist()
         return [(t, p, rates.cells[cell]) for t, cell, p in zip(each, each, chances, strict=True)]
 
 
 class NativeGuess(Guess):
-    """A draft with its offers as the library wrote them: few are ever asked for."""
+    """Guess whose offers stay as the library wrote them: few are ever read."""
 
     def __init__(self, numbers: IntArray, scores: ProbArray) -> None:
-        """Read what was written, see `Growth::write`."""
+        # The layout is that of `Growth::write`.
         nodes = len(scores)
         self._draft = numbers[:nodes], numbers[nodes : 2 * nodes], scores
         self._rest = numbers[2 * nodes :]
 
     def __getattr__(self, name: str) -> Any:
-        """Lists of the draft's columns, when they are first asked for."""
+        # Lists of the draft's columns, made on first use.
         if name not in ("tokens", "parents", "scores"):
             raise AttributeError(name)
         self.tokens, self.parents, self.scores = (column.tolist() for column in self._draft)
         return getattr(self, name)
 
     def tree(self, source: str, origins: tuple[str, ...] = ()) -> TokenTree:
-        """The draft, of the numbers as they are."""
         tokens, parents, scores = self._draft
         return TokenTree(tokens, parents, None, source, scores, origins)
 
     def learn(self, committed: List[int], rates: HitRates) -> None:
-        """As in any guess, but cells are told by their places."""
+        # As in any guess, but cells are given by their places.
         rest = self._rest.tolist()
         pairs = len(self._draft[2]) + 2
         node = ROOT

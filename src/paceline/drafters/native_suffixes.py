@@ -1,4 +1,4 @@
-"""The blend of `SuffixDecoding` in C++ (`native/suffixes.hpp`): a draft in one call."""
+"""Tree expansion of `SuffixDecoding` in C++ (`native/suffixes.hpp`): a draft in one call."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paceline.drafters.statistics import HitRates
 from paceline.native.library import calls
 from paceline.types import Budget
 
+# Offers of one length of context, from both texts.
 _MOST = 2 * BEST
-"""Offers of one length of context, from both texts."""
 
 
 class NativeSuffixes:
-    """Grows drafts from two automata."""
+    """Expand trees from two suffix automata."""
 
     def __init__(self, contexts: int) -> None:
-        """Let so many lengths of context per text offer tokens for one node."""
+        # So many lengths of context per text offer tokens for one node.
         self._contexts = contexts
         self._out = Workspace()
 
@@ -31,11 +31,7 @@ class NativeSuffixes:
         budget: Budget,
         rates: HitRates,
     ) -> Guess:
-        """The likeliest nodes behind a context in the own text and one in others.
-
-        Raises:
-            MemoryError: there is no room for them.
-        """
+        """Expand the likeliest nodes after both contexts. MemoryError: no room for them."""
         (own, other), (here, there) = texts, matches
         at, known = array("i", (*here[:2], *there[:2])), rates.flat
         nodes, out = budget.nodes, self._out

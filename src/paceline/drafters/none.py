@@ -1,4 +1,4 @@
-"""Plain decoding: proposes nothing."""
+"""Plain decoding: empty drafts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from paceline.types import Budget, TokenTree
 
 
 class NoDrafter(Drafter):
-    """The baseline: every step commits one token."""
+    """Baseline without drafts: every step commits one token."""
 
     name: ClassVar[str] = "none"
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """An empty draft for every sequence."""
         return [trees.EMPTY] * len(sequences)

@@ -1,9 +1,6 @@
-"""A drafter that learns while it serves (Liu et al. 2024, arXiv:2310.07177, section 4).
-
-Where a draft missed what the target wrote, the committed text and the target's features of it are
-kept. Every so many rounds a step of distillation over them runs in the background, and the new
-weights are made ready to run there, too: a version of their own, which is never changed. Whoever
-drafts takes a version up between rounds, and all of a draft comes from one.
+"""Online distillation of a drafter while it serves (Liu et al. 2024, arXiv:2310.07177, section 4).
+Missed tokens with the target's features are training examples; updates run in the background. Each
+update makes a new immutable version, and all of a draft comes from one version.
 """
 
 from __future__ import annotations
@@ -35,23 +32,23 @@ from paceline.types import LogitArray, TokenTree, Verdict
 
 _LOG = logging.getLogger(__name__)
 
+# Bytes of examples.
 _MEMORY = 64 << 20
-"""Bytes of examples."""
 
 Version = TypeVar("Version")
 
 
 class Learner(Protocol):
-    """Moves a network's parameters."""
+    """Trainer of a network's parameters."""
 
     def learn(self, examples: List[Example]) -> Mapping[str, LogitArray] | None:
-        """The parameters after one more pass over examples; None if they were no numbers."""
+        """Return the parameters after one more pass over examples; None if they are not finite."""
         ...
 
 
 @dataclass(frozen=True)
 class Learning:
-    """Options of drafters that learn.
+    """Options of online distillation.
 
     Attributes:
         online: rounds between two updates; 0 learns nothing.
@@ -71,7 +68,7 @@ class Learning:
 
 
 class Online(Generic[Version]):
-    """Notes what was missed, has it learnt, and hands new versions over."""
+    """Collect missed tokens, train on them in the background, and hand over new versions."""
 
     def __init__(
         self,
@@ -83,14 +80,14 @@ class Online(Generic[Version]):
         file: LearntFile | None = None,
         background: Executor | None = None,
     ) -> None:
-        """Nothing is learnt yet.
+        """Start from trained weights.
 
         Args:
             trained: the weights to begin with.
-            learner: makes what learns from there; called in the background.
+            learner: makes the trainer; called in the background.
             run: makes weights ready to run; called in the background.
             every: rounds between two updates, at least.
-            file: keeps what is learnt; it is written when this object goes, too.
+            file: stores what is learnt; also written when this object goes.
             background: runs updates; by default a thread of low priority.
         """
         self._begin = trained
@@ -101,14 +98,14 @@ class Online(Generic[Version]):
         self._background = background or ThreadPoolExecutor(1, "online", initializer=_behind)
         self._traces: dict[int, Trace] = {}
         self._said: set[str] = set()
+        # Versions that were handed over, or wait for it.
         self.updates = 0
-        """Versions that were handed over, or wait for it."""
         self.reset()
         if file is not None:
             weakref.finalize(self, file.save)
 
     def reset(self) -> None:
-        """Forget what was learnt; what runs in the background comes to nothing."""
+        """Discard what was learnt, and the update that runs in the background."""
         self._student = _Student(self._learner)
         self._examples = Examples(_MEMORY)
         self._generator = np.random.default_rng(0)
@@ -117,7 +114,7 @@ class Online(Generic[Version]):
         self._ready: Version | None = None
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """A sequence begins, with features of its last tokens but the very last."""
+        """Note a new sequence, with features of the last tokens of its prompt except the root."""
         trace = self._traces[sequence.id] = Trace()
         trace.read(sequence.tokens, features)
 
@@ -128,7 +125,7 @@ class Online(Generic[Version]):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Note a round that was committed; begin an update if one is due."""
+        """Note a committed round; start an update if one is due."""
         for sequence, draft, verdict, output in zip(
             sequences, drafts, verdicts, outputs, strict=True
         ):
@@ -148,13 +145,12 @@ class Online(Generic[Version]):
                 self._job = self._background.submit(self._update, self._student, examples)
 
     def close(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
         trace = self._traces.pop(sequence.id, None)
         if trace is not None:
             self._take(trace)
 
     def newest(self) -> Version | None:
-        """The version that has become ready since the last call, or None."""
+        """Return the version that has become ready since the last call, or None."""
         self._collect()
         version, self._ready = self._ready, None
         return version
@@ -165,7 +161,6 @@ class Online(Generic[Version]):
             self._examples.add(example)
 
     def _collect(self) -> None:
-        """See what became of the update."""
         if self._job is None or not self._job.done():
             return
         job, self._job = self._job, None
@@ -179,7 +174,6 @@ class Online(Generic[Version]):
             self.updates += 1
 
     def _update(self, student: _Student, examples: List[Example]) -> Version | None:
-        """In the background: learn, and make the outcome ready to run."""
         parameters = student.learn(examples)
         if parameters is None:
             return None
@@ -190,7 +184,6 @@ class Online(Generic[Version]):
         return version
 
     def _say(self, message: str) -> None:
-        """Log a message, once."""
         if message not in self._said:
             self._said.add(message)
             _LOG.warning("the drafter learns while it serves: %s", message)
@@ -199,7 +192,7 @@ class Online(Generic[Version]):
 def find_learner(
     context: DrafterContext, trained: Trained, settings: Learning
 ) -> Callable[[], Learner]:
-    """What makes a learner that begins with these weights.
+    """Return a factory of trainers that begin with these weights.
 
     Raises:
         RuntimeUnavailable: PyTorch is not installed, or the target's weights are out of reach.
@@ -221,7 +214,7 @@ def find_learner(
 
 
 class _Student:
-    """A learner that is made when it is first needed, since that reads the target's weights."""
+    # Made on first use, since that reads the target's weights.
 
     def __init__(self, make: Callable[[], Learner]) -> None:
         self._make = make
@@ -234,6 +227,6 @@ class _Student:
 
 
 def _behind() -> None:
-    """Let decoding go first: on Linux a thread has a priority of its own."""
+    # On Linux a thread has a priority of its own: decoding goes first.
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -1,7 +1,6 @@
-"""What a drafter may learn from while it serves: committed text, and where drafts missed it.
-
-Committed tokens alone are noted, and the target's features of them, which hold the hidden state
-that its LM head reads: the target's law at every position comes with them.
+"""Training examples for online distillation: committed text, the target's features of it, and the
+tokens where drafts missed it. Features hold the hidden state that the LM head reads, so the
+target's distribution at every position comes with them.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from paceline import tree as trees
 from paceline.sequence import Sequence
 from paceline.types import ROOT, BoolArray, IntArray, LogitArray, TokenTree, Verdict
 
+# Rows before a stretch, as context for the network.
 _CONTEXT = 64
-"""Rows before a stretch that are kept for networks to look back at."""
 
+# Most rows of new examples in an update, and of older ones: bounds its time.
 _ROWS = 1024
-"""Most rows of new examples in an update, and of older ones: some ten seconds of a core."""
 
+# Rows of the longest stretch, without its context.
 _SPAN = 192
-"""Rows of the longest stretch, its context left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A stretch of committed text.
+    """Stretch of committed text.
 
     Attributes:
         features: float32 `[rows, 4 * width]` of each token, see `Output.features`.
@@ -42,22 +41,22 @@ class Example:
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Return bytes, about."""
         return self.features.nbytes
 
 
 @dataclass(slots=True)
 class Trace:
-    """A sequence's newest stretch: the last token is the root, whose features are not known yet."""
+    """Newest stretch of a sequence; the features of its last token, the root, are not known yet."""
 
     features: list[LogitArray] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     missed: list[bool] = field(default_factory=list)
+    # Tokens of the sequence that were noted.
     known: int = 0
-    """Tokens of the sequence that were noted."""
 
     def read(self, tokens: list[int], features: LogitArray) -> None:
-        """Begin with a prompt, of which the end is kept: features stand for all but the root."""
+        """Begin with the end of a prompt; features cover all tokens but the root."""
         kept = len(features[-_CONTEXT:])
         self.features = [features[len(features) - kept :].copy()]
         self.tokens = tokens[len(tokens) - kept - 1 :]
@@ -65,16 +64,9 @@ class Trace:
         self.known = len(tokens)
 
     def note(self, sequence: Sequence, draft: TokenTree, verdict: Verdict, rows: LogitArray) -> int:
-        """Take in a step that was committed.
+        """Add a committed step; return the missed tokens, 1 or 0.
 
-        Args:
-            sequence: holds the new tokens.
-            draft: what was verified.
-            verdict: what became of it.
-            rows: float32 `[1 + path, 4 * width]`, features of the root and of the accepted path.
-
-        Returns:
-            How many tokens were missed: one or none.
+        `rows` is float32 `[1 + path, 4 * width]`, features of the root and of the accepted path.
         """
         new = sequence.tokens[self.known :]  # fewer than were accepted if the text ended there
         last = verdict.path[-1] if verdict.path else ROOT
@@ -89,11 +81,11 @@ class Trace:
 
     @property
     def full(self) -> bool:
-        """Whether the stretch should be cut."""
+        """Return whether the stretch is due to be cut."""
         return len(self.tokens) > _CONTEXT + _SPAN
 
     def cut(self) -> Example | None:
-        """What was noted, if a token of it was missed; its end stays, as context."""
+        """Return the stretch if a token of it was missed; its end stays as context."""
         if not any(self.missed[:-1]):
             return None
         features = np.concatenate(self.features)
@@ -107,17 +99,15 @@ class Trace:
 
 
 class Examples:
-    """The newest examples, up to a limit of memory."""
+    """Queue of the newest examples, up to a limit of bytes."""
 
     def __init__(self, limit: int) -> None:
-        """Hold at most `limit` bytes, or one example."""
         self._limit = limit
         self._kept: deque[Example] = deque()
         self._bytes = 0
         self._fresh = 0
 
     def add(self, example: Example) -> None:
-        """Take one in; the oldest make room."""
         self._kept.append(example)
         self._bytes += example.size
         self._fresh += 1
@@ -126,8 +116,10 @@ class Examples:
         self._fresh = min(self._fresh, len(self._kept))
 
     def draw(self, generator: np.random.Generator) -> list[Example]:
-        """Those that came since the last call, the newest first, and as many older ones; none if
-        none came. Of a flood, the newest that an update has time for."""
+        """Return the examples added since the last call, newest first, and as many older ones.
+
+        Both are limited to what an update has time for. Empty if none were added.
+        """
         old = len(self._kept) - self._fresh
         fresh = [self._kept[i] for i in range(len(self._kept) - 1, old - 1, -1)]
         again = [self._kept[i] for i in generator.permutation(old)[: self._fresh].tolist()]
@@ -136,6 +128,6 @@ class Examples:
 
 
 def _up_to(examples: List[Example], rows: int) -> list[Example]:
-    """The first of them, one at least, with so many rows together at most."""
+    # The first examples, one at least, with so many rows together at most.
     sizes = np.cumsum([len(each.tokens) for each in examples])
     return list(examples[: max(1, int((sizes <= rows).sum()))])

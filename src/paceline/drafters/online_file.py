@@ -1,4 +1,4 @@
-"""Where a drafter keeps what it learns while it serves: a file beside the weights it began with."""
+"""Storage of online-distilled weights: a file beside the weights that learning began with."""
 
 from __future__ import annotations
 
@@ -17,26 +17,21 @@ _LOG = logging.getLogger(__name__)
 
 _SUFFIX = ".online.safetensors"
 
+# Between two writes: a kill loses at most that.
 _SECONDS = 60.0
-"""Between two writes: a kill costs at most that."""
 
+# Metadata: digest of the weights that learning began with.
 _ORIGIN = "online_of"
-"""Metadata: digest of the weights that learning began with."""
 
 
 class LearntFile:
-    """Holds the newest weights, and writes them now and then."""
+    """Hold the newest weights, and write them now and then."""
 
     def __init__(self, origin: Path, chosen: str, *, ships: bool) -> None:
-        """Choose the place; nothing is read or written yet.
-
-        Args:
-            origin: the weights that learning begins with.
-            chosen: where the user wants the file, or nothing.
-            ships: whether the origin is part of the package, beside which nothing is written.
+        """Choose the path: `chosen`, or beside `origin`, or in the cache if the origin `ships`.
 
         Raises:
-            InvalidOption: the file would take the origin's place.
+            InvalidOption: the file would overwrite the origin.
         """
         self._origin = origin
         if chosen:
@@ -50,11 +45,7 @@ class LearntFile:
         self._written = monotonic()
 
     def begin(self, trained: Trained, sizes: Mapping[str, str]) -> Trained:
-        """What to go on from: what the file holds, if there is one, or the origin.
-
-        Args:
-            trained: the origin's weights, cut to `sizes`.
-            sizes: what of the network was cut.
+        """Return the weights to go on from: the file's, or the origin's, `trained`, cut to `sizes`.
 
         Raises:
             InvalidOption: the file is damaged, or was learnt from other weights.
@@ -71,7 +62,7 @@ class LearntFile:
         return learnt
 
     def keep(self, trained: Trained) -> None:
-        """Hold the newest weights; they are written at once if the last time is a while ago."""
+        """Hold the newest weights; write them if the last write is a while ago."""
         self._unsaved = trained
         if monotonic() - self._written >= _SECONDS:
             self.save()

@@ -1,4 +1,4 @@
-"""A drafter made of several drafters: what does not depend on how they work together."""
+"""Base of drafters that combine several drafters."""
 
 from __future__ import annotations
 
@@ -14,35 +14,24 @@ MOST_PARTS = 6
 
 
 class Parts(Drafter):
-    """Tells all parts everything, and needs what any of them needs.
-
-    Attributes:
-        parts: the drafters.
-    """
+    """Combination of drafters: forwards every event to all parts and unites their needs."""
 
     def __init__(self, parts: List[Drafter]) -> None:
-        """Hold the parts.
-
-        Raises:
-            InvalidOption: fewer than two, or too many.
-        """
+        # Raises InvalidOption: fewer than two parts, or too many.
         if not 2 <= len(parts) <= MOST_PARTS:
             raise InvalidOption(f"combine 2 to {MOST_PARTS} drafters, not {len(parts)}")
         self.parts = tuple(parts)
         self.needs = together([part.needs for part in parts])
 
     def reset(self) -> None:
-        """Forget everything learned, in all parts."""
         for part in self.parts:
             part.reset()
 
     def open(self, sequence: Sequence) -> None:
-        """Tell all parts."""
         for part in self.parts:
             part.open(sequence)
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """Tell the parts that need it."""
         for part in self.parts:
             if part.needs.features:
                 part.read(sequence, features)
@@ -54,18 +43,16 @@ class Parts(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """All parts learn from the one draft that was verified, whoever made it."""
         for part in self.parts:
             part.observe(sequences, drafts, verdicts, outputs)
 
     def close(self, sequence: Sequence) -> None:
-        """Tell all parts."""
         for part in self.parts:
             part.close(sequence)
 
 
 def together(needs: List[Needs]) -> Needs:
-    """What satisfies all."""
+    """Return needs that satisfy all."""
     return Needs(
         hidden=any(each.hidden for each in needs),
         node_logits=any(each.node_logits for each in needs),
@@ -75,5 +62,5 @@ def together(needs: List[Needs]) -> Needs:
 
 
 def _widest(wanted: List[int | None]) -> int | None:
-    """What satisfies all; None stands for the most."""
+    # None stands for the most.
     return None if None in wanted else max(filter(None, wanted), default=None)

@@ -1,4 +1,4 @@
-"""The suffix automaton in Python: where nothing can be compiled, and to test the other against."""
+"""Suffix automaton in Python: the reference implementation, and the fallback without a compiler."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from paceline.drafters.automaton import BEST, ROOT_STATE, Automaton, Followers, 
 
 
 class PlainAutomaton(Automaton):
-    """States in arrays."""
+    """Suffix automaton with its states in arrays."""
 
     def __init__(self, depth: int = 32) -> None:
-        """An automaton without texts; the first one has begun."""
         super().__init__(depth)
         self._count = array("i", [0])
         self._end = array("i", [-1])
@@ -29,34 +28,28 @@ class PlainAutomaton(Automaton):
 
     @property
     def count(self) -> array[int]:
-        """As in any automaton."""
         return self._count
 
     @property
     def end(self) -> array[int]:
-        """As in any automaton."""
         return self._end
 
     def begin(self) -> None:
-        """Start another text."""
         super().begin()
         self._last = ROOT_STATE
         self._window = (ROOT_STATE, 0)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens, one after the other."""
         for token in tokens:
             self._append(token)
 
     def step(self, state: int, token: int) -> int:
-        """The state after `token`, or the root's if the texts do not go on like that."""
         if self._token[state] == token:
             return self._next[state]
         table = self._tables.get(state)
         return table.get(token, ROOT_STATE) if table else ROOT_STATE
 
     def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """The longest context that ends with `token`, by shorter and shorter ones before it."""
         after = self.step(state, token)
         while state and not after:
             state, length = self.back_off(state)
@@ -64,20 +57,16 @@ class PlainAutomaton(Automaton):
         return self._cut(after, min(length + 1, self.depth)) if after else (ROOT_STATE, 0)
 
     def read(self, state: int, length: int, tokens: Sequence[int]) -> Match:
-        """The longest context behind some tokens, one after the other."""
         state, length = self._cut(state, min(length, self.depth))
         for token in tokens:
             state, length = self.follow(state, length, token)
         return state, length, self._end[state]
 
     def back_off(self, state: int) -> tuple[int, int]:
-        """The longest shorter context that occurred more often; the root below all others."""
         state = self._link[state]
         return state, self._length[state]
 
     def followers(self, state: int) -> list[tuple[int, int]]:
-        """Up to `BEST` tokens that followed a context, and how often: most frequent first, and
-        latest first among equals."""
         count = self._count
         best = self._ranked.get(state)
         if best is not None:
@@ -87,12 +76,10 @@ class PlainAutomaton(Automaton):
         return [(self._token[state], count[after])] if after > 0 else []
 
     def followed(self, state: int) -> int:
-        """How many occurrences of a context are followed by something, the end of the current
-        text being none of them."""
+        # The end of the current text is followed by nothing.
         return self._count[state] - (self._end[state] == len(self.log) - 1)
 
     def outlook(self, state: int, length: int, token: int | None, most: int) -> Outlook:
-        """What followed a context and shorter ones, from one to the next."""
         if token is not None:
             state, length = self.follow(state, length, token)
         found: list[tuple[int, int, Followers]] = []
@@ -105,7 +92,7 @@ class PlainAutomaton(Automaton):
         return state, length, found
 
     def _cut(self, state: int, length: int) -> tuple[int, int]:
-        """The state of the last `length` tokens of a state's substrings, and that length."""
+        # The state of the last `length` tokens of a state's substrings, and that length.
         lengths, links = self._length, self._link
         while state and length <= lengths[links[state]]:
             state = links[state]
@@ -142,7 +129,7 @@ class PlainAutomaton(Automaton):
             previous = links[previous]
 
     def _grow(self, token: int) -> int:
-        """Make all suffixes of the text with `token` substrings; the state of the longest."""
+        # Make all suffixes of the text with `token` substrings; return the state of the longest.
         last, new, after = self._last, len(self._link), ROOT_STATE
         links, tokens, nexts, tables = self._link, self._token, self._next, self._tables
         state = last
@@ -176,10 +163,8 @@ class PlainAutomaton(Automaton):
         return new
 
     def _split(self, state: int, token: int, after: int) -> int:
-        """Give the substrings of `after` that are no longer than through `state` their own state.
-
-        They are about to occur where the longer ones do not.
-        """
+        # Give the substrings of `after` no longer than through `state` a state of their own: they
+        # are about to occur where the longer ones do not.
         links = self._link
         new = self._state(self._length[state] + 1, links[after])
         self._count[new] = self._count[after]
@@ -209,10 +194,7 @@ class PlainAutomaton(Automaton):
 
 
 def _promote(best: list[int], token: int, table: dict[int, int], count: Sequence[int]) -> None:
-    """Move `token`, which occurred once more, before all continuations that are no more frequent.
-
-    Counts only grow, one at a time, so a list of the best alone never misses one that belongs.
-    """
+    # Counts only rise, one at a time, so a list of the best alone never misses one that belongs.
     times = count[table[token]]
     if token in best:
         place = best.index(token)

@@ -1,4 +1,4 @@
-"""The n-gram model of the target in Python."""
+"""N-gram model of the target in Python: the reference implementation."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from paceline.types import Budget, LogitArray, TokenTree
 
 
 class PlainContextModel(ContextModel):
-    """Contexts in dictionaries; one takes about 1 KB."""
+    """N-gram model in dictionaries; a context takes about 1 KB."""
 
     def __init__(self, order: int, capacity: int) -> None:
-        """Know nothing; see `ContextModel`."""
         super().__init__(order, capacity)
         self._table = ContextTable(capacity)
 
     def read(self, tokens: List[int], begin: int, weight: float) -> None:
-        """Learn from text."""
         for end in range(max(begin, 1), len(tokens)):
             self._learn(tuple(tokens[max(0, end - self._order) : end]), {tokens[end]: 1.0}, weight)
 
     def recycle(self, tokens: List[int], draft: TokenTree, logits: LogitArray) -> None:
-        """Learn from the target's laws."""
         contexts = [self.tail(tokens)]
         for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
             contexts.append(self.follow(contexts[parent + 1], token))
@@ -39,11 +36,9 @@ class PlainContextModel(ContextModel):
             self._learn(context, {t: x / total for t, x in zip(best, likely, strict=True)}, 1.0)
 
     def look(self, context: Context) -> tuple[Law, float] | None:
-        """What is known of a context."""
         return self._table.look(context)
 
     def offers(self, context: Context, reach: float) -> List[Offer]:
-        """What may come after a context."""
         offers: list[Offer] = []
         offered: set[int] = set()
         left = 1.0
@@ -67,17 +62,15 @@ class PlainContextModel(ContextModel):
         return offers
 
     def grow(self, tokens: List[int], budget: Budget) -> Guess:
-        """The likeliest nodes."""
         return Guess.grow(self.tail(tokens), budget, self.offers, self.follow)
 
     def _learn(self, context: Context, law: Law, weight: float) -> None:
-        """Learn a law for all lengths of its context."""
         for length in range(1, len(context) + 1):
             self._table.add(context[-length:], law, weight)
 
 
 def _sum(numbers: Iterable[float]) -> float:
-    """One after another, as in C++; Python's own sum is exacter in some versions."""
+    # One after another, as in C++; Python's own sum is more exact in some versions.
     total = 0.0
     for number in numbers:
         total += number

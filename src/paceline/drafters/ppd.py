@@ -1,21 +1,7 @@
-"""Parallel prompt decoding (Chen et al. 2024, arXiv:2405.18628): the target drafts for itself.
-
-Prompt tokens are a few trained embeddings. Behind a token and m of them the target's rows say what
-it would put one, two, ... m tokens further on. So chains of prompt tokens hang behind the nodes of
-every draft, and the rows of the chain behind the accepted node are the next draft's candidates:
-drafting takes no pass of its own. How many candidates and how many prompt tokens there are, and
-where, is `paceline.shapes.ppd`'s to say, from accuracies that were measured on held-out text.
-
-A node with a prompt token has an id behind the vocabulary, which no rule that only ever emits the
-target's own choice can accept; it has no children but prompt tokens, so no other row sees it. Its
-score is what it is expected to gain in the next step: a probability of nothing, but tokens like
-the others'. Since these gains are counted again when they come, a controller that calibrates
-scores prunes too much; it is best to give sizes (--nodes).
-
-Where every root-to-leaf path attends on its own (layout "exact"), a tree of prompt tokens is dear:
-each chain is a path. With few paths, or under one mask, it is cheap.
-
-Not done: several ensemble tokens per offset, and samples other than the likeliest of each rank.
+"""Parallel prompt decoding (Chen et al. 2024, arXiv:2405.18628): trained prompt tokens after each
+node predict the tokens further on, so drafting takes no pass of its own. The score of a prompt
+token is its expected gain in the next step, no probability: a calibrating controller prunes too
+much, so sizes are best given (--nodes). In layout "exact" each chain of prompt tokens is a path.
 """
 
 from __future__ import annotations
@@ -40,12 +26,12 @@ from paceline.shapes.static import layout
 from paceline.target import Output
 from paceline.types import ROOT, Budget, IntArray, Needs, ProbArray, TokenTree, Verdict
 
+# Tokens before a draft that times are computed for.
 _CONTEXT = 256
-"""Tokens before a draft that times are worked out for."""
 
 
 class PPD(Drafter):
-    """Trees of candidates and prompt tokens; a sequence's first step only asks."""
+    """Draft trees of candidates and prompt tokens; a first tree has prompt tokens alone."""
 
     name: ClassVar[str] = "ppd"
     needs: Needs = Needs(node_logits=True)
@@ -60,8 +46,9 @@ class PPD(Drafter):
 
         Args:
             accuracies: float64 `[m, ranks]`, as in `PromptTokens`.
-            first_id: of the first prompt token; the others follow.
-            costs: what forwards cost; None takes rows to be free, up to the budget.
+            first_id: of the first prompt token; the others follow. Ids lie above the
+                vocabulary, so no lossless rule can accept one.
+            costs: forward costs; None takes rows to be free, up to the budget.
         """
         self._accuracies = accuracies
         self._first = first_id
@@ -71,15 +58,11 @@ class PPD(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Prompt tokens of the file that option `weights` names.
-
-        By default drafts are as large as the budget. With `aware=true` the drafter itself chooses
-        the size that commits most tokens per second by what forwards cost, maybe none.
+        """Load the prompt tokens of option `weights`; with `aware=true` forward costs set the size.
 
         Raises:
             InvalidOption: an option is unknown, or there are no prompt tokens for this target.
-            RuntimeUnavailable: the runtime takes no embeddings, or the verifier is lossy, or the
-                drafter is to work with others.
+            RuntimeUnavailable: no embeddings in the runtime, a lossy verifier, or other drafters.
         """
         options = dict(context.options)
         weights, aware = options.pop("weights", ""), options.pop("aware", "false")
@@ -99,7 +82,6 @@ class PPD(Drafter):
         return cls(trained.accuracies, first, context.costs if aware == "true" else None)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """The tree of the state that each sequence is in."""
         return [self._tree(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
@@ -109,7 +91,6 @@ class PPD(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Read the next candidates from the prompt tokens behind the accepted nodes."""
         ranks = self._accuracies.shape[1]
         for sequence, draft, verdict, output in zip(
             sequences, drafts, verdicts, outputs, strict=True
@@ -121,11 +102,9 @@ class PPD(Drafter):
                 self._candidates[sequence.id] = top_rows(rows, ranks)[0]
 
     def close(self, sequence: Sequence) -> None:
-        """Forget the candidates."""
         self._candidates.pop(sequence.id, None)
 
     def _prompts(self, draft: TokenTree, node: int) -> list[int]:
-        """The chain of prompt tokens behind a node."""
         chain: list[int] = []
         for child, (parent, token) in enumerate(
             zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
@@ -170,11 +149,6 @@ class PPD(Drafter):
 
 
 def _shipped(model: str) -> Path:
-    """The prompt tokens that ship for a target.
-
-    Raises:
-        InvalidOption: there are none.
-    """
     path = shipped_file("ppd", model)
     if path is not None:
         return path

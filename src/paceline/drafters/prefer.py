@@ -1,18 +1,7 @@
-"""A cheap drafter first, a dearer one where the cheap one promises little.
-
-A copy of earlier text costs almost nothing, and is nearly sure where much text agrees; a network
-costs a tenth of a step and is equally good everywhere. So the first part is always asked, and each
-further part only where it should commit more tokens per second: by what its drafts have added of
-late to others that promised as much, and what asking it takes (`worth.py`). Drafts are weighed
-together (`agreement.py`): the one that promises more is verified, and beside it those nodes of the
-other that are likely too.
-
-Batches are the first part's alone: what networks draft is less sure than copies, and batches have
-no rows to spare for it. There a network costs nothing either (`alone.py`).
-
-What is promised is the sum of a draft's scores, corrected by how earlier promises of that part came
-true, verified or not. All of it is known before verification, and drafts have no law, so every
-guarantee holds.
+"""Drafter cascade by price: the cheapest part always drafts, a dearer one only where it should add
+more tokens per second (`worth.py`). Drafts are merged by calibrated scores (`agreement.py`).
+Choices precede verification and drafts have no distribution, so every guarantee holds. In batches
+the first part drafts alone.
 """
 
 from __future__ import annotations
@@ -38,18 +27,18 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, Needs, TokenTree, Verdict
 
+# From this temperature on earlier text says little of what is drawn: parts that do not follow the
+# Gumbel noise are skipped if one does (`docs/results.md`, trained drafters).
 _FREE = 0.9
-"""From this temperature on earlier text says little of what is drawn: parts that do not follow the
-noise are not asked if one does (`docs/results.md`, trained drafters)."""
 
+# Acceptance probability from which on a node is drafted beside a better draft.
 _BESIDE = 0.1
-"""Chance from which on a node is drafted beside a draft that promises more."""
 
 _NOTHING = Budget(0, 0)
 
 
 class _Made(NamedTuple):
-    """A draft that is not empty, of a part: `gain` tokens to expect, of each promised `keeps`."""
+    # A non-empty draft of a part: `gain` expected accepted tokens, scores calibrated by `keeps`.
 
     gain: float
     part: int
@@ -57,7 +46,6 @@ class _Made(NamedTuple):
     draft: TokenTree
 
     def corrected(self) -> TokenTree:
-        """The draft with the chances that its part has kept."""
         if self.draft.scores is None:
             return self.draft
         draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.keeps)
@@ -66,7 +54,7 @@ class _Made(NamedTuple):
 
 
 class Prefer(Parts):
-    """Asks its parts in order of price, each only where it should pay."""
+    """Run its parts in order of price, each only where it should pay."""
 
     name: ClassVar[str] = "prefer"
 
@@ -78,8 +66,8 @@ class Prefer(Parts):
             clock: seconds, from any start.
 
         Raises:
-            InvalidOption: fewer than two or too many, or one that draws from its law: which of two
-                drawn drafts is kept must not depend on what was drawn.
+            InvalidOption: fewer than two or too many, or one that reports a distribution: the
+                choice between drawn drafts must not depend on what was drawn.
         """
         super().__init__([*parts[:1], *map(_spared, parts[1:])])
         drawn = next((part for part in parts if part.kind is not None), None)
@@ -96,7 +84,6 @@ class Prefer(Parts):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything learned, in all parts and about them."""
         super().reset()
         self._worth = [Worth() for _ in self.parts]
         self._made: list[_Made] = []
@@ -104,11 +91,9 @@ class Prefer(Parts):
         self._step = 0.0
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
-        """In batches, what the parts need that hear of them."""
         return self.needs if len(sequences) == 1 else self._shared_needs
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """What the parts promise that were worth asking."""
         if len(sequences) == 1:
             return [self._propose(sequences, budgets[0])]
         for worth in self._worth[1:]:
@@ -157,8 +142,7 @@ class Prefer(Parts):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """All parts learn from what was verified, the dearest first, since it may begin to draft
-        meanwhile; alone, how promises came true is learned too."""
+        # The dearest part first, since it may begin to draft meanwhile.
         for part in reversed(self.parts):
             part.observe(sequences, drafts, verdicts, outputs)
         if len(sequences) == 1:
@@ -168,13 +152,12 @@ class Prefer(Parts):
             self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
 
     def close(self, sequence: Sequence) -> None:
-        """Forget how promises came true in this sequence."""
         for worth in self._worth:
             worth.keeps.close(sequence.id)
         super().close(sequence)
 
     def _union(self, budget: Budget) -> TokenTree:
-        """What was drafted, weighed together; without scores, the draft that promises most."""
+        # Without scores: the draft with most expected accepted tokens.
         if not self._made:
             return trees.EMPTY
         drafts = [each.corrected() for each in self._made]
@@ -185,7 +168,6 @@ class Prefer(Parts):
         return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
 
     def _judge(self, id: int, committed: list[int]) -> None:
-        """Learn what parts add, and what their promises are worth, by what a step committed."""
         rights = {each.part: trees.follow(each.draft, committed) for each in self._made}
         most = 0
         for part, gain in self._asked:
@@ -204,12 +186,12 @@ class Prefer(Parts):
 
 
 def _spared(part: Drafter) -> Drafter:
-    """The same, but that it costs batches no features if it bears to hear nothing of them."""
+    # Costs batches no features if the part tolerates gaps.
     return Alone(part) if part.needs.features and part.bears_gaps else part
 
 
 def _promised(draft: TokenTree) -> float:
-    """Accepted tokens to expect by the draft's own scores; without scores, half of a chain."""
+    # Expected accepted tokens by the draft's own scores; without scores, half of a chain.
     if draft.scores is None:
         return 0.5 * len(draft)
     scores: list[float] = draft.scores.tolist()  # few: a list is sooner summed than an array

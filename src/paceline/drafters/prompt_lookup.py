@@ -1,8 +1,5 @@
-"""Prompt lookup (Saxena 2023): continue the last n-gram as it was continued before.
-
-The last n tokens, longest n first, are looked up among earlier n-grams of the same sequence, and
-the tokens that followed are proposed as a chain. An index from n-gram to the position after it
-makes a lookup one dictionary access, whatever the length of the text.
+"""Prompt lookup (Saxena 2023): find the last n-gram, longest n first, earlier in the sequence and
+draft the tokens that followed it. A hash index makes each lookup one dictionary access.
 """
 
 from __future__ import annotations
@@ -19,26 +16,24 @@ from paceline.target import Output
 from paceline.types import Budget, TokenTree, Verdict
 
 _LONGEST = 3
+# Depth up to which hit rates are told apart.
 _DEPTH = 10
-"""Depth up to which hit rates are told apart."""
 
 
 class _Index:
-    """Earlier n-grams of one sequence, n = 1 to 3, each with the position after its last use."""
+    # Earlier n-grams of one sequence, each with the position after its last use.
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
         self._known = 0
 
     def extend(self, tokens: List[int]) -> None:
-        """Index all n-grams that are followed by a token, once each."""
         for end in range(max(self._known, 1), len(tokens)):
             for n in range(1, min(_LONGEST, end) + 1):
                 self._after[tuple(tokens[end - n : end])] = end
         self._known = len(tokens)
 
     def find(self, tokens: List[int]) -> tuple[int, int]:
-        """Length of the longest known n-gram that ends `tokens`, and the position after it."""
         for n in range(min(_LONGEST, len(tokens)), 0, -1):
             position = self._after.get(tuple(tokens[-n:]))
             if position is not None:
@@ -47,10 +42,9 @@ class _Index:
 
 
 class PromptLookup(Drafter):
-    """Copies from the sequence's own past; free, and good where output repeats input.
+    """Copy from the sequence's own past; good where output repeats input.
 
-    The most recent occurrence is followed. A copy that runs into the end of the text goes on from
-    the position it started at, so that loops are continued.
+    A copy that reaches the end of the text continues from its start, so repetition is continued.
     """
 
     name: ClassVar[str] = "prompt-lookup"
@@ -61,19 +55,16 @@ class PromptLookup(Drafter):
         self.reset()
 
     def reset(self) -> None:
-        """Forget hit rates."""
         # Longer matches are better guesses, and a copy that has held for long tends to go on.
         first = np.array([0.0, 0.25, 0.5, 0.7])[:, None]
         later = 1 - 0.5 * (1 - first) * 0.8 ** np.arange(_DEPTH)
         self._rates = HitRates(np.where(np.arange(_DEPTH) == 0, first, later))
 
     def open(self, sequence: Sequence) -> None:
-        """Index the prompt."""
         index = self._indices[sequence.id] = _Index()
         index.extend(sequence.tokens)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One chain per sequence, empty where not even the last token occurred before."""
         return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
 
     def observe(
@@ -83,7 +74,6 @@ class PromptLookup(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Index the new tokens and score the whole guess, verified or not, against them."""
         for sequence in sequences:
             self._indices[sequence.id].extend(sequence.tokens)
             length, begin, guess = self._guesses.pop(sequence.id)
@@ -95,7 +85,6 @@ class PromptLookup(Drafter):
                     break
 
     def close(self, sequence: Sequence) -> None:
-        """Drop the sequence's index."""
         self._indices.pop(sequence.id, None)
         self._guesses.pop(sequence.id, None)
 

@@ -1,4 +1,4 @@
-"""Growing a draft by Monte-Carlo tree search, as ADED does (Liu et al. 2024, arXiv:2407.12021)."""
+"""PUCT tree expansion (Monte-Carlo tree search), ADED (Liu et al. 2024, arXiv:2407.12021)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from typing import Generic
 from paceline.drafters.best_first import Guess, Offer, Place
 from paceline.types import ROOT, Budget
 
+# Exploration constants c1 and c2 of the paper.
 _BASE, _SCALE = 32.0, 8.0
-"""The published constants of exploration, c1 and c2."""
 
 
 class _Branch(Generic[Place]):
-    """A node of the search: how likely it is, and what trying it has brought."""
-
     place: Place
 
     def __init__(self, token: int, chance: float, reach: float) -> None:
@@ -30,7 +28,7 @@ class _Branch(Generic[Place]):
         self.below: list[_Branch[Place]] = []
 
     def next(self) -> _Branch[Place]:
-        """The child to try: the highest mean gain, plus a bonus for the likely but little tried."""
+        # PUCT: the highest mean gain, plus a bonus for the likely but little tried.
         explore = (_BASE + math.log((self.visits + _SCALE + 1) / _SCALE)) * math.sqrt(self.visits)
 
         def value(child: _Branch[Place]) -> tuple[float, float]:
@@ -41,14 +39,9 @@ class _Branch(Generic[Place]):
 
 
 class Searched(Guess):
-    """A guess whose nodes are those that a search visited most.
-
-    Attributes:
-        visits: per node, how often the search passed through it.
-    """
+    """Guess of the nodes that a search visited most; `visits` holds their visit counts."""
 
     def __init__(self) -> None:
-        """A guess that proposes nothing."""
         super().__init__()
         self.visits: list[int] = []
 
@@ -61,19 +54,12 @@ class Searched(Guess):
         follow: Callable[[Place, int], Place],
         iterations: int,
     ) -> Searched:
-        """Try paths, and keep the nodes visited most.
+        """Search `iterations` paths, and keep the nodes visited most; arguments as for
+        `Guess.grow`.
 
-        An iteration descends from the root to the greatest depth by the rule of PUCT and credits
-        every node on its way with the expected number of tokens that its path would commit. (The
-        paper ends a path with tokens that it draws; descending by the rule all the way makes the
-        draft a function of the context.)
-
-        Args:
-            place: as for `Guess.grow`.
-            budget: as for `Guess.grow`.
-            offers: as for `Guess.grow`.
-            follow: as for `Guess.grow`.
-            iterations: paths to try.
+        An iteration descends by PUCT to the greatest depth and credits every node of the path with
+        its expected accepted tokens. The paper ends a path with drawn tokens; here the draft stays
+        a function of the context.
         """
         root: _Branch[Place] = _Branch(ROOT, 1.0, 1.0)
         root.place = place
@@ -100,7 +86,7 @@ class Searched(Guess):
 
     @classmethod
     def _most_visited(cls, root: _Branch[Place], nodes: int) -> Searched:
-        """Nodes by visits; nobody is visited more than its parent, so these are a tree."""
+        # No node is visited more than its parent, so these are a tree.
         guess = cls()
         heap: list[tuple[int, float, int, int, _Branch[Place]]] = []
         serial = 0

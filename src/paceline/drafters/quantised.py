@@ -1,7 +1,5 @@
-"""The target's own weights, coarser, as drafter (Tiwari et al. 2025, QuantSpec, section 4).
-
-At int8 a model agrees with itself at fp32 in all but a few tokens, and reads a quarter of the
-bytes. What it drafts is checked at full precision, so the text is that of the full model.
+"""Self-speculation with the target's own weights at int8 (Tiwari et al. 2025, QuantSpec,
+section 4). Drafts are verified at full precision, so the text is that of the full model.
 """
 
 from __future__ import annotations
@@ -15,17 +13,13 @@ from paceline.target import Target
 
 
 class Quantised(DraftModel):
-    """Drafts with the target at int8."""
+    """Draft with the target at int8."""
 
     name: ClassVar[str] = "quantised"
 
     @classmethod
     def _load(cls, context: DrafterContext) -> Target:
-        """The weights a second time.
-
-        Raises:
-            RuntimeUnavailable: the target is as coarse itself, or its runtime has no int8.
-        """
+        # Raises RuntimeUnavailable: the target is int8 itself, or its runtime has no int8.
         if context.coarser is None:
             raise RuntimeUnavailable(
                 "drafter 'quantised' drafts at int8 for a model at fp32: use it with --runtime "

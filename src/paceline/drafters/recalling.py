@@ -1,4 +1,4 @@
-"""What drafters share that search a sequence's own text, and what ended sequences said."""
+"""Base of retrieval drafters that search a sequence's own text and ended sequences by automata."""
 
 from __future__ import annotations
 
@@ -17,30 +17,23 @@ from paceline.sequence import Sequence
 from paceline.target import Output
 from paceline.types import Budget, TokenTree, Verdict
 
+# Prompt tokens that precede an output in the history, so that its beginning is found.
 _LEAD = 8
-"""Tokens of the prompt that precede an output in the history, so that its beginning is found."""
 
+# Tokens of ended sequences that the history takes in per running sequence and step.
 _PACE = 8
-"""Tokens of ended sequences that the history takes in per running sequence and step."""
 
 
 class Own:
-    """What is kept for one sequence.
-
-    Attributes:
-        text: automaton of its tokens.
-        readers: its place in the history and in the other texts, if any.
-        guesses: what was proposed, to be scored.
-    """
+    """Retrieval state of one sequence: automaton of its tokens, readers of other texts, guesses."""
 
     def __init__(self, others: Iterable[History | Corpus]) -> None:
-        """Nothing is read."""
         self.text = Automaton()
         self.readers = [Reader(other) for other in others]
         self.guesses: list[Guess] = []
 
     def unread(self, tokens: List[int]) -> List[int]:
-        """Tokens of the sequence since it was read."""
+        """Return the tokens of the sequence since it was read."""
         return tokens[len(self.text.log) - 1 :]  # the log begins with a break
 
     def read(self, tokens: List[int]) -> None:
@@ -53,24 +46,12 @@ class Own:
 
 
 class RecallingDrafter(Drafter):
-    """Drafts from automata of the running texts, a history, and fixed texts if there are any.
-
-    Memory: about 100 bytes per token of a running sequence, and up to 140 per token of the
-    history's capacity; 180 and 240 where automata are in Python.
-    """
+    """Draft from automata of the running texts, a history, and fixed texts if there are any."""
 
     name: ClassVar[str]
 
     def __init__(self, capacity: int = CAPACITY, corpus: Iterable[List[int]] = ()) -> None:
-        """Start with an empty history.
-
-        Args:
-            capacity: tokens of ended sequences to keep.
-            corpus: fixed texts to draft from as well.
-
-        Raises:
-            InvalidOption: the capacity is too small.
-        """
+        """Start with a history of `capacity` tokens and a fixed corpus. Raises InvalidOption."""
         self.history = History(capacity)
         texts = list(corpus)
         self._others: list[History | Corpus] = [self.history]
@@ -83,25 +64,22 @@ class RecallingDrafter(Drafter):
 
     @abstractmethod
     def _start_rates(self, sources: int) -> HitRates:
-        """Hit rates before anything was observed; the first index is the source, 0 for the
-        sequence's own text."""
+        """Return prior hit rates; the first index is the source, 0 for the sequence's own text."""
 
     @abstractmethod
     def _guesses(self, own: Own, budget: Budget) -> list[Guess]:
-        """Drafts to choose from; all of them will be scored."""
+        """Return drafts to choose from; all of them will be scored."""
 
     def reset(self) -> None:
-        """Forget the history and the hit rates."""
         self.history.clear()
         self._rates = self._start_rates(1 + len(self._others))
 
     def open(self, sequence: Sequence) -> None:
-        """Nothing is read before a draft is asked for; then ended sequences are read to the end."""
+        # The own text is read with the first draft; ended sequences are then read to the end.
         self._own[sequence.id] = None
         self._due = self.history.waiting
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """The draft per sequence from which most accepted tokens are expected."""
         if not any(budget.nodes and budget.depth for budget in budgets):
             return [self._nothing] * len(sequences)
         if self._due:
@@ -116,7 +94,6 @@ class RecallingDrafter(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Score whole guesses, verified or not; new tokens are read with those to come."""
         self._due = min(self._due + _PACE * len(sequences), self.history.waiting)
         for sequence in sequences:
             own = self._own[sequence.id]
@@ -127,7 +104,6 @@ class RecallingDrafter(Drafter):
                 own.guesses = []
 
     def close(self, sequence: Sequence) -> None:
-        """Drop the sequence's own text; its output goes to the history."""
         if sequence.id in self._own:
             del self._own[sequence.id]
             if len(sequence.tokens) > sequence.prompt_length:

@@ -1,11 +1,7 @@
-"""Token recycling (Luo et al. 2024, arXiv:2408.08696): reuse what the target nearly said.
-
-A matrix holds, for every token, the eight tokens that the target last ranked highest after it.
-A draft tree is read from it by ranks: the children of a node are the recycled successors of its
-token. Every verified row, accepted or not, refreshes the matrix, which persists across requests.
-Two harmless additions to the paper: pairs of neighbours in the prompt fill rows still unknown,
-and nodes are ordered by measured hit rates of their ranks, so that a tree of any size holds the
-likeliest nodes.
+"""Token recycling (Luo et al. 2024, arXiv:2408.08696): a matrix of each token's top-8 successors in
+the target's last logits, read as a draft tree by ranks. Every verified row refreshes it, and it
+persists across requests. Added: prompt bigrams fill unknown rows, and nodes are ordered by the
+hit rates of their ranks.
 """
 
 from __future__ import annotations
@@ -30,19 +26,19 @@ from paceline.shapes.static import layout
 from paceline.target import Output
 from paceline.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
 
+# Recycled successors per token.
 WIDTH = 8
-"""Recycled successors per token."""
 
 _UNKNOWN = -1
 
 DEPTH = len(TEMPLATE[-1])
 
 _PARENTS, _RANKS, _DEPTHS = (column.tolist() for column in layout(TEMPLATE))
+# Children of the root, and of each node of the template.
 _BELOW = [
     [node for node, above in enumerate(_PARENTS) if above == at]
     for at in range(ROOT, len(TEMPLATE))
 ]
-"""Children of the root, and of each node of the template."""
 
 # Share of steps in which the child of each rank was the target's token, by depth of the child,
 # given that its parent was reached: a start value, replaced by what is observed.
@@ -50,13 +46,12 @@ _PRIOR = np.array([0.36, 0.10, 0.055, 0.035, 0.025, 0.02, 0.015, 0.01])
 
 
 class Recycling(Drafter):
-    """Trees from the target's own rejected candidates: no training, under 2 MB, free."""
+    """Draft trees from the target's rejected candidates: no training, under 2 MB."""
 
     name: ClassVar[str] = "recycling"
     needs: Needs = Needs(node_logits=True)
 
     def __init__(self, vocab_size: int) -> None:
-        """Make an empty matrix for a vocabulary."""
         self._vocab_size = vocab_size
         self._proposed: dict[int, int] = {}
         self._idle = Idle()
@@ -65,12 +60,10 @@ class Recycling(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """A drafter with an empty matrix for the target's vocabulary."""
         chosen = arguments(cls, "drafter", context.options, "vocab_size")
         return cls(context.target.vocab_size, **chosen)
 
     def reset(self) -> None:
-        """Forget the matrix and the hit rates."""
         # Row by row. Single entries are read and written at every step.
         self._successors = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
         self._rates = HitRates(np.tile(_PRIOR, (DEPTH, 1)), weight=50.0)
@@ -78,7 +71,6 @@ class Recycling(Drafter):
         self._order()
 
     def open(self, sequence: Sequence) -> None:
-        """Fill rows that are still unknown with the prompt's own neighbours."""
         known = self._successors
         for token, successor in zip(sequence.tokens, sequence.tokens[1:], strict=False):
             row = known[token * WIDTH : (token + 1) * WIDTH]
@@ -86,7 +78,6 @@ class Recycling(Drafter):
                 known[token * WIDTH + row.index(_UNKNOWN)] = successor
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """The likeliest nodes of the template whose tokens are known."""
         if self._idle.rests(budgets):
             return [self._nothing] * len(sequences)
         if self._steps % 32 == 0:
@@ -101,7 +92,6 @@ class Recycling(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Score the template against the committed tokens, then recycle every verified row."""
         if not self._proposed:  # the step was left out
             return
         for sequence in sequences:
@@ -114,11 +104,9 @@ class Recycling(Drafter):
                 _rank_into(output.logits[: len(rows)], rows, known)
 
     def close(self, sequence: Sequence) -> None:
-        """Forget what was proposed to the sequence; the matrix stays."""
         self._proposed.pop(sequence.id, None)
 
     def _order(self) -> None:
-        """Value every template node by its path's hit rates and rank nodes by value."""
         rates = self._rates.table
         values: list[float] = []
         for parent, rank, depth in zip(_PARENTS, _RANKS, _DEPTHS, strict=True):
@@ -155,8 +143,7 @@ class Recycling(Drafter):
         )
 
     def _score(self, tokens: list[int]) -> None:
-        """Walk the template from a root along the tokens behind it and count hits and misses by
-        rank."""
+        # Count hits and misses by rank along the committed tokens.
         node, known = ROOT, self._successors
         for depth, (above, token) in enumerate(itertools.pairwise(tokens[: DEPTH + 1])):
             hit = ROOT
@@ -174,7 +161,7 @@ class Recycling(Drafter):
 
 
 def _rank_into(logits: LogitArray, tokens: list[int], table: array[int]) -> None:
-    """What `rank_into` does, where there is no library."""
+    # Reference implementation of `rank_into`.
     best, _ = top_rows(logits, WIDTH)
     for token, row in zip(tokens, best.tolist(), strict=True):
         table[token * WIDTH : token * WIDTH + len(row)] = array("i", row)

@@ -1,4 +1,4 @@
-"""How often a kind of guess came true: decayed counts with a prior."""
+"""Hit rates per kind of guess: exponentially decayed counts with a prior."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import numpy as np
 
 from paceline.types import ProbArray
 
+# Decay per observation of a cell; a cell remembers about 200 trials.
 _MEMORY = 0.995
-"""Decay per observation of a cell; a cell remembers about 200 trials."""
 
 
 class HitRates:
-    """A table of hit rates, one cell per kind of guess.
-
-    Plain lists: single cells are read and written at every step.
+    """Table of hit rates, one cell per kind of guess.
 
     Attributes:
-        table: nested lists, hit rate of every cell at the moment.
+        table: nested lists, hit rate of every cell at the moment; lists, since single cells are
+            read and written at every step.
         cells: all of them, the last index changing fastest.
         flat: their hit rates in that order, as C++ reads them.
     """
@@ -35,7 +34,6 @@ class HitRates:
         self._trials = [weight] * len(self.flat)
 
     def add(self, cell: tuple[int, ...], hit: bool) -> None:
-        """Count one trial of a cell."""
         self.count(self._places[cell], hit)
 
     def count(self, place: int, hit: bool) -> None:
@@ -46,7 +44,6 @@ class HitRates:
         row[last] = self.flat[place] = hits / trials
 
     def _row(self, cell: tuple[int, ...]) -> list[float]:
-        """What holds a cell's rate in `table`."""
         row = self.table
         for index in cell[:-1]:
             row = row[index]
@@ -54,5 +51,5 @@ class HitRates:
 
     @property
     def rates(self) -> ProbArray:
-        """float64, hit rate of every cell."""
+        """Return float64, hit rate of every cell."""
         return np.array(self.table, dtype=np.float64)

@@ -1,8 +1,5 @@
-"""A text index on disk: all suffixes of a token text in order, searched where they lie.
-
-A directory holds the tokens, the suffix array and, per token, where the suffixes begin that begin
-with it. All three are mapped into memory, not read, so an index may be larger than memory and
-several processes share one copy.
+"""Suffix array of a token text on disk, memory-mapped: it may be larger than memory, and processes
+share one copy. A directory holds the tokens, the array and, per token, where its suffixes begin.
 """
 
 from __future__ import annotations
@@ -22,11 +19,11 @@ import numpy.typing as npt
 from paceline.errors import InvalidOption
 from paceline.types import IntArray
 
+# Longest context that is searched for.
 LONGEST = 16
-"""Longest context that is searched for."""
 
+# Tokens that suffixes are compared by; a power of two. Equal ones stay in text order.
 _SORTED = 2 * LONGEST
-"""Tokens that suffixes are compared by; a power of two. Equal ones stay in text order."""
 
 _FORMAT = 1
 _MANIFEST = "index.json"
@@ -38,14 +35,7 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an index says about itself.
-
-    Attributes:
-        format: version of the layout.
-        tokens: length of the text.
-        vocab_size: width of the vocabulary of its tokens.
-        vocabulary: fingerprint of the tokenizer (`Tokenizer.fingerprint`).
-    """
+    """Metadata of an index; `vocabulary` is `Tokenizer.fingerprint`."""
 
     format: int
     tokens: int
@@ -54,14 +44,11 @@ class Manifest:
 
 
 def sort_suffixes(tokens: Tokens, done: Callable[[], None] = lambda: None) -> IntArray:
-    """int64 `[n]`, the begins of all suffixes in the order of their first 32 tokens.
+    """Return int64 `[n]`, the begins of all suffixes of int32 `[n]` sorted by their first 32
+    tokens.
 
-    Prefix doubling (Manber and Myers 1993): ranks by k tokens give ranks by 2k. The end of the
-    text sorts before every token. Takes about 40 bytes of memory per token.
-
-    Args:
-        tokens: int32 `[n]`.
-        done: called after each round, at most `ROUNDS` times.
+    Prefix doubling (Manber and Myers 1993); about 40 bytes per token. `done` is called after each
+    of at most `ROUNDS` rounds.
     """
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     known = 1
@@ -79,8 +66,8 @@ def sort_suffixes(tokens: Tokens, done: Callable[[], None] = lambda: None) -> In
         rank[order] = np.concatenate([[0], np.cumsum(differ)])
 
 
+# Rounds of sorting at most.
 ROUNDS = _SORTED.bit_length() - 1
-"""Rounds of sorting at most."""
 
 
 def build(
@@ -90,18 +77,17 @@ def build(
     vocabulary: str,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Index a text. The directory appears whole or not at all, in place of an earlier index.
+    """Build the index of a text. The directory is replaced atomically.
 
     Args:
         tokens: int32 `[n]`, each in `[0, vocab_size)`.
         directory: of the index, see `check_place`.
         vocab_size: width of the vocabulary.
         vocabulary: fingerprint of the tokenizer.
-        done: called after each round of sorting, at most `ROUNDS` times.
+        done: called after each round of sorting.
 
     Raises:
-        InvalidOption: the text is empty, too long or has foreign tokens, or the directory is
-            something else or cannot be written.
+        InvalidOption: the text is empty, too long or has foreign tokens, or the directory fails.
     """
     check_place(directory)
     if not 0 < len(tokens) <= _MOST:
@@ -137,8 +123,7 @@ def build(
 
 
 def check_place(directory: Path) -> None:
-    """Raise InvalidOption unless an index may be written to a directory: it is absent, empty, or
-    an index."""
+    """Raise InvalidOption unless a directory is absent, empty, or an index."""
     if directory.is_dir():
         if (directory / _MANIFEST).exists() or not any(directory.iterdir()):
             return
@@ -148,19 +133,10 @@ def check_place(directory: Path) -> None:
 
 
 class SuffixArray:
-    """An index that was built, mapped into memory.
-
-    Attributes:
-        manifest: what it says about itself.
-        tokens: view of the text, int32 `[n]`, which gives plain integers.
-    """
+    """Memory-mapped index; `tokens` is a view of the text that gives plain integers."""
 
     def __init__(self, directory: Path, vocabulary: str | None = None) -> None:
-        """Open an index.
-
-        Args:
-            directory: what `build` wrote.
-            vocabulary: fingerprint of the tokenizer in use; None skips the comparison.
+        """Open what `build` wrote; `vocabulary` None skips the comparison of tokenizers.
 
         Raises:
             InvalidOption: there is no index, it is damaged, or it is for another tokenizer.
@@ -185,12 +161,7 @@ class SuffixArray:
         self._starts: memoryview[int] = views[2]
 
     def find(self, context: List[int], most: int = LONGEST) -> tuple[int, int, int]:
-        """The longest end of `context`, up to `most` tokens, that occurs in the text.
-
-        Returns:
-            Its length, and where its occurrences begin and end in the suffix array; zeros if not
-            even the last token occurs.
-        """
+        """Return length and suffix range of the longest end of `context` in the text, or zeros."""
         # What occurs, occurs without its first tokens: the length can be searched by halving.
         found = 0, 0, 0
         low, high = 0, min(most, LONGEST, len(context))
@@ -204,8 +175,7 @@ class SuffixArray:
         return found
 
     def range(self, pattern: List[int]) -> tuple[int, int]:
-        """Where suffixes that begin with `pattern`, 1 to `LONGEST` tokens, begin and end in the
-        suffix array; equal if there are none."""
+        """Return the range of suffixes that begin with `pattern`, 1 to `LONGEST` tokens."""
         first, size = pattern[0], len(pattern)
         if not 0 <= first < self.manifest.vocab_size:
             return 0, 0
@@ -222,11 +192,7 @@ class SuffixArray:
         return begin, bisect_right(self._suffixes, pattern, begin, end, key=head)
 
     def sample(self, begin: int, end: int, most: int) -> list[int]:
-        """Positions in the text of up to `most` suffixes of a range, evenly spread.
-
-        The range is in the order of what follows, so the sample has each continuation in
-        proportion.
-        """
+        """Return text positions of up to `most` suffixes of a range, evenly over continuations."""
         count = min(most, end - begin)
         return [self._suffixes[begin + i * (end - begin) // count] for i in range(count)]
 

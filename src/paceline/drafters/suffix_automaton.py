@@ -1,12 +1,6 @@
-"""SAM-Decoding (Hu et al. 2024, arXiv:2411.10666): copy on from the longest earlier match.
-
-Suffix automata are searched for the end of the sequence: one of its own text, one of the outputs
-of sequences that ended, and one of a corpus if there is one. The draft is a chain, the tokens
-behind the latest occurrence of the longest match.
-
-The paper prefers the corpus where its match is longer by a fixed margin, and drafts the further
-the longer the match. Here both follow from hit rates by source and length of match: the copy is
-drafted that promises most accepted tokens, and the controller cuts it where it no longer pays.
+"""SAM-Decoding (Hu et al. 2024, arXiv:2411.10666): copy after the longest earlier match, found by
+suffix automata of the own text, ended outputs and a corpus. The paper's fixed margin and length
+rule are replaced by hit rates per source and match length.
 """
 
 from __future__ import annotations
@@ -23,7 +17,7 @@ from paceline.types import Budget
 
 
 class SuffixAutomaton(RecallingDrafter):
-    """Chains copied from wherever the last tokens occurred before, however long the match."""
+    """Copy chains from the longest earlier match of any length."""
 
     name: ClassVar[str] = "suffix-automaton"
 
@@ -41,7 +35,6 @@ class SuffixAutomaton(RecallingDrafter):
         return found
 
     def _copy(self, source: int, length: int, tokens: list[int]) -> Guess:
-        """A chain of `tokens`, behind a match of `length`."""
         rates = self._rates.table[source]
         kinds = length_kinds(length, len(tokens))
         steps = zip(tokens, kinds, strict=True)
@@ -49,5 +42,5 @@ class SuffixAutomaton(RecallingDrafter):
 
 
 def _loop(tokens: list[int], most: int) -> list[int]:
-    """Tokens behind a place in a running text, over and over: so loops are continued."""
+    # Over and over, so that repetition is continued.
     return tokens if len(tokens) == most else (tokens * most)[:most]

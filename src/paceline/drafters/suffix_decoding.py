@@ -1,16 +1,7 @@
-"""SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975): trees from the counts of what followed.
-
-Two sources are searched for the end of the sequence: its own text, and the outputs of sequences
-that ended (`History`). Both are suffix automata with counts, which hold the counts of the paper's
-suffix trees, for contexts of up to 32 tokens instead of 64: longer ones are no better.
-
-Modes "path" and "tree" draft as published from one context in one source: of all lengths of
-context in both, the one whose draft has the highest score, which is the expected number of
-accepted tokens. A path follows the most frequent continuation, a tree has several. Mode "blend",
-the default, is an addition: it lets contexts of several lengths from both sources offer tokens for
-the same tree, the longer ones first, each for the cases in which those before it fail (as
-prediction by partial matching does). The paper estimates acceptance by raw shares of counts and
-curbs short contexts by a factor; here hit rates learned per kind of evidence stand for both.
+"""SuffixDecoding (Oliaro et al. 2024, arXiv:2411.04975): trees from counts of what followed, in the
+own text and in ended outputs (`History`), for contexts of up to 32 tokens (the paper: 64). Modes
+"path" and "tree" are as published. Mode "blend", the default, is an addition: several context
+lengths of both sources offer tokens, longest first, as in prediction by partial matching.
 """
 
 from __future__ import annotations
@@ -33,35 +24,27 @@ Mode = Literal["path", "tree", "blend"]
 
 _OWN, _HISTORY = 0, 1
 
+# Lengths of context per source that offer tokens for one node of a blend.
 _LEVELS = 2
-"""Lengths of context per source that offer tokens for one node of a blend."""
 
+# Longest contexts per source that are tried in modes "path" and "tree".
 _CONTEXTS = 8
-"""Longest contexts per source that are tried in modes "path" and "tree"."""
 
 _length = itemgetter(1)  # of `Evidence`
 
+# In the sequence's own text, and in the history.
 _Place = tuple[Outlook, Outlook]
-"""In the sequence's own text, and in the history."""
 
 _NOWHERE: Outlook = (ROOT_STATE, 0, [])
 
 
 class SuffixDecoding(RecallingDrafter):
-    """Trees from the counts of what followed in the sequence and in earlier outputs."""
+    """Draft trees from the counts of what followed in the sequence and in earlier outputs."""
 
     name: ClassVar[str] = "suffix-decoding"
 
     def __init__(self, mode: Mode = "blend", capacity: int = CAPACITY) -> None:
-        """Start with an empty history.
-
-        Args:
-            mode: see the module.
-            capacity: tokens of ended sequences to keep.
-
-        Raises:
-            InvalidOption: an unknown mode, or too small a capacity.
-        """
+        """Start with a history of `capacity` tokens. Raises InvalidOption."""
         if mode not in ("path", "tree", "blend"):
             raise InvalidOption(f"mode {mode!r} is unknown: use path, tree or blend")
         super().__init__(capacity)

@@ -1,4 +1,4 @@
-"""The likeliest tokens of several logits rows at once."""
+"""Top-k of several logits rows at once."""
 
 from __future__ import annotations
 
@@ -7,22 +7,12 @@ import numpy as np
 from paceline.native.ranking import best
 from paceline.types import IntArray, LogitArray
 
+# Entries that share a maximum. They lie far apart, so that maxima are taken of whole vectors.
 _STRIDE = 32
-"""Entries that share a maximum. They lie far apart, so that maxima are taken of whole vectors."""
 
 
 def top_rows(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray]:
-    """Ids and values of the `k` largest entries of each row, largest first.
-
-    Which of several equal entries are taken is left open.
-
-    Args:
-        logits: float `[n, vocabulary]`.
-        k: how many; fewer come back where the vocabulary is smaller.
-
-    Returns:
-        int64 `[n, k]` ids and float `[n, k]` values.
-    """
+    """Return int64 `[n, k]` ids and values of each row's `k` largest entries, largest first."""
     k = min(k, logits.shape[1])
     return best(logits, k) or _by_numpy(logits, k)
 

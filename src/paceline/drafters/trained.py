@@ -1,9 +1,6 @@
-"""Drafts with a trained network.
-
-The network sees the prompt, all of it that was not shared, and every token behind it, with the
-features that the target computed for it, and drafts a chain behind the last one in a single call,
-or a tree (`grown.py`). One class serves all networks: what they compute is theirs
-(`paceline.networks`), what runs them is the runtime's.
+"""Drafters with a trained network (EAGLE, Medusa and others). The network reads the prompt and
+every later token with the target's features, and drafts a chain, or a tree (`grown.py`), in one
+call. Networks are in `paceline.networks`; the runtime runs them.
 """
 
 from __future__ import annotations
@@ -32,24 +29,22 @@ from paceline.types import Budget, LogitArray, Needs, TokenTree, Verdict
 
 
 class TrainedDrafter(Drafter):
-    """Drafts with one network; a subclass names it."""
+    """Draft with one network; a subclass names it."""
 
     needs: Needs = Needs(features=True, recent=RECENT)
+    # Settings of the network that may be smaller than those of its weights.
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Settings of the network that may be smaller than those of its weights."""
 
     def __init__(self, runner: Runner, *, stop: float = 0.0, rivals: bool = True) -> None:
         """Bind a network that is ready to run.
 
         Args:
             runner: the network.
-            stop: a chain ends before the first token whose chance (`Chain.chances`) is below this
-                (the second early exit of Kangaroo); 0 never stops. Chains have no law, so it may
-                depend on what is drawn. With option `head`, it is the least chance that all of a
-                chain stands (`acceptance.py`).
-
-            rivals: whether the second likeliest tokens beside those of a chain are drafted too, as
-                far as a budget has more nodes than the chain.
+            stop: a chain ends before the first token whose acceptance probability (`Chain.chances`)
+                is below this (second early exit of Kangaroo); 0 never stops. With option `head`:
+                least probability that the whole chain is accepted (`acceptance.py`).
+            rivals: whether runner-up tokens beside the chain's are drafted too, as far as a budget
+                has more nodes than the chain.
 
         Raises:
             InvalidOption: `stop` is out of range.
@@ -67,13 +62,7 @@ class TrainedDrafter(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Load the weights of option `weights`, or those that ship for the target.
-
-        Raises:
-            InvalidOption: an option is unknown or out of range, or there are no weights for this
-                network and target.
-            RuntimeUnavailable: the runtime gives no features, or runs no networks.
-        """
+        """Load the weights of option `weights`, or those that ship; errors as in `Made.of`."""
         made = Made.of(context, cls.name, cls.sizes, cls.needs.features)
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", made.options, "runner"))
         drafter.grow_by(made.begin.trees)
@@ -84,32 +73,31 @@ class TrainedDrafter(Drafter):
         return drafter
 
     def grow_by(self, trees: TreeDrafts | None) -> None:
-        """Draft trees, or chains of the likeliest tokens if None."""
+        """Draft trees, or argmax chains if None."""
         self._begin = self._newest = replace(self._begin, trees=trees)
         self.kind = None if trees is None else trees.kind
 
     def learn_by(self, online: Online[Version]) -> None:
-        """Learn while serving. A sequence drafts with one version from its first draft to its last,
-        and so its cache in the network never holds rows of two."""
+        """Learn while serving. A sequence drafts with one version from first draft to last, so its
+        cache in the network never mixes versions.
+        """
         self._online = online
         self.needs = replace(TrainedDrafter.needs, recent=type(self).needs.recent)
 
     def reset(self) -> None:
-        """Forget what was learnt from earlier sequences."""
         self._lines.clear()
         if self._online is not None:
             self._online.reset()
             self._newest = self._begin
 
     def open(self, sequence: Sequence) -> None:
-        """Open the network's cache; without features, all tokens can be read at once."""
+        # Without features, all tokens can be read at once.
         version = self._take_up()
         self._progress[sequence.id] = Progress(version, version.runner.open(), [], [])
         if not self._reads:
             self._note(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
 
     def read(self, sequence: Sequence, features: LogitArray) -> None:
-        """Note the end of the prompt; features stand before each token."""
         if self._reads:
             self._note(sequence, sequence.tokens[len(sequence.tokens) - len(features) :], features)
         if self._online is not None:
@@ -117,16 +105,16 @@ class TrainedDrafter(Drafter):
 
     @property
     def bears_gaps(self) -> bool:
-        """What reads the end of a prompt alone lacks tokens in any case; learning takes all."""
+        # A network that reads only the end of a prompt lacks tokens in any case; learning takes
+        # all.
         return self._online is None and type(self).needs.recent is not None
 
     @property
     def _reads(self) -> bool:
-        """Whether the network reads features; a drafter that learns needs them in any case."""
+        # A drafter that learns needs features in any case.
         return type(self).needs.features
 
     def _line(self, sequence: Sequence) -> ChainChances:
-        """How often tokens stand that are drafted for a sequence."""
         temperature = round(sequence.params.temperature, 1)
         found = self._lines.get(temperature)
         if found is None:
@@ -135,20 +123,18 @@ class TrainedDrafter(Drafter):
         return found
 
     def _take_up(self) -> Version:
-        """The version for a sequence that begins: the newest, of at most two in use."""
+        # The newest version, of at most two in use.
         older = any(each.version is not self._newest for each in self._progress.values())
         if self._online is not None and not older:
             self._newest = self._online.newest() or self._newest
         return self._newest
 
     def _note(self, sequence: Sequence, tokens: list[int], features: LogitArray) -> None:
-        """Rows that the next draft takes in."""
         reads_all = type(self).needs == Needs(features=True)
         self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """A draft for every sequence that has a budget; a version drafts for all that began with
-        it, chains in one run of the network but for one that has begun."""
+        # A version drafts for all its sequences in one run, except chains that have begun early.
         drafts = [trees.EMPTY] * len(sequences)
         for sequence, budget in zip(sequences, budgets, strict=True):
             self._progress[sequence.id].asked(budget)
@@ -169,7 +155,6 @@ class TrainedDrafter(Drafter):
     def _draft(
         self, version: Version, sequences: List[Sequence], budgets: List[Budget]
     ) -> list[TokenTree]:
-        """Drafts behind what contexts have gained."""
         progress = [self._progress[sequence.id] for sequence in sequences]
         wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
         early = self._early.finish(progress[0])
@@ -193,7 +178,6 @@ class TrainedDrafter(Drafter):
         return replace(draft, source=self.name)
 
     def _grown(self, sequence: Sequence, budget: Budget) -> Grown:
-        """What a context has gained, for a draft of this size."""
         progress = self._progress[sequence.id]
         noise = None
         if progress.version.trees is None and self.follows_noise:
@@ -204,7 +188,6 @@ class TrainedDrafter(Drafter):
     def _chains(
         self, sequences: List[Sequence], budgets: List[Budget], drafted: List[Chain]
     ) -> list[TokenTree]:
-        """Drafts of what networks have said."""
         lines = list(map(self._line, sequences))
         made = chains(
             *(drafted, budgets, lines), source=self.name, stop=self._stop, rivals=self._rivals
@@ -220,7 +203,6 @@ class TrainedDrafter(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        """Note the rows that were committed; they are taken in with the next draft."""
         for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
             if self._reads:
                 assert output.features is not None
@@ -237,7 +219,6 @@ class TrainedDrafter(Drafter):
             self._online.observe(sequences, drafts, verdicts, outputs)
 
     def _learn(self, sequence: Sequence, committed: list[int]) -> None:
-        """Learn how often tokens stand, from the last chain's."""
         progress = self._progress[sequence.id]
         if progress.chain is not None:
             chances, tokens = progress.chain.chances, progress.chain.tokens
@@ -245,7 +226,6 @@ class TrainedDrafter(Drafter):
             progress.chain = None
 
     def _begin_early(self, sequence: Sequence) -> None:
-        """Begin the next draft, where one is expected."""
         progress = self._progress[sequence.id]
         if self._doubt is None and not sequence.finish_reason and self._early.expects(progress):
             budget = progress.budget
@@ -253,7 +233,6 @@ class TrainedDrafter(Drafter):
             self._early.begin(progress, self._grown(sequence, budget), depth)
 
     def close(self, sequence: Sequence) -> None:
-        """Release the network's cache."""
         progress = self._progress.pop(sequence.id, None)
         if progress is not None:
             progress.version.runner.release(progress.cache)
@@ -262,7 +241,7 @@ class TrainedDrafter(Drafter):
 
 
 def _committed(features: LogitArray, path: List[int]) -> LogitArray:
-    """A copy of the rows of the root and of an accepted path: the next forward overwrites them."""
+    # A copy: the next forward overwrites the rows.
     if not path or path[-1] == len(path) - 1:  # a draft's first chain: they lie together
         return features[: 1 + len(path)].copy()
     rows: LogitArray = features[[0, *(node + 1 for node in path)]]
@@ -270,5 +249,4 @@ def _committed(features: LogitArray, path: List[int]) -> LogitArray:
 
 
 def _no_features(rows: int) -> LogitArray:
-    """What stands for features where none are read."""
     return np.zeros((rows, 0), dtype=np.float32)

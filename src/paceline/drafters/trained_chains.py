@@ -1,5 +1,6 @@
-"""Chains that a trained network drafts: its likeliest tokens, or for sampled requests the winners
-under the noise that the target will draw with, since they agree oftener."""
+"""Chains of a trained network: argmax tokens, or for sampled requests the winners under the
+target's Gumbel noise, since they agree more often.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from paceline.randomness import Draw, Purpose
 from paceline.sequence import Sequence
 from paceline.types import ROOT, Budget, TokenTree
 
+# Temperature that tokens are drawn at, beside the request's. A network that knows less than the
+# target spreads its distribution wider.
 _SHARPER = 0.9
-"""Temperature that tokens are drawn at, beside the request's. A network that knows less than the
-target spreads its law wider; between 0.85 and 1 most tokens agree."""
 
 
 def chains(
@@ -29,16 +30,16 @@ def chains(
     stop: float = 0.0,
     rivals: bool = True,
 ) -> list[tuple[TokenTree, Chain]]:
-    """A draft for each sequence, as deep as its budget and its chain allow, and the chain.
+    """Build a draft per sequence, as deep as its budget and chain allow; return both.
 
     Args:
-        drafted: what the network says.
+        drafted: the network's chains.
         wanted: a budget for each.
-        lines: how often its tokens stand.
+        lines: acceptance statistics of each.
         source: name of the drafter.
-        stop: a chain ends before the first token whose chance is below this.
-        rivals: whether room that the chain leaves is for the second likeliest tokens beside its
-            own, as leaves: for these the network has computed everything already.
+        stop: a chain ends before the first token whose acceptance probability is below this.
+        rivals: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
+            the network has computed these already.
     """
     out = []
     for chain, budget, line in zip(drafted, wanted, lines, strict=True):
@@ -53,10 +54,7 @@ def chains(
 
 
 def _draft(chain: Chain, chances: List[float], room: int, source: str) -> TokenTree:
-    """So much of a chain as chances say, and behind it the likeliest rivals there is room for.
-
-    The chain stands first, so that nothing has to be moved to keep it.
-    """
+    # The chain stands first, so that no cache row has to be moved to retain it.
     depth = len(chances)
     scores = list(accumulate(chances, mul))
     tokens, parents = list(chain.tokens[:depth]), list(range(ROOT, depth - 1))
@@ -79,7 +77,7 @@ def _draft(chain: Chain, chances: List[float], room: int, source: str) -> TokenT
 
 
 def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
-    """What the tokens behind the root will be drawn with; None for greedy requests."""
+    """Return the Gumbel noise of the `depth` positions after the root; None for greedy requests."""
     temperature = sequence.params.temperature
     if not temperature:
         return None

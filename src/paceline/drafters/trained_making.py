@@ -1,4 +1,4 @@
-"""From the options of a trained drafter to a network that is ready to run."""
+"""Construction of a trained drafter: from its options to a network that is ready to run."""
 
 from __future__ import annotations
 
@@ -30,33 +30,20 @@ _LEARNING = ("online", "rate", "save")
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """A network with certain weights, ready to run.
-
-    Attributes:
-        runner: the network.
-        trees: how trees are grown with it, or None for chains of the likeliest tokens.
-    """
+    """Network with certain weights, ready to run; `trees` None means argmax chains."""
 
     runner: Runner
     trees: TreeDrafts | None = None
 
     @cached_property
     def early(self) -> EarlyRunner | None:
-        """The runner, if it drafts while others go on."""
+        """Return the runner if it can draft while other work goes on."""
         return self.runner if isinstance(self.runner, EarlyRunner) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a drafter is made of.
-
-    Attributes:
-        begin: the network with its first weights.
-        options: those that are left for the drafter's constructor.
-        trained: the first weights.
-        head: predicts acceptance, if wanted.
-        online: learns while serving, if wanted.
-    """
+    """Parts of a trained drafter; `options` are those left for the drafter's constructor."""
 
     begin: Version
     options: dict[str, str]
@@ -66,13 +53,8 @@ class Made:
 
     @classmethod
     def of(cls, context: DrafterContext, name: str, sizes: tuple[str, ...], reads: bool) -> Self:
-        """Load the weights of option `weights`, or those that ship for the target.
-
-        Args:
-            context: the target, and what the user set.
-            name: of the network.
-            sizes: options that cut it.
-            reads: whether it reads features.
+        """Load the weights of option `weights`, or those that ship; `sizes` are options that
+        cut them.
 
         Raises:
             InvalidOption: an option is unknown or out of range, or there are no weights for this
@@ -119,7 +101,7 @@ class Made:
         return cls(ready(trained), options, trained, predicts, online)
 
     def doubt(self, stop: float) -> DoubtfulStop | None:
-        """What ends chains, if a head does; `stop` counts if the user set it."""
+        """Return the chain stop of an acceptance head, if any; `stop` counts if the user set it."""
         if self.head is None:
             return None
         stands = stop if "stop" in self.options else STANDS

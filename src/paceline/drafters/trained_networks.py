@@ -1,4 +1,4 @@
-"""Trained drafters by name. What they share is `TrainedDrafter`; their networks differ."""
+"""Trained drafters by name; `TrainedDrafter` holds their shared code."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ from paceline.types import Needs
 
 
 class MedusaDrafter(TrainedDrafter):
-    """Medusa heads."""
-
     name: ClassVar[str] = "medusa"
 
 
 class HydraDrafter(TrainedDrafter):
-    """Hydra heads."""
-
     name: ClassVar[str] = "hydra"
 
 
 class CloverDrafter(TrainedDrafter):
-    """Clover's attention decoder."""
-
     name: ClassVar[str] = "clover"
 
 
@@ -46,13 +40,13 @@ class ChimeraDrafter(TrainedDrafter):
 
 
 class FalconDrafter(TrainedDrafter):
-    """Falcon, a block of tokens per step."""
+    """Falcon: a block of tokens per step."""
 
     name: ClassVar[str] = "falcon"
 
 
 class CTCDrafter(TrainedDrafter):
-    """Slots that may stay blank."""
+    """CTC drafter: slots that may stay blank."""
 
     name: ClassVar[str] = "ctc"
 
@@ -90,18 +84,17 @@ class HiddenTransferDrafter(TrainedDrafter):
 
 
 class DraftLMDrafter(TrainedDrafter):
-    """A small language model of its own."""
+    """Small language model of its own."""
 
     name: ClassVar[str] = "draft-lm"
     needs: Needs = Needs()
 
 
 class KangarooDrafter(TrainedDrafter):
-    """The target's first layers and an adapter; `stop` is the paper's unless it is given."""
+    """Kangaroo: the target's first layers and an adapter; `stop` defaults to the paper's."""
 
     name: ClassVar[str] = "kangaroo"
     needs: Needs = Needs()
 
     def __init__(self, runner: Runner, *, stop: float = 0.6, rivals: bool = True) -> None:
-        """Arguments as for all."""
         super().__init__(runner, stop=stop, rivals=rivals)

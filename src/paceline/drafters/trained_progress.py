@@ -1,4 +1,4 @@
-"""How far a trained drafter has come in a sequence: what its network has read, and what waits."""
+"""Progress of a trained drafter in a sequence: rows in its network's cache, and rows that wait."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paceline.drafters.trained_making import Version
 from paceline.networks.runner import Chain, Grown, Noise
 from paceline.types import Budget, LogitArray
 
+# Last rows of a prompt that a network reads in any case, even if others have cached them.
 RECENT = 128
-"""Last rows of a prompt that a network reads in any case, even if others have cached them."""
 
+# Last rows of a longer prompt that it reads before the first draft. Fewer would cost accepted
+# tokens after long prompts.
 _PROMPT = 1024
-"""Rows that it reads of what is longer before the first draft. With 128, chains of EAGLE-3 behind
-long prompts would bring 4% (answers from texts) to 14% (summaries) fewer tokens per forward."""
 
+# Rows that may wait for a draft beyond those.
 _WAITING = 256
-"""Rows that may wait for a draft beyond those."""
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class Progress:
             `tokens[i]`. They have no width if none are read.
         tokens: those that wait, the root at the end.
         begun: whether the cache holds any rows.
-        chain: the last that was drafted, until its fate is known.
-        budget: of the last draft that was asked for.
-        steady: steps in a row that asked for one.
+        chain: the last that was drafted, until its verdict is known.
+        budget: of the last requested draft.
+        steady: steps in a row that requested one.
     """
 
     version: Version
@@ -50,14 +50,10 @@ class Progress:
     def note(
         self, tokens: list[int], features: LogitArray, target: Any, reads_all: bool = False
     ) -> None:
-        """Add rows for the next draft: not every sequence is asked for one. If they become many,
-        old ones are left out before the first draft, and taken in behind it.
+        """Add rows for the next draft, and what follows each; `target` is the target's cache.
 
-        Args:
-            tokens: what follows each row.
-            features: of the rows.
-            target: the target's cache of the sequence.
-            reads_all: whether the network wants all rows of a prompt.
+        Of too many, old rows are dropped before the first draft (unless the network `reads_all`),
+        and run through the network after it.
         """
         most = _WAITING if self.begun else _PROMPT + _WAITING
         self.tokens += tokens
@@ -73,8 +69,8 @@ class Progress:
             self._keep(_PROMPT)
 
     def _keep(self, rows: int) -> None:
-        """Forget all but the last rows that wait. They may be megabytes, and are moved only where
-        more would be held by them than they are."""
+        # Rows may be megabytes: they are copied only where a view would hold more memory than
+        # they need.
         self.tokens = self.tokens[-rows:]
         kept: list[LogitArray] = []
         for features in reversed(self.features):
@@ -86,7 +82,7 @@ class Progress:
         self.features = kept
 
     def asked(self, budget: Budget) -> None:
-        """A step asks for a draft of this size, or for none."""
+        """Note the budget of a step."""
         if min(budget.nodes, budget.depth) > 0:
             self.budget = budget
             self.steady += 1
@@ -94,10 +90,10 @@ class Progress:
             self.steady = 0
 
     def grown(self, target: Any, least: float, noise: Noise | None) -> Grown:
-        """What waits, for a draft that may end below a chance of `least`, drawn with this noise."""
+        """Return the waiting rows, for a draft that may end below a chance of `least`."""
         new = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
         return Grown(self.cache, new, self.tokens, target, noise, least)
 
     def taken(self) -> None:
-        """The cache holds all rows now."""
+        """Note that the cache holds all rows."""
         self.features, self.tokens, self.begun = [], [], True

@@ -1,4 +1,4 @@
-"""Which weights a trained drafter is built with."""
+"""Weights of a trained drafter: lookup, checks and cuts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,7 @@ from paceline.types import Capabilities
 
 
 def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
-    """The weights of a file, if they are of that network and target.
-
-    Args:
-        path: of the file.
-        name: of the network.
-        model: fingerprint of the target's weights.
-        target: what it can do.
-
-    Raises:
-        InvalidOption: they are of others, or the file is damaged.
-    """
+    """Load a file's weights. InvalidOption: damaged, or of another network or target."""
     trained = load_network(path)
     if trained.network.name != name:
         raise InvalidOption(
@@ -42,17 +32,13 @@ def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
 
 
 def digest_of(path: Path, sizes: Mapping[str, str]) -> str:
-    """Names the very weights of a readable file, cut to sizes."""
+    """Return a digest of a readable weights file, with the sizes it is cut to."""
     content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     return " ".join([content, *(f"{key}={value}" for key, value in sorted(sizes.items()))])
 
 
 def resized(trained: Trained, sizes: Mapping[str, str]) -> Trained:
-    """A network cut to other sizes, as text, which its weights must hold.
-
-    Raises:
-        InvalidOption: there is no such size, or the weights are of a smaller network.
-    """
+    """Cut a network to other sizes, given as text. InvalidOption: unknown, or larger than it is."""
     if not sizes:
         return trained
     whole = trained.network
@@ -68,11 +54,7 @@ def resized(trained: Trained, sizes: Mapping[str, str]) -> Trained:
 
 
 def shipped(name: str, model: str) -> Path:
-    """The weights that ship for a network and a target.
-
-    Raises:
-        InvalidOption: there are none.
-    """
+    """Return the weights file that ships for a network and a target. InvalidOption: none does."""
     path = shipped_file(name, model)
     if path is not None:
         return path

@@ -1,4 +1,4 @@
-"""What asking a drafter is worth where another has drafted already: learned in steps of both."""
+"""Marginal value of one more drafter after another has drafted, learned from steps of both."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass, field
 
 from paceline.calibration import Calibration
 
+# Of the newest observation in running means, once there are many.
 WEIGHT = 1 / 32
-"""Of the newest observation in running means, once there are many."""
 
+# After so many steps without it, the drafter runs again, to see what it adds now.
 _LOOK = 16
-"""Where it was not asked so many times, it is asked again, to see what it adds now."""
 
+# A draft that takes more than so many times the usual counts as so many: the first draft of a
+# sequence includes prefill.
 _OUTLIER = 4.0
-"""Asking that takes more than so many times the usual counts as so many: first drafts of a sequence
-also read its prompt."""
 
+# Kinds of drafts that it adds to: edges in expected accepted tokens.
 _EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Of the kinds of drafts beside which it is asked, in tokens that these promise."""
 
 _KINDS = len(_EDGES) + 1
 
+# Prior of the tokens that it adds.
 _GUESS = 1.0
-"""Tokens that it is taken to add before it was asked."""
 
+# Drafts that the prior counts for.
 _PRIOR = 4
-"""Drafts that the guess counts for."""
 
+# Worth of an added token: it needs a row, and two drafts must be weighed (`docs/results.md`,
+# trained drafters).
 _WEIGHED = 0.7
-"""Worth of a token that it adds: it needs a row, and two drafts must be weighed
-(`docs/results.md`, trained drafters)."""
 
 
 @dataclass(slots=True)
@@ -38,13 +38,12 @@ class Worth:
     """Running means about a drafter.
 
     Attributes:
-        keeps: right tokens of its drafts per token promised, by sequence: copies that are right
-            in a recipe are wrong in a sum.
-        seconds: what asking it takes; 0 until it was asked twice.
+        keeps: accepted per expected token of its drafts, by sequence.
+        seconds: time of a draft; 0 until it drafted twice.
         added: tokens that it adds to a draft of each kind.
-        times: how often it was asked beside each kind.
+        times: drafts made beside each kind.
         waiting: steps since then.
-        known: whether it ever was.
+        known: whether it ever drafted.
     """
 
     keeps: Calibration = field(default_factory=Calibration)
@@ -55,11 +54,9 @@ class Worth:
     known: bool = False
 
     def pays(self, gain: float, step: float) -> bool:
-        """Whether asking should commit more tokens per second than verifying now.
+        """Return whether drafting beside `gain` expected tokens should raise tokens per second.
 
-        Args:
-            gain: tokens that the draft promises that is there already.
-            step: seconds of a step in which no drafter but the first is asked.
+        `step` is the seconds of a step in which only the first drafter runs.
         """
         kind = _kind(gain)
         if self.waiting[kind] >= _LOOK or not self.seconds or not step:
@@ -67,11 +64,11 @@ class Worth:
         return _WEIGHED * self.added[kind] / (1 + gain) > self.seconds / step
 
     def passed_over(self, gain: float) -> None:
-        """It was not asked beside a draft that promises `gain` tokens."""
+        """Note that it did not run beside a draft of `gain` expected tokens."""
         self.waiting[_kind(gain)] += 1
 
     def asked(self, gain: float, seconds: float) -> None:
-        """It was, which took so long."""
+        """Note that it ran, and took so many seconds."""
         self.waiting[_kind(gain)] = 0
         if self.seconds:
             self.seconds = mean(self.seconds, min(seconds, _OUTLIER * self.seconds))
@@ -80,7 +77,7 @@ class Worth:
         self.known = True
 
     def learn(self, gain: float, tokens: int) -> None:
-        """It added so many tokens to a draft that promised `gain`."""
+        """Note that it added so many tokens to a draft of `gain` expected tokens."""
         kind = _kind(gain)
         self.times[kind] += 1
         weight = max(WEIGHT, 1 / (self.times[kind] + _PRIOR))
@@ -88,7 +85,7 @@ class Worth:
 
 
 def mean(old: float, value: float, weight: float = WEIGHT) -> float:
-    """A running mean with the newest value."""
+    """Return a running mean with the newest value."""
     return old + weight * (value - old)
 
 

@@ -1,1 +1,1 @@
-"""Proof by enumeration that a verifier is lossless, and the tabular models that it needs."""
+"""Exactness audit: proof by enumeration, on tabular models, that verifiers are lossless."""

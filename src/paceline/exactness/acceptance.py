@@ -1,8 +1,4 @@
-"""What a rule accepts, from p and q alone: probabilities at one node, expected lengths of chains.
-
-The probability that a node's drafts hold the token that verification emits, over all randomness of
-drafting and verification. Tests compare these figures with the shipped rules by enumeration.
-"""
+"""Acceptance probability of each verifier at one node, and expected accepted tokens of chains."""
 
 from __future__ import annotations
 
@@ -27,42 +23,39 @@ from paceline.types import Law
 from paceline.verifiers import k_seq as k_sequences
 from paceline.verifiers.path_count import MeasuredChain
 
+# Most histories of rejected tokens that `recursive_distinct` enumerates.
 _STATES = 50_000
-"""Most histories of rejected tokens that `recursive_distinct` tells apart."""
 
+# Draws of Gumbel noise that estimate `coupled` for several drafts.
 _NOISES = 16
-"""Draws of noise that estimate `coupled` for several drafts."""
 
 
 def rejection(p: Law, q: Law) -> float:
-    """Token rejection of one draft: 1 less the total variation of p and q."""
+    """Return the acceptance of token rejection with one draft: 1 - TV(p, q)."""
     return overlap(p, q)
 
 
 def sample_match(p: Law, q: Law, drafts: int) -> float:
-    """Sample-and-match of the n likeliest tokens of q: p's mass on them."""
+    """Return the acceptance of sample-and-match: p's mass on the n likeliest tokens of q."""
     return best_fixed(p, q, drafts)
 
 
 def top_and_one(p: Law, q: Law, drafts: int) -> float:
-    """Verifier "top-and-one", which attains the optimum of its draft law."""
+    """Return the acceptance of verifier "top-and-one", optimal for its drafts."""
     return best_top_and_one(p, q, drafts)
 
 
 def coupled(p: Law, q: Law, drafts: int) -> float:
-    """Coupled verification of the n best tokens under shared noise.
+    """Return the acceptance of coupled verification of n drafts under shared Gumbel noise.
 
-    One draft (Daliri et al. 2025, arXiv:2408.07978): token x wins both races, of rates p and q, if
-    every other token y arrives later than x by the factor max(p(y) / p(x), q(y) / q(x)) at least,
-    which has probability 1 / sum over y of that factor. The larger of the two terms is known from
-    which of the ratios p / q is larger, so it takes one sort.
-
-    More drafts: an estimate, the share of 16 draws of noise under which the winner for p is among
-    the first n for q. The noise is a function of p, so equal arguments give equal answers.
+    One draft: exact (Daliri et al. 2025, arXiv:2408.07978). More: an estimate from a few draws of
+    noise, keyed by p, so equal arguments give equal answers.
     """
     if drafts > 1:
         hits = (_wins(p, q, drafts, stream) for stream in range(_NOISES))
         return sum(hits) / _NOISES
+    # Token x wins both races if every other y arrives later by the factor max(p(y) / p(x),
+    # q(y) / q(x)): probability 1 / (sum over y of it). Sorting by q / p tells the larger term.
     mine, theirs = p.probs, q.at(p.ids)
     both = (mine > 0) & (theirs > 0)
     outside_p, outside_q = mine[~both].sum(), 1.0 - theirs[both].sum()
@@ -75,32 +68,25 @@ def coupled(p: Law, q: Law, drafts: int) -> float:
 
 
 def _wins(p: Law, q: Law, drafts: int, stream: int) -> bool:
-    """Whether p's winner is drafted under one draw of noise."""
     keyed = KeyedRandomness(int(p.probs.max().view(np.uint64)), stream)
     noise = keyed.noise(Draw(0, Purpose.NOISE))
     return finishers(p, noise)[0] in finishers(q, noise, drafts)
 
 
 def recursive(p: Law, q: Law, drafts: int) -> float:
-    """Recursive rejection of n independent drafts.
-
-    A rejection turns the residual of scale s into that of scale s + M(s), and leaves the share
-    M(s + M(s)) / M(s), where M(s) is the mass of (p - s q)+.
-    """
+    """Return the acceptance of recursive rejection with n independent drafts."""
     excess = Excess.of(p, q)
     scales = np.zeros(1)
     for _ in range(drafts):
+        # A rejection at scale s leaves the share M(s + M(s)) / M(s), M(s) the mass of (p - s q)+.
         scales = scales + excess.mass(scales)
     return 1.0 - float(excess.mass(scales)[0])
 
 
 def recursive_distinct(p: Law, q: Law, drafts: int) -> float:
-    """Recursive rejection of n drafts drawn without replacement.
+    """Return the acceptance of recursive rejection with n drafts drawn without replacement.
 
-    As `recursive`, but rejected tokens leave q. So scales grow by M(s) / (1 - q(rejected)), which
-    is more, and the sum goes over histories of rejected tokens. What matters of a token is q(x)
-    alone: the likeliest are told apart, the others are pooled where there are more than fit, and
-    count with the mean of their pool. Exact where nothing is pooled, otherwise to about 1e-4.
+    Sums over histories of rejected tokens; exact unless tokens are pooled (`pools`).
     """
     excess = Excess.of(p, q)
     pools = Pools.of(p, q, int(_STATES ** (1 / (drafts - 1))) if drafts > 2 else len(q.probs))
@@ -127,18 +113,16 @@ def recursive_distinct(p: Law, q: Law, drafts: int) -> float:
 
 
 def k_seq(p: Law, q: Law, drafts: int) -> float:
-    """k-SEQ of n independent drafts: 1 - (1 - b)^n, b the chance that one draft is accepted."""
+    """Return the acceptance of k-SEQ: 1 - (1 - b)^n, b that of one draft."""
     rho = k_sequences.scale(p, q, drafts)
     chance = (1.0 - float(Excess.of(p, q).mass(np.array([rho]))[0])) / rho
     return 1.0 - (1.0 - chance) ** drafts
 
 
 def by_token(chain: MeasuredChain) -> float:
-    """Tokens of a drawn chain that token rejection accepts, on average over its coins.
+    """Return the expected accepted tokens of a drawn chain under token rejection.
 
-    What block verification accepts of it is `paceline.verifiers.path_count.accepted` with one
-    path: an unbiased estimate, and never less than this, since min(w p / q, 1) is at least w
-    min(p / q, 1) at every depth.
+    Never more than block verification (`path_count.accepted` with one path).
     """
     reached, total = 1.0, 0.0
     for token, q, p in zip(chain.tokens, chain.draft, chain.target, strict=True):
@@ -149,15 +133,9 @@ def by_token(chain: MeasuredChain) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule, the drafts it is shown, and what it and what any rule accepts of them.
+    """A verifier, its drafting method, its acceptance and the upper bound of any verifier.
 
-    Attributes:
-        verifier: registry name.
-        drafts: how the drafts of a node come about.
-        acceptance: from p, q and a number of drafts.
-        bound: likewise; the most that any lossless rule accepts of such drafts.
-        fewest: drafts of a node that the rule is for.
-        most: likewise; None for any number.
+    Both are functions of p, q and a number of drafts between `fewest` and `most` (None: any).
     """
 
     verifier: str
@@ -168,10 +146,10 @@ class Rule:
     most: int | None = None
 
     def takes(self, drafts: int) -> bool:
-        """Whether the rule is for so many drafts."""
         return self.fewest <= drafts and (self.most is None or drafts <= self.most)
 
 
+# Every lossless node-by-node verifier, with the drafts that suit it best.
 RULES: tuple[Rule, ...] = (
     Rule("rejection", "independent", lambda p, q, n: rejection(p, q), best_iid, most=1),
     Rule("recursive", "independent", recursive, best_iid, fewest=2),
@@ -181,4 +159,3 @@ RULES: tuple[Rule, ...] = (
     Rule("sample-match", "likeliest", sample_match, best_fixed),
     Rule("coupled", "shared noise", coupled, best_distinct),
 )
-"""Every lossless rule that decides node by node, each with the drafts that suit it best."""

@@ -1,4 +1,4 @@
-"""Broken drafts and logits: a rule must raise an error that names the rule and the place."""
+"""Fault injection: verifiers must reject broken drafts and logits with an error that says where."""
 
 from __future__ import annotations
 
@@ -26,16 +26,7 @@ _CASE = Case(vocabulary=3, depth=2, width=1, temperature=1.0, top_p=1.0)
 
 @dataclass(frozen=True, slots=True)
 class BadInput:
-    """How a rule met something broken.
-
-    Attributes:
-        verifier: registry name of the rule.
-        draft_law: how the draft was made before it was broken.
-        fault: what was broken.
-        place: what the error must name beside the rule.
-        raised: whether every outcome of the rule's draws ended in that error.
-        message: of the first error, or of what happened instead.
-    """
+    """Outcome of one fault; `raised` if all outcomes of its draws end in an error at `place`."""
 
     verifier: str
     draft_law: str
@@ -45,13 +36,11 @@ class BadInput:
     message: str
 
 
+# From a sound chain of two drawn nodes to a broken draft.
 Break = Callable[[TokenTree], TokenTree]
-"""From a sound chain of two drawn nodes to a broken draft."""
 
 
 def _row(change: Callable[[Law], Law | None]) -> Break:
-    """Replaces the row that the first node was drawn from, or drops it."""
-
     def broken(draft: TokenTree) -> TokenTree:
         assert draft.law is not None
         rows = dict(draft.law.rows)
@@ -75,6 +64,7 @@ def _pruned(draft: TokenTree) -> TokenTree:
     return replace(draft, tokens=draft.tokens[:-1], parents=draft.parents[:-1])
 
 
+# Faults of a drawn draft, and what the error must name.
 _FAULTS: tuple[tuple[str, Break, str], ...] = (
     ("deterministic draft", lambda draft: replace(draft, law=None), "deterministic"),
     ("sampled draft pruned", _pruned, "node 0"),
@@ -84,11 +74,10 @@ _FAULTS: tuple[tuple[str, Break, str], ...] = (
     ("row holds NaN", _scaled((1.0, np.nan, 1.0)), "the root"),
     ("row is missing", _row(lambda law: None), "the root"),
 )
-"""What may be wrong with a drawn draft, and what the error must name."""
 
 
 def _negative(law: Law) -> Law:
-    """Sums to one all the same."""
+    # Still sums to one.
     probs = law.dense().copy()
     most = int(probs.argmax())
     probs[most - 1] -= 1
@@ -97,7 +86,7 @@ def _negative(law: Law) -> Law:
 
 
 def bad_inputs(verifier: Verifier) -> list[BadInput]:
-    """Break a draft of every kind that `verifier` takes, in every way that concerns it."""
+    """Inject every applicable fault into one draft of each kind that `verifier` accepts."""
     target, drafter = _CASE.models()
     law = processed(target, _CASE.params, PROMPT)
     q = processed(drafter, _CASE.draft_params, PROMPT)
@@ -134,7 +123,6 @@ def bad_inputs(verifier: Verifier) -> list[BadInput]:
 
 
 def _nan_laws(verifier: Verifier, draft: TokenTree) -> TargetLaws:
-    """Laws through the shipped sampler, from logits that are NaN at the root."""
     target = _CASE.models()[0]
     paths = [draft.tokens[list(path_to(draft, node))].tolist() for node in range(len(draft))]
     logits = np.stack([target((*PROMPT, *path)) for path in ([], *paths)])

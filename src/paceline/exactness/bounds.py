@@ -1,15 +1,8 @@
-"""The most that any verifier can accept of n drafted tokens (Hu et al. 2025, "Towards Optimal
-Multi-draft Speculative Decoding", arXiv:2502.18779, sections 3 and 4).
+"""Upper bounds of multi-draft acceptance by optimal transport (Hu et al. 2025, arXiv:2502.18779).
 
-A lossless rule couples the token that it emits, of law p, with the tuple of drafts. It accepts when
-the token is one of them, so over all couplings the best acceptance is a transport problem, whose
-dual is
-
-    1 + min over sets H of tokens of P(H) - Q(H),
-
-with P(H) the target's mass on H and Q(H) the probability that all drafts lie in H. For the laws
-below the minimum is attained by a prefix of the tokens sorted by q / p, the largest first, so one
-scan over prefixes finds it. Tokens that q never draws are in no such H.
+The dual of the transport problem is 1 + min over token sets H of P(H) - Q(H): the target's mass on
+H, less the probability that all drafts lie in H. For the drafts below a prefix of the tokens sorted
+by q / p, descending, attains the minimum (sections 3 and 4), so one scan finds it.
 """
 
 from __future__ import annotations
@@ -26,36 +19,27 @@ from paceline.law import AGREE, without
 from paceline.sampling import top_k_ids
 from paceline.types import IntArray, Law, ProbArray
 
+# Gauss-Legendre rule of one panel of the time axis.
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-"""Gauss-Legendre rule of one panel of the time axis."""
 
+# Expected late arrivals after which the integrand is below rounding.
 _HORIZON = 80.0
-"""Expected late arrivals after which the integrand is below rounding, however many are awaited."""
 
+# Most expected arrivals of a token, over all times, for its odds to come from a series.
 _SMALL = 0.1
-"""Most expected arrivals of a token, over all times, for its odds to be taken from a series."""
 
+# Terms of that series.
 _TERMS = 10
-"""Terms of that series."""
 
+# Coefficients of exp(x) - 1.
 _EXPM1 = np.array([0.0, *(1 / math.factorial(i) for i in range(1, _TERMS + 1))])
-"""Coefficients of exp(x) - 1."""
 
+# Initial gaps between prefixes in the search for the best one.
 _PARTS = 64
-"""Gaps between the prefixes that a search for the best one starts with."""
 
 
 def best_iid(p: Law, q: Law, drafts: int) -> float:
-    """The most acceptance possible with independent drafts: Q(H) = q(H)^n.
-
-    Args:
-        p: the target's law.
-        q: the draft law.
-        drafts: n, at least one.
-
-    Raises:
-        InvalidOption: there is no draft.
-    """
+    """Return the optimal acceptance of n independent drafts; raises InvalidOption if n < 1."""
     _check(drafts)
     scan = _Scan.of(p, q)
     # 1 - q(H)^n without cancellation where q(H) is close to one.
@@ -65,23 +49,14 @@ def best_iid(p: Law, q: Law, drafts: int) -> float:
 
 
 def best_distinct(p: Law, q: Law, drafts: int) -> float:
-    """The most acceptance possible with drafts drawn one after another without replacement.
+    """Return the optimal acceptance of n drafts drawn without replacement; raises as `best_iid`.
 
-    Drawing without replacement is a race: token x arrives at an exponential time of rate q(x), and
-    the drafts are the first n arrivals. Some draft lies outside H if and only if the first arrival
-    outside H has fewer than n arrivals of H before it, so
+    Drafts are the first n arrivals of a race with rates q(x), so
 
         1 - Q(H) = (1 - q(H)) * integral over t > 0 of P(H has fewer than n arrivals by time t,
                                                          and no other token has any).
 
-    Given t arrivals are independent, and the probability is an elementary symmetric polynomial of
-    expm1(q(x) t), which running sums give for all prefixes at once. The integrand is smooth on
-    every time scale, so a Gauss rule on panels that double in length is exact to about 1e-13.
-
-    As in drafting, n is lowered where so few tokens hold all the mass of q. Tokens so unlikely
-    that they change the result by less than 1e-12 all together are left out of H.
-
-    Args, raises: as for `best_iid`.
+    A Gauss rule on panels that double in length integrates it.
     """
     _check(drafts)
     ascending = np.sort(q.probs)
@@ -89,19 +64,16 @@ def best_distinct(p: Law, q: Law, drafts: int) -> float:
         drafts -= 1
     if drafts == 1:
         return best_iid(p, q, 1)
+    # Tokens so unlikely that together they change the result by less than AGREE are left out of H.
     likely = AGREE * ascending[: 1 - drafts].sum() / drafts
     scan = _Scan.of(p, q, dropped=likely)
     return scan.search(_Race(scan.q, scan.outside, drafts).misses)
 
 
 def best_top_and_one(p: Law, q: Law, drafts: int) -> float:
-    """The most acceptance possible when n - 1 drafts are the likeliest tokens of q and the last is
-    drawn from the rest of q; verifier "top-and-one" attains it.
+    """Return the optimal acceptance of n - 1 likeliest tokens of q and one draw from the rest.
 
-    The likeliest tokens are always among the drafts, so their target mass is accepted; of the rest,
-    min(p, q') where q' is what was drawn from.
-
-    Args, raises: as for `best_iid`.
+    Verifier "top-and-one" attains it. Raises as `best_iid`.
     """
     _check(drafts)
     sure, rest = 0.0, q
@@ -114,10 +86,9 @@ def best_top_and_one(p: Law, q: Law, drafts: int) -> float:
 
 
 def best_fixed(p: Law, q: Law, drafts: int) -> float:
-    """The most acceptance possible when the drafts are the n likeliest tokens of q, drawn from
-    nothing: the target's mass on them, which sample-and-match attains.
+    """Return the optimal acceptance of the n likeliest tokens of q: their target mass.
 
-    Args, raises: as for `best_iid`.
+    Sample-and-match attains it. Raises as `best_iid`.
     """
     _check(drafts)
     likeliest = top_k_ids(q.probs, min(drafts, int(np.count_nonzero(q.probs))))
@@ -125,7 +96,7 @@ def best_fixed(p: Law, q: Law, drafts: int) -> float:
 
 
 def overlap(p: Law, q: Law) -> float:
-    """Sum of min(p, q) over tokens: one less their total variation."""
+    """Return the sum of min(p, q): 1 - TV(p, q)."""
     return float(np.minimum(p.probs, q.at(p.ids)).sum())
 
 
@@ -136,13 +107,7 @@ def _check(drafts: int) -> None:
 
 @dataclass(frozen=True)
 class _Scan:
-    """Tokens that q draws, sorted by q / p, the largest first.
-
-    Attributes:
-        inside: float64 `[k + 1]`, target mass of each prefix, the empty one included.
-        outside: float64 `[k + 1]`, draft mass beyond each prefix.
-        q: float64 `[k]`, draft mass of each token.
-    """
+    """Tokens of q by q / p, descending; per prefix its target mass and the draft mass beyond."""
 
     inside: ProbArray
     outside: ProbArray
@@ -150,7 +115,6 @@ class _Scan:
 
     @classmethod
     def of(cls, p: Law, q: Law, dropped: float = 0.0) -> _Scan:
-        """Sort, leaving out the least likely tokens of `q` that add up to at most `dropped`."""
         ascending = np.argsort(q.probs)
         first = int(np.searchsorted(np.cumsum(q.probs[ascending]), dropped, side="right"))
         kept = ascending[first:]
@@ -164,20 +128,15 @@ class _Scan:
         return cls(inside, outside, mine)
 
     def optimum(self, misses: ProbArray) -> float:
-        """The dual, from the probability per prefix that some draft lies outside it."""
         return min(1.0, float((self.inside + misses).min()))
 
     def search(self, misses: Callable[[IntArray], ProbArray]) -> float:
-        """The dual to within 1e-12, where `misses` is costly and wanted for few prefixes.
-
-        From one prefix to the next `inside` grows and `misses` shrinks, so their sum between two
-        known prefixes is at least `inside` at the shorter and `misses` at the longer. Gaps in which
-        that is no less than the best sum known are left alone, the others are divided.
-        """
         ends = np.unique(np.linspace(0, len(self.q), _PARTS + 1).astype(np.int64))
         known = dict(zip(ends.tolist(), misses(ends).tolist(), strict=True))
         gaps = list(pairwise(ends.tolist()))
         best = 1.0
+        # Branch and bound: `inside` grows and `misses` shrinks from prefix to prefix, so between
+        # two known ones their sum is at least `inside` at the shorter plus `misses` at the longer.
         while gaps:
             best = min(best, *(float(self.inside[k]) + known[k] for gap in gaps for k in gap))
             gaps = [(a, b) for a, b in gaps if b - a > 1]
@@ -190,22 +149,13 @@ class _Scan:
 
 
 class _Race:
-    """Arrivals of tokens at exponential times whose rates are their draft mass.
+    """Race of exponential arrivals at rates q, over prefixes of the tokens.
 
-    Tokens are of three kinds. The n - 1 likeliest, the heads, are kept apart from the others
-    because their weights would overflow at the late times at which the others arrive. The big ones
-    enter running sums one by one. The small ones, nearly all of a vocabulary, have odds that a few
-    terms of a series give, so they enter through running sums of powers of q.
+    The n - 1 likeliest tokens are heads, apart, since their odds overflow at late times. Big ones
+    enter running sums; small ones, nearly all, enter power sums, with their odds as a series.
     """
 
     def __init__(self, q: ProbArray, outside: ProbArray, n: int) -> None:
-        """Prepare for prefixes of `q`.
-
-        Args:
-            q: float64 `[k]`, rates.
-            outside: float64 `[k + 1]`, total rate of tokens beyond each prefix.
-            n: arrivals awaited.
-        """
         self._n, self._outside = n, outside
         self._heads = np.sort(top_k_ids(q, n - 1))
         self._head_rates = q[self._heads]
@@ -225,7 +175,6 @@ class _Race:
         self._power_sums = np.concatenate([np.zeros((_TERMS, 1)), powers.cumsum(axis=1)], axis=1)
 
     def misses(self, prefixes: IntArray) -> ProbArray:
-        """Probability that the first n arrivals do not all lie in the prefixes of these lengths."""
         heads = self._heads_at_most()[:, np.searchsorted(self._heads, prefixes)]
         arrived = _product(self._big_sums(prefixes), self._small_sums(prefixes))
         # Fewer than n arrivals in all: i of the others, and at most n - 1 - i of the heads.
@@ -233,8 +182,8 @@ class _Race:
         return np.asarray(self._outside[prefixes] * (self._weights @ few))
 
     def _heads_at_most(self) -> ProbArray:
-        """float64 `[times, heads + 1, n]`: probability that of the first h heads at most i have
-        arrived, and of the others none."""
+        # float64 `[times, heads + 1, n]`: probability that of the first h heads at most i have
+        # arrived, and of the others none.
         counts = np.zeros((len(self._times), self._n, self._n))
         stays = np.exp(-np.outer(self._times, self._head_rates))
         for h in range(self._n):
@@ -245,10 +194,6 @@ class _Race:
         return counts.cumsum(axis=2)
 
     def _big_sums(self, prefixes: IntArray) -> list[ProbArray]:
-        """By i, float64 `[times, prefixes]`: sum over sets of i big tokens of their odds' product.
-
-        The odds of a token are those of having arrived.
-        """
         odds = np.expm1(np.outer(self._times, self._big_rates))
         before = np.searchsorted(self._big, prefixes)
         sums = np.ones((len(odds), odds.shape[1] + 1))
@@ -259,7 +204,7 @@ class _Race:
         return out
 
     def _small_sums(self, prefixes: IntArray) -> list[ProbArray]:
-        """As `_big_sums` for the small tokens, from sums of powers by Newton's identities."""
+        # Elementary symmetric sums from power sums, by Newton's identities.
         moments = self._power_sums[:, prefixes]
         powers = []
         series = _EXPM1
@@ -274,7 +219,6 @@ class _Race:
 
 
 def _product(first: list[ProbArray], second: list[ProbArray]) -> list[ProbArray]:
-    """Coefficients of the product of two polynomials, up to the degree of each."""
     return [
         sum((first[j] * second[i - j] for j in range(1, i + 1)), first[0] * second[i])
         for i in range(len(first))

@@ -1,4 +1,4 @@
-"""What the audit runs every pair on: sizes of vocabulary and draft, and sampling parameters."""
+"""Audit cases: vocabulary and draft sizes, and sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,28 +12,21 @@ from paceline.exactness.tabular import LogitsOf, TabularModel
 from paceline.types import LogitArray, SamplingParams
 from paceline.verifiers.base import Verifier
 
+# Prompt of every case.
 PROMPT = (0,)
-"""What every case starts from."""
 
+# Standard deviation of the logits: truncation has an effect, but leaves several tokens.
 SHARPNESS = 1.5
-"""Standard deviation of the logits: far enough from uniform that truncation bites, and not so far
-that it leaves single tokens."""
 
+# Output tokens of a whole decode loop: several rounds for short drafts.
 LOOP_TOKENS = 3
-"""Output of a whole decode loop, in tokens: several rounds for short drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One size and one setting of the sampler.
+    """One size and one setting of the sampler: `width` is draws per level, or paths; 1 for chains.
 
-    Attributes:
-        vocabulary: number of tokens.
-        depth: of the draft.
-        width: draws per level, or paths; 1 for chains.
-        temperature: 0 is greedy.
-        top_p: 1 is off.
-        loop: whether the whole decode loop runs, and not one round of it alone.
+    `loop` runs the whole decode loop instead of one round.
     """
 
     vocabulary: int
@@ -44,7 +37,6 @@ class Case:
     loop: bool = False
 
     def __str__(self) -> str:
-        """In words."""
         return (
             f"vocabulary {self.vocabulary}, depth {self.depth}, width {self.width}, temperature "
             f"{self.temperature:g}, top-p {self.top_p:g}, "
@@ -53,26 +45,23 @@ class Case:
 
     @property
     def horizon(self) -> int:
-        """How many tokens are compared: all that one round may emit, or the loop's output."""
+        # Compared tokens: all that one round may emit, or the loop's output.
         return LOOP_TOKENS if self.loop else self.depth + 1
 
     @property
     def params(self) -> SamplingParams:
-        """Sampling parameters of the target."""
         return SamplingParams(
             temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.horizon
         )
 
     @property
     def draft_params(self) -> SamplingParams:
-        """Sampling parameters of the drafter: the target's, but it draws for greedy targets too."""
+        # The drafter draws for greedy targets, too.
         return SamplingParams(temperature=self.temperature or 1.0, top_p=self.top_p)
 
     def models(self) -> tuple[LogitsOf, LogitsOf]:
-        """Logits of the target, and of a drafter that equals it after every other context.
-
-        So rows that agree and rows that do not are met in one draft.
-        """
+        # The drafter equals the target after every other context, so that one draft meets both
+        # equal and unequal rows.
         seed = 100 * self.vocabulary + 10 * self.depth + self.width
         target = TabularModel(self.vocabulary, 4, seed, SHARPNESS)
         other = TabularModel(self.vocabulary, 4, seed + 1000, SHARPNESS)
@@ -85,20 +74,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Which cases an audit runs.
+    """Cases of an audit.
 
     Attributes:
-        vocabularies: sizes of vocabulary.
-        depths: depths of drafts.
-        widths: widths of drafts that branch.
-        samplings: temperature and top-p of each setting; rules for greedy requests alone get
-            temperature 0 instead.
-        loops: largest vocabulary, depth and width of the cases that run the whole decode loop.
-        max_runs: most combinations of outcomes per case, see `most`.
-        noise_sizes: vocabulary, depth and width (1 for chains) of the cases that continuous noise
-            is sampled on.
-        noise_samplings: their temperature and top-p.
-        seeds: samples per case of continuous noise, see `samples`.
+        samplings: temperature and top-p; greedy-only verifiers get temperature 0 instead.
+        loops: largest vocabulary, depth and width of cases of the whole decode loop.
+        noise_sizes: vocabulary, depth and width (1 for chains) of cases with continuous noise.
     """
 
     vocabularies: tuple[int, ...]
@@ -112,7 +93,7 @@ class Grid:
     seeds: int
 
     def cases(self, verifier: Verifier, drafts: Draftable) -> Iterator[Case]:
-        """The cases of one pair, single rounds first."""
+        """Yield the cases of one pair, single rounds first."""
         widths = (1,) if drafts.shape == "chain" else self.widths
         samplings = ((0.0, 1.0),) if verifier.greedy_only else self.samplings
         for vocabulary, depth, width in product(self.vocabularies, self.depths, widths):
@@ -125,11 +106,10 @@ class Grid:
                     yield Case(*sizes, temperature, top_p, loop=True)
 
     def most(self, verifier: Verifier, case: Case) -> int:
-        """How many combinations of outcomes a case may have; with more it is left out.
+        """Return the most combinations of outcomes of a case; larger cases are left out.
 
-        A fourth suffices for rules that read no draft law, where drafts matter little. For others
-        the first setting gets four times as many, so that larger drafts are met at least there.
-        Loops take longer and get half.
+        Verifiers that read no draft distribution get a fourth; for others the first setting gets
+        more, so that larger drafts occur at least there. Loops are slower and get half.
         """
         if case.loop:
             return self.most(verifier, replace(case, loop=False)) // 2
@@ -139,11 +119,7 @@ class Grid:
         return self.max_runs * (4 if first else 1)
 
     def samples(self, verifier: Verifier, drafts: Draftable, case: Case) -> int:
-        """How many samples `case` gets if its noise is continuous; it must run the whole loop.
-
-        A fourth suffices at temperature 0, where every token must agree, and for rules that read
-        no draft law.
-        """
+        """Return the samples of `case` if its noise is continuous; only whole loops get any."""
         sizes = case.vocabulary, case.depth, case.width
         settings = *self.noise_samplings, (0.0, 1.0)
         sampled = sizes in self._noise_sizes(drafts) and (case.temperature, case.top_p) in settings
@@ -158,6 +134,7 @@ class Grid:
         return tuple((vocabulary, depth, 1) for vocabulary, depth, _ in self.noise_sizes)
 
 
+# A few minutes on two cores.
 FULL = Grid(
     vocabularies=(2, 3, 4),
     depths=(1, 2, 3),
@@ -169,8 +146,8 @@ FULL = Grid(
     noise_samplings=((1.0, 1.0), (1.5, 0.85)),
     seeds=2000,
 )
-"""A few minutes on two cores."""
 
+# Under half a minute.
 QUICK = Grid(
     vocabularies=(2, 3),
     depths=(1, 2),
@@ -182,4 +159,3 @@ QUICK = Grid(
     noise_samplings=((1.5, 0.85),),
     seeds=400,
 )
-"""Under half a minute."""

@@ -1,4 +1,4 @@
-"""Is the output law of verification the target's? Exactly, or by a test of goodness of fit."""
+"""Output distribution of verification against the target's, by enumeration or goodness of fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.verifiers.base import Verifier
 
 
 def target_joint(law: LawOf, context: tuple[int, ...], horizon: int) -> Joint:
-    """The target's exact law of the `horizon` tokens after `context`."""
+    """Return the target's exact distribution of the `horizon` tokens after `context`."""
     joint: Joint = {(): 1.0}
     for _ in range(horizon):
         longer: Joint = {}
@@ -34,10 +34,7 @@ def target_joint(law: LawOf, context: tuple[int, ...], horizon: int) -> Joint:
 
 
 def extend(joint: Joint, law: LawOf, context: tuple[int, ...], horizon: int) -> Joint:
-    """Outputs of unequal length brought to `horizon` tokens.
-
-    Short ones go on with the target's own law, long ones are cut (their tails summed out).
-    """
+    """Bring outputs to `horizon` tokens: extend by the target's distribution, or marginalise."""
     terms: dict[tuple[int, ...], list[float]] = {}
     for output, mass in joint.items():
         rest = target_joint(law, (*context, *output), max(0, horizon - len(output)))
@@ -54,7 +51,7 @@ def one_round(
     randomness: Randomness,
     budget: Budget,
 ) -> tuple[int, ...]:
-    """The tokens that one draft and its verification add to `context`."""
+    """Return the tokens that one draft and its verification add to `context`."""
     draft = verifier.extend(propose(context, randomness, budget))
     verdict = verifier.verify(draft, TabularLaws(law, context, draft), randomness)
     return (*draft.tokens[list(verdict.path)].tolist(), verdict.next_token)
@@ -67,9 +64,9 @@ def round_outcomes(
     context: tuple[int, ...],
     budget: Budget,
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """What `one_round` may add, with its probability, once per combination of outcomes.
+    """Yield each outcome of `one_round` with its probability.
 
-    Every draft is drawn once and then verified in all ways, which is faster than whole rounds.
+    Each draft is drawn once and then verified in all ways, which is faster than whole rounds.
     """
     drafts = outcomes(lambda r: verifier.extend(propose(context, r, budget)))
     for draft, chance, drawn in drafts:
@@ -88,15 +85,9 @@ def joint_after_round(
     horizon: int,
     budget: Budget,
 ) -> Joint:
-    """Exact law of `horizon` tokens of which the first are one verified draft.
+    """Return the exact distribution of `horizon` tokens, the first from one verified draft.
 
-    Args:
-        verifier: the shipped rule.
-        law: the target's processed law.
-        propose: the drafter.
-        context: tokens so far, at least one.
-        horizon: number of tokens; more than the draft's depth shows the whole round.
-        budget: limits of the draft.
+    A horizon above the draft's depth shows the whole round.
     """
     joint = add_up(round_outcomes(verifier, law, propose, context, budget))
     return extend(joint, law, context, horizon)
@@ -111,7 +102,7 @@ def whole_loop(
     params: SamplingParams,
     budget: Budget,
 ) -> Callable[[Randomness], tuple[int, ...]]:
-    """`drafter_loop` with a drafter that keeps no state."""
+    """`drafter_loop` with a stateless drafter."""
     return drafter_loop(
         logits, vocabulary, verifier, lambda: FunctionDrafter(propose), prompt, params, budget
     )
@@ -127,20 +118,9 @@ def drafter_loop(
     budget: Budget,
     steps: int | None = None,
 ) -> Callable[[Randomness], tuple[int, ...]]:
-    """The decode loop as a function of its randomness; `params.max_new_tokens` tokens come out.
+    """Return the shipped decode loop as a function of its randomness, ended after `steps` if given.
 
-    The loop, sampler, stop rules, verifier and drafter are the shipped ones; only models and
-    randomness are stand-ins.
-
-    Args:
-        logits: the target's table.
-        vocabulary: number of tokens.
-        verifier: the rule.
-        make_drafter: a fresh drafter for every run, which may keep state between steps.
-        prompt: prompt tokens.
-        params: sampling parameters.
-        budget: limits of every draft.
-        steps: end after so many steps, with fewer tokens; None goes on to the end.
+    `make_drafter` builds a fresh drafter for every run, which may be stateful.
     """
 
     def run(randomness: Randomness) -> tuple[int, ...]:
@@ -168,7 +148,7 @@ def joint_of_loop(
     params: SamplingParams,
     budget: Budget,
 ) -> Joint:
-    """Exact law of the output of `whole_loop`. Draws are checked for reuse across all rounds."""
+    """Return the exact output distribution of `whole_loop`; detects draws reused across rounds."""
     return enumerate_law(whole_loop(logits, vocabulary, verifier, propose, prompt, params, budget))
 
 
@@ -182,7 +162,7 @@ def joint_of_steps(
     budget: Budget,
     steps: int | None = None,
 ) -> Joint:
-    """Exact law of what `drafter_loop` gives; after `steps`, plain decoding goes on."""
+    """Return the exact distribution of `drafter_loop`, extended after `steps` by the target's."""
     joint = enumerate_law(
         drafter_loop(logits, vocabulary, verifier, make_drafter, prompt, params, budget, steps)
     )
@@ -191,15 +171,14 @@ def joint_of_steps(
 
 
 def max_error(first: Joint, second: Joint) -> float:
-    """The largest difference of two laws at any output."""
+    """Return the largest absolute difference of two distributions at any output."""
     return max(abs(first.get(output, 0.0) - second.get(output, 0.0)) for output in first | second)
 
 
 def goodness_of_fit(counts: Mapping[tuple[int, ...], int], joint: Joint) -> float:
-    """p-value of Pearson's chi-square test that `counts` were drawn from `joint`.
+    """Return the p-value of Pearson's chi-square test that `counts` were drawn from `joint`.
 
-    Outputs that are expected fewer than five times are pooled. An output outside the support of
-    `joint` gives 0.
+    Outputs expected fewer than five times are pooled; one outside the support gives 0.
     """
     total = sum(counts.values())
     if any(joint.get(output, 0.0) == 0.0 for output in counts):
@@ -219,10 +198,7 @@ def goodness_of_fit(counts: Mapping[tuple[int, ...], int], joint: Joint) -> floa
 
 
 def _upper_tail(statistic: float, freedom: int) -> float:
-    """Probability that chi-square with `freedom` degrees exceeds `statistic`.
-
-    The regularised gamma function Q(a, y) at half-integer a, by Q(a + 1) = Q(a) + y^a e^-y / a!.
-    """
+    # Regularised gamma Q(a, y) at half-integer a, by Q(a + 1) = Q(a) + y^a e^-y / a!.
     y = statistic / 2
     if freedom < 1 or y == 0:
         return 1.0

@@ -1,8 +1,4 @@
-"""Negative controls of the audit: wrong rules and wrong drafters that it must catch.
-
-An audit that finds nothing says little unless the same code, on the same kind of case, finds what
-is wrong on purpose. This is the only module that uses wrong rules.
-"""
+"""Negative controls of the audit: wrong verifiers and drafters that it must detect."""
 
 from __future__ import annotations
 
@@ -23,12 +19,13 @@ from paceline.verifiers.recursive_distinct import RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.sample_match import SampleMatch
 
+# Error that detects a wrong verifier: far above rounding.
 VISIBLE = 1e-3
-"""Error from which a wrong rule counts as caught: far above rounding."""
 
+# p-value below which a chi-square test detects a wrong verifier.
 SURE = 1e-6
-"""p-value under which a chi-square test counts as having caught a wrong rule."""
 
+# Controls run on these cases, one after the other, until detected.
 GRID = Grid(
     vocabularies=(3, 4),
     depths=(1, 2),
@@ -40,18 +37,11 @@ GRID = Grid(
     noise_samplings=((1.0, 1.0),),
     seeds=4000,
 )
-"""Controls run on these cases, one after the other, until one of them catches them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """Something wrong on purpose.
-
-    Attributes:
-        name: what is wrong, in a few words.
-        rule: the verifier for a case, wrong or right.
-        drafts: how drafts are made, wrong or right.
-    """
+    """A deliberate fault: a verifier for a case, and a drafting method, one of them wrong."""
 
     name: str
     rule: Callable[[Case], Verifier]
@@ -60,13 +50,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """What became of a control.
-
-    Attributes:
-        name: of the control.
-        caught: whether the audit saw that it is wrong.
-        how: what was seen, and on which case.
-    """
+    """Result of a control: detected or not, and the evidence with its case."""
 
     name: str
     caught: bool
@@ -83,7 +67,6 @@ def _wrong_drafter(
     kind: LawKind | None,
     build: Callable[[LawOf, int], Propose],
 ) -> Control:
-    """`build` takes the draft law and the width."""
     drafts = Draftable(
         name, kind, "tree", operator.mul, lambda q, vocabulary, width: build(q, width)
     )
@@ -142,11 +125,10 @@ CONTROLS: tuple[Control, ...] = (
         lambda q, width: negative.peeks_at_target(q),
     ),
 )
-"""All of them."""
 
 
 def check(control: Control) -> Caught:
-    """Run one control as the audit runs rules."""
+    """Run one control as the audit runs verifiers."""
     last = "no case was run"
     for case in GRID.cases(control.rule(_ANY), control.drafts):
         found = examine(control.rule(case), control.drafts, case, GRID)
@@ -162,8 +144,7 @@ _ANY = Case(3, 1, 1, 1.0, 1.0)
 
 
 def _wrong(found: Finding) -> bool:
-    """Whether a finding speaks against its rule; failing to run at all does not, but for draws
-    that are tied to each other."""
+    # A crash is no detection, except a reused draw.
     if found.problem is not None:
         return found.problem.startswith("ReusedDraw")
     if found.p_value is not None:

@@ -1,9 +1,4 @@
-"""Every way of drafting that the audit crosses with every rule, over tables.
-
-A draft law is a name, the kind that its drafts declare, whether they branch, and how to build a
-drafter of a given width and depth from a law. The drafters are the shipped growths, so enumerating
-a pair enumerates the code that drafts as well as the code that verifies.
-"""
+"""Drafting methods of the audit, over tables; the drafters are the shipped tree expansions."""
 
 from __future__ import annotations
 
@@ -34,26 +29,22 @@ from paceline.shapes.published import MEDUSA
 from paceline.types import Budget, DraftLaw, LawKind, TokenTree
 from paceline.verifiers.base import Shape, Verifier
 
+# Seed of the table at the bottom of the cascade.
 _THIRD = 7
-"""Seed of the table at the bottom of the cascade."""
 
+# Threshold of expansion and pruning: low enough for siblings and several levels.
 _LEAST = 0.15
-"""Threshold of the thresholded growth and of pruning: low enough for siblings and for several
-levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draftable:
-    """One way of drafting.
+    """One drafting method.
 
     Attributes:
-        name: how reports call it.
-        kind: the kind of law that its drafts declare; None for deterministic drafts.
-        shape: the narrowest shape that all drafts have.
-        nodes: from width and depth to the node budget.
-        build: from a draft law, the vocabulary and a width to a drafter without memory.
-        drafter: for drafters whose drafts depend on earlier rounds, instead of `build`: from the
-            drafter's logits and the vocabulary to a fresh drafter. Such run in whole loops alone.
+        kind: declared kind of the draft distribution; None for deterministic drafts.
+        nodes: node budget from width and depth.
+        build: stateless drafter from a draft distribution, the vocabulary and a width.
+        drafter: instead, for stateful drafters, which run in whole loops alone.
     """
 
     name: str
@@ -64,17 +55,16 @@ class Draftable:
     drafter: Callable[[LogitsOf, int], Drafter] | None = None
 
     def fits(self, verifier: Verifier) -> bool:
-        """Whether `verifier` declares that its rule holds for such drafts."""
+        """Return whether `verifier` accepts such drafts."""
         shaped = self.shape == "chain" or verifier.shape == "tree"
         return shaped and self.kind in verifier.accepts
 
     def budget(self, width: int, depth: int) -> Budget:
-        """What a draft of that width and depth may use."""
         return Budget(self.nodes(width, depth), depth)
 
 
 def factorised_chain(law: LawOf) -> Propose:
-    """A drafter whose rows depend on the committed tokens and the depth, not on drafted tokens."""
+    """Build a drafter whose rows depend on committed tokens and depth, not on drafted tokens."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         root = len(context) - 1
@@ -90,41 +80,37 @@ def factorised_chain(law: LawOf) -> Propose:
 
 
 def pruned(propose: Propose) -> Propose:
-    """A drafter that drops unlikely nodes of the drafts of another, which must not draw them."""
+    """Build a drafter that prunes unlikely nodes of another's drafts, which must not be drawn."""
     return lambda context, randomness, budget: confident(
         propose(context, randomness, budget), _LEAST
     )
 
 
+# Nodes, by width and depth, of `width` chains.
 _straight = operator.mul
-"""Nodes, by width and depth, of as many chains as the draft is wide."""
 
 
 def _full(width: int, depth: int) -> int:
-    """Nodes of the tree that branches at every node."""
     return sum(width**level for level in range(1, depth + 1))
 
 
 def _grown(
     name: str, make: Callable[[int], Growth], nodes: Callable[[int, int], int] = _straight
 ) -> Draftable:
-    """A growth over a table, by width."""
     kind = make(1).kind
     return Draftable(name, kind, "tree", nodes, lambda q, vocabulary, width: grown(make(width), q))
 
 
 def _chain(name: str, kind: LawKind | None, build: Callable[[LawOf], Propose]) -> Draftable:
-    """A drafter of chains over a table."""
     return Draftable(name, kind, "chain", _straight, lambda q, vocabulary, width: build(q))
 
 
 def _jacobi(logits: LogitsOf, vocabulary: int) -> Drafter:
-    """The target drafts for itself, so there is no draft model."""
     return Jacobi(vocabulary, report_law=True)
 
 
 def _cascade(logits: LogitsOf, vocabulary: int) -> Drafter:
-    """The draft model, for which a third model drafts."""
+    # The draft model, with a third model as its drafter.
     third = TabularModel(vocabulary, 4, seed=_THIRD)
     levels = [TabularTarget(each, vocabulary) for each in (third.logits, logits)]
     return Cascade([Level(model) for model in levels], vocabulary, report_law=True)
@@ -159,9 +145,7 @@ DRAFT_LAWS: tuple[Draftable, ...] = (
     Draftable("jacobi window", "factorised", "chain", _straight, drafter=_jacobi),
     Draftable("cascade", "iid", "chain", _straight, drafter=_cascade),
 )
-"""All of them."""
 
 
 def draft_law(name: str) -> Draftable:
-    """The entry of that name."""
     return next(each for each in DRAFT_LAWS if each.name == name)

@@ -1,4 +1,4 @@
-"""Drafters for tabular models, as plain functions that enumeration can replay."""
+"""Stateless drafters for tabular models, as functions that enumeration can replay."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.randomness import Randomness
 from paceline.sequence import Sequence
 from paceline.types import Budget, Law, TokenTree
 
+# From a context, a source of draws and a budget to a draft.
 Propose = Callable[[tuple[int, ...], Randomness, Budget], TokenTree]
-"""From a context, a source of draws and a budget to a draft."""
 
 
 def grown(growth: Growth, law: LawOf) -> Propose:
-    """A drafter that grows its drafts from `law`."""
+    """Build a drafter from a tree expansion and a draft distribution."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
@@ -40,15 +40,12 @@ def grown(growth: Growth, law: LawOf) -> Propose:
 
 
 def sampled_chain(law: LawOf) -> Propose:
-    """A drafter that draws a chain from `law`, token by token, and reports its rows."""
+    """Build a drafter of sampled chains that reports its rows."""
     return grown(Iid([1]), law)
 
 
 def random_tree(vocabulary: int, nodes: int, seed: int) -> Propose:
-    """A drafter whose tree is an arbitrary but fixed function of the context.
-
-    Siblings differ; the shape (chains, stars and everything between) varies with the context.
-    """
+    """Build a drafter whose tree is an arbitrary but fixed function of the context."""
 
     @cache
     def tree(context: tuple[int, ...]) -> TokenTree:
@@ -73,7 +70,7 @@ def random_tree(vocabulary: int, nodes: int, seed: int) -> Propose:
 
 
 def likely_chain(law: LawOf) -> Propose:
-    """A drafter that proposes the chain of most likely tokens of `law`, without drawing."""
+    """Build a drafter of argmax chains."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []
@@ -85,16 +82,14 @@ def likely_chain(law: LawOf) -> Propose:
 
 
 class FunctionDrafter(Drafter):
-    """Any `Propose` as a drafter of the decode loop."""
+    """`Propose` as a drafter of the decode loop."""
 
     name: ClassVar[str] = "function"
 
     def __init__(self, propose: Propose) -> None:
-        """Wrap a function."""
         self._propose = propose
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """One call per sequence, with the sequence's own randomness."""
         return [
             self._propose(tuple(s.tokens), s.randomness, b)
             for s, b in zip(sequences, budgets, strict=True)

@@ -1,8 +1,4 @@
-"""The residual that most rules leave after a rejection, by its scale.
-
-It is of the form norm((p - s q)+) for some scale s. So one function of s says all: the mass of
-(p - s q)+, in which the acceptance of every further draft telescopes.
-"""
+"""Residual mass of (p - s q)+ by scale s: the acceptance of further drafts telescopes in it."""
 
 from __future__ import annotations
 
@@ -15,12 +11,9 @@ from paceline.types import Law, ProbArray
 
 @dataclass(frozen=True)
 class Excess:
-    """The mass of (p - s q)+ as a function of the scale s, in O(log V) after one sort.
+    """Mass of (p - s q)+ as a function of s, in O(log V) after one sort.
 
-    Attributes:
-        ratios: float64 `[k]`, q / p of the target's tokens, ascending.
-        p: float64 `[k + 1]`, target mass of the first tokens.
-        q: float64 `[k + 1]`, their draft mass.
+    `ratios` are q / p of the target's tokens, ascending; `p` and `q` running sums, `[k + 1]`.
     """
 
     ratios: ProbArray
@@ -29,7 +22,6 @@ class Excess:
 
     @classmethod
     def of(cls, p: Law, q: Law) -> Excess:
-        """Sort the tokens of `p`."""
         mine, theirs = p.probs, q.at(p.ids)
         mine, theirs = mine[mine > 0], theirs[mine > 0]
         ratios = quotient(theirs, mine)
@@ -42,13 +34,12 @@ class Excess:
         )
 
     def mass(self, scales: ProbArray) -> ProbArray:
-        """float64 of the shape of `scales`, which are not negative."""
         with np.errstate(divide="ignore"):
             count = np.searchsorted(self.ratios, 1.0 / scales)
         return np.maximum(self.p[count] - scales * self.q[count], 0.0)
 
 
 def quotient(first: ProbArray, second: ProbArray) -> ProbArray:
-    """Ratios of masses; infinite where they are too large for a float."""
+    """Return ratios of masses; infinite on overflow."""
     with np.errstate(over="ignore"):
         return first / second

@@ -1,10 +1,7 @@
-"""The audit from inside: every lossless rule on every way of drafting, by running shipped code.
+"""Exactness audit: every registered verifier on every drafting method, by running shipped code.
 
-Ways of drafting (`draft_laws`) are crossed with the rules of the registry, plugins included. Where
-a rule declares that it holds (`Verifier.accepts`, `shape`, `greedy_only`), its output law is
-compared with the target's (`pairs`); elsewhere it must refuse (`refusals`). Broken input must be
-named (`bad_input`), lossy rules are checked where they say that they lose nothing (`limits`), and
-rules that are wrong on purpose must be caught (`controls`).
+Pairs that a verifier accepts must give the target's distribution (`pairs`), others be refused
+(`refusals`). `bad_input`, `limits` and `controls` add faults, lossy verifiers, negative controls.
 """
 
 from __future__ import annotations
@@ -31,8 +28,8 @@ from paceline.exactness.refusals import Refusal, refusal
 from paceline.registry import Method
 from paceline.verifiers.base import Verifier
 
+# Called with the number of cases done, and of all.
 Progress = Callable[[int, int], None]
-"""Told how many cases are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +42,13 @@ class Row:
     finding: Finding
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat, for JSON."""
         names = {"verifier": self.verifier, "draft_law": self.draft_law}
         return names | asdict(self.case) | asdict(self.finding) | {"exact": self.finding.exact}
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Cases of one pair that were not run.
-
-    Attributes:
-        verifier: registry name of the rule.
-        draft_law: name of the way of drafting.
-        why: the reason.
-        cases: how many.
-    """
+    """Number of cases of one pair that were not run, and the reason."""
 
     verifier: str
     draft_law: str
@@ -69,17 +58,9 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that an audit found.
+    """Results of an audit: cases, cases left out, refusals, faults, lossy verifiers and controls.
 
-    Attributes:
-        rows: one per case of a compatible pair.
-        left_out: cases that were not run, counted by pair and reason.
-        refused: one per incompatible pair.
-        bad_input: one per rule, kind of draft and fault.
-        lossy: one per lossy rule.
-        negative_controls: one per control.
-        problems: what is wrong with a rule as a whole, one line each.
-        seconds: how long it took.
+    `problems` has one line per verifier that is wrong as a whole.
     """
 
     rows: list[Row]
@@ -93,7 +74,6 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing at all is wrong."""
         return not self.problems and all(
             (
                 bool(self.negative_controls),
@@ -106,7 +86,6 @@ class Report:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for JSON."""
         return {
             "rows": [row.as_dict() for row in self.rows],
             "left_out": [asdict(each) for each in self.left_out],
@@ -122,8 +101,6 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One case of one pair by name, so that another process can run it."""
-
     verifier: str
     draft_law: str
     case: Case
@@ -135,17 +112,9 @@ def audit(
     jobs: int | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
-    """Audit the registered verifiers.
+    """Audit the registered verifiers, all if `names` is empty; raises InvalidOption if unknown.
 
-    Args:
-        names: audit these alone; all if empty.
-        grid: which cases are run.
-        jobs: processes; None takes one per core. With 1 everything runs in this process; with
-            more, a script that calls this needs the usual guard of its main module.
-        progress: called as cases finish.
-
-    Raises:
-        InvalidOption: a name is unknown.
+    `jobs` None takes one process per core. Above 1, a calling script needs a main guard.
     """
     begin = perf_counter()
     methods = [registry.find("verifier", name) for name in names or registry.names("verifier")]
@@ -201,13 +170,11 @@ def audit(
 
 
 def _build(method: Method) -> Verifier:
-    """The rule with its defaults."""
     rule: Verifier = method.load()()
     return rule
 
 
 def _run(tasks: Sequence[_Task], grid: Grid, jobs: int | None) -> Iterator[Finding | LeftOut]:
-    """What each task found, in order."""
     work = partial(_examine, grid=grid)
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:

@@ -1,7 +1,4 @@
-"""Lossy rules where they lose nothing: the setting of each at which its law must be the target's.
-
-Elsewhere nothing is claimed of them, and nothing is checked here.
-"""
+"""Lossy verifiers at the setting where each must be lossless."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from paceline.exactness.draft_laws import draft_law
 from paceline.exactness.pairs import Finding, examine
 from paceline.registry import Method
 
+# Cases of these checks.
 GRID = Grid(
     vocabularies=(3,),
     depths=(2,),
@@ -25,25 +23,20 @@ GRID = Grid(
     noise_samplings=((1.5, 0.85),),
     seeds=400,
 )
-"""What limits are checked on."""
 
+# Drafting methods, as far as the verifier accepts them.
 _DRAFT_LAWS = ("likely chain", "any tree", "iid chain")
-"""How drafts are made for it, as far as the rule takes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where a rule is lossless.
-
-    Attributes:
-        arguments: of its constructor.
-        seed_exact: whether it is then also plain decoding token by token, seed by seed.
-    """
+    """Constructor arguments at which a verifier is lossless, and whether it is then seed-exact."""
 
     arguments: Mapping[str, Any]
     seed_exact: bool = True
 
 
+# By registry name; without verifiers that read hidden states, which tables lack.
 LIMITS: Mapping[str, Limit] = {
     "typical": Limit({"epsilon": 1.0, "delta": 1e9, "greedy_next": False}),
     "top-gap": Limit({"beta": 1}),
@@ -51,23 +44,11 @@ LIMITS: Mapping[str, Limit] = {
     "reflective": Limit({"alpha": 0.0}),
     "relaxed": Limit({"ratio": 1.0}, seed_exact=False),
 }
-"""By registry name. Rules that read hidden states are missing: tables have none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lossy:
-    """A lossy rule, which no row of an audit counts as exact.
-
-    Attributes:
-        verifier: registry name of the rule.
-        guarantee: what the registry says of it.
-        limit: the arguments at which it was checked; None if it was not.
-        cases: how many were run there.
-        max_abs_error: the largest error found there; None without a limit.
-        exact: whether the rule is lossless there; None without a limit.
-        problem: what was seen on the first case that is not exact.
-        lossless: always False, to be read beside `exact`.
-    """
+    """A lossy verifier, not counted as exact by an audit; `exact` is of its limit, or None."""
 
     verifier: str
     guarantee: str
@@ -80,7 +61,7 @@ class Lossy:
 
 
 def lossy(method: Method) -> Lossy:
-    """Check one lossy rule at its limit, if it has one that a table can show."""
+    """Check one lossy verifier at its limit, if a table can show it."""
     limit = LIMITS.get(method.name)
     if limit is None:
         return Lossy(method.name, method.guarantee)

@@ -1,8 +1,4 @@
-"""Wrong rules, kept as negative controls: a test of exactness must catch every one of them.
-
-Nothing here is registered or fit for use. Each is a mistake that has been made in public code or
-is easily made, and looks plausible until it is enumerated.
-"""
+"""Wrong verifiers and drafters: negative controls, unregistered, each a plausible mistake."""
 
 from __future__ import annotations
 
@@ -21,22 +17,19 @@ from paceline.verifiers.base import TargetLaws, Verifier, walk
 
 
 class WrongChainRule(Verifier):
-    """The shape of token rejection, with the acceptance and the correction left to be wrong."""
+    """Token rejection with replaceable acceptance and correction."""
 
     name: ClassVar[str] = "wrong-chain-rule"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid"})
 
     def acceptance(self, p: float, q: float) -> float:
-        """Probability that a token of target mass `p` and draft mass `q` stands."""
         return min(1.0, p / q)
 
     def correction(self, p: Law, q: Law, node: int) -> Law:
-        """Law of the token that replaces `node`."""
         return residual(p, q)
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Accept or correct along the chain."""
         assert draft.law is not None
         root = target.position - 1
         for node, token in enumerate(draft.tokens.tolist()):
@@ -55,18 +48,16 @@ class WrongChainRule(Verifier):
 
 
 class CorrectsFromTarget(WrongChainRule):
-    """Draws the correction from p, so rejected tokens get a second chance."""
+    """Draws the correction from p instead of the residual."""
 
     def correction(self, p: Law, q: Law, node: int) -> Law:
-        """p itself."""
         return p
 
 
 class AlwaysAccepts(WrongChainRule):
-    """Emits the draft model's law."""
+    """Emits the draft distribution."""
 
     def acceptance(self, p: float, q: float) -> float:
-        """Certainty."""
         return 1.0
 
 
@@ -74,7 +65,6 @@ class AcceptsByTargetMass(WrongChainRule):
     """Accepts a sampled token with probability p instead of p/q."""
 
     def acceptance(self, p: float, q: float) -> float:
-        """p alone."""
         return p
 
 
@@ -82,20 +72,17 @@ class ResidualNotNormalised(WrongChainRule):
     """Uses (p - q)+ as if it summed to one, and fills the missing mass with p."""
 
     def correction(self, p: Law, q: Law, node: int) -> Law:
-        """(p - q)+ + (1 - sum) p."""
         rest = np.maximum(p.probs - q.at(p.ids), 0.0)
         return Law(rest + (1 - rest.sum()) * p.probs, p.ids, p.size)
 
 
 class ResidualOfRawLogits(WrongChainRule):
-    """Accepts by processed laws but draws the correction from the unprocessed target."""
+    """Accepts by processed distributions but draws the correction from the raw target."""
 
     def __init__(self, raw: Callable[[int], Law]) -> None:
-        """Take the raw law at the parent of a node."""
         self._raw = raw
 
     def correction(self, p: Law, q: Law, node: int) -> Law:
-        """The residual of temperature 1 without truncation."""
         return residual(self._raw(node), q)
 
 
@@ -107,7 +94,6 @@ class MatchesOrRetries(Verifier):
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({None})
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Two tries per node to stay inside the tree."""
         below = trees.children(draft)
 
         def pick(node: int, depth: int) -> int:
@@ -125,21 +111,20 @@ class MatchesOrRetries(Verifier):
 
 
 class RepeatsNoise(Verifier):
-    """Coupled verification that keys its noise by the round and not by the position."""
+    """Coupled verification with noise keyed by the round and not by the position."""
 
     name: ClassVar[str] = "repeats-noise"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({None})
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Every depth sees the same noise, so tokens of a round are tied to each other."""
         return walk(
             draft, lambda node, depth: gumbel_max(target.law(node), target.position, randomness)
         )
 
 
 def top_one_as_sampled(law: LawOf) -> Propose:
-    """A drafter that takes the most likely token and claims to have drawn it from `law`."""
+    """Build a drafter that takes the argmax and declares it drawn."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []
@@ -154,7 +139,7 @@ def top_one_as_sampled(law: LawOf) -> Propose:
 
 
 def drops_unlikely(law: LawOf, threshold: float) -> Propose:
-    """A drafter that draws a token and then drops it because its own probability was small."""
+    """Build a drafter that drops a drawn token because of its own low probability."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []
@@ -174,7 +159,7 @@ def drops_unlikely(law: LawOf, threshold: float) -> Propose:
 
 
 def peeks_at_target(law: LawOf) -> Propose:
-    """A drafter that draws under the target's own names, so its draft depends on the outcome."""
+    """Build a drafter that draws under the target's draw names, so drafts depend on the outcome."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []

@@ -1,8 +1,4 @@
-"""Wrong rules and drafters around chains and paths, kept as negative controls.
-
-As in `paceline.exactness.negative`: nothing here is registered or fit for use, each looks plausible
-until it is enumerated, and a test of exactness must catch every one of them.
-"""
+"""Wrong verifiers and drafters of chains and paths: negative controls, as in `negative`."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ class BlockWithEarlyExit(Verifier):
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid"})
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Accept while coins come up, then correct with the weight reached."""
         assert draft.law is not None
         rows, weight, root = draft.law.rows, 1.0, target.position - 1
         for node, token in enumerate(draft.tokens.tolist()):
@@ -57,7 +52,6 @@ class MultipathByPlainLaw(Verifier):
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"paths"})
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Select among all draws, and verify by q."""
         assert draft.law is not None
         paths, path, rows = draft.law.paths, list[int](), list[Law]()
         while paths := tuple(each for each in paths if len(each) > len(path)):
@@ -71,26 +65,22 @@ class MultipathByPlainLaw(Verifier):
 
 
 class ReportsLowerRows(Drafter):
-    """A drafter whose chains claim to come from another law, as from the level below its own."""
+    """Drafter whose chains report another distribution, such as that of the level below."""
 
     name: ClassVar[str] = "reports-lower-rows"
 
     def __init__(self, drafter: Drafter, lower: LawOf) -> None:
-        """Wrap a drafter that reports its rows; `lower` is the law to report instead."""
         self._drafter = drafter
         self._lower = lower
 
     def open(self, sequence: Sequence) -> None:
-        """Pass it on."""
         self._drafter.open(sequence)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """The right tokens with the wrong rows."""
         drafts = self._drafter.propose(sequences, budgets)
         return [self._misreport(s, d) for s, d in zip(sequences, drafts, strict=True)]
 
     def close(self, sequence: Sequence) -> None:
-        """Pass it on."""
         self._drafter.close(sequence)
 
     def _misreport(self, sequence: Sequence, draft: TokenTree) -> TokenTree:
@@ -105,18 +95,16 @@ class ReportsLowerRows(Drafter):
 
 
 class JacobiWithOldRows(Jacobi):
-    """Redraws its window, but reports the rows that the tokens before were drawn from."""
+    """Redraws its window, but reports the rows of earlier draws."""
 
     name: ClassVar[str] = "jacobi-with-old-rows"
     _reported: dict[int, Law]
 
     def open(self, sequence: Sequence) -> None:
-        """Nothing was reported yet."""
         super().open(sequence)
         self._reported = {}
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        """The right tokens; at positions drafted before, the rows of that time."""
         [sequence], [draft] = sequences, super().propose(sequences, budgets)
         if draft.law is None:
             return [draft]

@@ -1,7 +1,4 @@
-"""Wrong rules for several drafts, kept as negative controls beside those for chains.
-
-Nothing here is registered or fit for use.
-"""
+"""Wrong verifiers and drafters of several drafts: negative controls, as in `negative`."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from paceline.verifiers.recursive_distinct import RecursiveDistinct
 
 
 class ForgetsToNormalise(Recursive):
-    """Tries the next sibling against (p - q)+ as it is, without bringing its mass back to one."""
+    """Tries the next sibling against (p - q)+ without normalising it."""
 
     name: ClassVar[str] = "forgets-to-normalise"
     lossless: ClassVar[bool] = False
@@ -45,7 +42,7 @@ class ForgetsToNormalise(Recursive):
 
 
 class KeepsRejected(RecursiveDistinct):
-    """Goes on with the same q after a rejection, though the next sibling could not repeat."""
+    """Leaves a rejected sibling in q, though drawing was without replacement."""
 
     name: ClassVar[str] = "keeps-rejected"
     lossless: ClassVar[bool] = False
@@ -98,7 +95,7 @@ class CorrectsUnscaled(MultiDraft):
 
 
 class ForgetsTheLikeliest(MultiDraft):
-    """Tests the drawn one of top-and-one drafts against the whole row."""
+    """Tests the drawn token of top-and-one drafts against the whole row."""
 
     name: ClassVar[str] = "forgets-the-likeliest"
     lossless: ClassVar[bool] = False
@@ -112,7 +109,7 @@ class ForgetsTheLikeliest(MultiDraft):
 
 
 class ClaimsTheLikeliest(LevelGrowth):
-    """Takes a row's likeliest tokens as children and says that they were drawn."""
+    """Takes a row's likeliest tokens as children and declares them drawn."""
 
     name: ClassVar[str] = "claims-the-likeliest"
     kind: ClassVar[LawKind | None] = "without_replacement"
@@ -127,10 +124,7 @@ class ClaimsTheLikeliest(LevelGrowth):
 
 
 def prunes_unlikely(propose: Propose, threshold: float) -> Propose:
-    """A drafter that drops drawn nodes, and all below them, whose own q is small.
-
-    It covers its tracks: rows without children go too.
-    """
+    """Build a drafter that prunes drawn nodes of low draft probability, with their rows."""
 
     def pruned(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tree = propose(context, randomness, budget)

@@ -1,9 +1,7 @@
 """Exact enumeration: replay shipped code over every outcome of its draws.
 
-`ScriptedRandomness` stands in for the engine's randomness. It follows a script of outcomes as far
-as the script goes and then takes the first possible outcome of every further draw, noting the
-alternatives. `enumerate_law` turns those notes into new scripts until every branch was taken, and
-adds up the weights. What is enumerated is the code that ships, not a second derivation of it.
+`ScriptedRandomness` follows a script of outcomes, then takes the first possible outcome of each
+draw and notes the alternatives, from which `outcomes` makes new scripts until none is left.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from paceline.noise import TokenNoise
 from paceline.randomness import Draw, Randomness
 from paceline.types import ProbArray
 
+# Probability of every output.
 Joint = dict[tuple[int, ...], float]
-"""Probability of every output."""
 
 T = TypeVar("T")
 
@@ -30,13 +28,11 @@ class ReusedDraw(Exception):
 
 
 class ContinuousNoise(TypeError):
-    """A run asks for continuous noise, which has no branches to enumerate."""
+    """A run asks for continuous noise, which cannot be enumerated."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A draw that could have gone more than one way: its normalised weights and what was taken."""
-
     weights: tuple[float, ...]
     taken: int
 
@@ -44,17 +40,12 @@ class _Branch:
 class ScriptedRandomness:
     """Draws that follow a script of outcomes.
 
-    A repeated draw with the same name and the same weights repeats its outcome, as it does in the
-    engine. A repeated name with other weights raises `ReusedDraw`.
+    A repeated draw with the same name and weights repeats its outcome, as in the engine; with
+    other weights it raises `ReusedDraw`.
     """
 
     def __init__(self, script: Sequence[int] = (), after: ScriptedRandomness | None = None) -> None:
-        """Set what comes.
-
-        Args:
-            script: the index to return at each draw that has more than one outcome.
-            after: draws already made, which repeat if they are asked for again.
-        """
+        """Set the script, an index per draw with several outcomes, and earlier draws."""
         self.branches: list[_Branch] = []
         self._script = script
         self._named: dict[Draw, tuple[str, tuple[float, ...], int]] = (
@@ -62,19 +53,15 @@ class ScriptedRandomness:
         )
 
     def choice(self, weights: ProbArray, draw: Draw) -> int:
-        """The scripted index, or the first one with a positive weight."""
         return self._take("choice", np.asarray(weights, dtype=np.float64), draw)
 
     def bernoulli(self, probability: float, draw: Draw) -> bool:
-        """The scripted outcome, or False unless `probability` is one."""
         return bool(self._take("bernoulli", np.array([1 - probability, probability]), draw))
 
     def uniform(self, size: int, draw: Draw) -> ProbArray:
-        """Raise ContinuousNoise."""
         return self._refuse(draw)
 
     def noise(self, draw: Draw) -> TokenNoise:
-        """Raise ContinuousNoise."""
         return self._refuse(draw)
 
     def _refuse(self, draw: Draw) -> NoReturn:
@@ -108,13 +95,10 @@ class ScriptedRandomness:
         return taken
 
     def _first(self, possible: list[int]) -> int:
-        """Which outcome to take where the script has ended."""
         return possible[0]
 
 
 class _Probe(ScriptedRandomness):
-    """Takes outcomes at random, all alike, and multiplies up how many there were."""
-
     def __init__(self, generator: np.random.Generator) -> None:
         super().__init__()
         self.combinations = 1
@@ -128,18 +112,10 @@ class _Probe(ScriptedRandomness):
 def estimate_runs(
     run: Callable[[Randomness], tuple[int, ...]], probes: int = 24, seed: int = 0
 ) -> float:
-    """An unbiased estimate of how many combinations of outcomes `run` has.
+    """Estimate, without bias, the number of combinations of outcomes of `run`.
 
-    The mean, over random descents of the tree of outcomes, of the product of the branchings met
-    (Knuth 1975, "Estimating the efficiency of backtrack programs").
-
-    Args:
-        run: as for `enumerate_law`.
-        probes: number of descents.
-        seed: of the descents.
-
-    Raises:
-        ContinuousNoise, ReusedDraw, ValueError: as `enumerate_law`.
+    The mean, over random descents, of the product of branching factors (Knuth 1975, "Estimating
+    the efficiency of backtrack programs"). Raises as `outcomes`.
     """
     total = 0
     for index in range(probes):
@@ -154,18 +130,10 @@ def outcomes(
     max_runs: int = 1_000_000,
     after: ScriptedRandomness | None = None,
 ) -> Iterator[tuple[T, float, ScriptedRandomness]]:
-    """Run once per combination of outcomes: what came out, its probability, and the draws.
+    """Run once per combination of outcomes; yield output, probability and draws.
 
-    Args:
-        run: takes all its randomness from its argument. It must start from the same state every
-            time.
-        max_runs: most combinations to try.
-        after: draws that were made before and are given; their names are taken.
-
-    Raises:
-        ReusedDraw: two different draws of one run share a name.
-        ContinuousNoise: the run asks for noise.
-        ValueError: a draw has no proper weights, or there are more than `max_runs` combinations.
+    `run` takes all randomness from its argument, from the same state every time. Raises
+    ReusedDraw, ContinuousNoise, or ValueError (weights not proper, or over `max_runs`).
     """
     scripts: list[tuple[int, ...]] = [()]
     runs = 0
@@ -189,12 +157,12 @@ def outcomes(
 
 
 def enumerate_law(run: Callable[[Randomness], tuple[int, ...]], max_runs: int = 1_000_000) -> Joint:
-    """The exact law of `run`'s output tokens; arguments and errors as for `outcomes`."""
+    """Return the exact distribution of `run`'s output; arguments and errors as for `outcomes`."""
     return add_up((output, weight) for output, weight, _ in outcomes(run, max_runs))
 
 
 def add_up(weighted: Iterable[tuple[tuple[int, ...], float]]) -> Joint:
-    """The law of outputs that came with their weights, equal ones together."""
+    """Sum the weights of equal outputs."""
     terms: dict[tuple[int, ...], list[float]] = {}
     for output, weight in weighted:
         terms.setdefault(output, []).append(weight)

@@ -1,4 +1,4 @@
-"""One rule on one way of drafting, one case: is the output law the target's?"""
+"""One verifier on one drafting method and one case: exact or not."""
 
 from __future__ import annotations
 
@@ -28,32 +28,28 @@ from paceline.exactness.tabular import processed
 from paceline.randomness import KeyedRandomness, Randomness
 from paceline.verifiers.base import Verifier
 
+# Largest error that counts as none: rounding of float64 sums.
 EXACT = 1e-12
-"""Largest error of a law that counts as none: rounding of float64 sums."""
 
+# p-value below which a chi-square test speaks against a verifier.
 LEAST_P = 1e-4
-"""p-value under which a chi-square test speaks against a rule."""
 
+# Reason for not running a case.
 LeftOut = Literal["too many outcomes", "noise is sampled on other cases"]
-"""Why a case was not run."""
 
+# From a source of draws to output tokens.
 Run = Callable[[Randomness], tuple[int, ...]]
-"""From a source of draws to output tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What running one case showed.
+    """Result of one case.
 
     Attributes:
-        method: "enumeration" of all outcomes or, where noise is continuous, "chi-square" over
-            fixed seeds.
-        runs: how often the shipped code ran.
-        max_abs_error: by enumeration, the largest error of any output's probability. By
-            chi-square, for seed-exact rules, the share of seeds whose output differs from plain
-            decoding (0, or the claim is false), and None for all others.
-        p_value: of the chi-square test; None by enumeration.
-        problem: what was raised instead of an output, or None.
+        method: "enumeration", or "chi-square" over fixed seeds where noise is continuous.
+        max_abs_error: of any output's probability. By chi-square, for seed-exact verifiers, the
+            share of seeds that differ from autoregressive decoding; else None.
+        problem: what was raised instead of an output.
     """
 
     method: Literal["enumeration", "chi-square"]
@@ -64,13 +60,11 @@ class Finding:
 
     @property
     def exact(self) -> bool:
-        """Whether the error is at most `EXACT` and the p-value at least `LEAST_P`."""
         small = self.max_abs_error is None or self.max_abs_error <= EXACT
         likely = self.p_value is None or self.p_value >= LEAST_P
         return self.problem is None and small and likely
 
     def __str__(self) -> str:
-        """What was seen, in a few words."""
         parts = [] if self.max_abs_error is None else [f"max abs error {self.max_abs_error:.2g}"]
         if self.p_value is not None:
             parts.append(f"chi-square p = {self.p_value:.1g}")
@@ -80,17 +74,9 @@ class Finding:
 def examine(
     verifier: Verifier, drafts: Draftable, case: Case, grid: Grid, seed_exact: bool = False
 ) -> Finding | LeftOut:
-    """Run one case, by enumeration if it can be enumerated.
+    """Run one case, by enumeration if possible; errors of verifier or drafter are findings.
 
-    Args:
-        verifier: the rule.
-        drafts: how drafts are made.
-        case: sizes and sampling.
-        grid: how much may be run.
-        seed_exact: whether the rule also promises the tokens of plain decoding, seed by seed.
-
-    Returns:
-        What was found, errors of rule or drafter included, or why the case was left out.
+    `seed_exact` also compares tokens with autoregressive decoding, seed by seed.
     """
     budget = drafts.budget(case.width, case.depth)
     target, drafter = case.models()

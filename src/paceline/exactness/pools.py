@@ -1,5 +1,4 @@
-"""Tokens pooled by their draft mass, for histories of rejected tokens that are too many to tell
-apart (`acceptance.recursive_distinct`)."""
+"""Pools of tokens by draft mass, for `acceptance.recursive_distinct` over large vocabularies."""
 
 from __future__ import annotations
 
@@ -14,13 +13,9 @@ from paceline.types import IntArray, Law, ProbArray
 
 @dataclass(frozen=True)
 class Pools:
-    """The tokens of q, the likeliest each for itself and the others pooled by q.
+    """Tokens of q: the likeliest as singles, the others in pools of similar q.
 
-    Attributes:
-        p: float64 `[singles]`, target mass of the tokens that stand for themselves.
-        q: float64 `[singles]`, their draft mass.
-        pooled: per pool, its tokens by ascending p / q.
-        mean: float64 `[singles + pools]`, draft mass of a token, the mean weighted by itself.
+    `mean` is float64 `[singles + pools]`, the self-weighted mean of a token's draft mass.
     """
 
     p: ProbArray
@@ -30,7 +25,7 @@ class Pools:
 
     @classmethod
     def of(cls, p: Law, q: Law, count: int) -> Pools:
-        """At most about `count` pools and tokens that stand for themselves."""
+        """Build about `count` singles and pools."""
         order = np.argsort(-q.probs, kind="stable")
         order = order[: int(np.count_nonzero(q.probs))]
         mine, theirs = p.at(q.ids)[order], q.probs[order]
@@ -51,17 +46,11 @@ class Pools:
     def rejected(
         self, scales: ProbArray, onward: ProbArray, left: ProbArray, rest: ProbArray, gone: IntArray
     ) -> ProbArray:
-        """float64 `[states, singles + pools]`: probability that the next draft is this and fails.
+        """Return the probability that the next draft is this and fails, `[states, tokens]`.
 
-        A token is drafted with probability q / rest and accepted with (p - s q)+ / M(s), or with
-        less; it fails at all only where p is below q times the next scale.
-
-        Args:
-            scales: float64 `[states]`, s.
-            onward: float64 `[states]`, the next scale.
-            left: float64 `[states]`, M(s).
-            rest: float64 `[states]`, draft mass of the tokens not yet drafted.
-            gone: int64 `[states, rejections]`, what has been rejected.
+        Arguments are float64 `[states]`: scale s, next scale, M(s), and mass not yet drafted;
+        `gone` is int64 `[states, rejections]`. A token is drafted with probability q / rest, and
+        accepted with (p - s q)+ / M(s) or less; it fails only where p < q times the next scale.
         """
         s, mass, remaining = scales[:, None], left[:, None], rest[:, None]
         taken = np.maximum(self.p - s * self.q, 0.0) / mass
@@ -76,13 +65,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class _Pool:
-    """Tokens by ascending p / q, with running sums.
-
-    Attributes:
-        ratios: float64 `[k]`, p / q.
-        p: float64 `[k + 1]`, target mass of the first tokens.
-        q: float64 `[k + 1]`, their draft mass.
-    """
+    # Tokens by ascending p / q (`ratios`), with running sums of p and q, `[k + 1]`.
 
     ratios: ProbArray
     p: ProbArray
@@ -90,7 +73,6 @@ class _Pool:
 
     @classmethod
     def of(cls, p: ProbArray, q: ProbArray) -> _Pool:
-        """Sort and sum."""
         ratios = quotient(p, q)
         order = np.argsort(ratios)
         zero = np.zeros(1)
@@ -103,7 +85,6 @@ class _Pool:
     def rejected(
         self, scales: ProbArray, onward: ProbArray, left: ProbArray, rest: ProbArray
     ) -> ProbArray:
-        """As `Pools.rejected`, summed over the pool: float64 `[states]`."""
         none, some = np.searchsorted(self.ratios, scales), np.searchsorted(self.ratios, onward)
         taken = self.p[some] - self.p[none] - scales * (self.q[some] - self.q[none])
         return np.maximum(self.q[some] / rest - taken / left, 0.0)

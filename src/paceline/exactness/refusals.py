@@ -1,4 +1,4 @@
-"""Drafts that a rule declares not to be exact for: it must refuse every one of them."""
+"""Refusals: a verifier must reject every draft of a method that it does not accept."""
 
 from __future__ import annotations
 
@@ -17,20 +17,13 @@ from paceline.types import TokenTree
 from paceline.verifiers.base import Verifier
 
 _CASE = Case(vocabulary=3, depth=2, width=2, temperature=1.0, top_p=1.0)
+# Samples in place of all outcomes where noise is continuous.
 _SEEDS = 20
-"""How many samples stand in for all outcomes where noise is continuous."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How a rule met drafts that it declares not to be exact for.
-
-    Attributes:
-        verifier: registry name of the rule.
-        draft_law: name of the way of drafting.
-        refused: whether all such drafts raised IncompatibleDraft with the rule's name in it.
-        message: of the first error, or of what happened instead.
-    """
+    """Result for one incompatible pair: refused if all drafts raised IncompatibleDraft."""
 
     verifier: str
     draft_law: str
@@ -39,9 +32,9 @@ class Refusal:
 
 
 def refusal(verifier: Verifier, drafts: Draftable) -> Refusal:
-    """Show `verifier` all drafts of a law that it does not take.
+    """Verify all drafts of a method that `verifier` does not accept.
 
-    Where it takes the kind and not the shape, drafts that happen to be chains are left out.
+    Where it accepts the kind and not the shape, drafts that happen to be chains are left out.
     """
     law = processed(_CASE.models()[0], _CASE.params, PROMPT)
     first = None
@@ -62,10 +55,9 @@ def refusal(verifier: Verifier, drafts: Draftable) -> Refusal:
 def always_raises(
     attempt: Callable[[Randomness], object], due: type[PacelineError], *named: str
 ) -> tuple[bool, str]:
-    """Whether every outcome of an attempt's draws is an error of one kind that says `named`.
+    """Return whether every outcome of `attempt` raises error `due` with all `named` in its message.
 
-    Returns:
-        The answer, and the first message that is wrong, or else the first of all.
+    Also returns the first wrong message, or else the first of all.
     """
     seen: dict[str, bool] = {}
 
@@ -86,7 +78,6 @@ def always_raises(
 
 
 def _branches(draft: TokenTree) -> bool:
-    """Whether `draft` took more than one draw at a node, or more than one path."""
     law = draft.law
     repeated = law is not None and (
         len(law.paths) > 1 or any(len(drawn) > 1 for drawn in law.draws.values())
@@ -96,7 +87,6 @@ def _branches(draft: TokenTree) -> bool:
 
 @cache
 def _all_drafts(name: str) -> tuple[TokenTree, ...]:
-    """Every draft of a law, or samples of them where noise is continuous."""
     drafts = draft_law(name)
     q = processed(_CASE.models()[1], _CASE.draft_params, PROMPT)
     if drafts.build is None:
@@ -114,7 +104,6 @@ def _all_drafts(name: str) -> tuple[TokenTree, ...]:
 
 
 def _every_outcome(run: Callable[[Randomness], tuple[int, ...]]) -> None:
-    """Run through all outcomes, or through `_SEEDS` samples where noise is continuous."""
     try:
         enumerate_law(run)
     except ContinuousNoise:

@@ -1,1 +1,1 @@
-"""Trained drafters in the layouts that other engines load."""
+"""Export of trained drafters to the formats of other engines."""

@@ -1,4 +1,4 @@
-"""A trained stand-alone draft model as the Llama that it is, in a Hugging Face directory."""
+"""Export of a trained stand-alone draft model: a Llama in Hugging Face format."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from paceline.networks.weights import Trained
 
 
 def draft_lm_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:
-    """The directory; arguments as for `eagle3.eagle3_layout`, of class `DraftLM`.
+    """Build the directory; arguments as for `eagle3.eagle3_layout`, of class `DraftLM`.
 
-    Embedding and LM head are the target's, so that the files are larger than the network. There
-    is no room for `verifier`.
+    Includes the target's embedding and LM head; `verifier` is not written.
     """
     network, given = trained.network, trained.parameters
     assert isinstance(network, DraftLM)

@@ -1,6 +1,6 @@
-"""EAGLE-3 as vLLM loads it: the speculators layout around `LlamaForCausalLMEagle3`.
+"""Export of EAGLE-3 to vLLM: the speculators format, class `LlamaForCausalLMEagle3`.
 
-vLLM computes what `networks.eagle3` computes, under other names, and shares the target's embedding.
+vLLM shares the target's embedding.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from paceline.types import IntArray
 
 
 def eagle3_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:
-    """The folder of an EAGLE-3 drafter.
+    """Build the directory of an EAGLE-3 drafter, of class `Eagle3`.
 
     Args:
-        trained: a network of class `Eagle3`.
-        target: the model that it drafts for.
-        verifier: what vLLM loads as the target if it is given this folder as a model.
+        verifier: name of the target that vLLM loads when given this directory as a model.
 
     Raises:
         InvalidOption: the target has too few layers.
@@ -61,8 +59,9 @@ def eagle3_layout(trained: Trained, target: ModelSource, verifier: str) -> Layou
 
 
 def token_maps(draft_ids: IntArray, vocab_size: int) -> Tensors:
-    """From draft to target and back: "d2t" int64 `[draft vocabulary]`, what is added to a draft
-    index to get the token id; "t2d" bool `[vocabulary]`, which tokens can be drafted."""
+    """Return vLLM's vocabulary maps: "d2t" int64 `[draft vocabulary]`, offset from draft index to
+    token id; "t2d" bool `[vocabulary]`, membership in the draft vocabulary.
+    """
     can_be_drafted = np.zeros(vocab_size, dtype=np.bool_)
     can_be_drafted[draft_ids] = True
     return {"d2t": draft_ids - np.arange(len(draft_ids)), "t2d": can_be_drafted}

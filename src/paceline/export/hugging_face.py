@@ -1,4 +1,4 @@
-"""A whole model as a Hugging Face directory: for vLLM, a stand-alone draft model or a target."""
+"""Export of a whole model in Hugging Face format, as a draft model for vLLM."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ _ARCHITECTURES = {
 
 
 def model_layout(model: ModelSource, target: ModelSource) -> Layout:
-    """The directory of a draft model, in float32.
-
-    Args:
-        model: of a Llama family.
-        target: the model that it drafts for.
+    """Build the directory of a draft model of a Llama family, in float32.
 
     Raises:
         InvalidOption: the vocabularies differ, or rotary positions are scaled.
@@ -54,12 +50,12 @@ def model_layout(model: ModelSource, target: ModelSource) -> Layout:
 
 
 def architecture(config: ModelConfig) -> str:
-    """The class that loads a model in transformers and vLLM."""
+    """Return the model class in transformers and vLLM."""
     return _ARCHITECTURES[config.family]
 
 
 def config_entries(config: ModelConfig) -> dict[str, Any]:
-    """The `config.json` of a model without scaled rotary positions."""
+    """Return the `config.json` of a model without scaled rotary positions."""
     return {
         "architectures": [architecture(config)],
         "model_type": config.family,
@@ -81,7 +77,6 @@ def config_entries(config: ModelConfig) -> dict[str, Any]:
 
 
 def tensor_names(config: ModelConfig) -> list[str]:
-    """All tensors of a model."""
     parts = [
         *("input_layernorm.weight", "post_attention_layernorm.weight"),
         *(f"self_attn.{kind}_proj.weight" for kind in "qkvo"),
@@ -98,7 +93,6 @@ def tensor_names(config: ModelConfig) -> list[str]:
 
 
 def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
-    """Files by name that make the tokenizer again."""
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_tokens}
     files = {
         "tokenizer.json": tokenizer.core.to_str(),

@@ -1,4 +1,4 @@
-"""Matrices of networks apart, as other engines name them, and what they borrow of the target."""
+"""Conversion of fused decoder-layer weights and LM heads to Hugging Face tensor names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from paceline.types import IntArray, LogitArray
 def layer_tensors(
     parameters: Mapping[str, LogitArray], name: str, geometry: Geometry, theirs: str
 ) -> Tensors:
-    """A decoder layer, but for the norm in front of it.
-
-    Args:
-        parameters: of a network, by its own names.
-        name: of the layer there.
-        geometry: of the target.
-        theirs: name of the layer in the other engine.
-    """
+    """Return a decoder layer's tensors under prefix `theirs`, without its input norm."""
     wide, narrow = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     queries, keys, values = np.split(parameters[f"{name}.qkv"], [wide, wide + narrow])
     gate, up = np.split(parameters[f"{name}.gate_up"], 2)
@@ -40,16 +33,16 @@ def layer_tensors(
 
 
 def head_rows(target: ModelSource, ids: IntArray) -> LogitArray:
-    """float32 `[len(ids), width]`: rows of the target's LM head."""
+    """Return rows of the target's LM head, float32 `[len(ids), width]`."""
     tied = target.config.tied_embeddings
     weights = target.weights()
     return weights["model.embed_tokens.weight" if tied else "lm_head.weight"][ids]
 
 
 def whole_head(target: ModelSource, ids: IntArray) -> LogitArray:
-    """float32 `[vocabulary, width]`, for engines that trim no vocabulary: zeros but for `ids`.
+    """Return the LM head with zero rows outside `ids`, for engines without a draft vocabulary.
 
-    What cannot be drafted has the logit 0, which that of the likeliest token exceeds in practice.
+    Those tokens get logit 0, which the argmax exceeds in practice.
     """
     out = np.zeros((target.config.vocab_size, target.config.hidden_size), np.float32)
     out[ids] = head_rows(target, ids)

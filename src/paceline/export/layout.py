@@ -1,4 +1,4 @@
-"""A folder that another engine loads: what it holds, and how it is written."""
+"""Export directory of another engine: contents, checks and writing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,11 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Files of a folder, ready to be written.
+    """Files of an export directory.
 
     Attributes:
-        method: what the engine calls this way of drafting.
-        depth: most tokens that the drafter was made to draft at once; None if it has no limit.
-        config: content of `config.json`.
+        depth: most tokens of one draft; None if unlimited.
         tensors: by the engine's names; float32, or int64 and bool where they map token ids.
-        metadata: provenance, kept in the header of the tensors.
         texts: other files by name.
     """
 
@@ -45,14 +42,10 @@ class Layout:
 
 
 def check_folder(out: Path, force: bool) -> None:
-    """Refuse a folder whose content would be lost, or would be loaded beside the export.
-
-    Args:
-        out: the folder; it need not exist.
-        force: whether an older export may be written over.
+    """Refuse a directory with files that would be lost, or loaded beside the export.
 
     Raises:
-        InvalidOption: the folder is not empty, is a file, or cannot be read.
+        InvalidOption: it is not empty (without `force`), is a file, or cannot be read.
     """
     try:
         names = sorted(path.name for path in out.iterdir())
@@ -68,15 +61,10 @@ def check_folder(out: Path, force: bool) -> None:
 
 
 def write_layout(layout: Layout, out: Path, force: bool = False) -> None:
-    """Write the folder. One that is cut short has no `config.json`, and no engine takes it.
-
-    Args:
-        layout: what to write.
-        out: the folder, made if absent.
-        force: as for `check_folder`.
+    """Write the directory, `config.json` last, so that an incomplete export does not load.
 
     Raises:
-        InvalidOption: as for `check_folder`, or the folder cannot be written.
+        InvalidOption: as for `check_folder`, or the directory cannot be written.
     """
     check_folder(out, force)
     tensors = {name: np.ascontiguousarray(array) for name, array in layout.tensors.items()}

@@ -1,4 +1,4 @@
-"""Medusa as vLLM loads it: one residual block per head, all before one LM head."""
+"""Export of Medusa heads to vLLM: one residual block per head and one LM head."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.networks.weights import Trained
 
 
 def medusa_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:
-    """The folder of Medusa heads; arguments as for `eagle3.eagle3_layout`, of class `Medusa`.
+    """Build the directory of Medusa heads; arguments as for `eagle3.eagle3_layout`.
 
-    vLLM's config has no room for the target, so `verifier` is not written. The LM head is a whole
-    one: vLLM 0.32 knows trimmed ones, but refuses the map that they need.
+    `verifier` is not written: the config has no entry for it. The LM head is a full one: vLLM 0.32
+    reads trimmed ones, but refuses their vocabulary map.
     """
     network = trained.network
     assert isinstance(network, Medusa)

@@ -1,4 +1,4 @@
-"""What vLLM can draft with, and the folder that it wants for each."""
+"""Export to vLLM: networks that it supports, and the directory of each."""
 
 from __future__ import annotations
 
@@ -14,25 +14,19 @@ from paceline.export.medusa import medusa_layout
 from paceline.models.source import ModelSource, resolve
 from paceline.networks.weights import Trained, load_network
 
+# Networks that vLLM supports.
 NETWORKS: dict[str, Callable[[Trained, ModelSource, str], Layout]] = {
     "eagle3": eagle3_layout,
     "medusa": medusa_layout,
     "draft-lm": draft_lm_layout,
 }
-"""Networks that vLLM runs as they are."""
 
 
 def vllm_layout(drafter: str, model: str, progress: bool = True) -> Layout:
-    """What vLLM loads for a drafter.
-
-    Args:
-        drafter: weights of a network, as `paceline train drafter` writes them (`*.safetensors`),
-            or any model as a draft model, as `models.source.resolve` finds it.
-        model: the target, likewise.
-        progress: show downloads.
+    """Build the vLLM directory of a drafter: network weights (`*.safetensors`), or any draft model.
 
     Raises:
-        InvalidOption: vLLM does not run the network, or it was trained for another model.
+        InvalidOption: vLLM does not support the network, or it is of another model.
         ModelError: a model cannot be found or read.
     """
     if Path(drafter).suffix != ".safetensors":

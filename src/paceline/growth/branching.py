@@ -1,6 +1,6 @@
-"""Branching without replacement, one factor per level: RSD-C (Jeon et al. 2024, arXiv:2402.14160).
+"""RSD-C (Jeon et al. 2024, arXiv:2402.14160): sampling without replacement, by branching factors.
 
-Sequoia (Chen et al. 2024, arXiv:2402.12374) draws children the same way.
+Sequoia (Chen et al. 2024, arXiv:2402.12374) samples children the same way.
 """
 
 from __future__ import annotations
@@ -16,26 +16,16 @@ from paceline.types import Law, LawKind
 
 
 class Branching(LevelGrowth):
-    """Children drawn without replacement.
+    """Children sampled without replacement.
 
-    By default they are drawn one after another from the renormalised remainder. With `noise` they
-    are the Gumbel-top-k of the row, as in the paper: the same law of ordered children, drawn in
-    one pass over the row, which is faster from about three children on.
+    By default one after another from the renormalised remainder; with `noise` by Gumbel-top-k as in
+    the paper: the same distribution in one pass, faster from about three children on.
     """
 
     name: ClassVar[str] = "branching"
     kind: ClassVar[LawKind | None] = "without_replacement"
 
     def __init__(self, widths: Sequence[int], *, noise: bool = False) -> None:
-        """Set the branching factors.
-
-        Args:
-            widths: children per node, by level; the last holds for all deeper levels.
-            noise: draw by perturbation instead of one after another.
-
-        Raises:
-            InvalidOption: there are no widths, or one is below 1.
-        """
         super().__init__(widths)
         self._noise = noise
 

@@ -1,17 +1,12 @@
-"""Which growth a draft model uses: the one that was named, or the best that its verifier takes.
-
-Sizes follow a name after a dash. Where they are left out, they are these:
+"""Choice of the tree expansion, by name or by the verifier. Sizes follow the name after a dash.
 
 iid-2.1, branching-2.1, top-and-one-2.1, shared-noise-1    children per node, by level
-paths-2                                                    how many chains
+paths-2                                                    chains
 stochastic-beam-3                                          nodes per level
-dynamic                                                    it has none
-threshold-0.1                                              least estimate of a place to draw at
-expand-rerank-4                                            the beam, and if wished, as in 4.6-0.02,
-                                                           the deepest level and the floor
-static-medusa                                              or "recycling", the other published
-                                                           shape, or NODES@FILE: the best shape for
-                                                           the rank counts in a file
+dynamic                                                    none
+threshold-0.1                                              least path probability
+expand-rerank-4 or -4.6-0.02                               beam, deepest level, floor
+static-medusa, -recycling or -NODES@FILE                   published, or from rank counts
 """
 
 from __future__ import annotations
@@ -43,18 +38,10 @@ _SIZES = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})*")
 
 
 def growth_for(accepts: frozenset[LawKind | None], shape: Shape, named: str = "") -> Growth:
-    """The growth that was named, or else drafts that the rule is exact for: with the target's own
-    noise where it needs no law, chains where it takes no branches, and otherwise the tree it
-    accepts most of.
+    """Return the named expansion (see `named_growth`), or the default if the name is empty.
 
-    Args:
-        accepts: `Verifier.accepts`.
-        shape: `Verifier.shape`.
-        named: as for `named_growth`; empty chooses.
-
-    Raises:
-        InvalidOption: the rule is not exact for what was named, or for nothing that a draft model
-            can draw.
+    The default is shared Gumbel noise if deterministic drafts are accepted, else a sampled chain
+    or tree by `shape`. Raises InvalidOption if the verifier is not exact for it.
     """
     if named:
         return _checked(named_growth(named), accepts, shape)
@@ -68,11 +55,7 @@ def growth_for(accepts: frozenset[LawKind | None], shape: Shape, named: str = ""
 
 
 def named_growth(text: str) -> Growth:
-    """The growth of a name like "branching-3.2.1"; all are in the head of this module.
-
-    Raises:
-        InvalidOption: the name is unknown, or its sizes are malformed or out of range.
-    """
+    """Parse a name like "branching-3.2.1". Raises InvalidOption if name or sizes are wrong."""
     for name, named in _GROWTHS.items():
         if text == name or text.startswith(name + "-"):
             sizes = text[len(name) + 1 :] or named.default
@@ -86,7 +69,6 @@ def named_growth(text: str) -> Growth:
 
 
 def _checked(growth: Growth, accepts: frozenset[LawKind | None], shape: Shape) -> Growth:
-    """A growth whose drafts a rule takes."""
     if growth.kind not in accepts:
         raise InvalidOption(
             f"growth '{growth.name}' makes {growth.kind or 'deterministic'} drafts, and the "
@@ -105,14 +87,7 @@ def _known(accepts: frozenset[LawKind | None]) -> str:
 
 
 class _Named(NamedTuple):
-    """How a growth is written.
-
-    Attributes:
-        make: from the text of its sizes; ValueError if it is malformed.
-        default: that text, where it is left out.
-        example: a name with sizes.
-        sizes: what they are.
-    """
+    # `make` raises ValueError on malformed sizes; `default` stands for sizes left out.
 
     make: Callable[[str], Growth]
     default: str

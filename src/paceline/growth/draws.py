@@ -1,7 +1,6 @@
-"""Drawing several distinct tokens from one law: one after another, or all at once by a race.
+"""Sampling without replacement: sequential, or by an exponential race (Gumbel-top-k).
 
-Both give the same law of ordered tokens. Draws one after another have countable outcomes, so they
-can be enumerated; the race needs one pass over the support however many tokens are wanted.
+Both have the same distribution. Sequential draws can be enumerated; the race takes one pass.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ from paceline.types import IntArray, Law, ProbArray
 
 
 def successive(q: Law, count: int, names: Names, randomness: Randomness) -> list[int]:
-    """Up to `count` tokens, each drawn from what its elders left of `q`.
-
-    Fewer where less than `paceline.law.AGREE` is left.
-    """
+    """Sample up to `count` tokens, fewer where less than `paceline.law.AGREE` of `q` is left."""
     tokens: list[int] = []
     rest: Law | None = q
     while rest is not None and len(tokens) < count:
@@ -29,15 +25,9 @@ def successive(q: Law, count: int, names: Names, randomness: Randomness) -> list
 
 
 def race(probs: ProbArray, uniform: ProbArray, count: int) -> IntArray:
-    """Indices of the first `count` finishers of an exponential race, the winner first.
+    """Return the first `count` finishers of an exponential race: Gumbel-top-k of log p.
 
-    With Gumbel noise g = -log(-log u), the order of finishing -log(u) / p is that of log p + g, so
-    this is Gumbel-top-k: the finishers are drawn without replacement in that order.
-
-    Args:
-        probs: float64 `[k]`. Entries of zero never finish, so there may be fewer finishers.
-        uniform: float64 `[k]`, in (0, 1).
-        count: finishers wanted.
+    Zero entries of `probs` never finish. `uniform` is float64 `[k]`, in (0, 1).
     """
     with np.errstate(divide="ignore", over="ignore"):
         speed = np.log(uniform) / probs

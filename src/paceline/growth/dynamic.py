@@ -1,8 +1,7 @@
-"""Greedy dynamic expansion: DySpec (Xiong et al. 2024, arXiv:2410.11744).
+"""DySpec (Xiong et al. 2024, arXiv:2410.11744): greedy dynamic tree expansion.
 
-A heap holds every place where one more token could be drawn, valued by the estimated probability
-that verification gets there; the estimate of a token's acceptance is its draft probability. The
-value of a place is known before its token is drawn, so expanding the best place is predictable.
+A heap orders places by estimated reach probability, which is known before the token is drawn;
+so the expansion is predictable.
 """
 
 from __future__ import annotations
@@ -18,21 +17,16 @@ from paceline.types import ROOT, Budget, Law, LawKind
 
 
 class Dynamic(Growth):
-    """Spends every node of the budget where it is likeliest to be reached.
+    """Spends each node of the budget where verification most probably arrives.
 
-    Whether a node gets one more child depends on its elder children, never on that child; so the
-    children of a node, in node order, are draws without replacement.
+    A further child depends on elder siblings only: children are samples without replacement.
     """
 
     name: ClassVar[str] = "dynamic"
     kind: ClassVar[LawKind | None] = "without_replacement"
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        """Draw at the best place until nodes or places run out.
-
-        Laws are asked for when a place without one comes first, and then for all such places at
-        once: a forward over the tree tells them all.
-        """
+        # One forward over the tree gives the distributions of all waiting places at once.
         sapling = Sapling(budget, position)
         order = itertools.count()  # places of equal value: the elder first
         heap: list[tuple[float, int, int, Law | None]] = []

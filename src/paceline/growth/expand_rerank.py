@@ -1,4 +1,4 @@
-"""Expand and rerank: the dynamic tree of EAGLE-2 (Li et al. 2024, arXiv:2406.16858)."""
+"""EAGLE-2 dynamic draft trees: expand, then rerank (Li et al. 2024, arXiv:2406.16858)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,10 @@ from paceline.types import ROOT, Budget, LawKind
 
 
 class ExpandRerank(Growth):
-    """The likeliest nodes of a beam search that forgets nothing.
+    """Beam search that reranks all stored nodes by path probability.
 
-    A node's score is the product of the draft probabilities along its path. Every node of the beam
-    stores its likeliest children, the best of a level are the next beam, and of all that was
-    stored the best nodes are the draft: a likely node that left the beam early may be among them.
-    Nothing is drawn, so the draft is a function of the laws and has none itself. Its scores are the
-    drafter's; a controller calibrates them by what is accepted.
-
-    A node is expanded only while a child of it could still be among the best, which changes no
-    draft and saves draft forwards.
+    A node is expanded only while a child could still be among the best: same draft, fewer
+    forwards. Deterministic; scores are draft probabilities.
     """
 
     name: ClassVar[str] = "expand-rerank"
@@ -33,16 +27,7 @@ class ExpandRerank(Growth):
     soft: ClassVar[bool] = True
 
     def __init__(self, width: int = 4, levels: int | None = None, floor: float = 0.0) -> None:
-        """Set the beam.
-
-        Args:
-            width: nodes in the beam, and children stored of each.
-            levels: deepest level; None for that of the budget.
-            floor: nodes with a score below this are not expanded, in [0, 1).
-
-        Raises:
-            InvalidOption: one of them is out of range.
-        """
+        """Set the beam; `floor` is the least score to expand. Raises InvalidOption."""
         if width < 1 or (levels is not None and levels < 1) or not 0 <= floor < 1:
             raise InvalidOption(
                 f"growth 'expand-rerank' needs a width and levels of 1 or more and a floor in "
@@ -54,11 +39,9 @@ class ExpandRerank(Growth):
 
     @property
     def chain(self) -> bool:
-        """Whether the beam is one node wide."""
         return self._width == 1
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        """Grow level by level, then keep the budget's best nodes of all."""
         sapling = Sapling(budget, position)
         scores: list[float] = []
         depth = budget.depth if self._levels is None else min(budget.depth, self._levels)
@@ -85,5 +68,5 @@ class ExpandRerank(Growth):
 
 
 def _likeliest(nodes: Iterable[int], scores: list[float], count: int) -> list[int]:
-    """The nodes with the highest scores, best first, the elder first among equals."""
+    # Ties go to the elder node.
     return sorted(nodes, key=lambda node: (-scores[node], node))[:count]

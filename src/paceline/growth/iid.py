@@ -1,7 +1,4 @@
-"""Independent children: what SpecInfer draws (Miao et al. 2023, arXiv:2305.09781).
-
-With a single branching factor of 1 it is the chain of plain speculative decoding.
-"""
+"""I.i.d. children: SpecInfer (Miao et al. 2023, arXiv:2305.09781); width 1 is a sampled chain."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from paceline.types import Law, LawKind
 
 
 class Iid(LevelGrowth):
-    """Children drawn independently of each other; repeats are one node drawn several times."""
+    """Children sampled independently; repeats are one node drawn several times."""
 
     name: ClassVar[str] = "iid"
     kind: ClassVar[LawKind | None] = "iid"

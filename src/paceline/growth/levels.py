@@ -1,4 +1,4 @@
-"""What growths have in common that widen level by level with a branching factor per level."""
+"""Base of tree expansions with a branching factor per level."""
 
 from __future__ import annotations
 
@@ -12,21 +12,10 @@ from paceline.types import ROOT, Budget, Law
 
 
 class LevelGrowth(Growth):
-    """Gives every node of a level the same number of draws, as far as the budget goes.
-
-    A level's draws are allotted before the first of them is made, elder nodes first, so how many a
-    node gets depends on no token of its level.
-    """
+    """Gives every node of a level the same number of draws, allotted before the first is made."""
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """Set the branching factors.
-
-        Args:
-            widths: draws per node, by level; the last holds for all deeper levels.
-
-        Raises:
-            InvalidOption: there are none, or one is below 1.
-        """
+        """Set the draws per node by level, the last for all deeper ones. Raises InvalidOption."""
         if not widths or min(widths) < 1:
             raise InvalidOption(
                 f"growth '{self.name}' needs branching factors of 1 or more, not {list(widths)}"
@@ -35,17 +24,17 @@ class LevelGrowth(Growth):
 
     @property
     def chain(self) -> bool:
-        """Whether no node gets two draws."""
         return max(self._widths) == 1
 
     @abstractmethod
     def _level(
         self, rows: list[Law], counts: list[int], names: Names, randomness: Randomness
     ) -> list[list[int]]:
-        """Tokens of the children, per row at most its count, in the order drawn."""
+        # Tokens of the children, per row at most its count, in the order drawn.
+        ...
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        """Grow level by level; a token drawn again under one parent is the same node again."""
+        # A token drawn again under one parent is the same node again.
         sapling = Sapling(budget, position)
         draws: dict[int, tuple[int, ...]] = {}
         level = [ROOT]

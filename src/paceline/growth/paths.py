@@ -1,5 +1,6 @@
-"""Independent chains, merged where they agree: the drafts of SpecTr (Sun et al. 2023,
-arXiv:2310.15141) and of multi-path verification."""
+"""I.i.d. chains merged into a prefix tree: SpecTr (Sun et al. 2023, arXiv:2310.15141) and
+multi-path verification.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +13,22 @@ from paceline.types import ROOT, Budget, LawKind
 
 
 class Paths(Growth):
-    """Several chains from one drafter. Where nodes run out, later chains end earlier."""
+    """Several sampled chains. Where nodes run out, later chains end earlier."""
 
     name: ClassVar[str] = "paths"
     kind: ClassVar[LawKind | None] = "paths"
 
     def __init__(self, count: int) -> None:
-        """Draw `count` chains.
-
-        Raises:
-            InvalidOption: the count is below 1.
-        """
+        """Set the number of chains. Raises InvalidOption if it is below 1."""
         if count < 1:
             raise InvalidOption(f"growth 'paths' needs 1 or more paths, not {count}")
         self._count = count
 
     @property
     def chain(self) -> bool:
-        """Whether there is one path."""
         return self._count == 1
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        """Grow all chains together, level by level, as deep as the budget goes."""
         sapling = Sapling(budget, position)
         paths: list[list[int]] = [[] for _ in range(min(self._count, sapling.room))]
         nodes: dict[tuple[int, int], int] = {}

@@ -1,8 +1,7 @@
-"""Drafting with the target's own noise, for coupled verification (Gumbel coupling: Daliri et al.
-2025, arXiv:2408.07978).
+"""Gumbel coupling (Daliri et al. 2025, arXiv:2408.07978): drafts with the target's Gumbel noise.
 
-The target's token at a position will be argmax(log p + g), with noise g keyed by seed and position.
-The likeliest candidates, seen from a draft law q, are the largest entries of log q + g.
+The target will take argmax(log p + g), with g keyed by seed and position; children are the
+largest entries of log q + g.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from paceline.types import Law, LawKind
 
 
 class SharedNoise(LevelGrowth):
-    """Children are the best tokens under the noise of their position, the best first.
+    """Children are the top tokens under the Gumbel noise of their position.
 
-    The draft is a function of committed tokens and that noise, so it has no law, and every rule
-    that takes deterministic drafts is exact for it.
+    Deterministic given that noise, so every rule for deterministic drafts is exact.
     """
 
     name: ClassVar[str] = "shared-noise"

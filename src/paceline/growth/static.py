@@ -1,4 +1,4 @@
-"""Filling a static shape: the tree of Medusa (Cai et al. 2024, arXiv:2401.10774), from laws."""
+"""Static draft trees, as in Medusa (Cai et al. 2024, arXiv:2401.10774)."""
 
 from __future__ import annotations
 
@@ -12,32 +12,23 @@ from paceline.types import ROOT, Budget, LawKind
 
 
 class Static(Growth):
-    """The nodes of a shape, each with the token of its rank in its parent's law.
-
-    A smaller budget gets the head of the shape. Scores are the product of the draft probabilities
-    along the path, as in `ExpandRerank`.
-    """
+    """A fixed shape filled by rank; scores are path probabilities."""
 
     name: ClassVar[str] = "static"
     kind: ClassVar[LawKind | None] = None
     soft: ClassVar[bool] = True
 
     def __init__(self, shape: StaticShape) -> None:
-        """Set the shape.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Set the shape. Raises ValueError if it is malformed."""
         self._layout = layout(shape)
 
     @property
     def chain(self) -> bool:
-        """Whether no node of the shape has a sibling."""
         depths = self._layout.depths
         return len(set(depths.tolist())) == len(depths)
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        """Fill level by level; ranks that a law has no token for stay empty, and all below them."""
+        # Ranks that a distribution has no token for stay empty, with all nodes below them.
         sapling = Sapling(budget, position)
         parents, ranks, depths = (each.tolist() for each in self._layout)
         shape = [node for node, depth in enumerate(depths) if depth <= budget.depth]

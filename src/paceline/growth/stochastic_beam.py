@@ -1,10 +1,7 @@
-"""Stochastic beam search: RSD-S (Jeon et al. 2024, arXiv:2402.14160).
+"""RSD-S: stochastic beam search (Jeon et al. 2024, arXiv:2402.14160; Kool 2019, arXiv:1903.06059).
 
-The sampler is that of Kool et al. 2019, arXiv:1903.06059.
-
-Every candidate path has a log-probability phi and a perturbed one G. The children of a path get
-Gumbel noise around their phi, conditioned on their maximum being the G of the path, and each level
-keeps the candidates with the largest G of the whole beam: a sample without replacement of paths.
+Children get Gumbel-perturbed log-probabilities, conditioned on their maximum being the
+parent's. Each level retains the largest: a sample of paths without replacement.
 """
 
 from __future__ import annotations
@@ -28,33 +25,26 @@ class _Candidate(NamedTuple):
 
 
 class StochasticBeam(Growth):
-    """The paths of a beam drawn without replacement.
+    """A beam of paths sampled without replacement.
 
-    Whether a node gets one more child depends on perturbed values, which given its elder children
-    say nothing of that child's token; so the children of a node, in node order, are draws without
-    replacement.
+    Given the elder siblings, whether a node gets a further child is independent of its token; so
+    children are samples without replacement.
     """
 
     name: ClassVar[str] = "stochastic-beam"
     kind: ClassVar[LawKind | None] = "without_replacement"
 
     def __init__(self, width: int) -> None:
-        """Keep `width` nodes per level.
-
-        Raises:
-            InvalidOption: the width is below 1.
-        """
+        """Set the nodes per level. Raises InvalidOption if `width` is below 1."""
         if width < 1:
             raise InvalidOption(f"growth 'stochastic-beam' needs a width of 1 or more, not {width}")
         self._width = width
 
     @property
     def chain(self) -> bool:
-        """Whether the beam is one node wide."""
         return self._width == 1
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        """Grow level by level, as deep as the budget goes; a last level may be narrower."""
         sapling = Sapling(budget, position)
         beam = [_Candidate(ROOT, ROOT, 0.0, 0.0)]
         nodes = [ROOT]
@@ -75,7 +65,7 @@ class StochasticBeam(Growth):
 def _children(
     node: int, above: _Candidate, q: Law, uniform: ProbArray, count: int
 ) -> list[_Candidate]:
-    """The candidates below a node with the largest perturbed values, at most `count`."""
+    # Top children by perturbed value, at most `count`.
     best = race(q.probs, uniform, count)
     phi = above.phi + np.log(q.probs[best])
     free = phi - np.log(-np.log(uniform[best]))

@@ -1,5 +1,4 @@
-"""Dynamic expansion above a threshold, level by level: the batched form of DySpec (Xiong et al.
-2024, arXiv:2410.11744)."""
+"""DySpec with a threshold (Xiong et al. 2024, arXiv:2410.11744): batched dynamic expansion."""
 
 from __future__ import annotations
 
@@ -13,27 +12,18 @@ from paceline.types import ROOT, Budget, LawKind
 
 
 class Threshold(Growth):
-    """Draws wherever the estimated probability of getting there is high enough.
-
-    One round of questions per level, where `Dynamic` may ask once per node. The same reasoning
-    makes children draws without replacement.
-    """
+    """Draws wherever the reach probability is at least `least`, with one forward per level."""
 
     name: ClassVar[str] = "threshold"
     kind: ClassVar[LawKind | None] = "without_replacement"
 
     def __init__(self, least: float) -> None:
-        """Draw at places whose estimate is at least `least`.
-
-        Raises:
-            InvalidOption: `least` is not in (0, 1].
-        """
+        """Set the threshold. Raises InvalidOption if it is not in (0, 1]."""
         if not 0 < least <= 1:
             raise InvalidOption(f"growth 'threshold' needs a threshold in (0, 1], not {least}")
         self._least = least
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        """Grow level by level until the budget ends or no place is likely enough."""
         sapling = Sapling(budget, position)
         level = {ROOT: 1.0}
         for _ in range(budget.depth):

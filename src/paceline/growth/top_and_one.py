@@ -1,5 +1,6 @@
-"""Greedy draft sampling: the most likely tokens, and one drawn from the rest (Hu et al. 2025,
-"Towards Optimal Multi-draft Speculative Decoding", arXiv:2502.18779)."""
+"""Greedy draft sampling: top tokens and one sampled from the rest (Hu et al. 2025,
+arXiv:2502.18779).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from paceline.types import Law, LawKind
 
 
 class TopAndOne(LevelGrowth):
-    """All children but the last are the row's most likely tokens; ties go to the lower id."""
+    """All children but the last are the top tokens of q; ties go to the lower id."""
 
     name: ClassVar[str] = "top-and-one"
     kind: ClassVar[LawKind | None] = "top_and_one"

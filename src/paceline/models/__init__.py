@@ -1,1 +1,1 @@
-"""Models on disk: where they come from, their shape, weights and tokenizers. Needs no framework."""
+"""Models on disk: download, config, weights and tokenizers, without a framework."""

@@ -1,4 +1,4 @@
-"""The directory where downloaded models and things built from them are kept."""
+"""Cache directory of downloaded models and files built from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.models.whole_file import whole_file
 
 
 def cache_dir() -> Path:
-    """`PACELINE_CACHE` if set, else the user's cache directory. It need not exist."""
+    """Return `PACELINE_CACHE` or the user's cache directory. It need not exist."""
     chosen = os.environ.get("PACELINE_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -20,11 +20,7 @@ def cache_dir() -> Path:
 
 
 def make_dir(path: Path) -> Path:
-    """Create `path` inside the cache and return it.
-
-    Raises:
-        ModelError: the cache cannot be written.
-    """
+    """Create `path` inside the cache; raises ModelError if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -33,7 +29,6 @@ def make_dir(path: Path) -> Path:
 
 
 def unwritable(path: Path, error: OSError) -> ModelError:
-    """The error for a cache that cannot be written."""
     reason = error.strerror or str(error)
     return ModelError(
         f"cannot write to {path} ({reason}): free space there or set PACELINE_CACHE to a "
@@ -42,11 +37,7 @@ def unwritable(path: Path, error: OSError) -> ModelError:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that readers see all of it or nothing.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
+    """Write a text file atomically, with its directory; raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         part.write_text(text, encoding="utf-8")

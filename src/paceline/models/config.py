@@ -1,4 +1,4 @@
-"""The shape of a Llama-family model, read from a Hugging Face config or from GGUF metadata."""
+"""Config of a Llama-family model, from Hugging Face `config.json` or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -19,28 +19,14 @@ _ELSEWHERE = "use --runtime transformers"
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything about a model that its weights do not say.
+    """Shape of a model of the Llama family (RMS norm, rotary positions, GQA, SwiGLU).
 
     Attributes:
-        family: architecture; all share one network (RMS norm, rotary positions, grouped-query
-            attention, SwiGLU) and differ in `qkv_bias` and `qk_norm`.
-        vocab_size: rows of the embedding, width of a logits row.
-        hidden_size: width of the residual stream.
-        layers: number of decoder layers.
-        heads: query heads.
         kv_heads: key and value heads; divides `heads`.
-        head_dim: width of a head.
-        ffn_size: width of the feed-forward layer.
-        rope_base: base of the rotary frequencies.
-        norm_eps: epsilon of the RMS norms.
-        max_context: longest sequence in tokens. A model with a sliding window is limited to its
-            window, inside of which sliding and full attention are the same.
-        tied_embeddings: whether the LM head is the embedding.
-        qkv_bias: whether query, key and value projections have a bias.
-        qk_norm: whether queries and keys are RMS-normalised per head.
-        eos_token_ids: ids that end a text.
-        rope_divisors: what each of the `head_dim // 2` rotary frequencies is divided by (context
-            extension), or None.
+        max_context: longest sequence in tokens. A sliding window limits it, since inside the
+            window sliding and full attention are the same.
+        qk_norm: queries and keys are RMS-normed per head.
+        rope_divisors: divisors of the `head_dim // 2` rotary frequencies (context extension).
     """
 
     family: Family
@@ -72,8 +58,7 @@ class ModelConfig:
         """Read the content of a `config.json`.
 
         Raises:
-            ModelError: the architecture, or a feature that the config switches on, is not
-                supported, or an entry is missing.
+            ModelError: the architecture or a feature is unsupported, or an entry is missing.
         """
         family = _family(config.get("model_type"))
         _refuse_hf_extras(config)
@@ -114,15 +99,11 @@ class ModelConfig:
         shapes: Mapping[str, tuple[int, ...]],
         rope_divisors: tuple[float, ...] | None = None,
     ) -> ModelConfig:
-        """Read GGUF metadata.
+        """Read GGUF metadata; raises ModelError as `from_hf`.
 
         Args:
-            metadata: the file's key-value pairs.
             shapes: GGUF tensor name to shape, outer dimension first.
-            rope_divisors: content of the `rope_freqs.weight` tensor, if the file has one.
-
-        Raises:
-            ModelError: the architecture or a feature is not supported, or an entry is missing.
+            rope_divisors: the `rope_freqs.weight` tensor, if the file has one.
         """
         family = _family(metadata.get("general.architecture"))
         get = _reader(metadata, family)
@@ -167,16 +148,12 @@ class ModelConfig:
 
 
 def feature_layers(layers: int) -> tuple[int, ...]:
-    """A low, a middle and a high layer, whose inputs trained drafters read (EAGLE-3, section 3.1).
-
-    Args:
-        layers: number of decoder layers of the target.
-    """
+    """Return a low, a middle and a high layer, whose inputs are features (EAGLE-3, section 3.1)."""
     return (min(2, layers - 1), layers // 2, max(layers - 3, 0))
 
 
 def inverse_frequencies(config: ModelConfig) -> ProbArray:
-    """Rotary angle per position: float64 `[head_dim // 2]`, in radians."""
+    """Return the rotary angle per position, float64 `[head_dim // 2]`, in radians."""
     plain = rotary_frequencies(config.rope_base, config.head_dim)
     if config.rope_divisors is None:
         return plain
@@ -184,13 +161,13 @@ def inverse_frequencies(config: ModelConfig) -> ProbArray:
 
 
 def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
-    """End-of-text and end-of-turn ids that GGUF metadata names."""
+    """Return the end-of-text and end-of-turn ids of GGUF metadata."""
     names = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     return tuple(dict.fromkeys(int(metadata[name]) for name in names if name in metadata))
 
 
 def hf_eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    """End ids of the first of `configs` (generation config, then model config) that has any."""
+    """Return the end ids of the first config that has any: generation config, then model config."""
     for config in configs:
         ids = config.get("eos_token_id")
         if ids is not None:
@@ -251,7 +228,7 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rotary_frequencies(base: float, head_dim: int) -> ProbArray:
-    """Rotary angle per position without context extension: float64 `[head_dim // 2]`."""
+    """Return `inverse_frequencies` without context extension."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
     return np.asarray(base**-exponents, dtype=np.float64)
 

@@ -1,7 +1,7 @@
-"""Reading GGUF files: metadata, and tensors under their Hugging Face names.
+"""GGUF reader: metadata, and tensors under their Hugging Face names.
 
-The `gguf` package's own `GGUFReader` makes a numpy array of every vocabulary string and takes
-seconds on a small model, so the header is parsed here; the block formats are left to the package.
+The header is parsed here, since the package's `GGUFReader` makes a numpy array of every vocabulary
+string, which is slow. The package decodes the block formats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies: its shape (outer dimension first), block format, offset in the file."""
+    """Shape of a tensor (outer dimension first), block format, offset in the file."""
 
     shape: tuple[int, ...]
     kind: int
@@ -49,12 +49,7 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """A GGUF file, mapped into memory.
-
-    Attributes:
-        path: the file.
-        metadata: its key-value pairs; arrays are lists (of strings) or numpy arrays.
-        tensors: GGUF tensor name to its place.
+    """A memory-mapped GGUF file: metadata (arrays as lists of strings or numpy arrays), tensors.
 
     Raises:
         ModelError: not a GGUF file, or a damaged one.
@@ -80,7 +75,7 @@ class GGUFFile:
 
     @cached_property
     def config(self) -> ModelConfig:
-        """The model's shape; raises ModelError if it is not of a supported family."""
+        """The model's config; raises ModelError for unsupported families."""
         shapes = {name: info.shape for name, info in self.tensors.items()}
         divisors = None
         if "rope_freqs.weight" in self.tensors:
@@ -89,7 +84,7 @@ class GGUFFile:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Short hash of the header, the size and a sample of every tensor."""
+        # Hash of the header, the size and a sample of every tensor.
         digest = hashlib.sha256(str(len(self._data)).encode())
         digest.update(self._data[: self._header_end])
         for info in self.tensors.values():
@@ -97,10 +92,10 @@ class GGUFFile:
         return digest.hexdigest()[:16]
 
     def read(self, name: str) -> LogitArray:
-        """A tensor by its GGUF name, dequantised to float32.
+        """Return a tensor by its GGUF name, dequantized to float32.
 
         Raises:
-            ModelError: the tensor lies beyond the end of the file or its format is unknown.
+            ModelError: the tensor is truncated or its format is unknown.
         """
         import gguf
 
@@ -127,11 +122,7 @@ class GGUFFile:
 
 
 class GGUFWeights:
-    """The tensors of a GGUF file under Hugging Face names, float32.
-
-    Files of the llama architecture store query and key rows with the two halves of the rotary
-    pairs interleaved; they are put back into Hugging Face order here. Qwen files are not permuted.
-    """
+    """Tensors of a GGUF file under Hugging Face names, float32."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file = file
@@ -150,6 +141,7 @@ class GGUFWeights:
         heads = self._heads.get(known.split(".")[-2])
         if heads is None:
             return values
+        # llama files interleave rotary halves of query and key rows; Qwen files do not.
         pairs = values.reshape(heads, -1, 2, *values.shape[1:])
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
@@ -175,7 +167,6 @@ _TOP = {
 
 
 def _gguf_name(name: str) -> str:
-    """GGUF name of a tensor, or "" if it has none."""
     if name in _TOP:
         return _TOP[name]
     prefix, _, rest = name.removeprefix("model.layers.").partition(".")
@@ -184,8 +175,6 @@ def _gguf_name(name: str) -> str:
 
 
 class _Header:
-    """A cursor over the header of a GGUF file."""
-
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = 4

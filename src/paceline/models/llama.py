@@ -1,7 +1,6 @@
-"""The Llama family in plain PyTorch: one compact network over a flat list of token rows.
+"""Llama family in PyTorch, on flat token rows, without caches or batches.
 
-The network knows nothing about caches or batches. Rows of all sequences are stacked, and a callback
-computes attention, which is the only place where rows meet.
+Rows of all sequences are stacked; a callback computes attention, the one place where rows meet.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from torch.nn import functional
 from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
 from paceline.types import LogitArray
 
+# `(layer, queries [rows, heads, head_dim], keys, values [rows, kv_heads, head_dim])` to the
+# attention's output `[rows, heads, head_dim]`.
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""`(layer, queries [rows, heads, head_dim], keys, values [rows, kv_heads, head_dim])` to the
-attention's output `[rows, heads, head_dim]`."""
 
 
 class NamedTensors(Protocol):
@@ -44,7 +43,7 @@ class Llama(nn.Module):
     def build(
         cls, config: ModelConfig, tensors: NamedTensors, device: torch.device, dtype: torch.dtype
     ) -> Llama:
-        """A network with the given weights, in evaluation mode, converted tensor by tensor."""
+        """Build the network in evaluation mode, converting tensor by tensor."""
         with torch.device("meta"):
             network = cls(config)
         state = {}
@@ -62,16 +61,12 @@ class Llama(nn.Module):
         attend: Attend,
         features: list[Tensor] | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm.
+        """Return the hidden states after the final norm, `[rows, hidden_size]`.
 
         Args:
-            x: `[rows, hidden_size]`, what `embed_tokens` makes of the tokens.
-            positions: int64 `[rows]`, place of each token in its own sequence.
-            attend: computes attention for each layer.
-            features: if given, gets what enters each of the feature layers, and the result.
-
-        Returns:
-            `[rows, hidden_size]` in the weights' dtype.
+            x: `[rows, hidden_size]`, embeddings of the tokens.
+            positions: int64 `[rows]`, in each token's own sequence.
+            features: if given, collects the inputs of the feature layers, and the result.
         """
         cos, sin = self._rotation(positions, x.dtype)
         entered = []
@@ -84,7 +79,6 @@ class Llama(nn.Module):
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, vocab_size]` from hidden states `[rows, hidden_size]`."""
         tied = self.config.tied_embeddings
         return functional.linear(hidden, (self.embed_tokens if tied else self.lm_head).weight)
 
@@ -97,8 +91,6 @@ class Llama(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each around a residual."""
-
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.input_layernorm = Norm(config.hidden_size, config.norm_eps)
@@ -107,14 +99,11 @@ class Layer(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """`x` `[rows, hidden_size]` to the same shape."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
         return cast(Tensor, x + self.mlp(self.post_attention_layernorm(x)))
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions."""
-
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__()
         self.index = index
@@ -128,7 +117,6 @@ class Attention(nn.Module):
         self.k_norm = Norm(head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """`x` `[rows, hidden_size]` to the same shape."""
         queries = self.q_norm(self.q_proj(x).unflatten(-1, self.shape))
         keys = self.k_norm(self.k_proj(x).unflatten(-1, self.shape))
         values = self.v_proj(x).unflatten(-1, self.shape)
@@ -146,7 +134,6 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` `[rows, hidden_size]` to the same shape."""
         gated = functional.silu(self.gate_proj(x)) * self.up_proj(x)
         return cast(Tensor, self.down_proj(gated))
 
@@ -160,7 +147,6 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` to the same shape and dtype."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * (wide * scale).to(x.dtype)

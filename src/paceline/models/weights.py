@@ -1,4 +1,4 @@
-"""Weights by Hugging Face tensor name, as float32 arrays, whatever the file format."""
+"""Weights as float32 arrays by Hugging Face tensor name."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ class Weights(Protocol):
     """Tensors of a model by name, such as `model.layers.0.self_attn.q_proj.weight`."""
 
     def __getitem__(self, name: str) -> LogitArray:
-        """The tensor, contiguous and writable float32; ModelError if missing or unreadable."""
+        """Return contiguous, writable float32; ModelError if missing or unreadable."""
         ...
 
     def __contains__(self, name: object) -> bool: ...
 
 
 class SafetensorsWeights:
-    """The tensors of a directory of `*.safetensors` files, one or several behind an index.
+    """Tensors of a directory of `*.safetensors` files, single or sharded; raises ModelError.
 
-    The format is a JSON header before raw little-endian data, so it is read here directly: that
-    gives bfloat16 without a framework.
-
-    Raises:
-        ModelError: the directory has no such file, or a damaged one.
+    Parsed here, which gives bfloat16 without a framework.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -63,7 +59,7 @@ class SafetensorsWeights:
             ) from error
 
     def index(self) -> dict[str, Any]:
-        """Tensor name to its header entry (dtype, shape, place)."""
+        """Return tensor name to header entry (dtype, shape, place)."""
         return {name: entry for name, (_, _, entry) in self._places.items()}
 
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic file writes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Write a file under another name; it takes its own once all of it is there.
+    """Yield a temporary path in the same directory; move it to `path` on success.
 
-    So readers see the file as it was or as it will be, and one that could not be finished leaves
-    nothing behind, be it for an error or for Ctrl-C. Of several writers the last one wins.
-
-    Args:
-        path: of the file; its directory exists.
-
-    Yields:
-        Where to write: a path that does not exist yet, in the same directory, since only within a
-        file system a file moves in one step.
+    On an error or Ctrl-C the temporary file is removed. Of several writers the last one wins.
 
     Raises:
         OSError: the file cannot be moved into place.

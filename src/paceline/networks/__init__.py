@@ -1,1 +1,1 @@
-"""Drafter networks that are trained: each is written once, and runs on PyTorch and OpenVINO."""
+"""Trainable drafter networks, written once against `Ops` and run on PyTorch and OpenVINO."""

@@ -1,4 +1,4 @@
-"""The contract of a drafter network: what it computes, apart from what it runs on."""
+"""Base class of drafter networks: parameters, start, logits, advance; independent of a runtime."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from paceline.options import require
 
 Shapes = dict[str, tuple[int, ...]]
 
+# Limit on steps and on tokens per step, since weight files may come from anywhere.
 _MOST = 64
-"""Steps, and tokens of one step, that a network may have: weights may come from anywhere."""
 
+# Parameter names of `llama_layers.stack`, and of the same tensors in `openvino_weights.prepare`.
 _TARGET_LAYER = {
     "norm": "attention_norm",
     "qkv": "qkv",
@@ -25,24 +26,13 @@ _TARGET_LAYER = {
     "gate_up": "gate_up",
     "down.residual": "down",
 }
-"""Parameters of `llama_layers.stack`, and what `openvino_weights.prepare` calls the target's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What a network takes over from its target.
+    """Sizes that a drafter network takes from its target.
 
-    Attributes:
-        width: of hidden states; features are four times as wide.
-        heads: query heads.
-        kv_heads: key and value heads.
-        head_dim: width of a head.
-        ffn_size: width of a feed-forward layer.
-        rope_base: base of the rotary frequencies.
-        norm_eps: epsilon of RMS norms.
-        vocab_size: of the target.
-        target_layers: decoder layers of the target, for networks that run its last ones; 0 where it
-            is not known.
+    `target_layers` is for networks that run the target's last layers; 0 if unknown.
     """
 
     width: int
@@ -57,7 +47,6 @@ class Geometry:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self:
-        """That of a target."""
         return cls(
             config.hidden_size,
             config.heads,
@@ -72,47 +61,43 @@ class Geometry:
 
 
 class Network(ABC):
-    """Drafts `steps * width` tokens behind a context row.
+    """Base class: drafts `steps * width` tokens after a context row.
 
     Token j of step k is the draft at depth `k * width + j + 1` below the root, which is the token
-    of the context row. `start` leads to the first step's state, `logits` reads a state, `advance`
-    leads to the next state, knowing the tokens that were drafted in this step.
+    of the context row. `start` computes the state of the first step, `logits` reads a state,
+    `advance` computes the next state from the tokens drafted in this step.
     """
 
     name: ClassVar[str]
+    # Attention layers, each with a KV cache of context rows.
     layers: ClassVar[int] = 0
-    """Attention layers, each with a cache of context rows."""
+    # Token ids per context row, its own and those of the rows before; 0 for none.
     window: ClassVar[int] = 1
-    """Tokens that a context row has: its own, and those of the rows before it; 0 where none is."""
+    # Slots may be blank (`networks.ctc`): logits get one more column, the last, and slots are not
+    # tied to depths until `collapse`.
     blank: ClassVar[bool] = False
-    """Whether slots may stay blank: see `networks.ctc`. Logits then have a column more, the last,
-    and slots are not tied to depths: what they say is read by `collapse`."""
     reads_features: ClassVar[bool] = True
-    """Whether the target's features matter. A network that reads tokens alone has a row for the
-    text's first token, too, which no features stand before, and drafts one token per step; what it
-    drafts behind a token is the same whether that was drafted or committed."""
+    """Whether the network reads the target's features.
+
+    If not, the text's first token gets a row too, a step drafts one token, and the draft after a
+    token is the same whether that token was drafted or committed.
+    """
+    # Attention window in rows, the newest row included; 0 for all rows.
     reach: int = 0
-    """Rows that attention sees, the newest, its own included; 0 for all."""
+    # Early exit: number of the target's first layers that run with the target's weights.
     exit: int = 0
-    """The target's first layers that the network runs with the target's weights: `borrowed`."""
+    # Number of the target's last layers that run instead.
     above: int = 0
-    """Instead of those, the target's last layers that it runs."""
+    # Cross-attention to the target's own KV cache, at the first of its shared layers.
     reads_target: bool = False
-    """Whether it attends to the target's own keys and values, those of the first layer that it
-    borrows of: `Ops.attend_target`."""
+    # Trained by glancing distillation (`training.glancing`): states must be predicted
+    # hidden states.
     glances: bool = False
-    """Whether it is trained with some states put right (`training.glancing`): they must be foretold
-    hidden states, and nothing else."""
+    # Tokens that slots with blanks are jointly trained on.
     tokens: int = 0
-    """Tokens that slots which may stay blank are trained to say together."""
 
     def __init__(self, geometry: Geometry, *, steps: int = 4, width: int = 1) -> None:
-        """Size the network.
-
-        Args:
-            geometry: of the target.
-            steps: most steps of one draft.
-            width: tokens per step.
+        """Set the most steps of one draft and the tokens per step.
 
         Raises:
             InvalidOption: a size is out of range.
@@ -125,34 +110,29 @@ class Network(ABC):
 
     @property
     def depth(self) -> int:
-        """Most tokens of one draft."""
         return self.steps * self.width
 
     @property
     def runs(self) -> range:
-        """Which of the target's layers the network runs."""
         most = self.geometry.target_layers
         return range(most - self.above, most) if self.above else range(self.exit)
 
     def settings(self) -> dict[str, Any]:
-        """Arguments, beside the geometry, that make the same network again."""
         return {"steps": self.steps}
 
     @abstractmethod
     def shapes(self) -> Shapes:
-        """Name and shape of every parameter.
+        """Return name and shape of every parameter; names select the initialisation.
 
-        Those of one axis are norms, and start as ones, but for three: "scale" starts as the inverse
-        of what features measure, axis by axis, which differ by a factor of hundreds,
-        "hidden_scale" as that of the last hidden state alone, and "high_spread" as what enters the
-        high layer measures. Names that end in "residual" start as zeros, so that what they feed
-        starts as nothing.
+        One axis: norm weights, ones. "scale", "hidden_scale": inverse magnitude per axis of
+        features and of the last hidden state. "high_spread": magnitude of the high layer's input.
+        Names in "residual": zeros, so that the branch starts at zero.
         """
 
     def borrowed(self) -> dict[str, str]:
-        """Frozen tensors of the target that the network reads, beside embedding and LM head.
+        """Return the frozen target weights shared with the drafter, beside embedding and LM head.
 
-        Its own name of each, and what `openvino_weights.prepare` calls it.
+        Maps the network's own parameter name to the name in `openvino_weights.prepare`.
         """
         return {
             f"target.{index}.{mine}": f"layers.{layer}.{theirs}"
@@ -162,38 +142,35 @@ class Network(ABC):
 
     @abstractmethod
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """Take in context rows and return the state of the first step, as draft rows.
+        """Encode context rows and return the state of the first step, as draft rows.
 
-        Args:
-            ops: the backend.
-            features: `[..., 4 * width]`; of any width if the network does not read them.
-            tokens: `[...]`, what follows each position; `[..., window]`, oldest first, if `window`
-                is above 1.
+        Features are `[..., 4 * width]`. Tokens are `[...]`, the token after each position, or
+        `[..., window]`, oldest first, if `window` is above 1.
         """
 
     @abstractmethod
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """`[..., width, draft vocabulary]`, the logits of a step; with `blank`, a column more."""
+        """Return the logits of a step, `[..., width, draft vocabulary]`; with `blank`, plus one."""
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        """The state of step `step`, 1 or more, from that before and its tokens `[..., width]`."""
+        """Return the state of step `step` > 0 from the state before and tokens `[..., width]`."""
         raise NotImplementedError(f"{self.name} drafts in one step")
 
     def features_of(self, ops: Ops, state: Rows) -> Rows | None:
-        """The target's last hidden states that a state foretells, for a loss of their own.
+        """Return the hidden states that a state predicts, for a regression loss, or None.
 
-        `[..., width, hidden width]`, in the target's units: the draft at depth d stands beside the
-        hidden state d positions behind the context row. None if the network foretells none.
+        `[..., width, hidden width]` in the target's units; depth d pairs with the hidden state d
+        positions after the context row.
         """
         return None
 
     def exits(self, ops: Ops, state: Rows, step: int) -> list[Rows]:
-        """Like `logits`, of the network's shallower exits, which are trained beside the deepest."""
+        """Return the logits of the shallower early exits, trained beside the deepest."""
         return []
 
 
 def describe(network: Network) -> dict[str, Any]:
-    """A network as plain values, for metadata."""
+    """Return a network as plain values, for metadata."""
     geometry = asdict(network.geometry)
     if not network.above:
         del geometry["target_layers"]  # so that files and checkpoints do not hang on it
@@ -205,7 +182,7 @@ def describe(network: Network) -> dict[str, Any]:
 
 
 def geometry_from(entry: Mapping[str, Any]) -> Geometry:
-    """A geometry from plain values.
+    """Read a geometry from plain values.
 
     Raises:
         InvalidOption: it is incomplete, or an entry is no positive number.

@@ -1,4 +1,4 @@
-"""Parts that several networks are made of."""
+"""Attention and feed-forward blocks shared by drafter networks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ Attend: TypeAlias = Callable[[int, Rows, Rows, Rows], Rows]
 
 
 def layer_shapes(name: str, geometry: Geometry, inputs: int, ffn_size: int) -> Shapes:
-    """Parameters of `decoder_layer`.
-
-    Args:
-        name: prefix.
-        geometry: of the target.
-        inputs: width of what attention reads.
-        ffn_size: of the feed-forward part.
-    """
+    """Return the parameters of `decoder_layer`; `inputs` is the width that attention reads."""
     return {
         **attention_shapes(name, geometry, inputs),
         **feed_forward_shapes(name, geometry, ffn_size),
@@ -27,7 +20,7 @@ def layer_shapes(name: str, geometry: Geometry, inputs: int, ffn_size: int) -> S
 
 
 def attention_shapes(name: str, geometry: Geometry, inputs: int) -> Shapes:
-    """Parameters of `attention`, which reads rows of width `inputs`."""
+    """Return the parameters of `attention`, which reads rows of width `inputs`."""
     wide, narrow = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     return {
         f"{name}.qkv": (wide + 2 * narrow, inputs),
@@ -36,7 +29,7 @@ def attention_shapes(name: str, geometry: Geometry, inputs: int) -> Shapes:
 
 
 def feed_forward_shapes(name: str, geometry: Geometry, ffn_size: int) -> Shapes:
-    """Parameters of `feed_forward`."""
+    """Return the parameters of `feed_forward`."""
     return {
         f"{name}.ffn_norm": (geometry.width,),
         f"{name}.gate_up": (2 * ffn_size, geometry.width),
@@ -54,17 +47,10 @@ def decoder_layer(
     attend: Attend,
     layer: int = 0,
 ) -> Rows:
-    """Attention and a gated feed-forward part, each around a residual.
+    """Apply attention and a SwiGLU feed-forward block, each with a residual.
 
-    Args:
-        ops: the backend.
-        name: prefix of the parameters.
-        geometry: of the target.
-        ffn_size: of the feed-forward part.
-        x: `[..., width]`, the residual stream.
-        read: `[..., inputs]`, what attention reads, already normed.
-        attend: `ops.attend_context`, `ops.attend_draft` or `among_slots(ops)`.
-        layer: which cache.
+    `x` is the residual stream; `read`, `[..., inputs]`, is the attention input, already normed;
+    `layer` is the index of the KV cache.
     """
     x = attention(ops, name, geometry, x, read, attend, layer)
     return feed_forward(ops, name, ffn_size, x)
@@ -73,21 +59,21 @@ def decoder_layer(
 def attention(
     ops: Ops, name: str, geometry: Geometry, x: Rows, read: Rows, attend: Attend, layer: int = 0
 ) -> Rows:
-    """Attention around a residual; arguments as in `decoder_layer`."""
+    """Apply attention with a residual; arguments as in `decoder_layer`."""
     wide, narrow = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     queries, keys, values = ops.split(ops.linear(read, f"{name}.qkv"), (wide, narrow, narrow))
     return x + ops.linear(attend(layer, queries, keys, values), f"{name}.o.residual")
 
 
 def feed_forward(ops: Ops, name: str, ffn_size: int, x: Rows) -> Rows:
-    """A gated feed-forward part around a residual; arguments as in `decoder_layer`."""
+    """Apply a SwiGLU feed-forward block with a residual; arguments as in `decoder_layer`."""
     both = ops.linear(ops.norm(x, f"{name}.ffn_norm"), f"{name}.gate_up")
     gate, up = ops.split(both, (ffn_size, ffn_size))
     return x + ops.linear(ops.silu(gate) * up, f"{name}.down.residual")
 
 
 def among_slots(ops: Ops) -> Attend:
-    """Attention of slots over one another alone, for `decoder_layer`; there is no cache."""
+    """Return attention among slots alone, without a cache, for `decoder_layer`."""
 
     def attend(layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
         return ops.attend_slots(queries, keys, values)
@@ -96,5 +82,5 @@ def among_slots(ops: Ops) -> Attend:
 
 
 def last_hidden(ops: Ops, geometry: Geometry, features: Rows) -> Rows:
-    """`[..., width]`: of features, the target's last hidden states, which its LM head reads."""
+    """Return the target's last hidden states, `[..., width]`, from features."""
     return ops.split(features, (3 * geometry.width, geometry.width))[1]

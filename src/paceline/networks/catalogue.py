@@ -1,4 +1,4 @@
-"""Networks by name."""
+"""Drafter networks by name."""
 
 from __future__ import annotations
 
@@ -36,16 +36,10 @@ NETWORKS: dict[str, type[Network]] = {
 
 
 def build(name: str, geometry: Geometry, settings: Mapping[str, Any]) -> Network:
-    """A network of a given size.
-
-    Args:
-        name: of the network.
-        geometry: of the target.
-        settings: arguments of its constructor, as values or as the text of an option.
+    """Build a network from settings, as values or as the text of an option.
 
     Raises:
-        InvalidOption: there is no such network or setting, or a value is of the wrong type or out
-            of range.
+        InvalidOption: the network or a setting is unknown, or a value is invalid.
     """
     if name not in NETWORKS:
         raise InvalidOption(f"network {name!r} is unknown: use {', '.join(NETWORKS)}")

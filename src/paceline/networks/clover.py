@@ -1,9 +1,8 @@
-"""Clover: heads joined by attention (Xiao et al. 2024).
+"""Clover drafter: sequential heads with an attention decoder (Xiao et al. 2024).
 
-An augmenting block, one decoder layer, reads the hidden states of the context. Then every depth is
-an attention decoder: the token drafted last asks, and the states before it and the context answer.
-The result is the state that the next depth starts from (the regressive connection). All depths
-share the target's LM head and the decoder's weights. Sizes are ours; the paper's are not known.
+An augmenting block (one decoder layer) encodes the context. At each depth the last drafted token
+queries the earlier states and the context; the result is the next state (regressive connection).
+All depths share weights. The paper does not publish its sizes.
 """
 
 from __future__ import annotations
@@ -21,22 +20,19 @@ from paceline.networks.ops import Ops, Rows
 
 
 class Clover(Network):
-    """Drafts one token per step of its attention decoder."""
+    """Draft one token per step; `ffn_size`, of both blocks, 0 takes the target's own."""
 
     name: ClassVar[str] = "clover"
     layers: ClassVar[int] = 1
 
     def __init__(self, geometry: Geometry, *, steps: int = 4, ffn_size: int = 0) -> None:
-        """Size the network; `ffn_size`, of both parts, 0 takes the target's own."""
         super().__init__(geometry, steps=steps)
         self.ffn_size = ffn_size or geometry.ffn_size
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        """Fusion, the augmenting block, the attention decoder."""
         shape = self.geometry
         width, wide, narrow = shape.width, *_head_widths(shape)
         return {
@@ -55,7 +51,6 @@ class Clover(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """The augmenting block over the context, then the decoder with the root."""
         fused = ops.linear(features * ops.weight("scale"), "fuse")
         read = ops.norm(fused, "fuse_norm")
         shape, size = self.geometry, self.ffn_size
@@ -63,11 +58,9 @@ class Clover(Network):
         return self._decode(ops, ops.last(x), ops.last(ops.embed(tokens)))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """By the shared LM head, after a norm."""
         return ops.head(ops.norm(state, "norm"))
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        """The decoder with one more token."""
         return self._decode(ops, state, ops.embed(tokens))
 
     def _decode(self, ops: Ops, state: Rows, embeddings: Rows) -> Rows:
@@ -83,5 +76,4 @@ class Clover(Network):
 
 
 def _head_widths(shape: Geometry) -> tuple[int, int]:
-    """Of all query heads, and of all key and value heads."""
     return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -1,13 +1,7 @@
-"""CTC drafter: slots that may stay blank (Wen et al. 2024).
+"""CTC drafter: parallel slots with blanks, collapsed to tokens (Wen et al. 2024).
 
-More slots than tokens are drafted at once. A slot may repeat its neighbour or stay blank;
-`collapse` makes tokens of slots, and the loss sums over all ways to write the same tokens, so that
-no slot has to guess its place. Blank is a logit of its own behind those of the draft vocabulary,
-from one row that is trained; the target's LM head stays as it is.
-
-A decoder layer reads the context, root included, and a second one, over the slots, lets them see
-one another both ways. The published drafter also regresses hidden states; this one reads features
-of several layers instead, as EAGLE-3 does.
+The loss sums over all alignments of the same tokens. Blank is one trained logit after the draft
+vocabulary. The paper also regresses hidden states; here features of several layers are read.
 """
 
 from __future__ import annotations
@@ -23,18 +17,16 @@ from paceline.options import require
 
 
 def collapse(slots: Sequence[int], blank: int) -> list[int]:
-    """Indices of the slots that stand for tokens: the first of every run that is not blank.
+    """Return the indices of slots that stand for tokens: the first of every run that is not blank.
 
-    Args:
-        slots: what each slot says.
-        blank: what stands for nothing. Equal tokens with a blank between them are two.
+    Equal tokens with a blank between them are two tokens.
     """
     before = [blank, *slots]
     return [i for i, token in enumerate(slots) if token != blank and token != before[i]]
 
 
 class CTC(Network):
-    """Drafts up to `width` tokens in one pass over the slots."""
+    """Draft up to `width` tokens in one pass over the slots."""
 
     name: ClassVar[str] = "ctc"
     layers: ClassVar[int] = 1
@@ -43,13 +35,7 @@ class CTC(Network):
     def __init__(
         self, geometry: Geometry, *, width: int = 6, tokens: int = 3, ffn_size: int = 0
     ) -> None:
-        """Size the network.
-
-        Args:
-            geometry: of the target.
-            width: slots.
-            tokens: how many the slots are trained to say; 1 to `width`.
-            ffn_size: of both layers; 0 takes the target's own.
+        """Size the network: `width` slots, trained on `tokens` tokens (1 to `width`).
 
         Raises:
             InvalidOption: a size is out of range.
@@ -60,20 +46,16 @@ class CTC(Network):
         self.ffn_size = ffn_size or geometry.ffn_size
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {"width": self.width, "tokens": self.tokens, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        """Fusion, the context's layer, slots and their layer, blank."""
         shapes = slot_shapes(self.geometry, self.width, self.ffn_size)
         return {**shapes, "blank": (1, self.geometry.width)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """The context layer, then the slots behind each context row."""
         attend = among_slots(ops)
         return slots_behind(ops, self.geometry, self.ffn_size, features, tokens, attend)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """By the target's LM head, after a norm, and of blank behind them."""
         x = ops.norm(state, "norm")
         return ops.concat([ops.head(x), ops.linear(x, "blank")])

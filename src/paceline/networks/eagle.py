@@ -1,11 +1,8 @@
-"""EAGLE-1 and EAGLE-2: drafting hidden states instead of tokens (Li et al. 2024, twice: the trees
-differ, the network does not).
+"""EAGLE-1 and EAGLE-2 drafter: autoregression on hidden states (Li et al. 2024).
 
-One decoder layer reads the target's last hidden state beside the embedding of the token that
-followed, and foretells the next hidden state. The target's LM head turns that into a token, and
-the state itself stands in for the hidden state that the next step cannot know. Trained by a
-regression on hidden states beside the loss on tokens. Unlike the published layer, what it reads is
-scaled and normed: at small targets, few axes of a hidden state outweigh all others.
+One decoder layer predicts the next hidden state from the last one and the next token's embedding.
+Trained by regression beside the token loss. Unlike in the paper, inputs are scaled and normed: at
+small targets, few axes of a hidden state outweigh all others.
 """
 
 from __future__ import annotations
@@ -18,22 +15,19 @@ from paceline.networks.ops import Ops, Rows
 
 
 class Eagle(Network):
-    """Drafts one token per pass of its layer; its state is a hidden state of the target."""
+    """Draft one token per pass of its layer; the state is a predicted hidden state."""
 
     name: ClassVar[str] = "eagle"
     layers: ClassVar[int] = 1
 
     def __init__(self, geometry: Geometry, *, steps: int = 5, ffn_size: int = 0) -> None:
-        """Size the network; `ffn_size` 0 takes the target's own."""
         super().__init__(geometry, steps=steps)
         self.ffn_size = ffn_size or geometry.ffn_size
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        """Fusion, and the layer."""
         width = self.geometry.width
         return {
             "hidden_scale": (width,),
@@ -45,20 +39,16 @@ class Eagle(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """The layer over the context."""
         hidden = last_hidden(ops, self.geometry, features)
         return ops.last(self._layer(ops, hidden, tokens, ops.attend_context))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """By the target's LM head."""
         return ops.head(state)
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        """The layer over one more token, the foretold hidden state in place of the true one."""
         return self._layer(ops, state, tokens, ops.attend_draft)
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
-        """The state."""
         return state
 
     def _layer(self, ops: Ops, hidden: Rows, tokens: Rows, attend: Attend) -> Rows:

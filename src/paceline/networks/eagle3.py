@@ -1,8 +1,7 @@
-"""EAGLE-3: one decoder layer on features of several layers (Li et al. 2025, section 3).
+"""EAGLE-3 drafter: one decoder layer on fused features (Li et al. 2025, section 3).
 
-The layer reads the embedding of the next token beside the fused features of the position; behind
-the root its own output stands in for the features it cannot know. It is trained on drafts of its
-own (training-time test), which `Network.advance` behind every position is.
+After the root, the layer's own output replaces the features. Trained on its own drafts
+(training-time test), by `advance` after every position.
 """
 
 from __future__ import annotations
@@ -15,22 +14,19 @@ from paceline.networks.ops import Ops, Rows
 
 
 class Eagle3(Network):
-    """Drafts one token per pass of its layer."""
+    """Draft one token per pass of its layer; `ffn_size` 0 takes the target's own."""
 
     name: ClassVar[str] = "eagle3"
     layers: ClassVar[int] = 1
 
     def __init__(self, geometry: Geometry, *, steps: int = 5, ffn_size: int = 0) -> None:
-        """Size the network; `ffn_size` 0 takes the target's own."""
         super().__init__(geometry, steps=steps)
         self.ffn_size = ffn_size or geometry.ffn_size
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {"steps": self.steps, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        """Fusion, and the layer, which reads twice the width."""
         width = self.geometry.width
         return {
             "scale": (3 * width,),
@@ -42,18 +38,15 @@ class Eagle3(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """The layer over the context."""
         width = self.geometry.width
         inner = ops.split(features, (3 * width, width))[0]
         fused = ops.linear(inner * ops.weight("scale"), "fuse")
         return ops.last(self._layer(ops, fused, tokens, ops.attend_context))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """By the target's LM head, after a norm."""
         return ops.head(ops.norm(state, "norm"))
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        """The layer over one more token, its own output in place of features."""
         return self._layer(ops, state, tokens, ops.attend_draft)
 
     def _layer(self, ops: Ops, x: Rows, tokens: Rows, attend: Attend) -> Rows:

@@ -1,9 +1,7 @@
-"""Hydra: heads that know the tokens drafted before them (Ankner et al. 2024, sections 3 and 4).
+"""Hydra drafter: sequentially dependent heads (Ankner et al. 2024, sections 3 and 4).
 
-With `prefix`, a decoder layer reads the whole context first (Hydra++), here with the features of
-several layers and the root's embedding. Then each depth is a small residual step: the state moves
-by what the token drafted last says of it. All depths share the target's LM head, and the weights
-of the step, so that drafts may be deeper than those trained on.
+With `prefix`, a decoder layer encodes the context first (Hydra++). Each depth is a residual step
+on the last drafted token. All depths share weights, so drafts may exceed the trained depth.
 """
 
 from __future__ import annotations
@@ -16,7 +14,10 @@ from paceline.networks.ops import Ops, Rows
 
 
 class Hydra(Network):
-    """Drafts one token per step; a step reads its state and the token before."""
+    """Draft one token per step; sizes of 0 take the target's own.
+
+    `prefix` adds a decoder layer over the context; `hidden` is the width inside a step.
+    """
 
     name: ClassVar[str] = "hydra"
 
@@ -29,15 +30,6 @@ class Hydra(Network):
         hidden: int = 0,
         ffn_size: int = 0,
     ) -> None:
-        """Size the network; 0 takes the target's own width.
-
-        Args:
-            geometry: of the target.
-            steps: most tokens of one draft.
-            prefix: whether a decoder layer reads the context.
-            hidden: width inside a step.
-            ffn_size: of the decoder layer.
-        """
         super().__init__(geometry, steps=steps)
         self.prefix = prefix
         self.layers = 1 if prefix else 0  # type: ignore[misc]
@@ -45,7 +37,6 @@ class Hydra(Network):
         self.ffn_size = ffn_size or geometry.ffn_size
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {
             "steps": self.steps,
             "prefix": self.prefix,
@@ -54,7 +45,6 @@ class Hydra(Network):
         }
 
     def shapes(self) -> Shapes:
-        """Fusion of features and root, the decoder layer, the step."""
         width = self.geometry.width
         out: Shapes = {
             "embed_norm": (width,),
@@ -68,7 +58,6 @@ class Hydra(Network):
         return out
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """The context layer's output, or one step from the hidden state."""
         width = self.geometry.width
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         if not self.prefix:
@@ -82,11 +71,9 @@ class Hydra(Network):
         return ops.last(x)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """By the shared LM head, after a norm."""
         return ops.head(ops.norm(state, "norm"))
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        """Move the state by the token."""
         return self._step(ops, state, ops.norm(ops.embed(tokens), "embed_norm"))
 
     def _step(self, ops: Ops, state: Rows, embedded: Rows) -> Rows:

@@ -1,4 +1,4 @@
-"""The target's own kind of decoder layer, in a stack: what `models.llama` computes."""
+"""Stack of Llama decoder layers, as `models.llama` computes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paceline.networks.ops import Ops, Rows
 
 
 def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Shapes:
-    """Parameters of `stack`: `count` layers, named `name.0`, `name.1` and so on."""
+    """Return the parameters of `stack`: `count` layers, named `name.0`, `name.1` and so on."""
     out: Shapes = {}
     for layer in range(count):
         out[f"{name}.{layer}.norm"] = (geometry.width,)
@@ -19,7 +19,7 @@ def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Sh
 def stack(
     ops: Ops, name: str, geometry: Geometry, count: int, ffn_size: int, x: Rows, attend: Attend
 ) -> Rows:
-    """`x` `[..., width]`, the residual stream, after layers that have the first `count` caches."""
+    """Apply the layers to the residual stream `x`, `[..., width]`, with the first KV caches."""
     for layer in range(count):
         each = f"{name}.{layer}"
         read = ops.norm(x, f"{each}.norm")

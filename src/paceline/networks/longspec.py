@@ -1,15 +1,9 @@
-"""LongSpec: a drafter whose cache does not grow (Yang et al. 2025, arXiv:2502.17421).
+"""LongSpec drafter: attention over a window of constant size (Yang et al. 2025, arXiv:2502.17421).
 
-A decoder layer sees no further back than `reach` rows, so that its memory and the work of a step
-stay the same however long the text is. What lies before reaches it in one of two ways. By default
-it is the target's features alone, which EAGLE-3's layer reads, and which tell of all that the
-target has seen. With `cross`, as published, the layer also attends to keys and values that the
-target itself keeps of the whole text, in the target's own memory, without a copy.
-
-The paper takes the target's last layer for that. Here it is the layer that the high features enter:
-its keys and values follow from what training knows of a text, and a norm and a matrix of the
-target, frozen. The random offsets that the paper trains with are left out, since rotary positions
-are relative: without keys that stay at the head of the text, they change nothing.
+An EAGLE-3 layer sees `reach` rows; earlier text comes through the target's features or, with
+`cross`, by cross-attention to the target's KV cache, without a copy. The paper takes the last
+layer's cache, here that of the layer the high features enter, which training can compute from
+features. Random position offsets are left out: rotary positions are relative.
 """
 
 from __future__ import annotations
@@ -27,7 +21,10 @@ _LENT = ("target.0.norm", "target.0.qkv")
 
 
 class LongSpec(Eagle3):
-    """Drafts one token per pass of its layer, over a window of the text."""
+    """Draft one token per pass of its layer, over the last `reach` rows.
+
+    `cross` also attends to the target's KV cache of all rows; it needs the target's layer count.
+    """
 
     name: ClassVar[str] = "longspec"
 
@@ -40,18 +37,6 @@ class LongSpec(Eagle3):
         reach: int = 512,
         cross: bool = False,
     ) -> None:
-        """Size the network.
-
-        Args:
-            geometry: of the target, with the number of its layers for `cross`.
-            steps: most tokens of one draft.
-            ffn_size: of the layer; 0 takes the target's own.
-            reach: rows that the layer sees, its own included.
-            cross: whether it also attends to the target's own keys and values, of all rows.
-
-        Raises:
-            InvalidOption: a size is below 1.
-        """
         super().__init__(geometry, steps=steps, ffn_size=ffn_size)
         require(reach >= 1, "reach", reach, "1 or more")
         self.reach = reach
@@ -62,11 +47,9 @@ class LongSpec(Eagle3):
             self.above = count - feature_layers(count)[-1]
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {**super().settings(), "reach": self.reach, "cross": self.reads_target}
 
     def shapes(self) -> Shapes:
-        """Those of EAGLE-3, and what asks the target."""
         shape, out = self.geometry, super().shapes()
         if self.reads_target:
             wide = shape.heads * shape.head_dim
@@ -78,11 +61,9 @@ class LongSpec(Eagle3):
         return out
 
     def borrowed(self) -> dict[str, str]:
-        """What makes keys and values of the layer that the high features enter."""
         return {mine: theirs for mine, theirs in super().borrowed().items() if mine in _LENT}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """The layer over the context, of which the target has keys and values."""
         shape = self.geometry
 
         def make() -> tuple[Rows, Rows]:

@@ -1,12 +1,8 @@
-"""The few operations that drafter networks are written in, whatever runs them.
+"""Operations of drafter networks: the backend protocol of PyTorch and OpenVINO.
 
-There are two kinds of rows. A *context row* is a committed token: the features of position t and
-the token of t + 1; if the network reads no features, the text's first token has a row, too. A
-*draft row* has one more axis, of slots: what the network drafts behind one
-context row. PyTorch trains with `[batch, time, width]` context rows and `[batch, time, slots,
-width]` draft rows, so that a draft starts behind every position at once; at decoding, draft rows
-are `[sequences, slots, width]` and start behind each sequence's last context row. A network sees
-the last axes alone.
+Context rows are committed tokens: the features of position t and the token of t + 1. Draft rows,
+with one more axis of slots, are drafted after a context row: after every position in training
+(`[batch, time, slots, width]`), after the last in decoding (`[sequences, slots, width]`).
 """
 
 from __future__ import annotations
@@ -14,97 +10,73 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
+# A tensor of the backend; + and * work elementwise.
 Rows: TypeAlias = Any
-"""A tensor of the backend. Sums and products of two are written with + and *."""
 
 
 class Ops(Protocol):
     """A backend. Names are those of the network's parameters (`Network.shapes`)."""
 
-    def weight(self, name: str) -> Rows:
-        """A parameter as it is; its axes are aligned with the last axes of rows."""
-        ...
+    def weight(self, name: str) -> Rows: ...
 
     def linear(self, x: Rows, name: str) -> Rows:
-        """`[..., out]` from `[..., in]` by matrix `name`, `[out, in]`."""
+        """Multiply by matrix `name`, `[out, in]`."""
         ...
 
-    def norm(self, x: Rows, name: str) -> Rows:
-        """RMS norm over the last axis, times weight `name`."""
-        ...
+    def norm(self, x: Rows, name: str) -> Rows: ...
 
-    def silu(self, x: Rows) -> Rows:
-        """x sigmoid(x)."""
-        ...
+    def silu(self, x: Rows) -> Rows: ...
 
-    def concat(self, parts: Sequence[Rows]) -> Rows:
-        """Side by side on the last axis."""
-        ...
+    def concat(self, parts: Sequence[Rows]) -> Rows: ...
 
-    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
-        """Parts of the last axis."""
-        ...
+    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]: ...
 
     def embed(self, tokens: Rows) -> Rows:
-        """The target's embeddings of token ids, `[..., width]`; frozen."""
+        """Return the target's frozen embeddings of token ids, `[..., width]`."""
         ...
 
     def embed_windows(self, tokens: Rows) -> Rows:
-        """Context rows `[..., window * width]` of `[..., window]` token ids, side by side."""
+        """Return context rows `[..., window * width]` of `[..., window]` token ids."""
         ...
 
     def head(self, x: Rows) -> Rows:
-        """Logits over the draft vocabulary by the target's LM head, `[..., draft vocabulary]`."""
+        """Return logits by the target's LM head, `[..., draft vocabulary]`."""
         ...
 
     def last(self, x: Rows) -> Rows:
-        """Draft rows of one slot from context rows: those that drafts start behind."""
+        """Return draft rows of one slot from the context rows that drafts start after."""
         ...
 
     def slots(self, x: Rows, count: int) -> Rows:
-        """`[..., count, width]` from draft rows of one slot, `[..., 1, count * width]`."""
+        """Return `[..., count, width]` from draft rows of one slot, `[..., 1, count * width]`."""
         ...
 
     def attend_context(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Causal attention among context rows, `Network.reach` back, with rotary positions.
+        """Attend causally among context rows, `Network.reach` back, with rotary positions.
 
-        Args:
-            layer: which of the network's caches.
-            queries: `[..., heads * head_dim]`.
-            keys: `[..., kv_heads * head_dim]`.
-            values: like `keys`.
+        Queries are `[..., heads * head_dim]`, keys and values `[..., kv_heads * head_dim]`.
         """
         ...
 
     def attend_draft(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attention of draft rows over the context, earlier draft rows, and themselves causally,
-        `Network.reach` back.
+        """Attend to the context and, causally, to all draft rows so far, `Network.reach` back.
 
-        Rows are at consecutive positions, the first at that behind the last context row.
+        Positions are consecutive, from the one after the last context row.
         """
         ...
 
     def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
-        """Come to know the target's own keys and values of new context rows, in one layer.
+        """Provide the target's keys and values of new context rows to `attend_target`.
 
-        Where the target runs beside the network they are read where it keeps them.
-
-        Args:
-            make: computes them, `[..., kv_heads * head_dim]` each, where there is no target.
-
-        Raises:
-            RuntimeUnavailable: the target lends none.
+        `make` computes them, `[..., kv_heads * head_dim]` each, where no target runs beside the
+        network. Raises RuntimeUnavailable if the target does not share its KV cache.
         """
         ...
 
     def attend_target(self, queries: Rows) -> Rows:
-        """Attention over the target's own keys and values of the context, up to each row.
-
-        Args:
-            queries: `[..., heads * head_dim]` of the rows that attended last, at their positions.
-        """
+        """Attend to the target's keys and values up to each of the rows that attended last."""
         ...
 
     def attend_slots(self, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attention of draft rows over one another, both ways; without positions or a cache."""
+        """Attend among draft rows both ways, without positions or a cache."""
         ...

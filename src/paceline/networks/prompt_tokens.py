@@ -1,4 +1,4 @@
-"""Trained prompt tokens on disk: embeddings, how often their guesses are right, and provenance."""
+"""Trained prompt tokens (parallel prompt decoding) on disk: embeddings, accuracies, provenance."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from paceline.errors import InvalidOption
 from paceline.networks.tensor_file import write_tensors
 from paceline.types import LogitArray, ProbArray
 
+# Name in the metadata.
 NETWORK = "ppd"
-"""What the metadata calls them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """Embeddings that ask the target for tokens further ahead.
+    """Embeddings of prompt tokens, which make the target predict tokens further ahead.
 
     Attributes:
-        embeddings: float32 `[m, hidden_size]`; the one at index i is asked at offset i + 1.
-        accuracies: float64 `[m, ranks]`, chance on held-out text that the token behind i right
-            guesses is the one of that rank at index i.
+        embeddings: float32 `[m, hidden_size]`; index i predicts offset i + 1.
+        accuracies: float64 `[m, ranks]`, probability on held-out text that, after i right guesses,
+            the token of that rank at index i is right.
         metadata: provenance, as text; "model" is the fingerprint of the target's weights.
     """
 
@@ -34,11 +34,7 @@ class PromptTokens:
 
 
 def save_prompt_tokens(path: Path, trained: PromptTokens) -> None:
-    """Write prompt tokens, whole or not at all.
-
-    Raises:
-        InvalidOption: the file cannot be written.
-    """
+    """Write prompt tokens atomically; raises InvalidOption if the file cannot be written."""
     tensors: dict[str, np.ndarray] = {
         "embeddings": trained.embeddings,
         "accuracies": trained.accuracies,
@@ -47,16 +43,10 @@ def save_prompt_tokens(path: Path, trained: PromptTokens) -> None:
 
 
 def load_prompt_tokens(path: Path, model: str, width: int) -> PromptTokens:
-    """Read prompt tokens of a model.
-
-    Args:
-        path: what `save_prompt_tokens` wrote.
-        model: fingerprint of the target's weights.
-        width: of the target's hidden states.
+    """Read prompt tokens of a target, by fingerprint and hidden size.
 
     Raises:
-        InvalidOption: the file is missing, damaged, or holds something else, or they were trained
-            for another model.
+        InvalidOption: the file is missing, damaged, of another kind, or of another model.
     """
     try:
         with safe_open(path, framework="numpy") as file:

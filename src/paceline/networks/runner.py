@@ -1,4 +1,4 @@
-"""The contract of a drafter network that is ready to run on some runtime."""
+"""Runner protocol: a drafter network on a runtime, with its chains and tree branches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from paceline.types import IntArray, LogitArray
 
 
 class Noise(NamedTuple):
-    """What the target's tokens will be drawn with, for drafts that are to agree with them.
+    """Gumbel noise of the target's tokens, for drafts coupled to them.
 
-    Attributes:
-        keys: 16 bytes per position (`noise.TokenNoise.key`), from that behind the root on.
-        temperature: of the law that is drawn from, above 0.
+    `keys` has 16 bytes per position (`noise.TokenNoise.key`), from the one after the root on.
     """
 
     keys: bytes
@@ -28,18 +26,16 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What a sequence's context has gained since its last draft.
+    """New context of a sequence since its last draft.
 
     Attributes:
-        cache: the sequence's, from `Runner.open`.
-        features: float32 `[rows, 4 * width]` of the new positions, at least one; no width if the
-            network reads none.
-        tokens: int64 `[rows]`, what follows each; the last is the root.
-        target: the target's cache of the sequence, for networks that read it; it holds all rows.
-        least: a chain may end behind the first token at which the chance that all of it stands is
-            below this. Runners may draft on: what is behind costs time alone.
-        noise: of the positions of a chain, for sampled requests: its tokens are then those that win
-            under the noise. Runners that have none to add draft the likeliest, as without.
+        features: float32 `[rows, 4 * width]` of the new positions; no width if not read.
+        tokens: int64 `[rows]`, the token after each, at least one; the last is the root.
+        target: the target's KV cache of the sequence, for networks that read it.
+        least: a chain may (not must) end after the first token at which its acceptance
+            probability is below this.
+        noise: for sampled requests: the chain's tokens are then the argmax under the noise.
+            Runners without noise ignore it.
     """
 
     cache: Any
@@ -50,7 +46,7 @@ class Grown:
     least: float = 0.0
 
     def parts(self, size: int) -> list[Grown]:
-        """The same in parts of at most `size` rows, oldest first."""
+        """Split into parts of at most `size` rows, oldest first."""
         return [
             replace(
                 self,
@@ -62,14 +58,10 @@ class Grown:
 
 
 class Chain(NamedTuple):
-    """What a network drafts.
+    """A drafted chain: the argmax at each depth (under the noise if given), and the runner-up.
 
-    Attributes:
-        tokens: the most likely one at each depth, or the winner under its noise.
-        chances: the network's probability of each; under noise, by a softmax over what tokens score
-            with it, which says better whether the target will agree.
-        rivals: the second likeliest at each depth.
-        rival_chances: their probabilities; 0 where there is no token.
+    `chances` are the network's probabilities; under noise, a softmax of the noisy scores, which
+    estimates acceptance better. `rival_chances` is 0 where there is no token.
     """
 
     tokens: Sequence[int]
@@ -80,13 +72,11 @@ class Chain(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
-    """A place in a draft, whole steps behind the last context row.
+    """A node of a draft, whole steps after the last context row.
 
     Attributes:
-        cache: of its sequence.
-        above: the branch one step before; None behind the context row itself.
-        tokens: `[width]` token ids, drafted between the two; empty where there is no other.
-        state: the network's, in the runner's own form.
+        above: the branch one step before; None after the context row itself.
+        tokens: `[width]` token ids drafted between the two; empty if `above` is None.
         logits: float32 `[width, draft vocabulary]` of the next step.
     """
 
@@ -101,95 +91,64 @@ class Runner(Protocol):
     """Runs a network for any number of sequences."""
 
     @property
-    def depth(self) -> int:
-        """Most tokens of a draft."""
-        ...
+    def depth(self) -> int: ...
 
     def open(self) -> Any:
-        """A new, empty cache of context rows."""
+        """Return a new, empty KV cache of context rows."""
         ...
 
-    def release(self, cache: Any) -> None:
-        """Give a cache's memory back."""
-        ...
+    def release(self, cache: Any) -> None: ...
 
     def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
-        """Take in context rows and draft behind the last of each sequence.
+        """Encode context rows and draft after the last of each sequence; `depth` 0 only encodes.
 
-        Args:
-            grown: one per sequence.
-            depth: most tokens wanted; 0 only takes in.
-
-        Returns:
-            One chain per sequence, of at most `depth` tokens; none if that is 0.
-
-        Raises:
-            OutOfMemory: the network's own cache is full.
+        Return one chain per sequence, of at most `depth` tokens. Raises OutOfMemory if the
+        network's own KV cache is full.
         """
         ...
 
     def start(self, grown: Sequence[Grown]) -> list[Branch]:
-        """Take in context rows and return the root of a tree behind the last of each sequence.
-
-        Args:
-            grown: one per sequence.
-
-        Raises:
-            OutOfMemory: the network's own cache is full.
-        """
+        """Encode context rows and return a tree root per sequence; raises as `draft`."""
         ...
 
     def advance(self, asked: Sequence[tuple[Branch, Sequence[int]]]) -> list[Branch]:
-        """One step on from branches, which may be of different depths.
+        """Advance branches of any depths by one step, so a step must be the same at every depth.
 
-        So a network's step must be the same at every depth, as all of the catalogue are. Branches
-        hold until their sequence's next `draft` or `start`.
-
-        Args:
-            asked: branches, those of a sequence together, and the `[width]` tokens of their step.
-
-        Raises:
-            OutOfMemory: the network's own cache is full.
+        Takes branches, those of a sequence together, with the `[width]` tokens of their step. They
+        are valid until their sequence's next `draft` or `start`. Raises OutOfMemory as `draft`.
         """
         ...
 
     def hidden(self, branch: Branch) -> LogitArray:
-        """A branch's state as numbers, float32 `[slots, ...]`."""
+        """Return a branch's state, float32 `[slots, ...]`."""
         ...
 
 
 @runtime_checkable
 class EarlyRunner(Runner, Protocol):
-    """One that drafts while its caller does other things."""
+    """Runner that drafts asynchronously."""
 
     def begin(self, grown: Grown, depth: int) -> None:
-        """Begin what `draft` does, for one sequence, and return.
-
-        Raises:
-            OutOfMemory: the network's own cache is full; nothing has begun.
-        """
+        """Begin `draft` for one sequence, and return; after OutOfMemory nothing has begun."""
         ...
 
     def finish(self) -> Chain:
-        """What was begun; wait for it. Anything else may be asked for before, and waits for it."""
+        """Wait for the draft begun last. Other calls are allowed before, and wait for it."""
         ...
 
 
 class Tail:
-    """The newest tokens of a context, for networks that read windows; token 0 stands before it."""
+    """Newest tokens of a context, for networks that read windows; token 0 pads the start."""
 
     def __init__(self, network: Network) -> None:
-        """An empty context."""
         self._window = max(network.window, 1)
         self._tokens = [0] * (self._window - 1)
 
     def windows(self, tokens: Sequence[int]) -> IntArray:
-        """int64 `[rows, window]`: new tokens, and before each those that it followed."""
         known = np.array([*self._tokens, *tokens], dtype=np.int64)
         return np.lib.stride_tricks.sliding_window_view(known, self._window)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """The context has grown."""
         known = [*self._tokens, *tokens]
         self._tokens = known[len(known) - self._window + 1 :]
 
@@ -197,11 +156,9 @@ class Tail:
 def chains(
     network: Network, tokens: npt.NDArray[Any], chances: npt.NDArray[Any], depth: int
 ) -> list[Chain]:
-    """Drafts of at most `depth` tokens from what all steps say, `[sequences, slots, 2]` each: of
-    the likeliest and of the second likeliest.
+    """Build drafts from the argmax and runner-up of each slot, `[sequences, slots, 2]` each.
 
-    Where slots may stay blank, -1 stands for that, and nothing for the second likeliest: it would
-    say what a slot may hold, not what a depth may.
+    -1 is blank; slots with blanks have no runners-up, which would be of a slot, not of a depth.
     """
     out = []
     # Lists: there are few numbers, and this runs at every step.

@@ -1,11 +1,7 @@
-"""S2D: nested drafts, each a prefix of the next (sorted speculative decoding, Kavehzadeh et
-al. 2024).
+"""S2D drafter: early exits of one stack (sorted speculative decoding, Kavehzadeh et al. 2024).
 
-A stack of decoder layers with an exit behind every one, all through one norm and the target's LM
-head. Trained with the loss of all exits, so that weights of a deep network hold those of every
-shallower one: load them with a smaller `layers` to draft faster and with fewer hits. A row reads
-its token beside what the root's features say, so no exit is fed by a deeper one, and the layers
-that an exit leaves out are simply not run.
+Each layer has an exit through one norm and the LM head, and all are trained. So weights of a deep
+network hold every shallower one: a smaller `layers` drafts faster and less accurately.
 """
 
 from __future__ import annotations
@@ -19,9 +15,9 @@ from paceline.options import require
 
 
 class S2D(Network):
-    """Drafts one token per pass of its layers.
+    """Draft one token per pass; the state is the root's fused features, then each layer's output.
 
-    Its state is the fused features of the root, then the output of every layer.
+    `layers` is the depth of the drafting exit. Raises InvalidOption if a size is below 1.
     """
 
     name: ClassVar[str] = "s2d"
@@ -29,28 +25,15 @@ class S2D(Network):
     def __init__(
         self, geometry: Geometry, *, steps: int = 4, layers: int = 3, ffn_size: int = 0
     ) -> None:
-        """Size the network.
-
-        Args:
-            geometry: of the target.
-            steps: most tokens of one draft.
-            layers: up to the exit that drafts; weights trained with more hold these.
-            ffn_size: of the layers; 0 takes the target's own.
-
-        Raises:
-            InvalidOption: a size is below 1.
-        """
         super().__init__(geometry, steps=steps)
         require(layers >= 1, "layers", layers, "1 or more")
         self.layers = layers  # type: ignore[misc]
         self.ffn_size = ffn_size or geometry.ffn_size
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {"steps": self.steps, "layers": self.layers, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        """Fusion, and the layers."""
         width = self.geometry.width
         out: Shapes = {
             "scale": (4 * width,),
@@ -66,21 +49,17 @@ class S2D(Network):
         return out
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """All layers over the context."""
         fused = ops.linear(features * ops.weight("scale"), "fuse")
         fused = ops.norm(fused, "fuse_norm")
         return ops.last(self._layers(ops, fused, tokens, ops.attend_context))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """Of the deepest exit."""
         return self._exit(ops, self._parts(ops, state)[-1])
 
     def exits(self, ops: Ops, state: Rows, step: int) -> list[Rows]:
-        """Of all others, the shallowest first."""
         return [self._exit(ops, part) for part in self._parts(ops, state)[1:-1]]
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        """All layers over one more token, beside the root's features."""
         return self._layers(ops, self._parts(ops, state)[0], tokens, ops.attend_draft)
 
     def _layers(self, ops: Ops, fused: Rows, tokens: Rows, attend: Attend) -> Rows:

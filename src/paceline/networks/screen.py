@@ -1,8 +1,7 @@
-"""A screen before an LM head: which tokens are worth their logits (SVD-softmax, Shim et al. 2017).
+"""Head preview: low-rank preview of an LM head's logits (SVD-softmax, Shim et al. 2017).
 
-A drafter's head weighs more than the rest of a step, and all but a few of its rows are read for
-tokens that nobody would draft. A product of two thin matrices previews all logits; those of the
-best few are then computed exactly, from their own rows of the head alone.
+A matmul with two thin matrices previews all logits; the best few are rescored exactly, from their
+rows of the head alone.
 """
 
 from __future__ import annotations
@@ -16,40 +15,31 @@ import numpy.typing as npt
 
 from paceline.types import LogitArray
 
+# Logits of a row that are rescored exactly.
 REFINED = 32
-"""How many logits of a row are computed exactly."""
 
+# Tensor names of both matrices in files.
 SCREEN = ("screen.down", "screen.up")
-"""Names of both matrices in files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """`up (down h)` previews the logits of a hidden state h, as the LM head reads it.
+    """Low-rank factors `up` `[draft vocabulary, rank]` and `down` `[rank, width]`, float32.
 
-    Attributes:
-        down: float32 `[rank, width]`.
-        up: float32 `[draft vocabulary, rank]`.
+    `up (down h)` previews the logits of a hidden state h, the LM head's input.
     """
 
     down: LogitArray
     up: LogitArray
 
     def tensors(self) -> dict[str, LogitArray]:
-        """By the names of files."""
         return dict(zip(SCREEN, (self.down, self.up), strict=True))
 
 
 def read_screen(
     tensors: Mapping[str, npt.NDArray[Any]], width: int, vocabulary: int
 ) -> Screen | None:
-    """A screen from a file's tensors; None if they hold none that fits.
-
-    Args:
-        tensors: by the names of files.
-        width: of hidden states.
-        vocabulary: tokens that can be drafted.
-    """
+    """Read a head preview from a file's tensors; None if shapes or values do not fit."""
     if tensors.keys() != set(SCREEN):
         return None
     down, up = (tensors[name].astype(np.float32) for name in SCREEN)

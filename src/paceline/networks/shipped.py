@@ -1,4 +1,4 @@
-"""Cards of the weights that ship with the package, from what their files say of themselves."""
+"""Model cards of the drafter weights in the package, from the files' own metadata."""
 
 from __future__ import annotations
 
@@ -22,16 +22,9 @@ _IDS = "draft_ids"
 
 @dataclass(frozen=True, slots=True)
 class ShippedCard:
-    """What a file of weights is, and where it comes from.
+    """Card of one weights file: its size, network or rule, and metadata with JSON decoded.
 
-    Attributes:
-        file: its name.
-        bytes: its size.
-        kind: name of the network, or of the rule that a head belongs to.
-        settings: of the network; empty if it has none.
-        parameters: how many numbers were trained.
-        draft_vocabulary: tokens that can be drafted; None if that is not a matter of the weights.
-        metadata: all that the file says, values of JSON decoded.
+    `draft_vocabulary` is None if the weights do not set it; `parameters` omits the head preview.
     """
 
     file: str
@@ -44,29 +37,20 @@ class ShippedCard:
 
 
 def shipped_file(kind: str, model: str) -> Path | None:
-    """The file that ships for a network, or for prompt tokens ("ppd"), and a target.
-
-    Args:
-        kind: what its name begins with.
-        model: fingerprint of the target's weights.
-    """
+    """Return the packaged file of a network (or "ppd") for a target's fingerprint, or None."""
     with as_file(files(_SHIPPED)) as folder:
         paths = sorted(folder.glob(f"{kind}-*.safetensors"))
         return next((path for path in paths if read_metadata(path).get("model") == model), None)
 
 
 def shipped_cards() -> list[ShippedCard]:
-    """Of all weights that ship, by name of the file."""
+    """Return the cards of all packaged weights, by file name."""
     with as_file(files(_SHIPPED)) as folder:
         return [read_card(path) for path in sorted(folder.glob("*.safetensors"))]
 
 
 def read_card(path: Path) -> ShippedCard:
-    """The card of one file, of which only the head is read.
-
-    Raises:
-        InvalidOption: the file is missing, damaged, or does not say what it is.
-    """
+    """Read the card of one file from its header; raises InvalidOption if it does not fit."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = {key: _decoded(text) for key, text in (file.metadata() or {}).items()}
@@ -91,7 +75,7 @@ def read_card(path: Path) -> ShippedCard:
 
 
 def _decoded(text: str) -> Any:
-    """JSON objects as such; anything else stays text."""
+    # JSON objects only; anything else stays text.
     try:
         value = json.loads(text)
     except ValueError:

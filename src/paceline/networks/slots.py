@@ -1,4 +1,4 @@
-"""Slots that become tokens in one pass: the network that drafters with slots share."""
+"""Parallel slots decoded in one pass, shared by the CTC and block-parallel drafters."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from paceline.networks.ops import Ops, Rows
 
 
 def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
-    """Fusion, the context's layer, slots and their layer, and the norm before the LM head.
-
-    Args:
-        geometry: of the target.
-        slots: how many there are.
-        ffn_size: of both layers.
-    """
+    """Return the parameters of `slots_behind`, and of the norm before the LM head."""
     width = geometry.width
     return {
         "scale": (4 * width,),
@@ -32,18 +26,9 @@ def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
 def slots_behind(
     ops: Ops, geometry: Geometry, ffn_size: int, features: Rows, tokens: Rows, attend: Attend
 ) -> Rows:
-    """The context layer, then the slots behind each context row.
+    """Encode the context and decode the slots after each context row, `[..., slots, width]`.
 
-    Args:
-        ops: the backend.
-        geometry: of the target.
-        ffn_size: of both layers.
-        features: `[..., 4 * width]`, the target's behind each token.
-        tokens: those that follow them.
-        attend: how slots see one another: `ops.attend_draft` or `among_slots(ops)`.
-
-    Returns:
-        `[..., slots, width]`, what the norm before the LM head reads.
+    `attend` is the attention of slots: `ops.attend_draft` or `among_slots(ops)`.
     """
     fused = ops.linear(features * ops.weight("scale"), "fuse")
     embedded = ops.norm(ops.embed(tokens), "embed_norm")

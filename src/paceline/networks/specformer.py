@@ -1,9 +1,8 @@
-"""SpecFormer: slots from hooks of several layers (Shi et al. 2025).
+"""SpecFormer drafter: parallel slots from hooks of several layers (Shi et al. 2025).
 
-Each hook is normed and projected down, and all are fused. A decoder layer reads the context of
-these; a matrix makes the slots of what it says of the last row, and a second layer lets them see
-one another, both ways as in the paper. Blind to tokens, the root included, as Medusa is: the
-target's hidden states are all that it reads.
+Hooks are normed, projected down and fused. A decoder layer reads the context, a matrix spreads its
+last row over the slots, and a second layer is bidirectional among them. Like Medusa, it reads no
+tokens, not even the root.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _HOOKS = 4
 
 
 class SpecFormer(Network):
-    """Drafts `width` tokens in one pass over the slots."""
+    """Draft `width` tokens in one pass; `hook_width` 0 takes half the target's width."""
 
     name: ClassVar[str] = "specformer"
     layers: ClassVar[int] = 1
@@ -26,24 +25,14 @@ class SpecFormer(Network):
     def __init__(
         self, geometry: Geometry, *, width: int = 8, hook_width: int = 0, ffn_size: int = 0
     ) -> None:
-        """Size the network.
-
-        Args:
-            geometry: of the target.
-            width: tokens per pass.
-            hook_width: of a hook after its projection; 0 takes half the target's width.
-            ffn_size: of both layers; 0 takes the target's own.
-        """
         super().__init__(geometry, steps=1, width=width)
         self.hook_width = hook_width or geometry.width // 2
         self.ffn_size = ffn_size or geometry.ffn_size
 
     def settings(self) -> dict[str, Any]:
-        """All sizes."""
         return {"width": self.width, "hook_width": self.hook_width, "ffn_size": self.ffn_size}
 
     def shapes(self) -> Shapes:
-        """Hooks and their fusion, the context's layer, slots and their layer."""
         width = self.geometry.width
         hooks: Shapes = {}
         for index in range(_HOOKS):
@@ -62,7 +51,6 @@ class SpecFormer(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        """The context layer, then the slots behind each context row."""
         shape, size = self.geometry, self.ffn_size
         hooks = ops.split(features * ops.weight("scale"), (shape.width,) * _HOOKS)
         lowered = [
@@ -77,5 +65,4 @@ class SpecFormer(Network):
         return decoder_layer(ops, "block", shape, size, x, read, among_slots(ops))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        """By the target's LM head, after a norm that all slots share."""
         return ops.head(ops.norm(state, "norm"))

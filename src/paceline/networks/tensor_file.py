@@ -1,4 +1,4 @@
-"""Trained tensors on disk: how every file of them is written."""
+"""Writer of safetensors files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from paceline.models.whole_file import whole_file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Write a safetensors file, whole or not at all.
-
-    Raises:
-        InvalidOption: the file cannot be written.
-    """
+    """Write a safetensors file atomically; raises InvalidOption if it cannot be written."""
     rows = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # as is written
     try:
         with whole_file(path) as part:

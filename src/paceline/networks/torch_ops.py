@@ -1,7 +1,6 @@
-"""Drafter networks on PyTorch, behind every position of a batch of texts at once: for training.
+"""PyTorch backend of drafter networks, for training: drafts after every position at once.
 
-Attention behind position t sees the context up to t, and draft rows of t alone: each draft is a
-branch of its own that no other sees (training-time test of EAGLE-3).
+Draft rows of position t see the context up to t and one another (EAGLE-3's training-time test).
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ from paceline.networks.base import Geometry
 
 
 class TorchOps:
-    """One pass over `[batch, time]` context rows; used once. Implements `Ops`."""
+    """`Ops` for one pass over `[batch, time]` context rows; used once.
+
+    `parameters` include the shared target weights; `head` has the draft vocabulary's rows alone.
+    """
 
     def __init__(
         self,
@@ -29,15 +31,6 @@ class TorchOps:
         head: Tensor,
         reach: int = 0,
     ) -> None:
-        """Bind the weights.
-
-        Args:
-            geometry: of the target.
-            parameters: of the network, and what it borrows.
-            embedding: `[vocabulary, width]`, the target's.
-            head: `[draft vocabulary, width]`, rows of the target's LM head.
-            reach: as of `Network`.
-        """
         self._geometry = geometry
         self._parameters = parameters
         self._embedding = embedding
@@ -49,53 +42,41 @@ class TorchOps:
         self._target: tuple[Tensor, Tensor]
 
     def weight(self, name: str) -> Tensor:
-        """The parameter."""
         return self._parameters[name]
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        """`x` times the transposed matrix."""
         return functional.linear(x, self._parameters[name])
 
     def norm(self, x: Tensor, name: str) -> Tensor:
-        """RMS norm in float32 or better."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._geometry.norm_eps)
         return (wide * scale).to(x.dtype) * self._parameters[name]
 
     def silu(self, x: Tensor) -> Tensor:
-        """x sigmoid(x)."""
         return functional.silu(x)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
-        """Side by side on the last axis."""
         return torch.cat(list(parts), dim=-1)
 
     def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """Parts of the last axis."""
         return list(torch.split(x, list(sizes), dim=-1))
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the embedding."""
         return functional.embedding(tokens, self._embedding)
 
     def embed_windows(self, tokens: Tensor) -> Tensor:
-        """`[batch, time, window * width]` from `[batch, time, window]`."""
         return self.embed(tokens).flatten(-2)
 
     def head(self, x: Tensor) -> Tensor:
-        """Logits over the draft vocabulary."""
         return functional.linear(x, self._head)
 
     def last(self, x: Tensor) -> Tensor:
-        """Every context row, with an axis of one slot: a draft starts behind each."""
         return x.unsqueeze(-2)
 
     def slots(self, x: Tensor, count: int) -> Tensor:
-        """`[batch, time, count, width]` from `[batch, time, 1, count * width]`."""
         return _parted(x, count).squeeze(-3)
 
     def attend_context(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Causal attention over `[batch, time, width]` rows."""
         shape = self._geometry
         places = torch.arange(queries.shape[1], device=queries.device)
         q = self._rotate(_parted(queries, shape.heads), places[:, None])
@@ -114,7 +95,6 @@ class TorchOps:
         return out.transpose(1, 2).flatten(-2)
 
     def attend_draft(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of `[batch, time, slots, width]` rows: of every position, its own."""
         shape = self._geometry
         batch, time, slots, _ = queries.shape
         drafted = self._drafted[layer]
@@ -149,14 +129,12 @@ class TorchOps:
         return out.reshape(batch, time, slots, -1)
 
     def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Compute what the target would keep."""
         keys, values = make()
         count = self._geometry.kv_heads
         places = torch.arange(keys.shape[1], device=keys.device)[:, None]
         self._target = self._rotate(_parted(keys, count), places), _parted(values, count)
 
     def attend_target(self, queries: Tensor) -> Tensor:
-        """Attention of `[batch, time, width]` or `[batch, time, slots, width]` rows."""
         shape = self._geometry
         rows = queries if queries.ndim == 4 else queries.unsqueeze(-2)
         q = self._rotate(_parted(rows, shape.heads), self._places)
@@ -169,7 +147,6 @@ class TorchOps:
         return torch.einsum("bkgtsu,bukd->btskgd", weights, values).reshape(queries.shape)
 
     def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention among the slots of `[batch, time, slots, width]` rows."""
         shape = self._geometry
         heads = shape.heads, shape.kv_heads, shape.kv_heads
         q, k, v = (
@@ -180,7 +157,7 @@ class TorchOps:
         return out.transpose(1, 2).reshape(*queries.shape)
 
     def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
-        """Rotary positions on `[..., heads, head_dim]`; `places` has an axis for the heads."""
+        # Rotary positions on `[..., heads, head_dim]`; `places` has an axis for the heads.
         frequencies = torch.from_numpy(
             rotary_frequencies(self._geometry.rope_base, self._geometry.head_dim)
         ).to(places.device, torch.float32)
@@ -191,5 +168,5 @@ class TorchOps:
 
 
 def _parted(x: Tensor, count: int) -> Tensor:
-    """`[..., count, width]` from `[..., count * width]`."""
+    # `[..., count, width]` from `[..., count * width]`.
     return x.reshape(*x.shape[:-1], count, -1)

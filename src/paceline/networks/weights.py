@@ -1,4 +1,4 @@
-"""Trained networks on disk: safetensors with the network's description and its provenance."""
+"""Trained networks on disk: safetensors with the network's description and provenance."""
 
 from __future__ import annotations
 
@@ -23,16 +23,10 @@ _IDS = "draft_ids"
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A network with its parameters.
+    """A network with its parameters (float32) and provenance ("model": the target's fingerprint).
 
-    Attributes:
-        network: the network.
-        parameters: float32, by the network's own names.
-        draft_ids: int64 `[draft vocabulary]`, ascending token ids that it can draft.
-        metadata: provenance, as text; "model" is the fingerprint of the target's weights.
-        screen: what spares runtimes most of the LM head; None if none was fitted. Parameters that
-            move a little may keep it: it foretells the target's head, which stays as it is, and a
-            worse forecast costs acceptance alone.
+    `draft_ids` is int64 `[draft vocabulary]`, ascending. `screen` is the head preview; it stays
+    valid for changed parameters, since the head is frozen and errors cost acceptance alone.
     """
 
     network: Network
@@ -43,11 +37,7 @@ class Trained:
 
 
 def save_network(path: Path, trained: Trained) -> None:
-    """Write a network, its parameters and its screen as float16, whole or not at all.
-
-    Raises:
-        InvalidOption: the file cannot be written.
-    """
+    """Write a network and its head preview as float16, atomically; raises InvalidOption."""
     screen = trained.screen.tensors() if trained.screen is not None else {}
     tensors: dict[str, np.ndarray] = {
         name: array.astype(np.float16) for name, array in {**trained.parameters, **screen}.items()
@@ -58,11 +48,7 @@ def save_network(path: Path, trained: Trained) -> None:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Provenance of a weights file, of which only the head is read.
-
-    Raises:
-        InvalidOption: the file is missing or damaged.
-    """
+    """Read a weights file's header; raises InvalidOption if it is missing or damaged."""
     try:
         with safe_open(path, framework="numpy") as file:
             return dict(file.metadata() or {})
@@ -73,11 +59,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def load_network(path: Path) -> Trained:
-    """Read a network.
-
-    Raises:
-        InvalidOption: the file is missing, damaged, or holds something else.
-    """
+    """Read a network; raises InvalidOption if the file is missing, damaged, or holds none."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

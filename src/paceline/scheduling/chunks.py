@@ -1,9 +1,7 @@
-"""How much of the waiting prompts is read beside a step of the running requests.
+"""Chunked prefill: prompt tokens per forward beside decoding (Sarathi-Serve, arXiv:2403.02310).
 
-A running request waits for the whole forward, so every prompt token that rides along delays it;
-but the forward's fixed cost is paid once for both (chunked prefill: Agrawal et al. 2024, "Sarathi-
-Serve", arXiv:2403.02310, section 4). Beside a step that is made anyway a small chunk is therefore
-no dearer per token than a large one, and its size is chosen by the delay alone.
+The fixed cost of a forward is paid once for both, so small chunks cost no more per token than
+large ones. The delay of running requests alone sets the chunk size.
 """
 
 from __future__ import annotations
@@ -14,39 +12,35 @@ from typing import NamedTuple
 from paceline.controllers.cost import CostModel
 from paceline.sequence import Sequence
 
+# Chunk size while no request decodes; larger ones are no cheaper.
 ALONE = 512
-"""Prompt tokens per forward while nobody waits for a token: larger ones are no cheaper."""
 
+# Smallest chunk under a user's limit: prefill must always progress.
 LEAST = 16
-"""Fewest prompt tokens per forward under a user's limit: a prompt is read to its end however full
-the machine is."""
 
+# Chunk size beside decoding if costs are unknown, else the smallest. Slower prefill would leave
+# the batch below its full size for longer.
 BESIDE = 64
-"""Prompt tokens beside a step where costs are not known, and the fewest where they are: who reads
-more slowly makes the whole batch wait for its full size."""
 
+# Longest step with a chunk, as a multiple of the step without.
 _SLOWER = 3.0
-"""A step may take this many times as long as without a chunk."""
 
 
+# Common tokens from which waiting for another's prefill beats prefilling them twice.
 _WORTH_WAITING = 64
-"""Tokens in common that take longer to read twice than a forward more takes to start."""
 
 
 class Chunk(NamedTuple):
-    """The next `tokens` tokens of a sequence, to be cached."""
+    """The next `tokens` tokens of a sequence to prefill."""
 
     sequence: Sequence
     tokens: int
 
 
 def beside(rows: int, costs: CostModel | None, limit: int | None = None) -> int:
-    """Prompt tokens to read in one forward.
+    """Return the number of prompt tokens to prefill in one forward beside `rows` running requests.
 
-    Args:
-        rows: of the running requests in that forward, one each; 0 if nobody waits.
-        costs: what forwards cost, if known.
-        limit: most rows of the forward in all, as the user set it; None goes by the costs.
+    `limit` is the user's maximum of rows per forward; None goes by measured `costs`.
     """
     if not rows:
         return ALONE if limit is None else min(limit, ALONE)
@@ -65,13 +59,9 @@ def beside(rows: int, costs: CostModel | None, limit: int | None = None) -> int:
 
 
 def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -> list[Chunk]:
-    """`tokens` shared out among sequences that are still to be read, the first first.
+    """Distribute `tokens` over sequences in prefill, first come, first served.
 
-    Args:
-        reading: the sequences.
-        tokens: in all.
-        block: tokens per block where sequences share those they have in common. Who would read
-            what another is reading waits for it.
+    With a prefix cache of `block` tokens a sequence waits for another that prefills its prefix.
     """
     chunks: list[Chunk] = []
     for sequence in reading:
@@ -85,7 +75,6 @@ def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -
 
 
 def _reads_for(first: Sequence, second: Sequence, block: int) -> bool:
-    """Whether the first is about to cache so much of the second's head that waiting pays."""
     common = 0
     for end in range(block, min(len(first.tokens), len(second.tokens)), block):
         if first.tokens[end - block : end] != second.tokens[end - block : end]:

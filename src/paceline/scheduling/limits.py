@@ -1,4 +1,4 @@
-"""What an engine takes on at most, and the error of a request beyond that."""
+"""Limits of an engine, and the error of a request beyond them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from paceline.options import require
 
 
 class QueueFull(PacelineError):
-    """As many requests are waiting as may wait: try again once some have ended."""
+    """The request queue is full: try again once some have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many requests, and how many rows in a forward.
-
-    Attributes:
-        running: most sequences decoded together.
-        waiting: most requests that wait for a place; None sets no limit.
-        step_tokens: most rows of a forward that reads prompts beside running requests; None
-            chooses by what forwards cost. At least 16 prompt tokens are read in any case.
+    """Most sequences decoded together, most queued requests, most rows of a forward that combines
+    prefill and decoding. None sets no limit, or chooses rows by measured costs.
     """
 
     running: int = 8

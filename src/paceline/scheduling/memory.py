@@ -1,7 +1,7 @@
-"""Key-value memory as the scheduler sees it: how many blocks a request, or a draft, may take.
+"""Paged key-value memory: block counts of requests and drafts.
 
-What is decided here depends on lengths and budgets alone. So a budget that is cut for want of
-memory is cut before any token is drafted (predictability), and drawn drafts keep their law.
+Budgets are cut by lengths alone, before any token is drafted (predictability), so sampled drafts
+keep their distribution.
 """
 
 from __future__ import annotations
@@ -14,104 +14,86 @@ from paceline.sequence import Sequence
 from paceline.target import Target
 from paceline.types import Budget
 
+# Positions written by a step without a draft: the root, and a second row that makes the CPU
+# runtime use the same attention kernel.
 PLAIN_ROWS = 2
-"""Positions that a step without a draft writes: the root, and a second row that keeps the kernel
-of attention the same (see the CPU runtime)."""
 
 
 class BlockCache(Protocol):
-    """A sequence's cache where memory comes in blocks."""
+    """A sequence's paged cache."""
 
     @property
-    def length(self) -> int:
-        """Number of cached tokens."""
-        ...
+    def length(self) -> int: ...
 
     def needed(self, tokens: int) -> int:
-        """Blocks that the next `tokens` positions take from the memory."""
+        """Return the number of new blocks for the next `tokens` positions."""
         ...
 
     def reserve(self, tokens: int) -> None:
-        """Take them now; raises OutOfMemory."""
+        """Allocate them now; raises OutOfMemory."""
         ...
 
     def share(self, tokens: List[int]) -> None:
-        """Go on from what others have cached of the head of `tokens`, if that is more."""
+        """Take the longest cached prefix of `tokens` from the prefix cache, if it is longer."""
         ...
 
     def publish(self, tokens: List[int]) -> None:
-        """Let others begin with what this cache holds of `tokens`."""
+        """Add this cache's blocks of `tokens` to the prefix cache."""
         ...
 
 
 class Memory(Protocol):
-    """Blocks of `block` tokens, `blocks` in all, of which `free` can be had now."""
+    """Paged memory of a target."""
 
+    # Prefix sharing between sequences.
     sharing: bool
-    """Whether sequences begin with what others have cached of their heads."""
 
     @property
-    def block(self) -> int:
-        """Tokens per block."""
-        ...
+    def block(self) -> int: ...
 
     @property
-    def blocks(self) -> int:
-        """Blocks that sequences may hold, in all."""
-        ...
+    def blocks(self) -> int: ...
 
     @property
-    def free(self) -> int:
-        """Blocks that no sequence holds."""
-        ...
+    def free(self) -> int: ...
 
     @property
-    def bytes_per_token(self) -> int:
-        """Memory that a cached token takes."""
-        ...
+    def bytes_per_token(self) -> int: ...
 
 
 @runtime_checkable
 class Paged(Protocol):
-    """A target whose memory has a limit that it can state; its caches are `BlockCache`s."""
+    """A target that exposes its paged memory; its caches are `BlockCache`s."""
 
     @property
-    def memory(self) -> Memory:
-        """What all its caches share."""
-        ...
+    def memory(self) -> Memory: ...
 
 
 def memory_of(target: Target) -> Memory | None:
-    """The memory of a target, or None if it does not state any."""
+    """Return the paged memory of a target, or None."""
     return target.memory if isinstance(target, Paged) else None
 
 
 def keep_apart(target: Target) -> None:
-    """Let sequences share no prefixes from now on, where they would.
-
-    Of engines that are compared on the same prompts, one would read what others then find cached.
-    """
+    """Disable prefix sharing, for fair comparison of engines on the same prompts."""
     memory = memory_of(target)
     if memory is not None:
         memory.sharing = False
 
 
 def capacity(memory: Memory) -> int:
-    """Tokens that all sequences together may have cached."""
+    """Return the number of tokens that all sequences together may have cached."""
     return memory.block * memory.blocks
 
 
 def fits(memory: Memory, cache: BlockCache, tokens: int, running: int) -> bool:
-    """Whether a cache may grow to `tokens` beside that many running sequences.
-
-    Each of them, and the newcomer, shall find one more block before anybody is preempted.
-    """
+    """Return whether a cache may extend to `tokens` with one spare block per running sequence."""
     spare = running + 1 if running else 0
     return cache.needed(tokens - cache.length + PLAIN_ROWS) + spare <= memory.free
 
 
 def plain_step_fits(memory: Memory, sequences: List[Sequence]) -> bool:
-    """Whether one step of all sequences finds memory if nothing is drafted."""
+    """Return whether one step of all sequences without drafts fits into memory."""
     if len(sequences) * _most(memory, PLAIN_ROWS) <= memory.free:
         return True  # as in all steps but few: no need to look closer
     needed: int = sum(sequence.cache.needed(PLAIN_ROWS) for sequence in sequences)
@@ -119,21 +101,16 @@ def plain_step_fits(memory: Memory, sequences: List[Sequence]) -> bool:
 
 
 def with_draft(memory: Memory, cache: BlockCache, budget: Budget) -> int:
-    """The most blocks that a step takes for a draft within `budget`, whatever its shape.
-
-    The first path lies in the sequence's own blocks; every other, and there is one per node at
-    most, takes a copy of the last block and room for itself.
-    """
+    """Return the most blocks that a step takes for a draft within `budget`, whatever its shape."""
+    # The first path uses the sequence's own blocks. Every other, at most one per node, copies the
+    # last block and needs room of its own.
     rows = max(PLAIN_ROWS, 1 + min(budget.nodes, budget.depth))
     path = -(-(cache.length % memory.block + rows) // memory.block)
     return cache.needed(rows) + max(0, budget.nodes - 1) * path
 
 
 def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budget]) -> list[Budget]:
-    """Budgets cut to equal sizes, as far as must be, so that all drafts find memory.
-
-    A step without drafts is not checked: the scheduler sees to that.
-    """
+    """Return budgets cut to a common size so that all drafts fit into memory."""
     if memory is None or not any(budget.nodes for budget in budgets):
         return list(budgets)
     if _drafts_fit(memory, sequences, budgets):
@@ -160,6 +137,5 @@ def _drafts_fit(memory: Memory, sequences: List[Sequence], budgets: List[Budget]
 
 
 def _most(memory: Memory, rows: int) -> int:
-    """The most blocks that a path of so many rows takes: what holds the rows, and one more, since
-    they may begin inside a block, which is copied where others read it."""
+    # One extra block: rows may begin inside a block, which is copied if shared.
     return -(-rows // memory.block) + 1

@@ -1,8 +1,6 @@
-"""Who runs, who waits, and who gives way when memory is short.
+"""First-come, first-served scheduler that preempts the newest running request.
 
-First come, first served: nobody overtakes the head of the queue, and whoever is preempted is the
-newest and goes back to the head. So every running request is older than every waiting one, and the
-oldest is never preempted while another runs: it ends, and the next is the oldest (no starvation).
+Running requests are older than waiting ones and the oldest always progresses: no starvation.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from paceline.transcript import Transcript
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request in flight: its tokens, its text, and when it came (seconds, `perf_counter`)."""
+    """A request in flight; `added` is its arrival in `perf_counter` seconds."""
 
     sequence: Sequence
     transcript: Transcript
@@ -32,25 +30,17 @@ class Request:
 
 
 class Scheduler:
-    """Decides about requests; the engine carries it out."""
+    """Decide on admission, prefill and preemption; the engine executes."""
 
     def __init__(self, limits: Limits, memory: Memory | None) -> None:
-        """Have no requests.
-
-        Args:
-            limits: how many may run and wait.
-            memory: of the target; None if it states none, and says OutOfMemory by itself.
-        """
         self.limits = limits
         self.preemptions = 0
-        """How often a running request had to give its memory back."""
         self._memory = memory
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._crowded = False  # somebody was preempted, and nobody has left since
+        self._crowded = False  # preempted, and no request has ended since
 
     def __iter__(self) -> Iterator[Request]:
-        """All requests, those that run first."""
         yield from self._running
         yield from self._waiting
 
@@ -59,7 +49,7 @@ class Scheduler:
 
     @property
     def placed(self) -> tuple[Request, ...]:
-        """Requests that have a place, and memory."""
+        """Admitted requests, in prefill or decoding."""
         return tuple(self._running)
 
     @property
@@ -69,16 +59,11 @@ class Scheduler:
 
     @property
     def reading(self) -> tuple[Request, ...]:
-        """Requests that have a place, and are still to be read."""
+        """Requests in prefill."""
         return tuple([each for each in self._running if each.sequence.reading])
 
     def check(self, prompt: int) -> None:
-        """Refuse what cannot be taken on: a prompt of `prompt` tokens, or one request more.
-
-        Raises:
-            OutOfMemory: the prompt does not fit into the memory, even alone.
-            QueueFull: too many are waiting.
-        """
+        """Raise OutOfMemory if the prompt exceeds the cache, QueueFull if the queue is full."""
         if self._memory is not None and prompt >= capacity(self._memory):
             raise OutOfMemory(
                 f"the prompt has {prompt} tokens and the key-value cache holds "
@@ -94,19 +79,15 @@ class Scheduler:
             )
 
     def add(self, request: Request) -> None:
-        """Put a request at the end of the queue."""
         self._waiting.append(request)
 
     def candidate(self) -> Request | None:
-        """The next in the queue, if there is a place for it."""
+        """Return the head of the queue, if it may be admitted."""
         full = self._crowded or len(self._running) >= self.limits.running
         return self._waiting[0] if self._waiting and not full else None
 
     def place(self, request: Request) -> bool:
-        """Let the candidate, whose cache is open, run; False if it must wait for memory.
-
-        Its memory for all that it has to read is taken now, so reading is not interrupted.
-        """
+        """Admit the candidate and reserve memory for its prefill; False if it must wait."""
         sequence = request.sequence
         if self._memory is not None:
             read = len(sequence.tokens) - 1
@@ -119,7 +100,7 @@ class Scheduler:
         return True
 
     def chunks(self, costs: CostModel | None) -> list[Chunk]:
-        """What to read in the next forward."""
+        """Return the prefill chunks of the next forward."""
         reading = [request.sequence for request in self.reading]
         if not reading:
             return []
@@ -127,11 +108,11 @@ class Scheduler:
         return shared_out(reading, tokens, self._memory.block if self._memory else None)
 
     def short(self, running: List[Sequence]) -> bool:
-        """Whether memory is too short for a step of these requests, even without drafts."""
+        """Return whether memory is too short for a step of these requests without drafts."""
         return self._memory is not None and not plain_step_fits(self._memory, running)
 
     def preempt(self) -> Request | None:
-        """Send the newest running request back to the head of the queue; None if it is alone."""
+        """Return the newest running request to the head of the queue; None if it is alone."""
         if len(self._running) < 2:
             return None
         newest = max(self._running, key=lambda request: request.sequence.id)
@@ -142,7 +123,6 @@ class Scheduler:
         return newest
 
     def remove(self, request: Request) -> None:
-        """A request has ended, or was cancelled."""
         if request in self._running:
             self._running.remove(request)
             self._crowded = False

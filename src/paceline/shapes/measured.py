@@ -1,8 +1,4 @@
-"""How often each rank of a drafter is right, counted while decoding, for shapes to be built from.
-
-Unlike the running estimates inside drafters, which forget, these are plain counts: they are saved,
-and a shape is built from them before decoding starts.
-"""
+"""Rank accuracies of a drafter, counted while decoding, from which static trees are built."""
 
 from __future__ import annotations
 
@@ -27,38 +23,27 @@ class RankCounts:
     """Trials and hits of every rank, by depth.
 
     Attributes:
-        drafter: name of what was measured.
-        trials: int64 `[depth, rank]`, how often decoding came to a node at this depth (0 is the
-            root) that had a child of this rank.
-        hits: int64 `[depth, rank]`, how often that child was the target's token.
+        drafter: name of the drafter measured.
+        trials: int64 `[depth, rank]`, visits to a node at this depth (0: root) with such a child.
+        hits: int64 `[depth, rank]`, visits where that child was the target's token.
     """
 
     def __init__(self, drafter: str, depth: int, ranks: int) -> None:
-        """Count nothing yet; what lies deeper, or has a higher rank, will not be counted."""
         self.drafter = drafter
         self.trials: IntArray = np.zeros((depth, ranks), dtype=np.int64)
         self.hits: IntArray = np.zeros((depth, ranks), dtype=np.int64)
 
     def add(self, depth: int, offered: int, rank: int | None) -> None:
-        """Count one step.
-
-        Args:
-            depth: of the node whose children were offered; 0 for the root.
-            offered: how many children it had.
-            rank: of the child that was the target's token; None if it was none of them.
-        """
+        """Count one step: children offered at `depth` (0: the root), and the right rank or None."""
         if depth < len(self.trials):
             self.trials[depth, :offered] += 1
             if rank is not None and rank < self.hits.shape[1]:
                 self.hits[depth, rank] += 1
 
     def observe(self, draft: TokenTree, committed: List[int]) -> None:
-        """Count a draft whose siblings stand in the order of their ranks.
+        """Count a draft whose siblings are in rank order, as proposed, before pruning.
 
-        Args:
-            draft: as proposed, before anything was pruned.
-            committed: the tokens that came after its root; more than one step's tell of nodes that
-                lie beyond a controller's choice too.
+        `committed` are the tokens after its root, also of later steps.
         """
         below = trees.children(draft)
         node = ROOT
@@ -72,18 +57,11 @@ class RankCounts:
 
     @property
     def accuracies(self) -> ProbArray:
-        """float64 `[depth, rank]`, share of trials that were hits, 0 where there were none.
-
-        Two misses are added, so that a rank which was seldom offered is not trusted after one hit.
-        """
+        """float64 `[depth, rank]`, hits per trial; smoothed by two added misses."""
         return self.hits / (self.trials + _DOUBT)
 
     def save(self, path: Path) -> None:
-        """Write a JSON file, whole or not at all.
-
-        Raises:
-            InvalidOption: it cannot be written.
-        """
+        """Write a JSON file atomically. Raises InvalidOption if it cannot be written."""
         content = {
             "format": _FORMAT,
             "drafter": self.drafter,
@@ -99,12 +77,7 @@ class RankCounts:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            InvalidOption: the file cannot be read, is none of rank counts, or holds counts that
-                cannot be.
-        """
+        """Read what `save` wrote. Raises InvalidOption if unreadable or inconsistent."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -130,7 +103,6 @@ class RankCounts:
 
 
 def _counts(table: Any) -> IntArray | None:
-    """A rectangular table of counts, or None if it is no such thing."""
     try:
         counts = np.array(table)
     except ValueError:  # rows of unequal length

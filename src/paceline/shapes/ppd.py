@@ -1,10 +1,8 @@
-"""Dynamic sparse trees of parallel prompt decoding (Chen et al. 2024, arXiv:2405.18628, section 4).
+"""Dynamic sparse trees of parallel prompt decoding (Chen et al. 2024, arXiv:2405.18628, sec. 4).
 
-Chains of prompt tokens stand behind nodes of a draft, and those behind the accepted node say what
-the next draft may hold. So rows are spent on two things: candidates, which may be accepted now, and
-prompt tokens, from which the next step lives. A state is the number of prompt tokens that stood
-behind the accepted node: candidates can be as deep. Every state has a tree of its own, a Markov
-chain leads from one to the next, and its stationary law says what the trees are worth together.
+Rows are split between candidates and prompt tokens, which feed the next step. The state is the
+number of prompt tokens after the accepted node. The stationary distribution of the Markov
+chain of states gives the tokens per step.
 """
 
 from __future__ import annotations
@@ -21,12 +19,12 @@ from paceline.types import ROOT, IntArray, ProbArray
 
 @dataclass(frozen=True, slots=True)
 class StateTree:
-    """What is drafted in one state.
+    """Draft of one state.
 
     Attributes:
         shape: the candidates, likeliest first.
-        chances: float64 `[n]`, chance that each candidate is accepted.
-        prompts: int64 `[1 + n]`, how many prompt tokens stand behind the root and each candidate.
+        chances: float64 `[n]`, acceptance probability of each candidate.
+        prompts: int64 `[1 + n]`, prompt tokens after the root and each candidate.
     """
 
     shape: StaticShape
@@ -35,26 +33,20 @@ class StateTree:
 
     @property
     def tokens(self) -> float:
-        """Expected committed tokens of a step, the target's own included."""
+        """Expected committed tokens per step."""
         return 1.0 + float(self.chances.sum())
 
     @property
     def ends(self) -> ProbArray:
-        """float64 `[1 + n]`, chance that the root, or each candidate, is the last one accepted."""
+        """float64 `[1 + n]`, probability that the root, or each candidate, is accepted last."""
         return endings(self.shape, self.chances)
 
     @property
     def rows(self) -> int:
-        """Candidates and prompt tokens."""
         return len(self.shape) + int(self.prompts.sum())
 
     def seconds(self, costs: CostModel, context: int) -> float:
-        """Time of a step.
-
-        Args:
-            costs: what forwards cost.
-            context: tokens before the draft, which every path attends to.
-        """
+        """Return the time of a step after `context` tokens."""
         inner = {ROOT, *layout(self.shape).parents.tolist()} if self.shape else set()
         open_ends = [place - 1 not in inner for place in range(len(self.prompts))]
         branches = max(0, int(np.count_nonzero(np.array(open_ends) | (self.prompts > 0))) - 1)
@@ -64,17 +56,13 @@ class StateTree:
 
 @dataclass(frozen=True, slots=True)
 class SparseTree:
-    """The trees of all states.
-
-    Attributes:
-        states: by number of prompt tokens that there are, 0 first.
-    """
+    """Trees of all states, by number of prompt tokens, 0 first."""
 
     states: tuple[StateTree, ...]
 
     @property
     def transitions(self) -> ProbArray:
-        """float64 `[states, states]`, chance to be in a state (column) after another (row)."""
+        """float64 `[states, states]`, probability of a state (column) after another (row)."""
         out = np.zeros((len(self.states), len(self.states)))
         for row, state in zip(out, self.states, strict=True):
             np.add.at(row, state.prompts, state.ends)
@@ -82,25 +70,23 @@ class SparseTree:
 
     @property
     def law(self) -> ProbArray:
-        """float64 `[states]`, share of the steps that are made in each state in the long run."""
+        """float64 `[states]`, stationary distribution."""
         return stationary(self.transitions)
 
     @property
     def tokens(self) -> float:
-        """Expected committed tokens per step in the long run."""
+        """Expected committed tokens per step, in the long run."""
         return float(self.law @ [state.tokens for state in self.states])
 
     def seconds(self, costs: CostModel, context: int = 0) -> float:
-        """Expected time of a step in the long run."""
+        """Return the expected time of a step, in the long run."""
         return float(self.law @ [state.seconds(costs, context) for state in self.states])
 
 
 def endings(shape: StaticShape, reached: ProbArray) -> ProbArray:
-    """float64 `[1 + n]`, chance that verification ends at the root, or at each node.
+    """Return the probability that verification ends at each place, float64 `[1 + n]`, root first.
 
-    Args:
-        shape: the nodes.
-        reached: float64 `[n]`, chance that each node is accepted.
+    `reached` is float64 `[n]`, the acceptance probability of each node.
     """
     out = np.concatenate([[1.0], reached])
     if shape:
@@ -110,14 +96,8 @@ def endings(shape: StaticShape, reached: ProbArray) -> ProbArray:
 
 
 def stationary(transitions: ProbArray) -> ProbArray:
-    """The law pi = pi T that a chain which begins in state 0 tends to.
-
-    The chain is slowed down (it stays where it is every other time), which keeps the law and rids
-    it of periods, and its steps are doubled until nothing changes.
-
-    Args:
-        transitions: float64 `[n, n]`, rows sum to one.
-    """
+    """Return the limit distribution pi = pi T from state 0; rows of `transitions` sum to one."""
+    # The lazy chain has the same stationary distribution and no periods; then square it.
     steps = (transitions + np.eye(len(transitions))) / 2
     for _ in range(50):
         steps = steps @ steps
@@ -127,16 +107,13 @@ def stationary(transitions: ProbArray) -> ProbArray:
 
 
 def allot(ends: ProbArray, worth: Sequence[float], rows: int) -> IntArray:
-    """How many prompt tokens to put behind each place, so that the next step is worth most.
+    """Allocate `rows` prompt tokens to places, for the most expected tokens in the next step.
 
-    The paper removes, from as many as there can be, the one that costs least, again and again.
-    That is the same where every further prompt token at a place is worth less than the one before;
-    here the optimum is found in any case.
+    Knapsack optimum; the paper's greedy removal agrees with it for diminishing returns.
 
     Args:
-        ends: float64 `[places]`, chance that verification ends at each.
+        ends: float64 `[places]`, probability that verification ends at each.
         worth: of the next step, by number of prompt tokens, 0 first.
-        rows: most prompt tokens in all.
     """
     best = np.zeros(rows + 1)
     picks = []
@@ -154,13 +131,9 @@ def allot(ends: ProbArray, worth: Sequence[float], rows: int) -> IntArray:
 
 
 def sparse_tree(accuracies: ProbArray, candidates: int, rows: int) -> SparseTree:
-    """Trees of so many rows each: the likeliest candidates, then prompt tokens.
+    """Build trees of `rows` rows each: at most `candidates`, likeliest first, then prompt tokens.
 
-    Args:
-        accuracies: float64 `[m, rank]`, chance that the token behind m - 1 accepted candidates is
-            the one that prompt token m ranks there.
-        candidates: most candidates of a state, at most `rows`.
-        rows: candidates and prompt tokens together.
+    `accuracies` is float64 `[m, rank]`: of prompt token m after m - 1 accepted candidates.
     """
     states = range(len(accuracies) + 1)
     shapes = [from_rank_accuracies(accuracies, candidates, state) for state in states]
@@ -177,14 +150,9 @@ def sparse_tree(accuracies: ProbArray, candidates: int, rows: int) -> SparseTree
 def best_tree(
     accuracies: ProbArray, most: int, costs: CostModel | None = None, context: int = 0
 ) -> SparseTree:
-    """The trees that commit most tokens per second, or per step where costs are not known.
+    """Return the trees of most committed tokens per second, or per step without `costs`.
 
-    Args:
-        accuracies: as for `sparse_tree`.
-        most: rows of a tree, at most.
-        costs: what forwards cost; then smaller trees are considered too, such as fill a forward of
-            a size that was measured, and none.
-        context: tokens before the draft.
+    With `costs`, sizes below `most` that fill a measured forward size are considered too.
     """
     sizes = {most}
     if costs is not None:

@@ -1,4 +1,4 @@
-"""Pruning by confidence: nodes that are unlikely to be accepted are not worth their place."""
+"""Pruning of draft trees by confidence."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from paceline.types import ROOT, TokenTree
 
 
 def confident(draft: TokenTree, least: float) -> TokenTree:
-    """A deterministic draft without the nodes whose score is below `least`, and all below them.
+    """Drop nodes with a score below `least`, and all below them; without scores, drop none.
 
-    A draft without scores comes back as it is.
-
-    Args:
-        draft: the draft; its scores were known before the target saw it.
-        least: smallest score that stays.
-
-    Raises:
-        ValueError: the draft was sampled, so that its tokens decide about the scores. Dropping a
-            drawn token because of its own probability would bias the output (predictability rule).
+    Raises ValueError if the draft was sampled: dropping a sampled token because of its own
+    probability would bias the output (predictability).
     """
     if draft.law is not None:
         raise ValueError("a sampled draft cannot be pruned by confidence after it was drawn")

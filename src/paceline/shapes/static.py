@@ -1,11 +1,7 @@
-"""Shapes that are fixed before decoding, from how often each rank of a drafter is right.
+"""Static draft trees from rank accuracies (Medusa, Cai et al. 2024, arXiv:2401.10774).
 
-A shape says which nodes a draft has by their ranks alone: the path (0, 2) is the third-ranked child
-of the first-ranked child of the root. Where a child of rank r at depth d is right with the same
-chance under every parent, a node is accepted with the product of the chances along its path, and
-the chances of all nodes add up to the expected number of accepted tokens. They fall along paths, so
-the likeliest nodes are closed under parents, and taking them one after another is optimal (Cai et
-al. 2024, "Medusa", arXiv:2401.10774, on searching for the best tree).
+The path (0, 2) is the third-ranked child of the first-ranked child of the root. Acceptance
+probabilities multiply along a path, so taking the likeliest nodes greedily is optimal.
 """
 
 from __future__ import annotations
@@ -19,21 +15,15 @@ import numpy as np
 
 from paceline.types import ROOT, IntArray, ProbArray
 
+# Ranks from a child of the root down to a node; 0 is the drafter's first choice.
 RankPath = tuple[int, ...]
-"""Ranks from a child of the root down to a node; rank 0 is the drafter's first choice."""
 
+# Rank path of every node, parents before children, without repeats.
 StaticShape = tuple[RankPath, ...]
-"""The rank path of every node, parents before children, no path twice."""
 
 
 class Layout(NamedTuple):
-    """A shape as arrays, one entry per node.
-
-    Attributes:
-        parents: int64 `[n]`, index of the parent, `ROOT` for children of the root.
-        ranks: int64 `[n]`, rank among the children of the parent.
-        depths: int64 `[n]`, 1 for children of the root.
-    """
+    """A static tree as int64 arrays, one entry per node; top nodes have the parent `ROOT`."""
 
     parents: IntArray
     ranks: IntArray
@@ -41,11 +31,7 @@ class Layout(NamedTuple):
 
 
 def layout(shape: StaticShape) -> Layout:
-    """A shape as arrays.
-
-    Raises:
-        ValueError: a path is empty or stands twice, or its parent does not precede it.
-    """
+    """Convert to arrays. Raises ValueError if a path is empty, repeated, or before its parent."""
     places: dict[RankPath, int] = {(): ROOT}
     for node, path in enumerate(shape):
         if path in places or path[:-1] not in places:
@@ -59,12 +45,7 @@ def layout(shape: StaticShape) -> Layout:
 
 
 def chances(shape: StaticShape, accuracies: ProbArray) -> ProbArray:
-    """float64 `[n]`, chance that each node is accepted.
-
-    Args:
-        shape: the nodes.
-        accuracies: as in `from_rank_accuracies`; 0 beyond its edges.
-    """
+    """Return the acceptance probability of each node, float64 `[n]`."""
     rows = accuracies.tolist()
 
     def accuracy(depth: int, rank: int) -> float:
@@ -76,16 +57,10 @@ def chances(shape: StaticShape, accuracies: ProbArray) -> ProbArray:
 
 
 def from_rank_accuracies(accuracies: ProbArray, nodes: int, depth: int) -> StaticShape:
-    """The shape of most expected accepted tokens, likeliest nodes first.
+    """Return the tree of most expected accepted tokens, likeliest first; any prefix is optimal too.
 
-    Any head of it is the best shape of its size. It has fewer nodes where all others have no
-    chance.
-
-    Args:
-        accuracies: float64 `[depth, rank]`, chance that the target's token is the child of this
-            rank, given that its parent was accepted.
-        nodes: most nodes.
-        depth: greatest depth; accuracies may end before it.
+    `accuracies` is float64 `[depth, rank]`: probability that the child of this rank is the
+    target's token, given that its parent was accepted. Nodes of probability zero are left out.
     """
     levels = accuracies[: max(depth, 0)].tolist()
     serial = itertools.count()  # equal chances: the elder first

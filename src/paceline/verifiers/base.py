@@ -1,4 +1,4 @@
-"""The contract of a verifier, and what several rules share: checks of drafts, and the walk."""
+"""Verifier contract, and shared parts of rules: checks of drafts, and the sample-and-match walk."""
 
 from __future__ import annotations
 
@@ -13,83 +13,77 @@ from paceline.randomness import Randomness
 from paceline.types import ROOT, Law, LawKind, LogitArray, Needs, TokenTree, Verdict
 from paceline.verifiers.context import VerifierContext
 
+# Chains alone, or trees, of which chains are the simplest.
 Shape = Literal["chain", "tree"]
-"""What drafts look like: chains alone, or trees of which chains are the simplest."""
 
+# Largest distance of a draft row's mass from one; rounding of float32 rows stays below it.
 _SUMS_TO_ONE = 1e-6
-"""How far the mass of a draft's row may be from one; rounding of float32 rows stays below it."""
 
 
 class TargetLaws(Protocol):
-    """The target's processed law at the root and at each node of a draft."""
+    """Target's processed distributions at the root and at each node of a draft."""
 
     @property
     def position(self) -> int:
-        """Absolute position of the first drafted token."""
+        """Return the absolute position of the first drafted token."""
         ...
 
     def law(self, node: int) -> Law:
-        """Law of the token after `node` (`ROOT` for the root)."""
+        """Return the distribution of the token after `node` (`ROOT` for the root)."""
         ...
 
     def winner(self, node: int, position: int, randomness: Randomness) -> int:
-        """The token that wins under the noise of `position` by the law at `node`; cheaper than to
-        ask for the law."""
+        """Return the Gumbel-max token of `position` at `node`; cheaper than the distribution."""
         ...
 
     def soft(self, node: int) -> Law:
-        """As `law`, but at temperature 1 where the request is greedy: how near others came."""
+        """Return the distribution, at temperature 1 where the request is greedy."""
         ...
 
     def hidden(self, node: int) -> LogitArray:
-        """float32 `[hidden_size]`, final hidden state at `node`, for rules whose `needs` say so."""
+        """Return float32 `[hidden_size]`, final hidden state at `node`, if the rule `needs` it."""
         ...
 
 
 class Verifier(ABC):
-    """A pure rule: draft, target laws and randomness in; accepted path and next token out."""
+    """Pure rule from draft, target distributions and randomness to accepted path and next token."""
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
+    # Kinds of draft distribution that the rule is defined for; None stands for deterministic
+    # drafts.
     accepts: ClassVar[frozenset[LawKind | None]]
-    """Draft laws the rule is defined for; None stands for deterministic drafts."""
+    # Draft shapes that the rule is defined for.
     shape: ClassVar[Shape] = "tree"
-    """Draft shapes the rule is defined for."""
+    # Whether the guarantee holds at temperature 0 alone.
     greedy_only: ClassVar[bool] = False
-    """Whether the rule's promise holds at temperature 0 alone."""
+    # Whether the rule's own tokens are the Gumbel-max winners of their position: drafts drawn
+    # with the same noise agree more often.
     follows_noise: ClassVar[bool] = False
-    """Whether its own tokens are those that win under the noise of their position (`gumbel_max`):
-    drafts drawn with it agree oftener."""
     needs: ClassVar[Needs] = Needs()
 
     @classmethod
     def create(cls, context: VerifierContext) -> Self:
-        """A rule with the options that the user set.
-
-        Raises:
-            InvalidOption: an option is unknown or out of range.
-        """
+        """Build a rule with the user's options. Raises InvalidOption."""
         return cls(**arguments(cls, "verifier", context.options))
 
     @abstractmethod
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Decide the accepted path of `draft` and the token after it.
+        """Return the accepted path of `draft` and the token after it.
 
         Raises:
             IncompatibleDraft: the rule does not hold for the way the draft was drawn.
         """
 
     def extend(self, draft: TokenTree) -> TokenTree:
-        """What the target must see to verify `draft`: nodes may be added behind the draft's own,
-        which no verdict's path may hold. The default adds nothing."""
+        """Return the tree that the target must see to verify `draft`. Nodes may be added after
+        the draft's own; no verdict's path may hold them. The default adds nothing.
+        """
         return draft
 
 
 def check_law(verifier: Verifier, draft: TokenTree) -> None:
-    """Raise IncompatibleDraft unless `verifier` is exact for the law of `draft`.
-
-    An empty draft fits every rule: there is nothing to verify.
-    """
+    """Raise IncompatibleDraft unless the rule is exact for the draft's kind; empty drafts pass."""
     kind = None if draft.law is None else draft.law.kind
     if len(draft) and kind not in verifier.accepts:
         known = ", ".join(sorted(k or "deterministic" for k in verifier.accepts))
@@ -100,7 +94,7 @@ def check_law(verifier: Verifier, draft: TokenTree) -> None:
 
 
 def row(verifier: Verifier, draft: TokenTree, parent: int) -> Law:
-    """The law that the children of `parent` were drawn from, checked to be one.
+    """Return the distribution that the children of `parent` were drawn from.
 
     Raises:
         IncompatibleDraft: there is none, or it does not sum to one.
@@ -121,11 +115,7 @@ def row(verifier: Verifier, draft: TokenTree, parent: int) -> Law:
 
 
 def drawn_mass(verifier: Verifier, q: Law, draft: TokenTree, node: int) -> float:
-    """q of the token at `node`, which was drawn from q and so has some.
-
-    Raises:
-        IncompatibleDraft: q gives the token no probability.
-    """
+    """Return q of the token at `node`. IncompatibleDraft: zero, so it was not drawn from q."""
     token = int(draft.tokens[node])
     mass = q.prob(token)
     if not mass > 0:
@@ -161,10 +151,9 @@ def check_chain(verifier: Verifier, draft: TokenTree) -> None:
 
 
 def walk(draft: TokenTree, pick: Callable[[int, int], int]) -> Verdict:
-    """Descend from the root while the token that `pick(node, depth)` names is a child.
+    """Descend while the token that `pick(node, depth)` returns is a child (sample-and-match).
 
-    What is emitted is always the picked token, so the output law is that of `pick` whatever the
-    tree holds (sample-and-match).
+    Every emitted token is picked: the output distribution is that of `pick` for any tree.
     """
     below = trees.places(draft)
     path: list[int] = []

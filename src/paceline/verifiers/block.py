@@ -1,10 +1,6 @@
-"""Block verification (Sun et al. 2024, arXiv:2403.10444): accept a chain as a whole.
-
-Token rejection forgets, after each token, by how much the target liked what came before. Block
-verification carries it along as a weight in [0, 1], so a prefix that the target finds likelier
-than the drafter did makes up for a token that it finds less likely. The mass accepted through a
-prefix u is min(w(parent) p, Q(u)), with Q(u) the draft's joint probability: the most that any rule
-can accept of a single chain, and never less than token rejection accepts.
+"""Block verification (Sun et al. 2024, arXiv:2403.10444): accept or reject a chain as a whole. The
+mass accepted through a prefix u is min(w(parent) p, Q(u)), Q(u) the draft's joint probability:
+optimal for a single chain, never less than token rejection.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from paceline.verifiers.base import (
 
 
 class Block(Verifier):
-    """Lossless for chains drawn from the rows of their law."""
+    """Lossless for chains drawn from the rows of their distribution."""
 
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
@@ -38,7 +34,6 @@ class Block(Verifier):
     shape: ClassVar[Shape] = "chain"
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Accept the longest prefix whose coin says so."""
         check_law(self, draft)
         check_chain(self, draft)
         if draft.law is not None and len(draft.law.paths) > 1:
@@ -60,17 +55,9 @@ def verify_path(
     target: TargetLaws,
     randomness: Randomness,
 ) -> Verdict:
-    """Block verification of one path of a draft.
+    """Verify one path of a draft by block verification; `rows` are the distributions drawn from.
 
-    Every depth has a coin of its own, and the deepest one that comes up decides. So they are
-    tossed from the deepest upwards, and those above the first success need no toss.
-
-    Args:
-        draft: the draft.
-        path: nodes from a child of the root downwards.
-        rows: per node of `path`, the law that its token was drawn from.
-        target: the target's laws.
-        randomness: all draws.
+    Each depth has a coin, and the deepest success decides: coins are tossed from there upwards.
     """
     parents = (ROOT, *path)
     weights = [1.0]
@@ -100,10 +87,7 @@ def verify_path(
 
 
 def chance(p: Law, q: Law, weight: float) -> float:
-    """Chance that a prefix of `weight` stands though its continuation was not accepted.
-
-    Where both terms vanish the weight is one and p equals q: nothing is left to correct.
-    """
+    """Return the probability that a prefix of `weight` is accepted, its continuation not."""
     rest = weight * p.probs
     rest -= q.at(p.ids)
     # Not a dot product: a threaded one waits for cores on which the runtime still spins.

@@ -1,4 +1,4 @@
-"""What a verifier may be built from."""
+"""Verifier inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.types import Capabilities
 
 @dataclass(frozen=True, slots=True)
 class VerifierContext:
-    """What a verifier may be built from.
+    """Inputs for building a verifier.
 
     Attributes:
         target: capabilities of the target whose drafts it verifies.

@@ -1,8 +1,6 @@
-"""Coupled verification: the target's token is argmax(log p + g) with noise g keyed by position.
-
-Whatever is drafted, the emitted token is the one that plain sampling with the same seed emits at
-that position, so identity can be tested token by token at any temperature. A drafter that uses
-the same g agrees more often: acceptance is at least (1 - TV) / (1 + TV).
+"""Gumbel-coupled verification: the target's token is argmax(log p + g), with Gumbel noise g
+keyed by position. The text equals plain sampling with the same seed, token by token. A drafter
+with the same g is accepted with probability at least (1 - TV) / (1 + TV).
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
 
 
 class Coupled(Verifier):
-    """Lossless and seed-exact for every tree that depends on the noise alone or not at all."""
+    """Lossless and seed-exact for every tree that depends on the Gumbel noise at most."""
 
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
@@ -25,7 +23,6 @@ class Coupled(Verifier):
     follows_noise: ClassVar[bool] = True
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Follow the token that each position's noise selects."""
         check_law(self, draft)
         return walk(
             draft,

@@ -1,4 +1,4 @@
-"""Greedy verification: accept while the draft holds the target's most likely token."""
+"""Greedy verification: accept while the draft holds the target's argmax."""
 
 from __future__ import annotations
 
@@ -20,6 +20,5 @@ class Greedy(Verifier):
     greedy_only: ClassVar[bool] = True
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Follow the argmax of each law."""
         check_law(self, draft)
         return walk(draft, lambda node, depth: target.law(node).argmax())

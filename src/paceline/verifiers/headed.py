@@ -1,4 +1,4 @@
-"""What the rules share that ask a trained head about the hidden state at a drafted token."""
+"""Base of rules with a trained head on the hidden state at a drafted token."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from paceline.verifiers.pardon import Pardoning
 
 
 class Headed(Pardoning):
-    """Takes drafts of every kind, chains and trees, from targets that give hidden states."""
+    """Accept drafts of every kind, from targets that give hidden states."""
 
     needs: ClassVar[Needs] = Needs(hidden=True)
 
     def __init__(self, threshold: float = 0.5, head: str = "") -> None:
-        """Set the threshold and load the head.
-
-        Args:
-            threshold: what the head's probability is compared with, in [0, 1].
-            head: safetensors file; empty for the one that ships for the default model.
+        """Set the threshold, and load the head; empty is the one that ships for the default model.
 
         Raises:
-            InvalidOption: the threshold is out of range, or the file holds no head of this rule.
+            InvalidOption: the threshold is out of [0, 1], or the file holds no head of this rule.
         """
         require(0 <= threshold <= 1, "threshold", threshold, "in [0, 1]")
         self.threshold = threshold
@@ -33,12 +29,7 @@ class Headed(Pardoning):
 
     @classmethod
     def create(cls, context: VerifierContext) -> Self:
-        """A verifier whose head was trained for the target.
-
-        Raises:
-            RuntimeUnavailable: the runtime gives no hidden states.
-            InvalidOption: the head was trained for another model.
-        """
+        """Build the rule. RuntimeUnavailable: no hidden states. InvalidOption: foreign head."""
         rule = cls(**arguments(cls, "verifier", context.options))
         if not context.target.hidden_states:
             raise RuntimeUnavailable(

@@ -1,4 +1,4 @@
-"""Linear heads of rules that were trained: a weight per feature, a bias, and where it came from."""
+"""Linear heads of trained rules: weights, bias and provenance."""
 
 from __future__ import annotations
 
@@ -20,13 +20,9 @@ _SHIPPED = "paceline.weights"
 
 @dataclass(frozen=True, slots=True)
 class LinearHead:
-    """A classifier: sigmoid(weight . features + bias).
+    """Classifier sigmoid(weight . features + bias).
 
-    Attributes:
-        weight: float32 `[features]`.
-        bias: added to the score.
-        metadata: provenance, as text; "kind" names the rule and "model" the fingerprint of the
-            target's weights.
+    `metadata` is provenance: "kind" names the rule, "model" the fingerprint of the target.
     """
 
     weight: LogitArray
@@ -34,11 +30,7 @@ class LinearHead:
     metadata: Mapping[str, str]
 
     def probability(self, features: LogitArray) -> float:
-        """Of the class that the head was trained to find, for float32 `[features]`.
-
-        Raises:
-            InvalidOption: the head has another number of features.
-        """
+        """Return the trained class's probability for float32 `[features]`. Raises InvalidOption."""
         if features.shape != self.weight.shape:
             kind = self.metadata.get("kind", "linear")
             raise InvalidOption(
@@ -56,11 +48,7 @@ class LinearHead:
 
 
 def load_head(kind: str, path: str = "") -> LinearHead:
-    """Read a head from `path`, or the one that ships for the default model.
-
-    Raises:
-        InvalidOption: the file is missing, or holds no head of that kind.
-    """
+    """Load a head from `path`, or the one that ships. Raises InvalidOption."""
     if path:
         return _read(kind, Path(path))
     with as_file(files(_SHIPPED) / f"{kind}-smollm2-135m.safetensors") as shipped:
@@ -68,11 +56,7 @@ def load_head(kind: str, path: str = "") -> LinearHead:
 
 
 def save_head(path: Path, head: LinearHead) -> None:
-    """Write a head so that readers see all of it or nothing.
-
-    Raises:
-        InvalidOption: the file cannot be written.
-    """
+    """Write a head atomically. InvalidOption: the file cannot be written."""
     from safetensors.numpy import save
 
     tensors = {"weight": head.weight, "bias": np.array([head.bias], dtype=np.float32)}

@@ -1,8 +1,6 @@
-"""k-SEQ at sequence level (SpecTr: Sun et al. 2023, arXiv:2310.15141).
-
-k independent draws from q are tried in turn, each accepted with probability min(1, p / (rho q)).
-The factor rho, between 1 and k, makes acceptance and correction add up to p; it depends on k, so it
-is solved for anew at every node, where k counts the draws (or paths) that reached it.
+"""k-SEQ at sequence level (SpecTr: Sun et al. 2023, arXiv:2310.15141): k independent draws from
+q are tried in turn, each accepted with probability min(1, p / (rho q)). rho in [1, k] makes
+acceptance and correction add up to p; it is solved at every node for the draws that reached it.
 """
 
 from __future__ import annotations
@@ -18,14 +16,14 @@ from paceline.types import Law, LawKind, TokenTree
 from paceline.verifiers.base import drawn_mass
 from paceline.verifiers.multi_draft import Coin, MultiDraft
 
+# Relative error of the equation for rho, which is that of the output distribution.
 _TOLERANCE = 1e-14
-"""Relative error of the equation for rho, which is that of the output law."""
 
+# Secant steps before halving alone; all but nearly equal distributions take less than ten.
 _SECANTS = 24
-"""Secant steps before halving alone; all but laws that are nearly equal take less than ten."""
 
+# Enough to halve the bracket down to neighbouring numbers.
 _STEPS = _SECANTS + 60
-"""Enough to halve the bracket down to neighbouring numbers."""
 
 
 class KSeq(MultiDraft):
@@ -48,12 +46,11 @@ class KSeq(MultiDraft):
 
 
 def scale(p: Law, q: Law, k: int) -> float:
-    """The factor rho for `k` draws.
+    """Return the factor rho for `k` draws.
 
-    With b(rho) = sum min(q, p / rho), the chance that one draw is accepted, it solves
-    1 - (1 - b)^k = rho b. Divided by b that is 1 + (1 - b) + ... + (1 - b)^(k - 1) = rho, which
-    loses no digits where b is small. Secant steps inside a bracket that starts as [1, k], which
-    is halved when a step would leave it, and always if secants have not got there soon.
+    With b(rho) = sum min(q, p / rho), the acceptance probability of one draw, rho solves
+    1 - (1 - b)^k = rho b; divided by b: 1 + (1 - b) + ... + (1 - b)^(k - 1) = rho, which loses no
+    digits at small b. Bracketed secant steps from [1, k], with halving as fallback.
     """
     mine, theirs = q.probs, p.at(q.ids)
     least = np.empty_like(mine)

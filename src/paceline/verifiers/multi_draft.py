@@ -1,4 +1,4 @@
-"""What rules share that try several drawn children of a node: the walk, and the order of draws."""
+"""Base of multi-draft rules that try several drawn children of a node in the order of the draws."""
 
 from __future__ import annotations
 
@@ -12,36 +12,26 @@ from paceline.randomness import Draw, Purpose, Randomness
 from paceline.types import ROOT, Law, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, row
 
+# From the acceptance probability and the place among the siblings to the outcome.
 Coin = Callable[[float, int], bool]
-"""From the probability of accepting and the place among the siblings to the outcome."""
 
 
 class MultiDraft(Verifier):
-    """Goes down the tree, deciding at each node which child stands or what law corrects."""
+    """Descend the tree, deciding at each node the accepted child or the correction."""
 
     @abstractmethod
     def _decide(
         self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
     ) -> int | Law:
-        """The accepted child, or the law of the token to emit instead.
+        """Return the accepted child, or the distribution of the token to emit instead.
 
-        Args:
-            draft: the draft.
-            children: nodes in the order drawn, one entry per draw.
-            p: the target's law at their parent.
-            q: the law that they were drawn from.
-            coin: decides whether a child stands.
-
-        Raises:
-            IncompatibleDraft: a child cannot have been drawn from `q`.
+        `children` are in the order drawn, one entry per draw; `p` and `q` are the target's and the
+        draft's distribution at their parent. Raises IncompatibleDraft: not drawn from `q`.
         """
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Decide node by node until no child stands or none was drawn.
-
-        A corrected token that happens to be drafted is a child like any other: what lies below it
-        was drawn from its own rows, whatever led there.
-        """
+        # A corrected token that happens to be drafted is a child like any other: its own
+        # children were drawn from their own rows, whatever led there.
         check_law(self, draft)
         below = drawn_children(self, draft)
         root = target.position - 1
@@ -71,11 +61,7 @@ class MultiDraft(Verifier):
 
 
 def drawn_children(verifier: Verifier, draft: TokenTree) -> dict[int, tuple[int, ...]]:
-    """Children of each node in the order they were drawn, one entry per draw.
-
-    Raises:
-        IncompatibleDraft: the draws do not match the tree, as when it was pruned afterwards.
-    """
+    """Return each node's children in the order drawn. IncompatibleDraft: the tree was pruned."""
     law = draft.law
     nodes = trees.children(draft)
     if law is None:

@@ -1,16 +1,7 @@
-"""Greedy multi-path block verification (after Thomas and Pal 2026, arXiv:2602.16961).
-
-Of several paths that were drawn independently, one is selected, node by node: the one whose token
-the drafter proposes too rarely, by p / q. Selection changes the law of the path, in a way that can
-be computed, and block verification with that law in place of q is exact. (In the paper all tokens
-are ordered by p / q; here tokens of nearly the same ratio share a rank, which saves sorting the
-vocabulary and changes what is accepted by next to nothing.)
-
-Selection among many draws bends a law that is nearly right out of shape, and then costs more than
-it gains. So the number of draws that compete is settled at each node, from p, q and what has been
-accepted so far: as many as make the node's own acceptance largest. The law is taken given the
-paths that came this far and go on, so it holds for paths that end early as well, and where one
-path is left this is plain block verification.
+"""Greedy multi-path block verification (after Thomas and Pal 2026, arXiv:2602.16961). Of
+independent paths one is selected node by node by highest p / q; block verification with the
+distribution of the selected path in place of q is exact. Changed: p / q is binned, which saves
+a sort, and each node takes the number of competing draws that maximises its own acceptance.
 """
 
 from __future__ import annotations
@@ -26,8 +17,8 @@ from paceline.verifiers.base import TargetLaws, Verifier, check_law, drawn_mass,
 from paceline.verifiers.block import verify_path
 from paceline.verifiers.multi_draft import drawn_children
 
+# Groups of tokens by p / q: sign, 8 bits of exponent and 5 of the fraction.
 _GROUPS = 1 << 14
-"""Groups of tokens by p / q: sign, 8 bits of exponent and 5 of the fraction."""
 
 
 class MultipathBlock(Verifier):
@@ -38,17 +29,12 @@ class MultipathBlock(Verifier):
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"paths"})
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Select a path, then verify it as a block."""
         check_law(self, draft)
         path, rows = self.select(draft, target)
         return verify_path(draft, path, rows, target, randomness)
 
     def select(self, draft: TokenTree, target: TargetLaws) -> tuple[list[int], list[Law]]:
-        """The nodes of the selected path, and the law that each of them was selected from.
-
-        Raises:
-            IncompatibleDraft: as `verify`.
-        """
+        """Return the selected path, and the distributions that its nodes were selected from."""
         drawn_children(self, draft)  # for its checks
         paths = () if draft.law is None else draft.law.paths
         path: list[int] = []
@@ -73,21 +59,14 @@ class MultipathBlock(Verifier):
 
 
 class Competition:
-    """Draws from one law, of which the best one is selected.
+    """Best of k draws from q by p / q, with ratios binned to 5 binary digits.
 
-    Tokens are grouped by p / q, to 5 binary digits, and the best draw is the first of those in the
-    highest group. So nothing needs sorting: with F the draft mass of all groups up to a token's own
-    and F- that of the lower ones, the best of k draws is x with probability
-    q(x) (F^k - F-^k) / (F - F-).
+    The best draw is the first of the highest group. With F the draft mass of all groups up to a
+    token's own and F- of the lower ones, the best of k draws is x with probability
+    q(x) (F^k - F-^k) / (F - F-); no sort is needed.
     """
 
     def __init__(self, p: Law, q: Law) -> None:
-        """Group the tokens.
-
-        Args:
-            p: the target's law.
-            q: the law of the draws.
-        """
         self._q = q
         target = p.at(q.ids)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -106,25 +85,22 @@ class Competition:
         self._upper = np.cumsum(self._masses)
 
     def best(self, tokens: Sequence[int]) -> int:
-        """Index into `tokens`, drawn tokens in the order drawn, of the one that is selected."""
+        """Return the index into `tokens`, in the order drawn, of the selected one."""
         groups = [int(self._groups[self._index(token)]) for token in tokens]
         return groups.index(max(groups))
 
     def masses(self, token: int) -> tuple[float, float]:
-        """Draft mass of the groups below that of a token, and of its own group."""
+        """Return the draft mass of the groups below a token's, and of its own group."""
         group = self._groups[self._index(token)]
         mass = float(self._masses[group])
         return float(self._upper[group]) - mass, mass
 
     def law(self, most: int, weight: float) -> tuple[int, Law]:
-        """How many draws compete, at most `most`, and the law of the one that is selected.
+        """Return the number of competing draws, at most `most`, and the selected one's
+        distribution.
 
-        As many as make the mass largest that is accepted here, sum min(weight p, law), taken as if
-        p / q were the same all over a group.
-
-        Args:
-            most: number of draws there are.
-            weight: share of the mass of the selected path so far that is accepted.
+        The number maximises the accepted mass sum min(weight p, selected), with p / q taken as
+        constant within a group; `weight` is the accepted share of the path so far.
         """
         # (F^k - F-^k) / (F - F-) = F^(k-1) + F^(k-2) F- + ... loses no digits in small groups.
         wanted = weight * self._wanted

@@ -1,9 +1,6 @@
-"""What lossy rules share that pardon single mismatches: the walk along the target's own tokens.
-
-At each node the target's own token is the one that plain decoding with the same seed emits there
-(coupled verification; the most likely token of a greedy request). While it was drafted it is
-followed. Where it was not, a rule may pardon a drafted token and let the walk go on there. A rule
-that pardons nothing is therefore plain decoding, token by token, at any temperature.
+"""Base of relaxed acceptance rules: a coupled walk along the target's own tokens that may accept
+single mismatches. A rule that accepts none is plain decoding with the same seed, token by token,
+at any temperature.
 """
 
 from __future__ import annotations
@@ -21,25 +18,19 @@ from paceline.randomness import Randomness
 from paceline.types import Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
 
+# Added to probabilities inside the logarithm of an entropy, as in Medusa's code.
 _FLOOR = 1e-5
-"""Added to probabilities inside the logarithm of an entropy, as Medusa's code does."""
 
 
 def entropy(law: Law) -> float:
-    """-sum p log p in nats, never more than the logarithm of the vocabulary's size."""
+    """Return -sum p log p in nats, at most the logarithm of the vocabulary's size."""
     terms = np.log(law.probs + _FLOOR)
     terms *= law.probs  # not a dot product: see `block.chance`
     return -float(terms.sum())
 
 
 class Round:
-    """One draft under verification, and the target's own token at each of its nodes.
-
-    Attributes:
-        draft: the draft.
-        target: the target's laws.
-        randomness: of the sequence.
-    """
+    """Draft under verification, with the target's own token at each of its nodes."""
 
     def __init__(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> None:
         self.draft = draft
@@ -53,31 +44,31 @@ class Round:
         return trees.children(self.draft)
 
     def children(self, node: int) -> Sequence[int]:
-        """Nodes under `node`, in node order."""
+        """Return nodes under `node`, in node order."""
         return self._below.get(node, ())
 
     def own(self, node: int, depth: int) -> int:
-        """The token that plain decoding emits after `node`, which lies at `depth` (root: 0)."""
+        """Return the token that plain decoding emits after `node`, at `depth` (root: 0)."""
         if node not in self._own:
             position = self.target.position + depth
             self._own[node] = gumbel_max(self.target.law(node), position, self.randomness)
         return self._own[node]
 
     def entropy(self, node: int) -> float:
-        """Of the target's soft law after `node`, in nats."""
+        """Return the entropy of the target's soft distribution after `node`, in nats."""
         if node not in self._entropies:
             self._entropies[node] = entropy(self.target.soft(node))
         return self._entropies[node]
 
     def match(self, node: int, depth: int) -> int | None:
-        """The child of `node` that holds the target's own token, if one does."""
+        """Return the child of `node` that holds the target's own token, if one does."""
         own = self.own(node, depth)
         same = (child for child in self.children(node) if self.draft.tokens[child] == own)
         return next(same, None)
 
 
 class Pardoning(Verifier):
-    """Accepts the target's own tokens, and mismatches that `pardons` lets pass."""
+    """Accept the target's own tokens, and mismatches that `pardons` accepts."""
 
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset(
@@ -87,17 +78,13 @@ class Pardoning(Verifier):
 
     @abstractmethod
     def pardons(self, step: Round, node: int, child: int, depth: int) -> bool:
-        """Whether `child` may stand for the target's own token, which is not drafted there.
+        """Return whether mismatch `child` of `node` (at `depth`) is accepted.
 
-        Args:
-            step: the draft, the laws and the target's own tokens.
-            node: parent of `child`, at `depth`.
-            child: a node that does not hold the target's own token.
-            depth: how many drafted tokens lead to `node`.
+        Called only where the target's own token is not drafted.
         """
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Follow the target's own tokens, and where one was not drafted the likeliest pardoned."""
+        # Of several accepted mismatches the likeliest is followed.
         check_law(self, draft)
         step = Round(draft, target, randomness)
 

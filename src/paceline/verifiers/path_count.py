@@ -1,9 +1,7 @@
-"""How many paths to draw for multi-path block verification, from measured acceptance.
-
-With w(u) = min(w(parent) p, Q~(u)) the mass accepted through a prefix u, where Q~ is the law of
-the selected path, E[accepted] is the sum of w(u) over all prefixes: the mean of w(u) / Q(u) over
-chains drawn from Q. So chains that were drawn once, with the laws on both sides, tell without bias
-what any number of paths would have been worth, and no path need be drawn for it.
+"""Number of paths to draw for multi-path block verification, from measured acceptance.
+E[accepted] is the mean of w(u) / Q(u) over chains drawn from Q, with w(u) = min(w(parent) p,
+Q~(u)) and Q~ the distribution of the selected path: chains drawn once give an unbiased estimate
+for any number.
 """
 
 from __future__ import annotations
@@ -21,13 +19,7 @@ from paceline.verifiers.multipath_block import Competition
 
 @dataclass(frozen=True, slots=True)
 class MeasuredChain:
-    """A chain as it was drawn, and what both models said of it.
-
-    Attributes:
-        tokens: the drawn tokens.
-        draft: per token, the law it was drawn from.
-        target: per token, the target's law at its parent.
-    """
+    """Drawn chain; per token, the distribution it was drawn from and the target's at its parent."""
 
     tokens: Sequence[int]
     draft: Sequence[Law]
@@ -35,11 +27,8 @@ class MeasuredChain:
 
 
 class _State(NamedTuple):
-    """One way that the paths may have come as far as a prefix.
-
-    `paths` pass through it, a share `weight` of the mass of the selected path is accepted, and
-    that mass is `lift` times Q.
-    """
+    # One way that the paths may have reached a prefix: `paths` pass through it, a share
+    # `weight` of the selected path's mass is accepted, and that mass is `lift` times Q.
 
     paths: int
     weight: float
@@ -47,10 +36,9 @@ class _State(NamedTuple):
 
 
 def accepted(chain: MeasuredChain, count: int) -> float:
-    """What `chain` says of the tokens accepted per round with `count` paths.
+    """Return `chain`'s estimate of the accepted tokens per round with `count` paths.
 
-    The mean over chains drawn from the drafter is the expectation. With one path it is that of
-    block verification.
+    The mean over chains drawn from the drafter is the expectation; one path is block verification.
     """
     states, total = [_State(count, 1.0, 1.0)], 0.0
     for token, q, p in zip(chain.tokens, chain.draft, chain.target, strict=True):
@@ -80,12 +68,7 @@ def choose_count(
     most: int,
     cost: Callable[[int], float] = lambda count: 1.0,
 ) -> int:
-    """The number of paths, 1 to `most`, that commits most tokens per unit of cost.
-
-    Args:
-        chains: what was measured, at least one chain.
-        most: most paths to consider.
-        cost: of a round with so many paths, in any unit; by default the same for all.
+    """Return the number of paths, 1 to `most`, that commits most tokens per unit of `cost`.
 
     Raises:
         InvalidOption: there is no chain, or `most` is below 1.
@@ -100,17 +83,8 @@ def choose_count(
 
 
 def _share(draws: int, agreeing: int, mass: float, group: float, lower: float) -> float:
-    """Chance that a token is the best of some draws, and that so many of them are that token.
-
-    With t draws in its group and all others in lower ones, it must be the first of the t.
-
-    Args:
-        draws: how many there are.
-        agreeing: how many of them are the token.
-        mass: of the token in one draw.
-        group: of the token's group, itself included.
-        lower: of the groups below.
-    """
+    # Probability that a token is the best of `draws` and is drawn `agreeing` times. With t
+    # draws in its group and all others in lower ones, it must be the first of the t.
     return sum(
         comb(draws, t)
         * lower ** (draws - t)

@@ -1,8 +1,6 @@
-"""Recursive rejection with replacement (SpecInfer: Miao et al. 2023, arXiv:2305.09781).
-
-The children of a node are independent draws from q. They are tried in turn, each as in token
-rejection, against what earlier rejections left of p; what is left after the last is the law of the
-correction. The accepted child's own children are tried next.
+"""Recursive rejection with replacement (SpecInfer: Miao et al. 2023, arXiv:2305.09781):
+children are independent draws from q, tried in turn by token rejection against what earlier
+rejections left of p. What is left after the last is the distribution of the correction.
 """
 
 from __future__ import annotations
@@ -38,5 +36,5 @@ class Recursive(MultiDraft):
         return p
 
     def _remaining(self, q: Law, token: int) -> Law | None:
-        """The law of the next sibling after `token`; None if there cannot be one."""
+        # The distribution of the next sibling after `token`; None if there cannot be one.
         return q

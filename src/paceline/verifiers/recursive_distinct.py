@@ -1,8 +1,5 @@
 """Recursive rejection without replacement (RSD: Jeon et al. 2024, arXiv:2402.14160; Sequoia: Chen
-et al. 2024, arXiv:2402.12374).
-
-As recursive rejection, but siblings are distinct: after each rejection the token leaves q too,
-which is then the law that the next sibling was drawn from.
+et al. 2024, arXiv:2402.12374): siblings are distinct, so each rejected token leaves q as well.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
-"""Reflective verification: a second look at the draft, in the same pass. Lossy.
-
-Behind a path of the draft the target also sees a reflection prompt and a copy of that path. The
-copy's rows say what the target would write after having read and questioned the draft; the law at
-a node is then the normalised p^(1 - alpha) r^alpha, p being the ordinary law and r the reflective
-one (a mean of logits), and the draft is verified under it token by token. A law that was truncated
-(top-p, bans) keeps its support. The prompt's wording, alpha and the mask are not published; these
-are ours. A small model hardly reflects: what is checked here is the plumbing.
-
-A tree has one reflected path, its deepest (the first of several); elsewhere the law is p. The
-forward grows by the prompt and that path, and must fit the context.
-
-Lossless limit: alpha = 0 is coupled verification, token by token plain decoding.
+"""Reflective verification, lossy: in the same pass the target sees a reflection prompt and a
+copy of the draft's deepest path. Its distribution r there is mixed with p as p^(1 - alpha)
+r^alpha, and the draft is verified under the mixture. Prompt, alpha and mask are ours; the
+forward grows by prompt and path. Lossless limit: alpha = 0 is coupled verification.
 """
 
 from __future__ import annotations
@@ -29,12 +20,12 @@ from paceline.types import ROOT, IntArray, Law, LawKind, TokenTree, Verdict
 from paceline.verifiers.base import TargetLaws, Verifier, check_law, walk
 from paceline.verifiers.context import VerifierContext
 
+# Default text between the draft and its copy.
 PROMPT = "\nReading this again and correcting any mistake:"
-"""What stands between the draft and its copy unless the caller gives another prompt."""
 
 
 class Reflective(Verifier):
-    """Takes drafts of every kind, chains and trees; how they were drawn plays no part."""
+    """Accept drafts of every kind, chains and trees, however drawn."""
 
     name: ClassVar[str] = "reflective"
     lossless: ClassVar[bool] = False
@@ -43,14 +34,10 @@ class Reflective(Verifier):
     )
 
     def __init__(self, alpha: float = 0.3, prompt: Sequence[int] = ()) -> None:
-        """Set the weight and the prompt.
-
-        Args:
-            alpha: weight of the reflective law, in [0, 1].
-            prompt: token ids between the draft and its copy; `create` encodes `PROMPT`.
+        """Set the reflective weight, and the prompt as token ids; `create` encodes `PROMPT`.
 
         Raises:
-            InvalidOption: the weight is out of range.
+            InvalidOption: the weight is out of [0, 1].
         """
         require(0 <= alpha <= 1, "alpha", alpha, "in [0, 1]")
         self.alpha = alpha
@@ -58,11 +45,9 @@ class Reflective(Verifier):
 
     @classmethod
     def create(cls, context: VerifierContext) -> Self:
-        """A verifier that reflects with `PROMPT`, in the target's own tokens."""
         return cls(prompt=context.encode(PROMPT), **arguments(cls, "verifier", context.options))
 
     def extend(self, draft: TokenTree) -> TokenTree:
-        """The prompt and a copy of the deepest path, as one chain behind that path."""
         if not len(draft):
             return draft
         path = _deepest(draft)
@@ -77,7 +62,7 @@ class Reflective(Verifier):
         )
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Verify the nodes before those that `extend` added."""
+        # Only the draft's own nodes, not those that `extend` added.
         check_law(self, draft)
         reflected = self._reflected(draft)
 
@@ -95,11 +80,8 @@ class Reflective(Verifier):
         return walk(replace(draft, tokens=draft.tokens[:own], parents=draft.parents[:own]), pick)
 
     def _reflected(self, draft: TokenTree) -> dict[int, int]:
-        """From each node of the reflected path (`ROOT` first) to the row of its second look.
-
-        The added chain hangs on the deepest path of what it extends, so it is the end of the
-        deepest path now: as long again, after the prompt.
-        """
+        # From each node of the reflected path (`ROOT` first) to its row in the copy. The added
+        # chain hangs on the deepest path, so it is the end of the deepest path now.
         if not len(draft):
             return {}
         whole = _deepest(draft)
@@ -109,12 +91,11 @@ class Reflective(Verifier):
 
 
 def _deepest(draft: TokenTree) -> tuple[int, ...]:
-    """The longest path, the first of several."""
     return trees.path_to(draft, int(trees.depths(draft).argmax()))
 
 
 def _fuse(p: Law, r: Law, alpha: float) -> Law:
-    """The normalised p^(1 - alpha) r^alpha; p where nothing is left of it."""
+    # p where nothing is left of the mixture.
     weights = np.where(p.probs > 0, p.probs ** (1 - alpha) * r.at(p.ids) ** alpha, 0.0)
     mass = weights.sum()
     return Law(weights / mass, p.ids, p.size) if mass > AGREE else p

@@ -1,8 +1,5 @@
-"""Token rejection (Leviathan et al. 2023; Chen et al. 2023): accept with probability min(1, p/q).
-
-The rule for chains whose tokens were drawn from a draft model. At the first rejection the
-correction comes from the normalised residual (p - q)+; after a fully accepted chain the bonus
-comes from p.
+"""Token rejection (Leviathan et al. 2023; Chen et al. 2023): accept a drawn token with probability
+min(1, p/q). The correction comes from the normalised residual (p - q)+, the bonus token from p.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from paceline.verifiers.base import (
 
 
 class Rejection(Verifier):
-    """Lossless for chains drawn from the rows of their law."""
+    """Lossless for chains drawn from the rows of their distribution."""
 
     name: ClassVar[str] = "rejection"
     lossless: ClassVar[bool] = True
@@ -32,7 +29,6 @@ class Rejection(Verifier):
     shape: ClassVar[Shape] = "chain"
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Accept or correct token by token along the chain."""
         check_law(self, draft)
         check_chain(self, draft)
         root = target.position - 1

@@ -1,12 +1,7 @@
-"""Relaxed token rejection: lenience (Leviathan et al. 2023, arXiv:2211.17192, appendix). Lossy.
-
-A drawn token stands with probability min(1, r p/q) for a ratio r (the inverse of the lenience),
-and a rejected one is corrected from the normalised (r p - q)+. No token is then emitted with more
-than r times its probability under the target. A token that was not drawn has q = 1; siblings of a
-deterministic tree are tried in node order, each against what the rejections before it left of p.
-
-Lossless limit: r = 1 is token rejection. A greedy request has certain laws, and then the rule is
-greedy verification whatever the ratio.
+"""Lenient token rejection (Leviathan et al. 2023, arXiv:2211.17192, appendix), lossy: accept with
+probability min(1, r p/q), r the inverse lenience, correct from the normalised (r p - q)+. No token
+is emitted with more than r times its target probability. Lossless limit: r = 1; greedy requests
+are greedy verification for every r.
 """
 
 from __future__ import annotations
@@ -23,26 +18,20 @@ from paceline.verifiers.base import TargetLaws, Verifier, check_chain, check_law
 
 
 class Relaxed(Verifier):
-    """Takes chains drawn from the rows of their law, and deterministic chains and trees."""
+    """Accept chains drawn from the rows of their distribution, and deterministic drafts."""
 
     name: ClassVar[str] = "relaxed"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[LawKind | None]] = frozenset({None, "iid", "factorised"})
 
     def __init__(self, ratio: float = 2.0) -> None:
-        """Set by how much acceptance may exceed p/q.
-
-        Args:
-            ratio: 1 (lossless) or more.
-
-        Raises:
-            InvalidOption: the ratio is below 1 or not finite.
-        """
+        """Set the ratio by which acceptance may exceed p/q, 1 or more. Raises InvalidOption."""
         require(math.isfinite(ratio) and ratio >= 1, "ratio", ratio, "1 (lossless) or more")
         self.ratio = ratio
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Accept or correct node by node."""
+        # A token that was not drawn has q = 1; siblings are tried in node order, each against
+        # what earlier rejections left of p.
         check_law(self, draft)
         if draft.law is not None:
             check_chain(self, draft)

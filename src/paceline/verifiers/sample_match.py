@@ -1,8 +1,6 @@
-"""Sample-and-match: draw the target's token at each node and follow it while it was drafted.
-
-What is emitted is always a fresh draw from the target's law, so the rule is exact for every tree
-that does not depend on those draws, and needs no draft law. Acceptance at a node is the target's
-mass on its children.
+"""Sample-and-match verification: draw the target's token at each node and follow it while drafted.
+Exact for every tree that does not depend on those draws; needs no draft distribution. Acceptance
+probability at a node is the target's mass on its children.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ class SampleMatch(Verifier):
     )
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Draw by inversion, keyed by position: the same seed draws the same at every position."""
+        # By inversion, keyed by position: the same seed draws the same at every position.
         check_law(self, draft)
 
         def pick(node: int, depth: int) -> int:

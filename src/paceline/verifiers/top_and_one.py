@@ -1,10 +1,7 @@
 """Optimal verification of greedy draft sampling (Hu et al. 2025, "Towards Optimal Multi-draft
-Speculative Decoding", arXiv:2502.18779).
-
-All children but the last are the likeliest tokens of q, the last was drawn from the rest of q. The
-last is tried by token rejection against the whole of p; if it is rejected, a correction that is one
-of the likeliest tokens is that child. No rule accepts more of such drafts: acceptance is the mass
-of p on the likeliest tokens, plus min(p, q') over all others, where q' is the renormalised rest.
+Speculative Decoding", arXiv:2502.18779). All children but the last are the likeliest tokens of q,
+the last is drawn from the rest q'. Acceptance is p's mass on the likeliest, plus min(p, q') over
+all others, which is optimal for such drafts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
-"""Top-beta with a score gap (GAD++: Xia et al. 2022, arXiv:2203.16487). Lossy.
-
-A drafted token stands if it is among the target's `beta` best and its log-probability is at most
-`gap` below that of the best. Sampled requests (ours; the paper decodes greedily) score tokens by
-log p + g with the Gumbel noise g of the position, whose best is the token that plain sampling with
-the same seed draws.
-
-Lossless limit: beta = 1 accepts the target's own token alone, and then the text is that of plain
-decoding, greedy or sampled. (gap = 0 pardons exact ties at most.)
+"""Top-beta with a score gap (GAD++: Xia et al. 2022, arXiv:2203.16487), lossy: accept a token among
+the target's `beta` best with a log-probability at most `gap` below the best. Sampled requests
+(ours) score by log p + g with the position's Gumbel noise g. Lossless limit: beta = 1.
 """
 
 from __future__ import annotations
@@ -22,16 +16,12 @@ from paceline.verifiers.pardon import Pardoning, Round
 
 
 class TopGap(Pardoning):
-    """Takes drafts of every kind, chains and trees; how they were drawn plays no part."""
+    """Accept drafts of every kind, chains and trees, however drawn."""
 
     name: ClassVar[str] = "top-gap"
 
     def __init__(self, beta: int = 5, gap: float = 3.0) -> None:
-        """Set how much may pass; the defaults are the paper's.
-
-        Args:
-            beta: how many of the target's best tokens may stand, 1 or more.
-            gap: largest distance to the best in nats, 0 or more.
+        """Set the limits: accepted ranks, and nats below the best. Defaults are the paper's.
 
         Raises:
             InvalidOption: a parameter is out of range.
@@ -42,7 +32,6 @@ class TopGap(Pardoning):
         self.gap = gap
 
     def pardons(self, step: Round, node: int, child: int, depth: int) -> bool:
-        """Whether the token is near the top of the target's scores."""
         law, scores = _scores(step, node, depth)
         token = int(step.draft.tokens[child])
         if law.prob(token) == 0:
@@ -53,7 +42,7 @@ class TopGap(Pardoning):
 
 
 def _scores(step: Round, node: int, depth: int) -> tuple[Law, ProbArray]:
-    """The law at `node`, and a score per token of its support; the best is the target's own."""
+    # The best score is the target's own token.
     law = step.target.law(node)
     noise: ProbArray | float = 0.0
     if len(law.probs) == 1:  # greedy, or forced: the softer law shows what came close

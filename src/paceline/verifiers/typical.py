@@ -1,12 +1,7 @@
-"""Typical acceptance (Medusa: Cai et al. 2024, arXiv:2401.10774, section 3.3.1). Lossy.
-
-A drafted token stands if the target finds it likely, or not much less likely than a draw from so
-uncertain a law would be: p(x) > min(epsilon, delta exp(-H(p))), with p the processed (tempered)
-law and H its entropy in nats. The deepest path of such tokens wins, ties by its likelihood.
-
-Lossless limit: with epsilon >= 1 and delta at least the size of the vocabulary nothing is accepted,
-and the text is plain greedy decoding (`greedy_next`) or plain sampling with the same seed. A
-greedy request has certain laws, and then the rule is greedy verification whatever its thresholds.
+"""Typical acceptance (Medusa: Cai et al. 2024, arXiv:2401.10774, section 3.3.1), lossy: accept x if
+p(x) > min(epsilon, delta exp(-H(p))); the deepest such path wins, ties by likelihood. Lossless
+limit: epsilon >= 1 and delta at least the vocabulary's size accept nothing. Greedy requests are
+greedy verification for all thresholds.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from paceline.verifiers.pardon import entropy
 
 
 class Typical(Verifier):
-    """Takes drafts of every kind, chains and trees; how they were drawn plays no part."""
+    """Accept drafts of every kind, chains and trees, however drawn."""
 
     name: ClassVar[str] = "typical"
     lossless: ClassVar[bool] = False
@@ -36,11 +31,8 @@ class Typical(Verifier):
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3, greedy_next: bool = True) -> None:
         """Set the thresholds; the defaults are those of the authors' `medusa_generate`.
 
-        Args:
-            epsilon: a token more likely than this always stands, 0 or more.
-            delta: scale of the bound that falls with entropy, 0 or more.
-            greedy_next: end every step with the most likely token, as in the paper, instead of
-                the one that plain sampling draws there.
+        `greedy_next` ends steps with the argmax, as in the paper, instead of plain sampling's
+        token.
 
         Raises:
             InvalidOption: a threshold is negative or not finite.
@@ -52,18 +44,13 @@ class Typical(Verifier):
         self.greedy_next = greedy_next
 
     def stands(self, law: Law, p: float) -> bool:
-        """Whether `p`, a token's probability in `law`, exceeds min(epsilon, delta e^-entropy).
-
-        The entropy, a logarithm for every token of the vocabulary, is taken only where bounds on
-        it leave the answer open.
-        """
+        """Return whether a token of probability `p` is accepted; bounds on H are tried first."""
         if p > self.epsilon:
             return True
         impossible = p < 0.999 * self.delta / len(law.probs)  # entropy is at most log(support)
         return not impossible and p > self.delta * math.exp(-entropy(law))
 
     def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        """Accept the deepest typical path."""
         check_law(self, draft)
         path = _longest(draft, target.law, self.stands)
         law = target.law(path[-1] if path else ROOT)
@@ -75,7 +62,7 @@ class Typical(Verifier):
 def _longest(
     draft: TokenTree, law: Callable[[int], Law], stands: Callable[[Law, float], bool]
 ) -> tuple[int, ...]:
-    """The longest path of tokens that stand, ties by likelihood, then by node order."""
+    # Ties by likelihood, then by node order.
     reached: dict[int, tuple[int, float]] = {ROOT: (0, 0.0)}
     for node, (parent, token) in enumerate(
         zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
