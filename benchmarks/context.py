@@ -24,15 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from paceline import tree
-from paceline.bench.builtin import BUILT_IN
-from paceline.bench.machine import machine
-from paceline.bench.report import aligned
-from paceline.bench.strict_json import dumps
+from paceline.core import tree
+from paceline.core.target import Pass, RuntimeOptions, Target
+from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption, PacelineError
-from paceline.loading import load_model
-from paceline.target import Pass, RuntimeOptions, Target
-from paceline.types import LogitArray
+from paceline.measure.machine import dumps, machine
+from paceline.measure.prompts import BUILT_IN
+from paceline.measure.report import aligned
+from paceline.registry.loading import load_model
 
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8152)
 REPEATS = 5
@@ -87,7 +86,9 @@ def measure(
                 for size in (1, rows):
                     chain = tree.chain(tokens[context + 1 : context + size])
                     times[name, size] += _times(targets[name], caches[name], tokens[context], chain)
-        laws = {name: _laws(targets[name], caches[name], tokens[context:]) for name in targets}
+        distributions = {
+            name: _distributions(targets[name], caches[name], tokens[context:]) for name in targets
+        }
         for name, target in targets.items():
             plain, drafted = median(times[name, 1]), median(times[name, rows])
             out.append(
@@ -101,7 +102,9 @@ def measure(
                     "worth_from": drafted / plain,
                     **filled[name],
                     "drafted_difference": _difference(target, caches[name], tokens[context:], rows),
-                    "kl_to_fp32": _kl(laws[REFERENCE], laws[name]) if REFERENCE in laws else None,
+                    "kl_to_fp32": _kl(distributions[REFERENCE], distributions[name])
+                    if REFERENCE in distributions
+                    else None,
                 }
             )
     for name, cache in caches.items():
@@ -141,7 +144,7 @@ def _times(target: Target, cache: Any, root: int, chain: tree.TokenTree) -> list
     return out[1:]
 
 
-def _laws(target: Target, cache: Any, tokens: Sequence[int]) -> LogitArray:
+def _distributions(target: Target, cache: Any, tokens: Sequence[int]) -> LogitArray:
     """Logits after each of the first `JUDGED` tokens, from one pass."""
     [output] = target.forward([Pass(cache, tokens[:1], tree.chain(tokens[1:JUDGED]))])
     return output.logits.copy()

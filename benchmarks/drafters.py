@@ -26,14 +26,14 @@ from time import process_time
 
 import numpy as np
 
-from paceline import registry
+from paceline.core.target import Output
+from paceline.core.types import Budget, Capabilities, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.suffix_array import build
+from paceline.drafters.suffix.datastore import build
 from paceline.errors import InvalidOption, PacelineError
-from paceline.naming import make_drafter
-from paceline.sequence import Sequence
-from paceline.target import Output
-from paceline.types import Budget, Capabilities, SamplingParams, TokenTree, Verdict
+from paceline.registry import table as registry
+from paceline.registry.expressions import make_drafter
+from paceline.sampling.sequence import Sequence
 
 VOCABULARY = 49_152
 BUDGET = Budget(24, 8)

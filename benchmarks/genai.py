@@ -16,10 +16,10 @@ import statistics
 
 from peers.model_files import genai_model
 
-from paceline.loading import load_model, make_engine
-from paceline.models.cache import cache_dir
+from paceline.core.cache import cache_dir
+from paceline.core.target import RuntimeOptions
 from paceline.models.source import resolve
-from paceline.target import RuntimeOptions
+from paceline.registry.loading import load_model, make_engine
 
 PROMPTS = (
     "Explain why the sky is blue.",

@@ -19,24 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.builtin import BUILT_IN
-from paceline.bench.strict_json import dumps
-from paceline.controllers.cost import CostModel
-from paceline.controllers.cost_model import CostModelController
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.none import NoDrafter
-from paceline.drafters.suffix_automaton import SuffixAutomaton
-from paceline.engine import Engine
+from paceline.core.target import Output, Pass
+from paceline.core.types import Capabilities, IntArray, SamplingParams
+from paceline.drafters.base import NoDrafter
+from paceline.drafters.suffix.suffix_automaton import SuffixAutomaton
+from paceline.engine.engine import Engine
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.measure.machine import dumps
+from paceline.measure.prompts import BUILT_IN
 from paceline.models.source import resolve
-from paceline.runtimes.paged_cache import BlockPool, PagedCache
-from paceline.stopping import StopRules
-from paceline.target import Output, Pass
-from paceline.text import Tokenizer
-from paceline.types import Capabilities, IntArray, SamplingParams
-from paceline.verifiers.coupled import Coupled
+from paceline.models.text import Tokenizer
+from paceline.policy.controller import Fixed
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_model import CostModelController
+from paceline.runtimes.kv_cache import BlockPool, PagedCache
+from paceline.verifiers.matching import Coupled
 
-KINDS = {
+TEMPERATURE_KINDS = {
     "greedy": SamplingParams(),
     "temperature 1": SamplingParams(temperature=1.0),
     "top-p 0.9": SamplingParams(temperature=1.0, top_p=0.9),
@@ -66,7 +66,7 @@ class Replay:
         # Ranked like words of a language, in an order of its own for each of some positions.
         ranked = 3.0 - 1.1 * np.log(np.arange(1, vocabulary + 1)).astype(np.float32)
         rng = np.random.default_rng(0)
-        self._laws = [rng.permutation(ranked) for _ in range(_LAWS)]
+        self._distributions = [rng.permutation(ranked) for _ in range(_LAWS)]
         self._logits = np.zeros((256, vocabulary), dtype=np.float32)
         self._weights = np.zeros(evict << 20, dtype=np.uint8)
 
@@ -87,7 +87,7 @@ class Replay:
             each.cache.reserve(len(each.pending) + len(depths) - 1)
             for depth in depths:
                 place = each.cache.length + len(each.pending) + depth
-                self._logits[row] = self._laws[place % _LAWS]
+                self._logits[row] = self._distributions[place % _LAWS]
                 self._logits[row, self._text[place % len(self._text)]] = _SURE
                 row += 1
             out.append(Output(self._logits[first:row]))
@@ -169,7 +169,7 @@ def main() -> None:
     text = script(tokenizer, CONTEXT)
     found = []
     for batch in map(int, given.batches.split(",")):
-        for kind, params in KINDS.items():
+        for kind, params in TEMPERATURE_KINDS.items():
             for drafting in DRAFTING:
                 engine = make(drafting, tokenizer, text, batch, given.evict)
                 runs = [

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline import Completion
-from paceline.bench.builtin import BUILT_IN
-from paceline.bench.prompts import read_prompts, spread
-from paceline.loading import load_model, make_engine
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
+from paceline.measure.prompts import BUILT_IN, read_prompts, spread
+from paceline.registry.loading import load_model, make_engine
 
 PLAIN = "plain"
 GREEDY_RULES = (
@@ -108,9 +107,9 @@ def figures(
 
 def line(row: dict[str, Any]) -> str:
     """One row of the table."""
-    promise = "lossless" if row["lossless"] else "lossy"
+    expected_accepted = "lossless" if row["lossless"] else "lossy"
     return (
-        f"{row['rule']:26} {promise:9} tokens/forward {row['block_efficiency']:.2f}  "
+        f"{row['rule']:26} {expected_accepted:9} tokens/forward {row['block_efficiency']:.2f}  "
         f"own {row['own']:.1%}  prefix {row['prefix']:.1%}  "
         f"identical {row['identical']}/{row['prompts']}  perplexity {row['perplexity']:.2f}"
     )

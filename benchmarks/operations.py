@@ -10,13 +10,13 @@ from time import perf_counter
 
 import numpy as np
 
-from paceline import tree as trees
-from paceline.bench.strict_json import dumps
+from paceline.core import tree as trees
+from paceline.core.target import Pass
+from paceline.core.types import TokenTree
+from paceline.measure.machine import dumps
 from paceline.models.source import resolve
-from paceline.runtimes.openvino import OpenVinoTarget
-from paceline.runtimes.openvino_weights import load_prepared
-from paceline.target import Pass
-from paceline.types import TokenTree
+from paceline.runtimes.cpu.target import OpenVinoTarget
+from paceline.runtimes.weights import load_prepared
 
 ROWS = (1, 2, 4, 8, 16)
 BRANCHING = TokenTree(np.arange(11), np.array([-1, -1, -1, 0, 0, 1, 3, 3, 4, 6, 8]))

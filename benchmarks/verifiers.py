@@ -21,26 +21,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from paceline import registry
-from paceline.bench.builtin import BUILT_IN
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
+from paceline.core.target import Output
+from paceline.core.types import Budget, Distribution, SamplingParams, TokenTree, Verdict
 from paceline.drafters.draft_model import DraftModel
-from paceline.engine import Engine
-from paceline.growth.base import Ask, Growth, drive
-from paceline.growth.branching import Branching
-from paceline.growth.iid import Iid
-from paceline.growth.paths import Paths
-from paceline.growth.shared_noise import SharedNoise
-from paceline.growth.top_and_one import TopAndOne
-from paceline.loading import load_draft, load_model
+from paceline.engine.engine import Engine
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.measure.prompts import BUILT_IN
 from paceline.models.pull import DEFAULT_MODEL
-from paceline.randomness import KeyedRandomness, Randomness
-from paceline.sampling import NodeLaws, Sampler
-from paceline.stopping import StopRules
-from paceline.target import Output
-from paceline.types import Budget, Law, SamplingParams, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, Verifier
+from paceline.policy.controller import Fixed
+from paceline.registry import table as registry
+from paceline.registry.loading import load_draft, load_model
+from paceline.sampling.randomness import KeyedRandomness, Randomness
+from paceline.sampling.sampler import Sampler, TreeDistributions
+from paceline.trees.base import Ask, TreeExpansion, run_batched
+from paceline.trees.deterministic import SharedNoise
+from paceline.trees.drawn import Branching, Iid, Paths, TopAndOne
+from paceline.verifiers.base import TargetDistributions, Verifier
 
 SETTINGS = {"full": 1.0, "top-p 0.9": 0.9}
 VOCABULARIES = (49_152, 151_936)
@@ -50,7 +47,7 @@ BUDGET = Budget(nodes=12, depth=4)
 T = TypeVar("T")
 
 
-def growth_for(rule: Verifier) -> Growth:
+def expansion_for(rule: Verifier) -> TreeExpansion:
     """Drafts of the kind that the rule is made for."""
     if rule.shape == "chain":
         return SharedNoise([1]) if None in rule.accepts else Iid([1])
@@ -91,17 +88,19 @@ class Logits:
 
 
 def draft(
-    growth: Growth, rows: Logits, sampler: Sampler, trial: int, randomness: Randomness
+    growth: TreeExpansion, rows: Logits, sampler: Sampler, trial: int, randomness: Randomness
 ) -> TokenTree:
     """One draft over those rows."""
 
     def answer(asks: Mapping[int, Ask]) -> dict[int, list[Any]]:
         return {
-            index: [sampler.law(rows.draft[rows.pick(node + 1, trial)]) for node in ask.nodes]
+            index: [
+                sampler.distribution(rows.draft[rows.pick(node + 1, trial)]) for node in ask.nodes
+            ]
             for index, ask in asks.items()
         }
 
-    [tree] = drive([growth.grow(BUDGET, randomness, 1)], answer)
+    [tree] = run_batched([growth.grow(BUDGET, randomness, 1)], answer)
     return tree
 
 
@@ -111,23 +110,26 @@ def per_node(rule: Verifier, rows: Logits, top_p: float, trials: int) -> dict[st
     figures: list[tuple[float, float, int]] = []
     for trial in range(trials):
         randomness = KeyedRandomness(trial)
-        tree = draft(growth_for(rule), rows, sampler, trial, randomness)
+        tree = draft(expansion_for(rule), rows, sampler, trial, randomness)
         shown = rule.extend(tree)
         picked = [rows.pick(node, trial) for node in range(len(shown) + 1)]
         hidden = np.ones((len(shown) + 1, HIDDEN), dtype=np.float32)
         output = Output(rows.target[picked], hidden)
 
         def verify(
-            laws: TargetLaws, tree: TokenTree = shown, r: Randomness = randomness
+            distributions: TargetDistributions, tree: TokenTree = shown, r: Randomness = randomness
         ) -> Verdict:
-            return rule.verify(tree, laws, r)
+            return rule.verify(tree, distributions, r)
 
-        laws = NodeLaws(sampler, shown, output, 1, rule.name)
-        both, verdict = timed(lambda v=verify, laws=laws: v(laws))
-        alone, _ = timed(lambda v=verify, laws=laws: v(laws))  # all laws it asks for are known now
+        distributions = TreeDistributions(sampler, shown, output, 1, rule.name)
+        both, verdict = timed(lambda v=verify, distributions=distributions: v(distributions))
+        alone, _ = timed(
+            lambda v=verify, distributions=distributions: v(distributions)
+        )  # all laws it asks for are known now
         figures.append((both - alone, alone, len(verdict.path) + 1))
     return {
-        "law_ms": 1000 * statistics.median(law / nodes for law, _, nodes in figures),
+        "law_ms": 1000
+        * statistics.median(distribution / nodes for distribution, _, nodes in figures),
         "rule_ms": 1000 * statistics.median(alone / nodes for _, alone, nodes in figures),
         "nodes": statistics.fmean(nodes for _, _, nodes in figures),
     }
@@ -140,20 +142,20 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
     return thread_time() - begin, verdict
 
 
-class Laws:
+class Distributions:
     """The target's laws, with the time that it takes to compute them."""
 
-    def __init__(self, laws: TargetLaws) -> None:
-        self.laws = laws
+    def __init__(self, distributions: TargetDistributions) -> None:
+        self.distributions = distributions
         self.seconds = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.laws, name)
+        return getattr(self.distributions, name)
 
-    def law(self, node: int) -> Law:
-        seconds, law = timed(lambda: self.laws.law(node))
+    def distribution(self, node: int) -> Distribution:
+        seconds, distribution = timed(lambda: self.distributions.distribution(node))
         self.seconds += seconds
-        return law
+        return distribution
 
 
 class Timed(Verifier):
@@ -170,11 +172,13 @@ class Timed(Verifier):
     def extend(self, tree: TokenTree) -> TokenTree:
         return self.rule.extend(tree)
 
-    def verify(self, tree: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        laws: Any = Laws(target)
-        seconds, verdict = timed(lambda: self.rule.verify(tree, laws, randomness))
-        self.law_seconds.append(laws.seconds)
-        self.rule_seconds.append(seconds - laws.seconds)
+    def verify(
+        self, tree: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        distributions: Any = Distributions(target)
+        seconds, verdict = timed(lambda: self.rule.verify(tree, distributions, randomness))
+        self.law_seconds.append(distributions.seconds)
+        self.rule_seconds.append(seconds - distributions.seconds)
         self.rows.append(len(tree) + 1)
         return verdict
 
@@ -190,7 +194,7 @@ def real(names: str) -> list[dict[str, Any]]:
             watch = Timed(rule)
             decoder = AutoregressiveDecoder(
                 target.target,
-                DraftModel(early.target, capabilities.vocab_size, growth_for(rule)),
+                DraftModel(early.target, capabilities.vocab_size, expansion_for(rule)),
                 watch,
                 Fixed(BUDGET.nodes, BUDGET.depth),
                 StopRules(target.tokenizer.eos_token_ids, capabilities.max_context),
@@ -202,8 +206,8 @@ def real(names: str) -> list[dict[str, Any]]:
             for prompt in BUILT_IN[::6]:
                 engine.generate(prompt.turns[0], params)
             forward = [target.costs.time(rows) for rows in watch.rows]
-            laws, alone = sum(watch.law_seconds), sum(watch.rule_seconds)
-            step = sum(forward) + laws + alone
+            distributions, alone = sum(watch.law_seconds), sum(watch.rule_seconds)
+            step = sum(forward) + distributions + alone
             out.append(
                 {
                     "verifier": rule.name,
@@ -211,7 +215,7 @@ def real(names: str) -> list[dict[str, Any]]:
                     "law_ms": 1000 * statistics.median(watch.law_seconds),
                     "rule_ms": 1000 * statistics.median(watch.rule_seconds),
                     "forward_ms": 1000 * statistics.median(forward),
-                    "law_share": laws / step,
+                    "law_share": distributions / step,
                     "rule_share": alone / step,
                 }
             )

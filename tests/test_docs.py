@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from paceline.cli.methods import page
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.base import Drafter
-from paceline.drafters.none import NoDrafter
-from paceline.exactness.tabular import TabularModel, TabularTarget
-from paceline.sequence import Sequence
-from paceline.stopping import StopRules
-from paceline.types import SamplingParams
-from paceline.verifiers.coupled import Coupled
+from paceline.core.types import SamplingParams
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.policy.controller import Fixed
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.sampling.sequence import Sequence
+from paceline.verifiers.matching import Coupled
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

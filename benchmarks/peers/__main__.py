@@ -21,14 +21,12 @@ from benchmarks.peers.batches import BatchEngine, batches, rotations
 from benchmarks.peers.engines import ENGINES, USUAL, alone, configurations, start
 from benchmarks.peers.timing import Race, Samples
 
-from paceline.audit.own import encode
-from paceline.bench.builtin import BUILT_IN, NOISE_TEXT
-from paceline.bench.machine import machine
-from paceline.bench.prompts import read_prompts, spread
-from paceline.bench.strict_json import dumps
 from paceline.errors import PacelineError
+from paceline.measure.machine import dumps, machine
+from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
+from paceline.proof.engines import encode
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 Continuations = tuple[list[list[int]], int | None]
 """Tokens for each seed, and how many of all these had been drafted, if that is known."""
 
-Law = list[tuple[int, float]]
+Distribution = list[tuple[int, float]]
 """Token ids with their probabilities."""
 
 Timing = dict[str, Any]
@@ -41,7 +41,7 @@ def serve(
     lines: TextIO,
     about: dict[str, str],
     continuations: Callable[..., Continuations],
-    law: Callable[[list[int], float], Law | None],
+    distribution: Callable[[list[int], float], Distribution | None],
     timing: Callable[..., Timing] | None = None,
     batch: Callable[..., Timing] | None = None,
 ) -> None:
@@ -71,7 +71,9 @@ def serve(
                 tokens, accepted = continuations(**request["continue"])
                 answer: dict[str, Any] = {"tokens": tokens, "accepted": accepted}
             elif "law" in request:
-                answer = {"law": law(request["law"]["prompt"], request["law"]["temperature"])}
+                answer = {
+                    "law": distribution(request["law"]["prompt"], request["law"]["temperature"])
+                }
             elif "time" in request:
                 answer = timing(**request["time"])
             elif "batch" in request and batch is not None:
@@ -101,7 +103,7 @@ def timed_by_difference(continuations: Callable[..., Continuations]) -> Callable
     return timing
 
 
-def law_of(logits: Any, temperature: float) -> Law:
+def law_of(logits: Any, temperature: float) -> Distribution:
     """The law of a row of logits, or of log-probabilities of all tokens by id, in a table."""
     import numpy as np
 

@@ -18,14 +18,14 @@ from typing import Any
 
 from model_files import coarse_gguf
 
-from paceline.audit.outside import run
-from paceline.audit.peers import folder
-from paceline.audit.plan import Plan
-from paceline.audit.summary import summary
-from paceline.bench.strict_json import dumps
 from paceline.errors import EngineFailed, PacelineError
+from paceline.measure.machine import dumps
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
+from paceline.proof.checks import Plan
+from paceline.proof.outside import run
+from paceline.proof.peers import folder
+from paceline.proof.report import summary
 
 THREADED = ("transformers", "genai", "llama-cpp", "llama-cpp-python")
 """Engines that can be told how many threads to use."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
-from paceline.audit.engine import Timing
-from paceline.audit.lines import ProcessEngine
 from paceline.errors import InvalidOption
+from paceline.proof.engine import Timing
+from paceline.proof.remote import ProcessEngine
 
 Item = TypeVar("Item")
 

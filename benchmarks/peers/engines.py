@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Configuration
 
-from paceline.audit import peers
 from paceline.models.source import ModelSource
+from paceline.proof import peers
 
 BOTH = ("plain", "prompt lookup")
 

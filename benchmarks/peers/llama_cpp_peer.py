@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
 from arrivals import Arrivals
 from model_files import coarse_gguf, q8_gguf
 
@@ -138,7 +138,7 @@ def main() -> None:
             raise RuntimeError(f"llama.cpp answers {errors[0]}")
         return arrivals.timing()
 
-    def law(prompt: list[int], temperature: float) -> Law:
+    def distribution(prompt: list[int], temperature: float) -> Distribution:
         known, _ = complete(False, prompt=prompt, temperature=0.0, n_predict=1, n_probs=VOCABULARY)
         logprobs = {each["id"]: each["logprob"] for each in known[0]["top_logprobs"]}
         return law_of(logprobs, temperature)
@@ -154,7 +154,7 @@ def main() -> None:
         "key-value cache": "f16",
         "drafting": drafting,
     }
-    serve(lines, about, continuations, law, timing, batch)
+    serve(lines, about, continuations, distribution, timing, batch)
 
 
 if __name__ == "__main__":

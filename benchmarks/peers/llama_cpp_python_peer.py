@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
 from model_files import q8_gguf
 
 
@@ -86,7 +86,7 @@ def main() -> None:
         stream.close()
         return {"tokens": row, "seconds": seconds, "first_seconds": first}
 
-    def law(prompt: list[int], temperature: float) -> Law:
+    def distribution(prompt: list[int], temperature: float) -> Distribution:
         model = models[False]
         model.reset()
         model.eval(prompt)
@@ -99,7 +99,7 @@ def main() -> None:
         "key-value cache": "f16",
         "drafting": f"prompt lookup, {arguments.tokens} tokens, n-grams up to 3",
     }
-    serve(lines, about, continuations, law, timing)
+    serve(lines, about, continuations, distribution, timing)
 
 
 if __name__ == "__main__":

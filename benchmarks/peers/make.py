@@ -18,8 +18,8 @@ import sys
 import venv
 from dataclasses import dataclass
 
-from paceline.audit.peers import environment, interpreter
-from paceline.models.cache import make_dir
+from paceline.core.cache import make_dir
+from paceline.proof.peers import environment, interpreter
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import argparse
 import time
 from pathlib import Path
 
-from answering import Continuations, Law, Timing, claim_output, serve
+from answering import Continuations, Distribution, Timing, claim_output, serve
 from arrivals import Arrivals
 
 
@@ -26,12 +26,12 @@ def main() -> None:
     arguments = parser.parse_args()
     lines = claim_output()
 
-    from paceline.audit.engine import Ask
-    from paceline.audit.own import OwnEngine
-    from paceline.bench.run import read_alike
-    from paceline.loading import load_model, make_engine
-    from paceline.scheduling.memory import keep_apart
-    from paceline.target import RuntimeOptions
+    from paceline.core.target import RuntimeOptions
+    from paceline.engine.memory import keep_apart
+    from paceline.measure.run import read_alike
+    from paceline.proof.engine import Ask
+    from paceline.proof.engines import OwnEngine
+    from paceline.registry.loading import load_model, make_engine
 
     loaded = load_model(
         str(arguments.model),
@@ -53,8 +53,8 @@ def main() -> None:
         ask = Ask(tuple(prompt), speculation, temperature, tokens, tuple(seeds))
         return [list(map(int, row)) for row in audited.continuations(ask)], None
 
-    def law(prompt: list[int], temperature: float) -> Law:
-        found = audited.law(tuple(prompt), temperature) or {}
+    def distribution(prompt: list[int], temperature: float) -> Distribution:
+        found = audited.distribution(tuple(prompt), temperature) or {}
         return [(int(token), mass) for token, mass in found.items()]
 
     def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
@@ -85,7 +85,7 @@ def main() -> None:
         "weights": str(config["precision"]),
         "drafting": f"{config['drafter']}, controller {config['controller']}",
     }
-    serve(lines, about, continuations, law, timing, batch)
+    serve(lines, about, continuations, distribution, timing, batch)
 
 
 if __name__ == "__main__":

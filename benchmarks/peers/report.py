@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.peers.table import Row
 
-from paceline.bench.report import aligned
+from paceline.measure.report import aligned
 
 _TITLES = (
     *("engine", "mode", "weights", "tokens/s", "10-90%"),

@@ -28,14 +28,13 @@ from typing import Any
 from benchmarks.peers.engines import ENGINES, start
 
 import paceline
-from paceline.audit import peers
-from paceline.bench.machine import machine
-from paceline.bench.report import aligned
-from paceline.bench.strict_json import dumps
+from paceline.core.cache import cache_dir
 from paceline.errors import PacelineError
-from paceline.models.cache import cache_dir
+from paceline.measure.machine import dumps, machine
+from paceline.measure.report import aligned
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
+from paceline.proof import peers
 
 STARTED = (
     *("paceline-int8", "paceline-fp32", "genai-u8", "llama-cpp-q8", "llama-cpp-python-q8"),
@@ -44,7 +43,7 @@ STARTED = (
 """Without --only."""
 
 PROMPT = tuple(range(1000, 1064))
-KINDS = ("first", "cold", "warm")
+TEMPERATURE_KINDS = ("first", "cold", "warm")
 
 Row = dict[str, Any]
 
@@ -54,13 +53,13 @@ def measure(names: Sequence[str], source: ModelSource, threads: int, rounds: int
     rows: list[Row] = []
     for name in names:
         for mode in ("plain", "auto") if ENGINES[name][0] == "paceline" else ("plain",):
-            rows.append({"engine": name, "mode": mode, **{kind: [] for kind in KINDS}})
+            rows.append({"engine": name, "mode": mode, **{kind: [] for kind in TEMPERATURE_KINDS}})
     for turn in range(rounds):
         for row in rows[turn % len(rows) :] + rows[: turn % len(rows)]:
             if "error" in row:
                 continue
             try:
-                for kind in KINDS:
+                for kind in TEMPERATURE_KINDS:
                     if kind == "first" and ENGINES[row["engine"]][0] != "paceline":
                         continue
                     _say(f"{row['engine']} {row['mode']}, {kind}")
@@ -152,13 +151,13 @@ def _peak() -> int:
 
 def _summed(row: Row) -> Row:
     """Medians beside the samples."""
-    out = {key: value for key, value in row.items() if key not in KINDS}
-    for kind in KINDS:
+    out = {key: value for key, value in row.items() if key not in TEMPERATURE_KINDS}
+    for kind in TEMPERATURE_KINDS:
         if row[kind]:
             out[f"{kind}_seconds"] = median(each["first_token"] for each in row[kind])
             out[f"{kind}_loaded_seconds"] = median(each["loaded"] for each in row[kind])
             out[f"{kind}_peak_mib"] = median(each["peak_mib"] for each in row[kind])
-    return {**out, "samples": {kind: row[kind] for kind in KINDS}}
+    return {**out, "samples": {kind: row[kind] for kind in TEMPERATURE_KINDS}}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -168,10 +167,17 @@ def table(rows: Sequence[Row]) -> str:
         return format(row[name], pattern) if name in row else "-"
 
     lines = [
-        ["engine", "mode", *(f"{kind} s" for kind in KINDS), "loaded s (warm)", "peak MiB", ""]
+        [
+            "engine",
+            "mode",
+            *(f"{kind} s" for kind in TEMPERATURE_KINDS),
+            "loaded s (warm)",
+            "peak MiB",
+            "",
+        ]
     ]
     for row in sorted(rows, key=lambda row: row.get("warm_seconds", float("inf"))):
-        times = [shown(row, f"{kind}_seconds", ".2f") for kind in KINDS]
+        times = [shown(row, f"{kind}_seconds", ".2f") for kind in TEMPERATURE_KINDS]
         lines.append(
             [
                 *(row["engine"], row["mode"], *times),

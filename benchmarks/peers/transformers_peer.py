@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
 from arrivals import Arrivals
 from model_files import coarse_gguf
 
@@ -123,7 +123,7 @@ def main() -> None:
         return {**found, "tokens": found["tokens"][0]}
 
     @torch.no_grad()
-    def law(prompt: list[int], temperature: float) -> Law:
+    def distribution(prompt: list[int], temperature: float) -> Distribution:
         return law_of(model(torch.tensor([prompt])).logits[0, -1], temperature)
 
     about = {
@@ -133,7 +133,7 @@ def main() -> None:
         "weights": "float32",
         "drafting": drafting,
     }
-    serve(lines, about, continuations, law, timing, batch)
+    serve(lines, about, continuations, distribution, timing, batch)
 
 
 if __name__ == "__main__":

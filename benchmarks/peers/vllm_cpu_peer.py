@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from answering import Continuations, Law, Timing, claim_output, law_of, serve
+from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
 from arrivals import Arrivals
 
 SEEDS = 16
@@ -143,7 +143,7 @@ def main() -> None:
             )
         return arrivals.timing()
 
-    def law(prompt: list[int], temperature: float) -> Law:
+    def distribution(prompt: list[int], temperature: float) -> Distribution:
         setting = SamplingParams(temperature=0.0, max_tokens=1, logprobs=-1, detokenize=False)
         row = generate(False, prompt, [setting])[0].logprobs[0]
         return law_of({token: entry.logprob for token, entry in row.items()}, temperature)
@@ -154,7 +154,7 @@ def main() -> None:
         "weights": "float32",
         "drafting": f"n-gram, {arguments.tokens} tokens, n-grams of 1 to 3",
     }
-    serve(lines, about, continuations, law, timing, batch)
+    serve(lines, about, continuations, distribution, timing, batch)
 
 
 if __name__ == "__main__":

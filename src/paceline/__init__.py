@@ -4,7 +4,8 @@ engine = paceline.load("smollm2-135m")
 print(engine.generate("Why is the sky blue?").text)
 """
 
-from paceline.engine import Completion, Engine, Event
+from paceline.core.types import SamplingParams, Speculation, TokenLogprob
+from paceline.engine.engine import Completion, Engine, Event
 from paceline.errors import (
     IncompatibleDraft,
     InvalidOption,
@@ -14,11 +15,10 @@ from paceline.errors import (
     PromptError,
     RuntimeUnavailable,
 )
-from paceline.loading import load
-from paceline.search import FirstFinish, first_finish
-from paceline.suggest import Suggestion, Suggestions, suggest
-from paceline.types import SamplingParams, Speculation, TokenLogprob
+from paceline.registry.loading import load
 from paceline.version import __version__
+from paceline.zoo.first_finish import FirstFinish, first_finish
+from paceline.zoo.superposed import Suggestion, Suggestions, suggest
 
 __all__ = [
     "Completion",

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_openvino
 
 pytest.importorskip("openvino")
 
 from benchmarks import context
 from paceline.errors import InvalidOption
-from paceline.runtimes.openvino import OpenVinoTarget
+from paceline.runtimes.cpu.target import OpenVinoTarget
 
 TEXT = list(range(3, 203))
 

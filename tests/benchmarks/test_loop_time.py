@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.tiny import tiny_tokenizer
+from tests.helpers.tiny_model import tiny_tokenizer
 
 from benchmarks import loop
-from paceline.text import Tokenizer
-from paceline.types import SamplingParams
+from paceline.core.types import SamplingParams
+from paceline.models.text import Tokenizer
 
 TOKENIZER = Tokenizer(tiny_tokenizer(), eos_token_ids=(2,))
 TEXT = loop.script(TOKENIZER, 100)[:100] * 20
@@ -18,7 +18,9 @@ TEXT = loop.script(TOKENIZER, 100)[:100] * 20
 def test_steps_replay_the_text_and_drafts_are_partly_right(drafting: str, batch: int) -> None:
     # Forwards of about a millisecond: beside shorter ones drafts of a batch hardly pay.
     engine = loop.make(drafting, TOKENIZER, TEXT, batch, evict=8)
-    spent, tokens = loop.measure(engine, TEXT[:50], loop.KINDS["greedy"], batch, steps=30)
+    spent, tokens = loop.measure(
+        engine, TEXT[:50], loop.TEMPERATURE_KINDS["greedy"], batch, steps=30
+    )
     assert len(spent) == 30
     assert (spent > 0).all()
     assert (tokens > 1.2) == (drafting == "drafted")

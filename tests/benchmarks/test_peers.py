@@ -13,11 +13,11 @@ from benchmarks.peers import table
 from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 
-from paceline.audit.engine import Timing
-from paceline.audit.peers import scripts
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
+from paceline.proof.engine import Timing
+from paceline.proof.peers import scripts
 
 PLAIN = Configuration("own plain", "own", False, "plain", "own plain")
 DRAFTS = Configuration("own drafts", "own", False, "drafts", "own plain")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from benchmarks.peers import startup
 
-from paceline.audit.lines import ProcessEngine
-from paceline.audit.peers import scripts
 from paceline.errors import EngineFailed
+from paceline.proof.peers import scripts
+from paceline.proof.remote import ProcessEngine
 
 ANSWERING = f"""
 import os, sys, time

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.cli import fakes
 
-from paceline import loading
 from paceline.cli.app import run
-from paceline.engine import Engine, Event
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
+from paceline.engine.engine import Engine, Event
+from paceline.registry import loading
 
 
 @dataclass(frozen=True)

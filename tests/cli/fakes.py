@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from tests.helpers.tiny_model import CHAT_TEMPLATE, tiny_tokenizer
 
-from paceline.exactness.tabular import TabularModel, TabularTarget
-from paceline.loading import Loaded
-from paceline.target import RuntimeOptions
-from paceline.text import Tokenizer
+from paceline.core.target import RuntimeOptions
+from paceline.models.text import Tokenizer
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.registry.loading import Loaded
 
 VOCABULARY = 320
 

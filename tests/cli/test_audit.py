@@ -10,13 +10,13 @@ from typing import ClassVar
 import pytest
 from tests.cli.conftest import Command, one_line
 
-from paceline import registry
-from paceline.audit.engine import Ask, Token
-from paceline.exactness import cases, controls
-from paceline.exactness.controls import CONTROLS, Control
-from paceline.exactness.draft_laws import draft_law
-from paceline.exactness.negative import AlwaysAccepts
-from paceline.registry import Method
+from paceline.proof import cases, controls
+from paceline.proof.cases import draft_sampling
+from paceline.proof.controls import CONTROLS, Control
+from paceline.proof.engine import Ask, Token
+from paceline.proof.negative import AlwaysAccepts
+from paceline.registry import table as registry
+from paceline.registry.table import Method
 from paceline.verifiers.rejection import Rejection
 
 TINY = replace(
@@ -107,7 +107,7 @@ def test_a_plugin_with_a_wrong_rule_fails_with_exit_code_1(
 def test_a_control_that_is_not_caught_fails_with_exit_code_1(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Control("nothing wrong", lambda case: Rejection(), draft_law("iid chain"))
+    right = Control("nothing wrong", lambda case: Rejection(), draft_sampling("iid chain"))
     monkeypatch.setattr(controls, "CONTROLS", (right,))
     outcome = command(*QUICKLY, "--verifier", "rejection")
     assert outcome.code == 1

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.bench import page
-from paceline.bench.run import Record
 from paceline.cli import bench as module
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
+from paceline.measure import page
+from paceline.measure.run import Record
 
 pytestmark = pytest.mark.usefixtures("loads")
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import Command, one_line
 
-from paceline.cli import blocks
+from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
 from paceline.errors import InvalidOption
 
@@ -81,13 +81,13 @@ def test_a_name_given_twice_is_an_error() -> None:
 def test_a_block_s_fields_are_options_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    @blocks.in_blocks
+    @blocks.spread_options
     def command(
         text: Annotated[str, typer.Argument()],
         *,
-        place: blocks.Place,
+        place: blocks.ModelOptions,
         more: Annotated[int, typer.Option()] = 3,
-        room: blocks.Room,
+        room: blocks.ResourceOptions,
     ) -> None:
         """What it does."""
         seen.append((text, place, more, room))
@@ -101,8 +101,8 @@ def test_a_block_s_fields_are_options_in_its_place(capsys: pytest.CaptureFixture
     app(["hello", "--device", "cuda", "--threads", "2"], standalone_mode=False)
     app(["hi", "--more", "5"], standalone_mode=False)
     assert seen == [
-        ("hello", blocks.Place(device="cuda"), 3, blocks.Room(threads=2)),
-        ("hi", blocks.Place(), 5, blocks.Room()),
+        ("hello", blocks.ModelOptions(device="cuda"), 3, blocks.ResourceOptions(threads=2)),
+        ("hi", blocks.ModelOptions(), 5, blocks.ResourceOptions()),
     ]
     app(["--help"], standalone_mode=False)
     assert "What it does." in capsys.readouterr().out

@@ -12,12 +12,12 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
-from paceline import loading
-from paceline.bench import gap
-from paceline.exactness.acceptance import RULES
-from paceline.exactness.tabular import TabularTarget
-from paceline.loading import Loaded
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
+from paceline.measure import verifier_acceptance as gap
+from paceline.proof.bounds import RULES
+from paceline.proof.tabular import TabularTarget
+from paceline.registry import loading
+from paceline.registry.loading import Loaded
 
 
 @pytest.fixture

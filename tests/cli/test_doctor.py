@@ -7,7 +7,7 @@ import json
 import pytest
 from tests.cli.conftest import Command, one_line
 
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
 
 
 def test_parts_of_a_plain_and_a_drafted_step(command: Command, loads: list[RuntimeOptions]) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Command, one_line
 
-from paceline import __version__, loading
-from paceline.target import RuntimeOptions
+from paceline import __version__
+from paceline.core.target import RuntimeOptions
+from paceline.registry import loading
 
 GENERATE = {
     ("hi", "--model", "no/such.gguf"): "no/such.gguf",

@@ -13,10 +13,10 @@ import pytest
 from tests.cli import fakes
 from tests.cli.conftest import Command, press_in_step
 
-from paceline.cli.paint import Painter
-from paceline.drafting import DEFAULT_DRAFTER
-from paceline.engine import Engine
-from paceline.target import RuntimeOptions
+from paceline.cli.output import Painter
+from paceline.core.target import RuntimeOptions
+from paceline.engine.engine import Engine
+from paceline.registry.assembly import DEFAULT_DRAFTER
 
 pytestmark = pytest.mark.usefixtures("loads")
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.cli.conftest import Command, one_line
-from tests.tiny import tiny_tokenizer
+from tests.helpers.tiny_model import tiny_tokenizer
 
 from paceline.cli import index as command_index
-from paceline.drafters.suffix_array import SuffixArray
+from paceline.drafters.suffix.datastore import SuffixArray
 from paceline.models import source
-from paceline.text import Tokenizer
+from paceline.models.text import Tokenizer
 
 VOCABULARY = 320
 TEXT = "Bees visit flowers.\n\n  Pollen sticks to bees,\r\nand bees carry it.\n" * 5

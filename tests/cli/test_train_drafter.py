@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.cli.conftest import Command, one_line
-from tests.tiny import save_directory, tiny_config
+from tests.helpers.tiny_model import save_directory, tiny_config
 
 from paceline.models.source import resolve
 from paceline.networks.weights import load_network
-from paceline.training.data.shards import Shards
-from paceline.training.data.writing import Text
+from paceline.training.store import Shards
+from paceline.training.writing import Text
 
 
 @pytest.fixture(scope="module")

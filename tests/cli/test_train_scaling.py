@@ -13,13 +13,13 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.cli.conftest import Command, Outcome, one_line
-from tests.tiny import save_directory, tiny_config
+from tests.helpers.tiny_model import save_directory, tiny_config
 
 from paceline.models.source import resolve
-from paceline.training.data.shards import Shards
-from paceline.training.data.writing import Text
 from paceline.training.scaling import fit_log_linear
+from paceline.training.store import Shards
 from paceline.training.trainer import Report, Trainer
+from paceline.training.writing import Text
 
 SMALL, MIDDLE, LARGE = (f"hydra:steps=2,hidden={n},ffn_size={n}" for n in (8, 16, 32))
 
@@ -82,24 +82,24 @@ def test_laws_are_those_of_the_runs_and_a_larger_study_takes_up_a_smaller_one(
 
     done = len(updates)
     whole = report(study("--json", networks=(SMALL, MIDDLE, LARGE)))
-    runs, laws = whole["runs"], whole["laws"]
+    runs, distributions = whole["runs"], whole["laws"]
     known = [run for run in runs if run["network"] == SMALL and run["budget"] < 400]
     assert known == first["runs"][::2]
     assert sum(run["steps"] for run in runs if run not in known) == len(updates) - done
     assert runs[0]["parameters"] < runs[1]["parameters"] < runs[2]["parameters"]
-    assert len(laws) == 2 * 3 + 2
-    for law in laws:
-        if law["over"] == "parameters":
-            assert law["of"] == "hydra of depth 2, 400 tokens"
+    assert len(distributions) == 2 * 3 + 2
+    for distribution in distributions:
+        if distribution["over"] == "parameters":
+            assert distribution["of"] == "hydra of depth 2, 400 tokens"
             mine, size = runs[-3:], "parameters"
         else:
-            mine, size = [run for run in runs if run["network"] == law["of"]], "tokens"
-        block = law["value"] == "block efficiency"
+            mine, size = [run for run in runs if run["network"] == distribution["of"]], "tokens"
+        block = distribution["value"] == "block efficiency"
         values = [r["block_efficiency"] if block else r["acceptance"][0] for r in mine]
         fit = fit_log_linear([run[size] for run in mine], values)
-        assert law["per_tenfold"]["value"] == fit.per_tenfold.value
-        assert law["per_tenfold"]["low"] == fit.per_tenfold.low
-        assert law["intercept"] == fit.intercept
+        assert distribution["per_tenfold"]["value"] == fit.per_tenfold.value
+        assert distribution["per_tenfold"]["low"] == fit.per_tenfold.low
+        assert distribution["intercept"] == fit.intercept
     folder = tmp_path / "study"
     assert json.loads((folder / "scaling.json").read_text()) == whole
     text = (folder / "scaling.md").read_text()

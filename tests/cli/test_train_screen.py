@@ -11,14 +11,14 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.cli.conftest import Command, one_line
-from tests.tiny import save_directory, tiny_config
+from tests.helpers.tiny_model import save_directory, tiny_config
 
 from paceline.models.source import resolve
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network, save_network
-from paceline.training.data.shards import Shards
-from paceline.training.data.writing import Text
+from paceline.training.store import Shards
+from paceline.training.writing import Text
 
 CONFIG = tiny_config()
 
@@ -51,7 +51,7 @@ def weights(model: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def screen(command: Command, model: Path, data: Path):
+def head_preview(command: Command, model: Path, data: Path):
     def call(weights: Path, *more: str):
         where = ("--data", str(data), "--model", str(model), "--runtime", "torch")
         return command("train", "screen", str(weights), *where, *more)
@@ -59,8 +59,10 @@ def screen(command: Command, model: Path, data: Path):
     return call
 
 
-def test_a_screen_joins_its_weights(screen, command: Command, weights: Path, data: Path) -> None:
-    done = screen(weights, "--rank", "32", "--texts", "20", "--json")  # of full rank
+def test_a_screen_joins_its_weights(
+    head_preview, command: Command, weights: Path, data: Path
+) -> None:
+    done = head_preview(weights, "--rank", "32", "--texts", "20", "--json")  # of full rank
     assert done.code == 0, done.err
     report = json.loads(done.out)
     held_out = report["held_out"]
@@ -69,18 +71,20 @@ def test_a_screen_joins_its_weights(screen, command: Command, weights: Path, dat
     assert (report["texts"], held_out["texts"]) == (20, 2)
     before, after = load_network(weights), load_network(Path(report["weights"]))
     assert report["weights"] == str(weights.with_name("hydra.screened.safetensors"))
-    assert before.screen is None
-    assert after.screen is not None
-    assert after.screen.up.shape == (200, 32)
+    assert before.head_preview is None
+    assert after.head_preview is not None
+    assert after.head_preview.up.shape == (200, 32)
     assert all((after.parameters[name] == each).all() for name, each in before.parameters.items())
     assert after.metadata["command"] == "by chance"
     assert "--rank 32 --texts 20" in after.metadata["screen_command"]
     assert json.loads(after.metadata["screen_data"])["prompts"] == "counting"
 
 
-def test_the_report_for_people_says_what_is_lost(screen, weights: Path, tmp_path: Path) -> None:
+def test_the_report_for_people_says_what_is_lost(
+    head_preview, weights: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "other.safetensors"
-    done = screen(weights, "--rank", "2", "--out", str(out))
+    done = head_preview(weights, "--rank", "2", "--out", str(out))
     assert done.code == 0, done.err
     assert done.out.startswith(f"{out}: rank 2; held out: the whole head's token in ")
     assert "without)" in done.out
@@ -88,24 +92,24 @@ def test_the_report_for_people_says_what_is_lost(screen, weights: Path, tmp_path
 
 
 def test_weights_that_are_trained_on_lose_their_screen(
-    screen, command: Command, weights: Path, model: Path, data: Path, tmp_path: Path
+    head_preview, command: Command, weights: Path, model: Path, data: Path, tmp_path: Path
 ) -> None:
     """The hidden states that it was fitted to are no more."""
-    assert screen(weights, "--rank", "4").code == 0
-    screened, out = weights.with_name("hydra.screened.safetensors"), tmp_path / "on.safetensors"
+    assert head_preview(weights, "--rank", "4").code == 0
+    previewed, out = weights.with_name("hydra.screened.safetensors"), tmp_path / "on.safetensors"
     done = command(
-        *("train", "drafter", "hydra:steps=3", "--from", str(screened), "--out", str(out)),
+        *("train", "drafter", "hydra:steps=3", "--from", str(previewed), "--out", str(out)),
         *("--data", str(data), "--model", str(model), "--runtime", "torch"),
         *("--tokens", "300", "--batch-tokens", "128", "--vocabulary", "200"),
         *("--training-precision", "fp32"),
     )
     assert done.code == 0, done.err
     after = load_network(out)
-    assert after.screen is None
+    assert after.head_preview is None
     assert not any("screen" in key for key in after.metadata)
 
 
-def test_what_does_not_fit_is_named(screen, weights: Path, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named(head_preview, weights: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     trained = load_network(weights)
     save_network(other, Trained(trained.network, trained.parameters, trained.draft_ids, {}))
@@ -117,7 +121,7 @@ def test_what_does_not_fit_is_named(screen, weights: Path, tmp_path: Path) -> No
         (other, ("--rank", "8"), "is of another model"),
         (weights, ("--rank", "8", "--out", str(tmp_path / "no" / "a")), "cannot write"),
     ):
-        done = screen(at, *more)
+        done = head_preview(at, *more)
         assert one_line(done), done.err
         assert message in done.err
     assert not list(tmp_path.glob("*.screened.*"))

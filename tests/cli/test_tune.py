@@ -16,13 +16,12 @@ pytest.importorskip("optuna")
 from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
-from paceline import tuned
 from paceline.cli import tune as module
-from paceline.engine import Engine
-from paceline.tuned import KINDS, Choice, Configuration
-from paceline.tuning.kinds import tune_kinds
+from paceline.engine.engine import Engine
+from paceline.registry import tuned_choice as tuned
+from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Choice, Configuration
 from paceline.tuning.space import DEFAULT, Space
-from paceline.tuning.tuner import Tuner
+from paceline.tuning.tuner import Tuner, tune_kinds
 
 pytestmark = pytest.mark.usefixtures("loads")
 
@@ -78,12 +77,12 @@ def test_the_choice_is_saved_printed_and_explained(
     assert "\nsampled:\n" in done.out
     assert done.out.count("drafter auto is now recycling, fixed 7x4, saved in") == 2
     choices = tuned.read(fakes.loaded().place)
-    for kind in KINDS:
+    for kind in TEMPERATURE_KINDS:
         assert choices[kind].configuration == Configuration("recycling", "fixed", 7, 4)
 
     told = command("tune", "--explain")
     assert told.code == 0, told.err
-    for kind in KINDS:
+    for kind in TEMPERATURE_KINDS:
         head = f"drafter auto is recycling, fixed 7x4 where decoding is {kind}, for table on"
         assert sum(line.startswith(head) for line in told.out.splitlines()) == 1
     assert "mine.jsonl, 6 tokens each, temperature 0\n" in told.out
@@ -106,7 +105,7 @@ def test_json_has_the_choice_and_its_evidence(
 ) -> None:
     done = json.loads(command(*arguments(prompts, "--json")).out)
     assert done["saved"] == str(tuned.path_of(fakes.loaded().place))
-    assert set(done) == {*KINDS, "saved"}
+    assert set(done) == {*TEMPERATURE_KINDS, "saved"}
     assert done["sampled"]["configuration"]["drafter"] == "recycling"
     assert done["sampled"]["evidence"]["settings"]["temperature"] == 1
     evidence: dict[str, Any] = done["greedy"]["evidence"]
@@ -126,7 +125,7 @@ def test_whatever_wins_here_is_a_configuration_that_runs(
     done = command(*arguments(prompts, "--json", *asked))
     assert done.code == 0, done.err
     result = json.loads(done.out)
-    kinds = [kind for kind in KINDS if decoding in (kind, "both")]
+    kinds = [kind for kind in TEMPERATURE_KINDS if decoding in (kind, "both")]
     assert [key for key in result if key != "saved"] == kinds
     choices = tuned.read(fakes.loaded().place)
     assert list(choices) == kinds
@@ -157,7 +156,7 @@ def test_too_little_time_saves_nothing(command: Command, prompts: Path) -> None:
     assert tuned.read(fakes.loaded().place) == {}
     as_json = json.loads(command(*arguments(prompts, "--time-limit", "0.001", "--json")).out)
     nothing = {"configuration": None, "search": []}
-    assert as_json == {**dict.fromkeys(KINDS, nothing), "saved": None}
+    assert as_json == {**dict.fromkeys(TEMPERATURE_KINDS, nothing), "saved": None}
 
 
 def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(

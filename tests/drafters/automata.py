@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.drafters.automaton import ROOT_STATE, Automaton
-from paceline.drafters.native_automaton import NativeAutomaton
-from paceline.drafters.plain_automaton import PlainAutomaton
+from paceline.drafters.suffix.automaton import (
+    ROOT_STATE,
+    Automaton,
+    NativeAutomaton,
+    PlainAutomaton,
+)
 from paceline.native.library import library
 
 NATIVE = library() is not None
 
-KINDS: list[type[Automaton]] = [PlainAutomaton, *([NativeAutomaton] if NATIVE else [])]
+TEMPERATURE_KINDS: list[type[Automaton]] = [PlainAutomaton, *([NativeAutomaton] if NATIVE else [])]
 """Those that are to be had here."""
 
 

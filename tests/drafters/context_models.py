@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from paceline.drafters.context_model import ContextModel
-from paceline.drafters.native_context_model import NativeContextModel
-from paceline.drafters.plain_context_model import PlainContextModel
+from paceline.drafters.statistics.context_model import (
+    ContextModel,
+    NativeContextModel,
+    PlainContextModel,
+)
 from paceline.native.library import library
 
 NATIVE = library() is not None
 
-KINDS: list[type[ContextModel]] = [PlainContextModel, *([NativeContextModel] if NATIVE else [])]
+TEMPERATURE_KINDS: list[type[ContextModel]] = [
+    PlainContextModel,
+    *([NativeContextModel] if NATIVE else []),
+]
 """Those that are to be had here."""

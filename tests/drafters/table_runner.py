@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.exactness.tabular import TabularModel
+from paceline.core.types import IntArray, LogitArray
 from paceline.networks.base import Geometry
 from paceline.networks.draft_lm import DraftLM
-from paceline.networks.runner import Branch, Chain, Grown
+from paceline.networks.runner import Branch, Chain, ContextUpdate
 from paceline.networks.weights import Trained
-from paceline.types import IntArray, LogitArray
+from paceline.proof.tabular import TabularModel
 
 
 class TableRunner:
@@ -47,12 +47,12 @@ class TableRunner:
     def release(self, cache: list[int]) -> None:
         cache.clear()
 
-    def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
+    def draft(self, grown: Sequence[ContextUpdate], depth: int) -> list[Chain]:
         assert depth == 0
         self._take_in(grown)
         return []
 
-    def start(self, grown: Sequence[Grown]) -> list[Branch]:
+    def start(self, grown: Sequence[ContextUpdate]) -> list[Branch]:
         self._take_in(grown)
         return [Branch(each.cache, None, (), (), self._logits(each.cache, ())) for each in grown]
 
@@ -70,7 +70,7 @@ class TableRunner:
         """The newest drafted token and how many there are."""
         return np.array([[branch.state[-1], len(branch.state)]], dtype=np.float32)
 
-    def _take_in(self, grown: Sequence[Grown]) -> None:
+    def _take_in(self, grown: Sequence[ContextUpdate]) -> None:
         for each in grown:
             each.cache.extend(each.tokens)
 

@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tests.drafters.table_runner import TableRunner
 
-from paceline.drafters.acceptance import (
+from paceline.core.types import LogitArray, ProbArray
+from paceline.drafters.network.stopping_head import (
     AcceptanceHead,
-    DoubtfulStop,
+    AcceptanceStop,
     check_steps,
     load_acceptance_head,
     save_acceptance_head,
 )
 from paceline.errors import InvalidOption
-from paceline.exactness.tabular import TabularModel
-from paceline.networks.runner import Grown
-from paceline.types import LogitArray, ProbArray
+from paceline.networks.runner import ContextUpdate
+from paceline.proof.tabular import TabularModel
 
 IDS = np.array([0, 2, 3])
 NO_FEATURES = np.zeros((2, 0), np.float32)
@@ -53,8 +53,8 @@ def test_chains_end_behind_the_token_that_makes_them_doubtful(seed: int, stands:
     runner = TableRunner(model, IDS, steps=5)
     contexts = [rng.integers(0, 4, 2).tolist() for _ in range(3)]
     wanted = rng.integers(1, 6, 3).tolist()
-    grown = [Grown(runner.open(), NO_FEATURES, each) for each in contexts]
-    doubt = DoubtfulStop(head, IDS, stands)  # type: ignore[arg-type]
+    grown = [ContextUpdate(runner.open(), NO_FEATURES, each) for each in contexts]
+    doubt = AcceptanceStop(head, IDS, stands)  # type: ignore[arg-type]
     for draft, context, most in zip(
         doubt.chains(runner, grown, wanted), contexts, wanted, strict=True
     ):
@@ -62,15 +62,15 @@ def test_chains_end_behind_the_token_that_makes_them_doubtful(seed: int, stands:
         scores: list[float] = []
         stood = 1.0
         while len(path) < most and stood >= stands:
-            law = np.exp(row := logits_of(model, [*context, *path]))
+            distribution = np.exp(row := logits_of(model, [*context, *path]))
             path.append(int(IDS[row.argmax()]))
             if len(path) < most:
-                stood *= head.table[path[-1], len(path)] * law.max() / law.sum()
+                stood *= head.table[path[-1], len(path)] * distribution.max() / distribution.sum()
                 scores.append(stood)
             else:
-                scores.append(stood * law.max() / law.sum())
+                scores.append(stood * distribution.max() / distribution.sum())
         assert draft.tokens.tolist() == path
-        assert draft.law is None
+        assert draft.sampling is None
         np.testing.assert_allclose(draft.scores, scores)
 
 

@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.drafters.automata import NATIVE, built, seen
 
-from paceline.drafters import automaton as choice
-from paceline.drafters.automaton import ROOT_STATE, Automaton
-from paceline.drafters.native_automaton import NativeAutomaton
-from paceline.drafters.plain_automaton import PlainAutomaton
+from paceline.drafters.suffix import automaton as choice
+from paceline.drafters.suffix.automaton import (
+    ROOT_STATE,
+    Automaton,
+    NativeAutomaton,
+    PlainAutomaton,
+)
 
 Text = list[int]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import tree as trees
-from paceline.drafters.best_first import Guess, Offer
-from paceline.drafters.statistics import HitRates
-from paceline.types import Budget
+from paceline.core import tree as trees
+from paceline.core.types import Budget
+from paceline.drafters.candidates import CandidateTree, Offer
+from paceline.policy.acceptance import HitRates
 
 Path = tuple[int, ...]
 
@@ -30,8 +30,10 @@ def model(seed: int) -> dict[Path, list[Offer]]:
     return known | {path: [] for path in level}
 
 
-def grow(known: dict[Path, list[Offer]], budget: Budget) -> Guess:
-    return Guess.grow((), budget, lambda path, _: known[path], lambda path, token: (*path, token))
+def grow(known: dict[Path, list[Offer]], budget: Budget) -> CandidateTree:
+    return CandidateTree.grow(
+        (), budget, lambda path, _: known[path], lambda path, token: (*path, token)
+    )
 
 
 def enumerated(known: dict[Path, list[Offer]], depth: int) -> dict[Path, float]:
@@ -63,7 +65,9 @@ def test_the_draft_is_the_likeliest_of_all_paths(seed: int, nodes: int, depth: i
 
 def test_equal_scores_keep_the_order_of_the_offers() -> None:
     known: dict[Path, list[Offer]] = {(): [(t, 0.25, (0,)) for t in (7, 3, 5)]}
-    guess = Guess.grow((), Budget(3, 1), lambda path, _: known[path], lambda path, token: ())
+    guess = CandidateTree.grow(
+        (), Budget(3, 1), lambda path, _: known[path], lambda path, token: ()
+    )
     assert guess.tokens == [7, 3, 5]
 
 
@@ -77,16 +81,18 @@ def test_what_cannot_be_drafted_is_not_asked_for() -> None:
     def follow(path: Path, token: int) -> Path:
         return (*path, token)
 
-    assert Guess.grow((), Budget(0, 3), offers, follow).tokens == []
-    assert Guess.grow((), Budget(3, 0), offers, follow).tokens == []
+    assert CandidateTree.grow((), Budget(0, 3), offers, follow).tokens == []
+    assert CandidateTree.grow((), Budget(3, 0), offers, follow).tokens == []
     assert asked == []
-    Guess.grow((), Budget(2, 1), offers, follow)
+    CandidateTree.grow((), Budget(2, 1), offers, follow)
     assert asked == [()]  # neither below the depth
-    Guess.grow((), Budget(2, 2), offers, follow)
+    CandidateTree.grow((), Budget(2, 2), offers, follow)
     assert asked[1:] == [(), (1,)]  # nor behind the last node
 
 
-def counted(guess: Guess, committed: list[int]) -> dict[tuple[int, ...], tuple[float, float]]:
+def counted(
+    guess: CandidateTree, committed: list[int]
+) -> dict[tuple[int, ...], tuple[float, float]]:
     """Hits and trials per cell, without prior."""
     rates = HitRates(np.zeros((4, 3)), weight=0.0)
     guess.learn(committed, rates)
@@ -141,11 +147,11 @@ def test_offers_that_found_no_place_are_counted_too() -> None:
 
 
 def test_a_chain_multiplies_chances_and_counts_up_to_the_first_miss() -> None:
-    guess = Guess.chain([(4, 0.5, (0, 0)), (5, 0.5, (1, 0)), (6, 0.8, (2, 0))])
+    guess = CandidateTree.chain([(4, 0.5, (0, 0)), (5, 0.5, (1, 0)), (6, 0.8, (2, 0))])
     draft = guess.tree("chain")
     assert trees.is_chain(draft)
     assert draft.tokens.tolist() == [4, 5, 6]
     np.testing.assert_allclose(draft.scores, [0.5, 0.25, 0.2])
     assert guess.score == pytest.approx(0.95)
     assert counted(guess, [4, 9, 6]) == {(0, 0): (1, 1), (1, 0): (0, 1)}
-    assert Guess.chain([]).tree("chain").tokens.tolist() == []
+    assert CandidateTree.chain([]).tree("chain").tokens.tolist() == []

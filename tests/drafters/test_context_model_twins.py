@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.drafters.context_models import KINDS, NATIVE
+from tests.drafters.context_models import NATIVE, TEMPERATURE_KINDS
 
-from paceline.drafters import context_model as choice
-from paceline.drafters.context_model import ContextModel
-from paceline.drafters.native_context_model import NativeContextModel
-from paceline.drafters.plain_context_model import PlainContextModel
-from paceline.types import ROOT, Budget, LogitArray, TokenTree
+from paceline.core.types import ROOT, Budget, LogitArray, TokenTree
+from paceline.drafters.statistics import context_model as choice
+from paceline.drafters.statistics.context_model import (
+    ContextModel,
+    NativeContextModel,
+    PlainContextModel,
+)
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="needs a C++ compiler")
 
@@ -111,7 +113,7 @@ def test_both_draft_alike_from_laws_over_many_tokens(seed: int, nodes: int, dept
     assert bool(native.tokens) == bool(nodes and depth)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
 def test_one_token_more_is_seen(kind: type[ContextModel]) -> None:
     """The comparisons above can fail."""
     first, second = kind(2, 100), kind(2, 100)
@@ -122,7 +124,7 @@ def test_one_token_more_is_seen(kind: type[ContextModel]) -> None:
     assert seen(first, 2, Budget(4, 2), [1, 2]) != seen(second, 2, Budget(4, 2), [1, 2])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
 def test_a_copy_learns_by_itself(kind: type[ContextModel]) -> None:
     first = kind(2, 100)
     first.read([1, 2, 3, 1, 2], 0, 1.0)

@@ -10,48 +10,43 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.decoding_loop import decode
 
-from looped import decode
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.base import Drafter, DrafterContext
+from paceline.core.target import Output, Pass, Target
+from paceline.core.tree import path_to
+from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree
+from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.none import NoDrafter
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, OutOfMemory
-from paceline.exactness.compare import goodness_of_fit, max_error, target_joint
-from paceline.exactness.oracle import enumerate_law
-from paceline.exactness.tabular import TabularCache, TabularModel, TabularTarget, processed
-from paceline.growth.base import Growth
-from paceline.growth.branching import Branching
-from paceline.growth.dynamic import Dynamic
-from paceline.growth.iid import Iid
-from paceline.growth.paths import Paths
-from paceline.growth.shared_noise import SharedNoise
-from paceline.growth.stochastic_beam import StochasticBeam
-from paceline.growth.top_and_one import TopAndOne
-from paceline.law import gumbel_max
-from paceline.randomness import Randomness
-from paceline.sequence import Sequence
-from paceline.stopping import StopRules
-from paceline.target import Output, Pass, Target
-from paceline.tree import path_to
-from paceline.types import ROOT, Budget, SamplingParams, TokenTree
+from paceline.policy.controller import Fixed
+from paceline.proof.compare import goodness_of_fit, max_error, target_joint
+from paceline.proof.oracle import enumerate_distribution
+from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget, processed
+from paceline.sampling.distributions import gumbel_max
+from paceline.sampling.randomness import Randomness
+from paceline.sampling.sequence import Sequence
+from paceline.trees.base import TreeExpansion
+from paceline.trees.deterministic import SharedNoise
+from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam, TopAndOne
+from paceline.trees.dyspec import Dynamic
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.coupled import Coupled
-from paceline.verifiers.greedy import Greedy
 from paceline.verifiers.k_seq import KSeq
-from paceline.verifiers.recursive import Recursive
-from paceline.verifiers.recursive_distinct import RecursiveDistinct
+from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
+from paceline.verifiers.recursive import Recursive, RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
-from paceline.verifiers.sample_match import SampleMatch
 from paceline.verifiers.top_and_one import TopAndOne as OptimalTopAndOne
 
 VOCABULARY = 6
 BIG = TabularModel(VOCABULARY, 2, seed=1, sharpness=1.5)
 SMALL = TabularModel(VOCABULARY, 1, seed=2, sharpness=1.5)
 SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=30, seed=4)
-CHAINS: list[tuple[Verifier, Growth]] = [(Coupled(), SharedNoise([1])), (Rejection(), Iid([1]))]
-TREES: list[tuple[Verifier, Growth]] = [
+CHAINS: list[tuple[Verifier, TreeExpansion]] = [
+    (Coupled(), SharedNoise([1])),
+    (Rejection(), Iid([1])),
+]
+TREES: list[tuple[Verifier, TreeExpansion]] = [
     (Coupled(), SharedNoise([1, 2])),
     (Recursive(), Iid([2])),
     (KSeq(), Paths(3)),
@@ -125,7 +120,9 @@ def test_rejection_accepts_the_target_itself() -> None:
     assert sequence.stats.accepted_tokens == sequence.stats.drafted_tokens > 0
 
 
-def draft_of(params: SamplingParams, growth: Growth, nodes: int = 3, depth: int = 3) -> TokenTree:
+def draft_of(
+    params: SamplingParams, growth: TreeExpansion, nodes: int = 3, depth: int = 3
+) -> TokenTree:
     drafter = DraftModel(TabularTarget(SMALL.logits, VOCABULARY), VOCABULARY, growth)
     sequence = Sequence.start(0, [3, 1], params)
     drafter.open(sequence)
@@ -136,13 +133,13 @@ def draft_of(params: SamplingParams, growth: Growth, nodes: int = 3, depth: int 
 def test_reported_rows_are_the_processed_laws_along_the_chain() -> None:
     params = SamplingParams(temperature=0.8, top_k=3, repetition_penalty=1.3, seed=6)
     draft = draft_of(params, Iid([1]))
-    assert draft.law is not None
-    assert draft.law.kind == "iid"
-    assert set(draft.law.rows) == {ROOT, 0, 1}
-    law = processed(SMALL.logits, params, [3, 1])
-    for parent, row in draft.law.rows.items():
+    assert draft.sampling is not None
+    assert draft.sampling.kind == "iid"
+    assert set(draft.sampling.rows) == {ROOT, 0, 1}
+    distribution = processed(SMALL.logits, params, [3, 1])
+    for parent, row in draft.sampling.rows.items():
         context = (3, 1, *draft.tokens[: parent + 1].tolist())
-        np.testing.assert_array_equal(row.dense(), law(context).dense())
+        np.testing.assert_array_equal(row.dense(), distribution(context).dense())
         assert row.prob(int(draft.tokens[parent + 1])) > 0
 
 
@@ -154,23 +151,23 @@ def test_every_sequence_of_a_batch_reports_its_own_rows() -> None:
         drafter.open(sequence)
     drafts = drafter.propose(sequences, [Budget(2, 2), Budget(1, 1), Budget(3, 3)])
     for prompt, draft in zip(prompts, drafts, strict=True):
-        assert draft.law is not None
-        assert set(draft.law.rows) == set(range(-1, len(draft) - 1))
-        for parent, row in draft.law.rows.items():
+        assert draft.sampling is not None
+        assert set(draft.sampling.rows) == set(range(-1, len(draft) - 1))
+        for parent, row in draft.sampling.rows.items():
             context = (*prompt, *draft.tokens[: parent + 1].tolist())
-            np.testing.assert_allclose(row.dense(), SMALL.law(context).dense(), rtol=1e-12)
+            np.testing.assert_allclose(row.dense(), SMALL.distribution(context).dense(), rtol=1e-12)
 
 
 def test_greedy_rows_are_one_hot() -> None:
     draft = draft_of(SamplingParams(), Iid([1]))
-    assert draft.law is not None
-    for parent, row in draft.law.rows.items():
+    assert draft.sampling is not None
+    for parent, row in draft.sampling.rows.items():
         assert row.dense().tolist() == np.eye(VOCABULARY)[draft.tokens[parent + 1]].tolist()
 
 
 def test_a_chain_with_shared_noise_claims_no_law() -> None:
     draft = draft_of(SAMPLED, SharedNoise([1]))
-    assert draft.law is None
+    assert draft.sampling is None
     assert draft.source == "draft-model"
 
 
@@ -179,7 +176,7 @@ TINY = TabularModel(3, 1, seed=11), TabularModel(3, 1, seed=12)
 
 def generate_tiny(
     verifier: Verifier,
-    growth: Growth,
+    growth: TreeExpansion,
     params: SamplingParams,
     randomness: Randomness,
     nodes: int = 2,
@@ -201,7 +198,7 @@ def generate_tiny(
 def test_with_rejection_the_output_law_is_the_target_s(temperature: float) -> None:
     """By enumeration of all draws over several rounds."""
     params = SamplingParams(temperature=temperature, max_new_tokens=3, presence_penalty=0.5)
-    found = enumerate_law(lambda r: tuple(generate_tiny(Rejection(), Iid([1]), params, r)))
+    found = enumerate_distribution(lambda r: tuple(generate_tiny(Rejection(), Iid([1]), params, r)))
     wanted = target_joint(processed(TINY[0].logits, params, [1]), (1,), 3)
     assert max_error(found, wanted) < 1e-12
 
@@ -218,11 +215,13 @@ def test_with_rejection_the_output_law_is_the_target_s(temperature: float) -> No
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_with_trees_the_output_law_is_the_target_s(
-    verifier: Verifier, growth: Growth, nodes: int
+    verifier: Verifier, growth: TreeExpansion, nodes: int
 ) -> None:
     """Through caches, forwards with a draft, processed laws, and two rounds of the loop."""
     params = SamplingParams(temperature=0.8, top_p=0.95, max_new_tokens=3, presence_penalty=0.5)
-    found = enumerate_law(lambda r: tuple(generate_tiny(verifier, growth, params, r, nodes)))
+    found = enumerate_distribution(
+        lambda r: tuple(generate_tiny(verifier, growth, params, r, nodes))
+    )
     wanted = target_joint(processed(TINY[0].logits, params, [1]), (1,), 3)
     assert max_error(found, wanted) < 1e-12
 
@@ -237,14 +236,14 @@ def test_with_noise_the_output_law_is_the_target_s(verifier: Verifier, width: in
         params = SamplingParams(temperature=1.0, max_new_tokens=2, seed=seed)
         randomness = Sequence.start(0, [1], params).randomness
         counts[tuple(generate_tiny(verifier, growth, params, randomness, 2 * width))] += 1
-    law = processed(TINY[0].logits, SamplingParams(temperature=1.0), [1])
-    assert goodness_of_fit(counts, target_joint(law, (1,), 2)) > 1e-4
+    distribution = processed(TINY[0].logits, SamplingParams(temperature=1.0), [1])
+    assert goodness_of_fit(counts, target_joint(distribution, (1,), 2)) > 1e-4
 
 
 class Checked(DraftModel):
     """Compares what it fed, and the rows it reports, with the committed tokens."""
 
-    def __init__(self, model: Watched, growth: Growth) -> None:
+    def __init__(self, model: Watched, growth: TreeExpansion) -> None:
         super().__init__(model, VOCABULARY, growth)
         self.watched = model
 
@@ -273,12 +272,14 @@ class Checked(DraftModel):
 
     def check_rows(self, sequence: Sequence, draft: TokenTree) -> None:
         """Rows are the small model's laws; shared noise picks what its law and the noise say."""
-        law = processed(SMALL.logits, sequence.params, sequence.tokens[: sequence.prompt_length])
+        distribution = processed(
+            SMALL.logits, sequence.params, sequence.tokens[: sequence.prompt_length]
+        )
         for parent in set(draft.parents.tolist()):
             path = path_to(draft, parent)
-            wanted = law((*sequence.tokens, *draft.tokens[list(path)].tolist()))
-            if draft.law is not None:
-                row = draft.law.rows[parent]
+            wanted = distribution((*sequence.tokens, *draft.tokens[list(path)].tolist()))
+            if draft.sampling is not None:
+                row = draft.sampling.rows[parent]
                 np.testing.assert_array_equal(row.dense(), wanted.dense())
             else:
                 first = int(draft.tokens[np.flatnonzero(draft.parents == parent)[0]])
@@ -300,7 +301,7 @@ def test_the_draft_model_sees_what_was_committed_and_drafted(
     prompts: list[list[int]],
     depth: int,
     nodes: int,
-    rule: tuple[Verifier, Growth],
+    rule: tuple[Verifier, TreeExpansion],
     seed: int,
 ) -> None:
     """Rollback after zero, partial and full acceptance, in ragged batches, chains and trees."""
@@ -319,7 +320,7 @@ def test_the_draft_model_sees_what_was_committed_and_drafted(
 @settings(max_examples=10, deadline=None)
 @given(st.integers(1, 6), st.sampled_from(CHAINS), st.integers(0, 99))
 def test_a_chain_costs_one_row_per_token(
-    depth: int, rule: tuple[Verifier, Growth], seed: int
+    depth: int, rule: tuple[Verifier, TreeExpansion], seed: int
 ) -> None:
     """Drafted tokens stay in the cache, and two rows are fed after a full acceptance: the bonus
     and the last drafted token."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafters.best_first import FLOOR
-from paceline.drafters.evidence import (
+from paceline.drafters.candidates import (
+    FLOOR,
     LENGTHS,
     Evidence,
     alone,

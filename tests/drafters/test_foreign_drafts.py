@@ -9,20 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline import registry
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.jacobi import Jacobi
-from paceline.drafters.recalling import RecallingDrafter
-from paceline.drafters.stand import Stand
-from paceline.drafters.suffix_array import build
-from paceline.exactness.tabular import TabularModel, TabularTarget
-from paceline.growth.branching import Branching
-from paceline.growth.shared_noise import SharedNoise
-from paceline.sequence import Sequence
-from paceline.target import Output
-from paceline.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
+from paceline.drafters.statistics.stand import Stand
+from paceline.drafters.suffix.datastore import build
+from paceline.drafters.suffix.history import HistoryDrafter
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.registry import table as registry
+from paceline.sampling.sequence import Sequence
+from paceline.trees.deterministic import SharedNoise
+from paceline.trees.drawn import Branching
+from paceline.zoo.jacobi import Jacobi
 
 VOCABULARY = 8
 MODEL = TabularModel(VOCABULARY, 2, seed=3, sharpness=2.0)
@@ -41,7 +41,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafter]:
     build(np.array([1, 2, 3, 1, 2, 4, 5, 1] * 4, np.int32), index, VOCABULARY, "words")
     drawn: dict[str, Callable[[], Drafter]] = {
         "stand, drawn": lambda: Stand(VOCABULARY, drawn=True),
-        "jacobi, drawn": lambda: Jacobi(VOCABULARY, report_law=True),
+        "jacobi, drawn": lambda: Jacobi(VOCABULARY, needs_q=True),
         "draft-model, trees": lambda: DraftModel(small(), VOCABULARY, SharedNoise([2, 1])),
         "draft-model, drawn": lambda: DraftModel(small(), VOCABULARY, Branching([2, 1])),
     }
@@ -191,7 +191,7 @@ def test_nothing_asked_for_is_nothing_drafted_but_something_heard(
         sequence.sampler.commit([4, 5, 6, 7])
         drafter.observe([sequence], [shown], [Verdict((0, 1, 2), 7)], [Output(np.stack(rows))])
     [draft] = drafter.propose([sequence], [Budget(3, 3)])
-    if isinstance(drafter, RecallingDrafter) or name in ("prompt-lookup", "cacheback"):
+    if isinstance(drafter, HistoryDrafter) or name in ("prompt-lookup", "cacheback"):
         assert draft.tokens.tolist() == [4, 5, 6]
     elif name not in ("none", "forced", "input-guided", "datastore"):
         assert len(draft) > 0
@@ -199,7 +199,7 @@ def test_nothing_asked_for_is_nothing_drafted_but_something_heard(
 
 def test_a_window_takes_its_rows_from_the_path_that_stood() -> None:
     """A Jacobi window in a foreign tree: the node behind the accepted path, not the next index."""
-    drafter = Jacobi(VOCABULARY, report_law=True)
+    drafter = Jacobi(VOCABULARY, needs_q=True)
     [sequence] = start(1, 0)
     drafter.open(sequence)
     drafter.propose([sequence], [NOTHING])

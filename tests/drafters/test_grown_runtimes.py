@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.drafters.test_trained import (
+from tests.drafters.network.test_trained import (
     CONFIG,
     DRAFTERS,
     GEOMETRY,
@@ -25,18 +25,18 @@ from tests.drafters.test_trained import (
 from tests.networks.cases import NETWORKS, context_rows, texts
 from tests.networks.runners import RUNTIMES, ready, trained_of
 
-from paceline import tree as trees
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.grown import TreeDrafts
-from paceline.drafters.none import NoDrafter
-from paceline.growth.expand_rerank import ExpandRerank
-from paceline.growth.iid import Iid
+from paceline.core import tree as trees
+from paceline.core.types import Budget
+from paceline.drafters.base import NoDrafter
+from paceline.drafters.network.trees import TreeDrafts
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
 from paceline.networks.catalogue import build
-from paceline.networks.runner import Grown
-from paceline.sequence import Sequence
-from paceline.stopping import StopRules
-from paceline.types import Budget
+from paceline.networks.runner import ContextUpdate
+from paceline.policy.controller import Fixed
+from paceline.sampling.sequence import Sequence
+from paceline.trees.deterministic import ExpandRerank
+from paceline.trees.drawn import Iid
 from paceline.verifiers.rejection import Rejection
 
 every_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
@@ -45,8 +45,8 @@ every_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.fixture(autouse=True)
 def one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs of any shape alone, which are quickly made; tests/networks has those of fixed ones."""
-    monkeypatch.setattr("paceline.runtimes.openvino_runner._FEW", ())
-    monkeypatch.setattr("paceline.runtimes.openvino_branches._SIZES", ())
+    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._FEW", ())
+    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._SIZES", ())
 
 
 @every_runtime
@@ -59,8 +59,10 @@ def test_a_beam_of_one_is_the_chain_that_one_call_drafts(name: str, runtime: str
         context_rows(network, features[i], tokens[i], 0, count) for i, count in enumerate((5, 2))
     ]
 
-    def grown() -> list[Grown]:
-        return [Grown(compiled.open(), read.astype(np.float32), behind) for read, behind in rows]
+    def grown() -> list[ContextUpdate]:
+        return [
+            ContextUpdate(compiled.open(), read.astype(np.float32), behind) for read, behind in rows
+        ]
 
     sequences = [Sequence.start(i, [1], GREEDY) for i in range(2)]
     budgets = [Budget(9, 9), Budget(9, network.depth - 1)]

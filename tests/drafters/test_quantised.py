@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_openvino
 
 pytest.importorskip("openvino")
 
+from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.loading import Loaded, load_model, make_engine
-from paceline.target import RuntimeOptions
+from paceline.registry.loading import Loaded, load_model, make_engine
 from paceline.tuning.space import Space
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]

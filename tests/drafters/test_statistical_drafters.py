@@ -8,23 +8,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.decoding_loop import decode_all
 
-from looped import decode_all
-from paceline import tree as trees
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.aded import Aded
-from paceline.drafters.base import Drafter
-from paceline.drafters.cacheback import Cacheback
-from paceline.drafters.lookahead import Lookahead
-from paceline.drafters.none import NoDrafter
-from paceline.drafters.stand import Stand
-from paceline.exactness.tabular import TabularModel, TabularTarget
-from paceline.sequence import Sequence
-from paceline.stopping import StopRules
-from paceline.target import Output
-from paceline.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
-from paceline.verifiers.coupled import Coupled
+from paceline.core import tree as trees
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.drafters.ngram.lookahead import Lookahead
+from paceline.drafters.statistics.aded import Aded
+from paceline.drafters.statistics.stand import Stand
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.policy.controller import Fixed
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.sampling.sequence import Sequence
+from paceline.verifiers.matching import Coupled
+from paceline.zoo.cacheback import Cacheback
 
 VOCABULARY = 12
 
@@ -80,7 +79,7 @@ def test_drafts_are_sound_trees_within_their_budget(
             trees.validate(draft)
             assert len(draft) <= budget.nodes
             assert trees.depths(draft).max(initial=0) <= budget.depth
-            assert draft.law is None
+            assert draft.sampling is None
             assert draft.source == drafter.name
             assert draft.scores is not None
             assert draft.scores.shape == draft.tokens.shape

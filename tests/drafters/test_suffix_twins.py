@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.drafters.automata import NATIVE, built
 
-from paceline.drafters.best_first import Guess
-from paceline.drafters.native_automaton import NativeAutomaton
-from paceline.drafters.plain_automaton import PlainAutomaton
-from paceline.drafters.suffix_decoding import SuffixDecoding
-from paceline.types import Budget
+from paceline.core.types import Budget
+from paceline.drafters.candidates import CandidateTree
+from paceline.drafters.suffix.automaton import NativeAutomaton, PlainAutomaton
+from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="needs a C++ compiler")
 
@@ -27,7 +26,7 @@ def drafted(
     others: list[list[int]],
     budget: Budget,
     seed: int,
-) -> tuple[Guess, SuffixDecoding]:
+) -> tuple[CandidateTree, SuffixDecoding]:
     """What is blended of texts, with some hit rates; and who did."""
     drafter = SuffixDecoding()
     own, drafter.history.texts = built(kind, [text]), built(kind, others)

@@ -10,23 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import tree as trees
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.base import Drafter
-from paceline.drafters.datastore import Datastore
-from paceline.drafters.input_guided import InputGuided
-from paceline.drafters.none import NoDrafter
-from paceline.drafters.recalling import RecallingDrafter
-from paceline.drafters.suffix_array import SuffixArray, build
-from paceline.drafters.suffix_automaton import SuffixAutomaton
-from paceline.drafters.suffix_decoding import SuffixDecoding
-from paceline.exactness.tabular import TabularModel, TabularTarget
-from paceline.sequence import Sequence
-from paceline.stopping import StopRules
-from paceline.target import Output
-from paceline.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
-from paceline.verifiers.coupled import Coupled
+from paceline.core import tree as trees
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.drafters.ngram.input_guided import InputGuided
+from paceline.drafters.suffix.datastore import Datastore, SuffixArray, build
+from paceline.drafters.suffix.history import HistoryDrafter
+from paceline.drafters.suffix.suffix_automaton import SuffixAutomaton
+from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.policy.controller import Fixed
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.sampling.sequence import Sequence
+from paceline.verifiers.matching import Coupled
 
 VOCABULARY = 12
 CORPUS = np.random.default_rng(2).integers(0, 3, 60).tolist()
@@ -87,7 +85,7 @@ def test_drafts_are_sound_trees_within_their_budget(
             trees.validate(draft)
             assert len(draft) <= budget.nodes
             assert trees.depths(draft).max(initial=0) <= budget.depth
-            assert draft.law is None
+            assert draft.sampling is None
             assert draft.source == drafter.name
             assert draft.scores is not None
             assert draft.scores.shape == draft.tokens.shape
@@ -188,7 +186,7 @@ def believed(drafter: Drafter, hits: list[bool]) -> float:
         assert draft.scores is not None
         commit(drafter, sequence, draft, draft.tokens[:1].tolist() if hit else [11])
         drafter.close(sequence)
-        if isinstance(drafter, RecallingDrafter):
+        if isinstance(drafter, HistoryDrafter):
             drafter.history.clear()  # what is remembered aside
     return float(draft.scores[0])
 

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import tree as trees
-from paceline.drafters.trained_networks import HydraDrafter
+from paceline.core import tree as trees
+from paceline.core.target import Output
+from paceline.core.types import Budget, SamplingParams, Verdict
+from paceline.drafters.network.drafter import HydraDrafter
 from paceline.networks.runner import Chain, Noise
-from paceline.randomness import Draw, Purpose
-from paceline.sequence import Sequence
-from paceline.target import Output
-from paceline.types import Budget, SamplingParams, Verdict
+from paceline.sampling.randomness import Draw, Purpose
+from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.coupled import Coupled
-from paceline.verifiers.sample_match import SampleMatch
+from paceline.verifiers.matching import Coupled, SampleMatch
 
 
 class _Reads:
@@ -78,7 +77,7 @@ def test_sampled_requests_are_drafted_with_the_noise_that_the_rule_follows(
 ) -> None:
     runner = _Reads()
     drafter = HydraDrafter(runner)  # type: ignore[arg-type]
-    drafter.follows_noise = verifier.follows_noise
+    drafter.gumbel_coupled = verifier.gumbel_coupled
     params = SamplingParams(temperature=temperature, seed=3)
     sequence = Sequence.start(0, [1, 2, 3], params)
     drafter.open(sequence)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.helpers.table_engines import PROMPTS, SAMPLED, Target, drafters, finish, key, make
 
-from engines import PROMPTS, SAMPLED, Target, drafters, finish, key, make
 from paceline.errors import OutOfMemory, PromptError
 
 

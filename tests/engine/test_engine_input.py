@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.helpers.table_engines import VOCABULARY, make
 
-from engines import VOCABULARY, make
-from paceline.engine import Engine
+from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PacelineError, PromptError
-from paceline.verifiers.greedy import Greedy
+from paceline.verifiers.matching import Greedy
 
 BAD: list[tuple[str, type[PacelineError], str, Callable[[Engine], object]]] = [
     ("empty text", PromptError, "empty", lambda e: e.generate("")),

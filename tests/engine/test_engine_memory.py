@@ -10,28 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.paged_table import PagedTable
+from tests.helpers.table_engines import MODEL, TOKENIZER, VOCABULARY, Completion, key
 
-from engines import MODEL, TOKENIZER, VOCABULARY, Completion, key
-from paceline.controllers.base import Controller
-from paceline.controllers.cost import CostModel
-from paceline.controllers.cost_model import CostModelController
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.decode.reading import Reader
-from paceline.drafters.base import Drafter
-from paceline.drafters.none import NoDrafter
-from paceline.drafters.recycling import Recycling
-from paceline.engine import Engine
+from paceline.core.types import LogitArray, Needs, SamplingParams
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.drafters.statistics.recycling import Recycling
+from paceline.engine.engine import Engine
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.prefill import Chunk, Prefiller
+from paceline.engine.scheduler import QueueFull
+from paceline.engine.stopping import StopRules
 from paceline.errors import OutOfMemory
-from paceline.exactness.drafting import FunctionDrafter, sampled_chain
-from paceline.runtimes.paged_cache import BLOCK, BlockPool
-from paceline.scheduling.chunks import Chunk
-from paceline.scheduling.limits import QueueFull
-from paceline.sequence import Sequence
-from paceline.stopping import StopRules
-from paceline.types import LogitArray, Needs, SamplingParams
-from paceline.verifiers.coupled import Coupled
-from paged import PagedTable
+from paceline.policy.controller import Controller, Fixed
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_model import CostModelController
+from paceline.proof.cases import FunctionDrafter, sampled_chain
+from paceline.runtimes.kv_cache import BLOCK, BlockPool
+from paceline.sampling.sequence import Sequence
+from paceline.verifiers.matching import Coupled
 
 LONG = SamplingParams(max_new_tokens=60, ignore_eos=True)
 
@@ -48,7 +45,7 @@ def drafters() -> dict[str, Drafter]:
     return {
         "none": NoDrafter(),
         "recycling": Recycling(VOCABULARY),
-        "drawn": FunctionDrafter(sampled_chain(MODEL.law)),
+        "drawn": FunctionDrafter(sampled_chain(MODEL.distribution)),
     }
 
 
@@ -353,7 +350,7 @@ def test_features_reach_as_far_back_as_tokens_were_read() -> None:
 def test_features_before_a_gap_are_dropped() -> None:
     """A sequence that goes on from what others have cached of it meanwhile."""
     target = make(12)[1]
-    reader, needs = Reader(target), Needs(features=True, recent=16)
+    reader, needs = Prefiller(target), Needs(features=True, recent=16)
     long, other = list(range(5, 95)), [7] * 40
     first, second = (Sequence.start(id, [*long, *other], LONG) for id in range(2))
     for each in (first, second):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from engines import (
+from tests.helpers.table_engines import (
     EOS,
     MODEL,
     PROMPTS,
@@ -18,9 +17,10 @@ from engines import (
     key,
     make,
 )
-from paceline.drafters.recycling import Recycling
-from paceline.text import Tokenizer
-from paceline.types import SamplingParams
+
+from paceline.core.types import SamplingParams
+from paceline.drafters.statistics.recycling import Recycling
+from paceline.models.text import Tokenizer
 
 
 def test_a_completion_reports_what_was_generated() -> None:
@@ -101,9 +101,9 @@ def test_log_probabilities() -> None:
     assert [entry.token_id for entry in out.logprobs] == list(out.token_ids)
     context = TOKENIZER.chat([{"role": "user", "content": "dog"}])
     for entry in out.logprobs:
-        law = MODEL.law(tuple(context)).probs
-        assert entry.logprob == pytest.approx(np.log(law[entry.token_id]))
-        assert [token for token, _ in entry.top] == np.argsort(-law)[:3].tolist()
+        distribution = MODEL.distribution(tuple(context)).probs
+        assert entry.logprob == pytest.approx(np.log(distribution[entry.token_id]))
+        assert [token for token, _ in entry.top] == np.argsort(-distribution)[:3].tolist()
         context.append(entry.token_id)
     only = make().generate("dog", SAMPLED, logprobs=0)
     assert all(entry.top == () for entry in only.logprobs)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from engines import (
+from tests.helpers.table_engines import (
     PROMPTS,
     SAMPLED,
     TOKENIZER,
@@ -18,8 +17,9 @@ from engines import (
     key,
     make,
 )
-from paceline.drafters.recycling import Recycling
-from paceline.engine import Completion
+
+from paceline.drafters.statistics.recycling import Recycling
+from paceline.engine.engine import Completion
 
 
 def test_cancel() -> None:

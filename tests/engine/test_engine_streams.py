@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.helpers.table_engines import (
+    EOS,
+    TOKENIZER,
+    Target,
+    drafters,
+    key,
+    knowing,
+    make,
+    speaker,
+)
 
-from engines import EOS, TOKENIZER, Target, drafters, key, knowing, make, speaker
-from paceline.drafters.none import NoDrafter
-from paceline.types import SamplingParams
+from paceline.core.types import SamplingParams
+from paceline.drafters.base import NoDrafter
 
 
 def test_events_carry_tokens_sources_and_the_completion() -> None:

@@ -6,16 +6,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engines import TOKENIZER  # noqa: E402
-from paceline.controllers.fixed import Fixed  # noqa: E402
-from paceline.decode.autoregressive import AutoregressiveDecoder  # noqa: E402
-from paceline.drafters.recycling import Recycling  # noqa: E402
-from paceline.engine import Engine  # noqa: E402
-from paceline.runtimes.torch import TorchTarget  # noqa: E402
-from paceline.stopping import StopRules  # noqa: E402
-from paceline.types import SamplingParams  # noqa: E402
-from paceline.verifiers.coupled import Coupled  # noqa: E402
-from tiny import random_tensors, tiny_config  # noqa: E402
+from tests.helpers.table_engines import TOKENIZER  # noqa: E402
+from tests.helpers.tiny_model import random_tensors, tiny_config  # noqa: E402
+
+from paceline.core.types import SamplingParams  # noqa: E402
+from paceline.drafters.statistics.recycling import Recycling  # noqa: E402
+from paceline.engine.engine import Engine  # noqa: E402
+from paceline.engine.loop import AutoregressiveDecoder  # noqa: E402
+from paceline.engine.stopping import StopRules  # noqa: E402
+from paceline.policy.controller import Fixed  # noqa: E402
+from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
+from paceline.verifiers.matching import Coupled  # noqa: E402
 
 PROMPTS = [[5, 6, 7], list(range(10, 100)), list(range(200, 230)), [9] * 60]
 

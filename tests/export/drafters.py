@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 
 from paceline.models.source import DirectorySource
 from paceline.networks.base import Geometry, Network

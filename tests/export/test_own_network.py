@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 pytest.importorskip("openvino")
 
 import torch
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 from tests.networks import cases
 from tests.networks.plain_ops import PlainDrafter
 
@@ -22,8 +22,8 @@ import paceline
 from paceline.models.source import DirectorySource
 from paceline.networks.catalogue import NETWORKS
 from paceline.networks.weights import load_network
-from paceline.training.data.shards import Shards
-from paceline.training.data.writing import Text
+from paceline.training.store import Shards
+from paceline.training.writing import Text
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-network.md"
 TEXTS, TIME = 48, 24

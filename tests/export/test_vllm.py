@@ -14,11 +14,13 @@ pytest.importorskip("torch")
 
 import torch
 from safetensors.torch import load_file
-from tests import tiny
 from tests.export import drafters, vllm_equations
+from tests.helpers import tiny_model as tiny
 from torch import Tensor
 
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.target import Pass, RuntimeOptions
+from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 from paceline.export import layout as layout_module
 from paceline.export.layout import Layout, write_layout
@@ -27,10 +29,8 @@ from paceline.models.config import feature_layers
 from paceline.models.source import DirectorySource, resolve
 from paceline.networks.catalogue import NETWORKS as CATALOGUE
 from paceline.networks.weights import load_network
-from paceline.runtimes.torch import TorchTarget
-from paceline.target import Pass, RuntimeOptions
+from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.module import DraftModule
-from paceline.types import IntArray
 
 TIME = 9
 TENSORS = "model.safetensors"

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.tiny_model import FAMILIES, hf_config, tiny_config
 
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, hf_eos_token_ids, inverse_frequencies
-from tiny import FAMILIES, hf_config, tiny_config
 
 LLAMA3 = {
     "rope_type": "llama3",

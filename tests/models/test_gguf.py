@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.tiny_model import FAMILIES, random_tensors, save_gguf, tiny_config
 
 from paceline.errors import ModelError
 from paceline.models.gguf import GGUFFile, GGUFWeights
-from tiny import FAMILIES, random_tensors, save_gguf, tiny_config
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from paceline.core.cache import cache_dir
 from paceline.errors import ModelError
 from paceline.models import pull as module
-from paceline.models.cache import cache_dir
 from paceline.models.pull import pull
 
 CONTENT = b"GGUF and the rest of a model"

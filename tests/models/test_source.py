@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.tiny_model import random_tensors, save_directory, save_gguf, tiny_config
 
 from paceline.errors import ModelError
 from paceline.models import source as module
 from paceline.models.source import FirstLayers, resolve
-from tiny import random_tensors, save_directory, save_gguf, tiny_config
 
 CONFIG = tiny_config("qwen3")
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.tiny_model import save_directory, save_gguf, tiny_config
 
 from paceline.errors import ModelError
 from paceline.models import tokenizer as module
 from paceline.models.gguf import GGUFFile
+from paceline.models.text import Tokenizer
 from paceline.models.tokenizer import tokenizer_from_directory, tokenizer_from_gguf
-from paceline.text import Tokenizer
-from tiny import save_directory, save_gguf, tiny_config
 
 TEXTS = [
     "the quick brown fox",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.cache import write_atomically
-from paceline.models.whole_file import whole_file
+from paceline.core.cache import whole_file, write_atomically
 
 
 def test_the_file_appears_when_all_of_it_is_there(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import noise as twin
+from paceline.core.types import LogitArray, SamplingParams
 from paceline.errors import BadLogits
-from paceline.exactness.compare import goodness_of_fit
-from paceline.native import race
+from paceline.native import sampling as gumbel_race
 from paceline.native.library import has_float_products, library
-from paceline.native.race import Race
-from paceline.randomness import Draw, KeyedRandomness, Purpose
-from paceline.sampling import Sampler
-from paceline.types import LogitArray, SamplingParams
+from paceline.native.sampling import Race
+from paceline.proof.compare import goodness_of_fit
+from paceline.sampling import gumbel as twin
+from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose
+from paceline.sampling.sampler import Sampler
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
 needs_wide_vectors = pytest.mark.skipif(not has_float_products(), reason="needs AVX-512")
@@ -38,11 +38,11 @@ def key(position: int, seed: int = 3) -> bytes:
 def both(logits: LogitArray, position: int = 1, **params: Any) -> tuple[int | None, int]:
     """The winner as C++ has it, and as numpy."""
     made, name = SamplingParams(**{"temperature": 1.0, **params}), key(position)
-    return Race(made).winner(logits, name), in_numpy(made, logits, name)
+    return Race(made).sample(logits, name), in_numpy(made, logits, name)
 
 
 def in_numpy(params: SamplingParams, logits: LogitArray, name: bytes) -> int:
-    return Sampler(params, [0])._searched(logits, twin.TokenNoise(name))
+    return Sampler(params, [0])._searched(logits, twin.GumbelNoise(name))
 
 
 def like_a_model(size: int, seed: int) -> LogitArray:
@@ -121,20 +121,20 @@ def test_broken_rows_are_left_to_numpy_which_names_the_fault(size: int, dtype: A
         for value, message in ((np.nan, "NaN"), (np.inf, "infinity")):
             logits = np.zeros(size, dtype=dtype)
             logits[place] = value
-            assert Race(params).winner(logits, key(1)) is None
+            assert Race(params).sample(logits, key(1)) is None
             with pytest.raises(BadLogits, match=message):
-                Sampler(params, [0]).winner(logits, (), 1, KeyedRandomness(3))
+                Sampler(params, [0]).sample(logits, (), 1, KeyedRandomness(3))
     nothing = np.full(size, -np.inf, dtype=dtype)
-    assert Race(params).winner(nothing, key(1)) is None
+    assert Race(params).sample(nothing, key(1)) is None
     with pytest.raises(BadLogits, match="every token is banned"):
-        Sampler(params, [0]).winner(nothing, (), 1, KeyedRandomness(3))
+        Sampler(params, [0]).sample(nothing, (), 1, KeyedRandomness(3))
 
 
 @pytest.mark.parametrize(("gap", "clear"), [(0.0, False), (1e-11, False), (1e-6, True)])
 def test_scores_that_rounding_might_order_are_left_to_numpy(gap: float, clear: bool) -> None:
     logits = np.full(5000, -50.0)
     for position in range(20):
-        noise = twin.TokenNoise(key(position))
+        noise = twin.GumbelNoise(key(position))
         logits[[40, 4000]] = np.log(noise.of(np.array([40, 4000])))
         logits[4000] += gap
         found, expected = both(logits, position)
@@ -157,7 +157,7 @@ def test_rows_that_cannot_be_lent_are_left_to_numpy() -> None:
     fixed = np.zeros(9, dtype=np.float32)
     fixed.flags.writeable = False
     others = np.zeros(18, dtype=np.float32)[::2], fixed, np.zeros(9, dtype=np.float16)
-    assert [made.winner(row, key(1)) for row in others] == [None] * 3
+    assert [made.sample(row, key(1)) for row in others] == [None] * 3
 
 
 @pytest.mark.parametrize("more", [{}, NUCLEUS, {"frequency_penalty": 0.3}])
@@ -167,7 +167,7 @@ def test_samplers_ask_it_first_and_numpy_where_there_is_no_library(
     params, keyed = SamplingParams(**{"temperature": 1.0, **more}), KeyedRandomness(1)
     row = like_a_model(WIDE, 8)
     quick = Sampler(params, [0])
-    monkeypatch.setattr(race, "library", lambda: None)
+    monkeypatch.setattr(gumbel_race, "library", lambda: None)
     slow = Sampler(params, [0])
     asked: list[Sampler] = []
     search = Sampler._searched
@@ -180,7 +180,7 @@ def test_samplers_ask_it_first_and_numpy_where_there_is_no_library(
     for sampler in (quick, slow):
         sampler.commit([5])
     for position in range(50):
-        winners = {each.winner(row, (7,), position, keyed) for each in (quick, slow)}
+        winners = {each.sample(row, (7,), position, keyed) for each in (quick, slow)}
         assert len(winners) == 1
     assert asked == [slow] * 50
 
@@ -194,15 +194,15 @@ def test_winners_have_the_law(more: dict[str, float]) -> None:
         Sampler(SamplingParams(**{"temperature": 1.0, **more}), [0]),
         KeyedRandomness(9),
     )
-    dense = sampler.law(logits).dense()
+    dense = sampler.distribution(logits).dense()
     rank = np.argsort(np.argsort(-dense, kind="stable"))
     group = np.minimum(rank // 4, 4)
     counts: Counter[tuple[int, ...]] = Counter()
     for position in range(20_000):
-        counts[(int(group[sampler.winner(logits, (), position, keyed)]),)] += 1
+        counts[(int(group[sampler.sample(logits, (), position, keyed)]),)] += 1
 
-    def grouped(law: Any) -> dict[tuple[int, ...], float]:
-        masses = {(g,): float(law[group == g].sum()) for g in range(5)}
+    def grouped(distribution: Any) -> dict[tuple[int, ...], float]:
+        masses = {(g,): float(distribution[group == g].sum()) for g in range(5)}
         return {g: mass for g, mass in masses.items() if mass > 0}
 
     assert goodness_of_fit(counts, grouped(dense)) > 1e-3

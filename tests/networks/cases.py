@@ -12,22 +12,22 @@ from torch import Tensor
 
 from paceline.networks.base import Geometry, Network
 from paceline.networks.block_parallel import BlockParallel
-from paceline.networks.chimera import Chimera
-from paceline.networks.clover import Clover
-from paceline.networks.ctc import CTC
+from paceline.networks.blocks import stack_shapes
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.eagle import Eagle
 from paceline.networks.eagle3 import Eagle3
-from paceline.networks.falcon import Falcon
-from paceline.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.hydra import Hydra
 from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.llama_layers import stack_shapes
-from paceline.networks.longspec import LongSpec
 from paceline.networks.medusa import Medusa
-from paceline.networks.s2d import S2D
-from paceline.networks.specformer import SpecFormer
 from paceline.training.module import DraftModule
+from paceline.zoo.networks.chimera import Chimera
+from paceline.zoo.networks.clover import Clover
+from paceline.zoo.networks.ctc import CTC
+from paceline.zoo.networks.falcon import Falcon
+from paceline.zoo.networks.hidden_transfer import HiddenTransfer
+from paceline.zoo.networks.longspec import LongSpec
+from paceline.zoo.networks.s2d import S2D
+from paceline.zoo.networks.specformer import SpecFormer
 
 GEOMETRY = Geometry(
     width=16,
@@ -95,7 +95,7 @@ def texts(count: int, time: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 def plain(trained: DraftModule) -> PlainOps:
     """The same weights in plain NumPy."""
     parameters = {name: each.detach().numpy() for name, each in trained.named().items()}
-    parameters |= {name: each.numpy() for name, each in trained.borrowed().items()}
+    parameters |= {name: each.numpy() for name, each in trained.target_weights().items()}
     target = (trained.get_buffer(name).numpy() for name in ("embedding", "head"))
     network = trained.network
     return PlainOps(network.geometry, parameters, *target, network.reach)

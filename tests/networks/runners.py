@@ -40,27 +40,27 @@ def runner(
     embedding, rows = (trained.get_buffer(name).float() for name in ("embedding", "head"))
     head = rows.new_full((GEOMETRY.vocab_size, GEOMETRY.width), 1e3)
     head[IDS] = rows
-    lent = {name: each.float() for name, each in trained.borrowed().items()}
+    lent = {name: each.float() for name, each in trained.target_weights().items()}
     if runtime == "torch":
-        from paceline.runtimes.torch_runner import TorchRunner
+        from paceline.runtimes.torch.runner import TorchRunner
 
         return TorchRunner(trained_of(trained), embedding, head, lent)
     target = {"embed.weight": embedding.numpy(), "lm_head.weight": head.numpy()}
-    for name, theirs in trained.network.borrowed().items():
+    for name, theirs in trained.network.target_weights().items():
         matrix = lent[name].numpy()
         target[theirs if matrix.ndim == 1 else f"{theirs}.weight"] = matrix
     sizes: Any = {"precision": "fp32", "max_context": max_context, "kv_tokens": kv_tokens}
     if runtime == "native":
         from paceline.native.library import has_float_products
-        from paceline.runtimes.native_network_fit import takes
-        from paceline.runtimes.native_runner import NativeRunner
+        from paceline.runtimes.cpu.native.fit import takes
+        from paceline.runtimes.cpu.native.runner import NativeRunner
 
         if not has_float_products():
             pytest.skip("native operations need a C++ compiler and AVX-512")
         if not takes(trained.network, "fp32"):
             pytest.skip("native operations do not take this network: OpenVINO runs it, tested too")
         return NativeRunner(trained_of(trained), target, 2, **sizes)
-    from paceline.runtimes.openvino_runner import OpenVinoRunner
+    from paceline.runtimes.cpu.openvino.runner import OpenVinoRunner
 
     settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
     return OpenVinoRunner(trained_of(trained), target, settings, **sizes)

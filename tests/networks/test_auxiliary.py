@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from paceline.networks.base import Network
-from paceline.training.auxiliary import feature_loss, network_loss
 from paceline.training.losses import find_loss
 from paceline.training.module import Drafts
-from paceline.training.objective import total_loss
+from paceline.training.objective import feature_loss, network_loss, total_loss
 
 TIME, DEPTH, WIDTH = 7, 3, GEOMETRY.width
 LENGTHS, PROMPTS = [7, 5], [3, 1]

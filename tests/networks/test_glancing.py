@@ -7,22 +7,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.helpers.tiny_model import random_tensors, tiny_config
 from tests.networks.batch import batch_of
 from tests.networks.cases import DRAFT_VOCABULARY, GEOMETRY, NETWORKS, module, texts
-from tests.tiny import random_tensors, tiny_config
 from torch import Tensor
 
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
-from paceline.networks.falcon import Falcon
 from paceline.networks.torch_ops import TorchOps
-from paceline.runtimes.torch import TorchTarget
+from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
-from paceline.training.data.writing import Text
 from paceline.training.glancing import Glance, glance, some
 from paceline.training.module import DraftModule
 from paceline.training.trainer import Recipe, Trainer
 from paceline.training.vocabulary import count_tokens, keep_frequent
+from paceline.training.writing import Text
+from paceline.zoo.networks.falcon import Falcon
 
 TIME, WIDTH = 12, GEOMETRY.width
 LENGTHS, PROMPTS = [12, 9], [3, 1]

@@ -7,8 +7,8 @@ import torch
 from tests.networks.batch import batch_of
 from tests.networks.cases import DRAFT_VOCABULARY, EVERY, GEOMETRY, module, texts
 
-from paceline.training.auxiliary import likeliest_tokens, network_loss
 from paceline.training.losses import find_loss
+from paceline.training.objective import argmax_tokens, network_loss
 
 TIME, STEPS = 12, 40
 
@@ -38,7 +38,7 @@ def test_a_network_learns_a_text_by_heart(name: str) -> None:
     known = network.tokens or network.depth  # tokens that all drafts were trained to say
     right = [
         drafted[0, at] == tokens[0, at + 1 + depth]
-        for depth, drafted in enumerate(likeliest_tokens(network, drafts.logits)[:known], start=1)
+        for depth, drafted in enumerate(argmax_tokens(network, drafts.logits)[:known], start=1)
         for at in range(TIME - 1 - known)
     ]
     assert sum(right) > 0.6 * len(right)

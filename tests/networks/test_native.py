@@ -15,16 +15,14 @@ from paceline.native.library import has_float_products, has_int8_products
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
 from paceline.networks.hydra import Hydra
-from paceline.networks.longspec import LongSpec
-from paceline.networks.runner import Branch, Chain, EarlyRunner, Grown
+from paceline.networks.runner import Branch, Chain, ContextUpdate, EarlyRunner
 from paceline.networks.weights import Trained
-from paceline.runtimes.native_network_fit import takes
-from paceline.runtimes.native_network_last import Lasts
-from paceline.runtimes.native_network_narrow import narrowed
-from paceline.runtimes.native_network_rows import (
+from paceline.runtimes.cpu.native.fit import quantized_int4, takes
+from paceline.runtimes.cpu.native.lowering import (
     Attended,
     Joined,
     Last,
+    Lasts,
     Linear,
     Part,
     Rows,
@@ -33,8 +31,9 @@ from paceline.runtimes.native_network_rows import (
     join,
     part,
 )
-from paceline.runtimes.native_runner import NativeRunner
-from paceline.runtimes.network_weights import packed
+from paceline.runtimes.cpu.native.runner import NativeRunner
+from paceline.runtimes.weights import packed
+from paceline.zoo.networks.longspec import LongSpec
 
 pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
@@ -52,14 +51,14 @@ def quantised(network: Network, seed: int = 0) -> tuple[NativeRunner, PlainOps, 
     ids = np.arange(1, 40, 2)
     table = rng.standard_normal((shape.vocab_size, shape.width)).astype(np.float32)
     target = {"embed.weight": table, "lm_head.weight": table[::-1]}
-    for name, theirs in network.borrowed().items():
+    for name, theirs in network.target_weights().items():
         part_shape = lent_shape(name, shape)
         matrix = rng.normal(len(part_shape) == 1, 0.2, part_shape).astype(np.float32)
         target[theirs if matrix.ndim == 1 else f"{theirs}.weight"] = matrix
     trained = Trained(network, weights, ids, {})
     sizes: Any = {"max_context": 128, "kv_tokens": 512}
     runner = NativeRunner(trained, target, 2, precision="int8", **sizes)
-    known = narrowed(packed(trained, target, "int8"), trained.parameters, "int8")
+    known = quantized_int4(packed(trained, target, "int8"), trained.parameters, "int8")
     plain: dict[str, Any] = {}
     for name, array in known.items():
         stem, _, kind = name.rpartition(".")
@@ -98,7 +97,7 @@ def test_int8_drafts_are_close_to_the_plain_evaluation(name: str) -> None:
         width = 4 * WIDE.width if network.reads_features else 0
         features = rng.standard_normal((gained, width)).astype(np.float32)
         tokens = rng.integers(40, size=gained).tolist()
-        [root] = runner.start([Grown(cache, features, tokens)])
+        [root] = runner.start([ContextUpdate(cache, features, tokens)])
         logits = drafter.draft(features, tokens, [1] * network.depth)[: network.width]
         error = np.abs(root.logits - logits).max() / np.abs(logits).max()
         assert error < 0.1
@@ -120,8 +119,10 @@ def test_company_changes_no_bit(name: str) -> None:
         for i, count in enumerate((5, 33, 1))
     ]
 
-    def grown(*which: int) -> list[Grown]:
-        return [Grown(runner.open(), rows[i][0].astype(np.float32), rows[i][1]) for i in which]
+    def grown(*which: int) -> list[ContextUpdate]:
+        return [
+            ContextUpdate(runner.open(), rows[i][0].astype(np.float32), rows[i][1]) for i in which
+        ]
 
     def step(roots: list[Branch]) -> list[Branch]:
         if network.steps == 1:
@@ -148,7 +149,7 @@ def test_chains_end_where_what_is_behind_would_not_stand(name: str) -> None:
 
     def drafted(*least: float) -> list[Chain]:
         grown = [
-            Grown(runner.open(), rows[i][0].astype(np.float32), rows[i][1], least=each)
+            ContextUpdate(runner.open(), rows[i][0].astype(np.float32), rows[i][1], least=each)
             for i, each in enumerate(least)
         ]
         return runner.draft(grown, trained.network.steps)
@@ -180,28 +181,28 @@ def test_a_draft_that_was_begun_is_the_one_that_would_have_been_made(name: str) 
     def same(one: Chain, other: Chain) -> None:
         assert one.tokens == other.tokens
         assert np.array_equal(one.chances, other.chances)
-        assert one.rivals == other.rivals
+        assert one.runner_ups == other.runner_ups
 
     def disturb() -> None:
         cache = runner.open()
-        runner.draft([Grown(cache, *rows(1, 0, 9))], network.depth)
-        runner.start([Grown(cache, *rows(1, 9, 12))])
+        runner.draft([ContextUpdate(cache, *rows(1, 0, 9))], network.depth)
+        runner.start([ContextUpdate(cache, *rows(1, 9, 12))])
         runner.release(cache)
 
     early, usual = runner.open(), runner.open()
     for begin, end in ((0, 20), (20, 21), (21, 25), (25, 27)):
         given = rows(0, begin, end)
-        [expected] = runner.draft([Grown(usual, *given)], network.depth)
-        runner.begin(Grown(early, *given), network.depth)
+        [expected] = runner.draft([ContextUpdate(usual, *given)], network.depth)
+        runner.begin(ContextUpdate(early, *given), network.depth)
         if begin != 20:
             disturb()
         same(runner.finish(), expected)
     # One that nobody takes leaves its rows in the cache.
-    runner.begin(Grown(early, *rows(0, 27, 30)), network.depth)
-    [chain] = runner.draft([Grown(early, *rows(0, 30, 33))], network.depth)
-    [expected] = runner.draft([Grown(usual, *rows(0, 27, 33))], network.depth)
+    runner.begin(ContextUpdate(early, *rows(0, 27, 30)), network.depth)
+    [chain] = runner.draft([ContextUpdate(early, *rows(0, 30, 33))], network.depth)
+    [expected] = runner.draft([ContextUpdate(usual, *rows(0, 27, 33))], network.depth)
     same(chain, expected)
-    runner.begin(Grown(early, *rows(0, 33, 34)), network.depth)
+    runner.begin(ContextUpdate(early, *rows(0, 33, 34)), network.depth)
     runner.release(early)
     runner.release(usual)
 
@@ -231,7 +232,7 @@ def test_attention_is_spared_what_nobody_reads(name: str, monkeypatch: pytest.Mo
             super().__init__(*of, **named)
             made.append(self)
 
-    monkeypatch.setattr("paceline.runtimes.native_network.Attended", Noted)
+    monkeypatch.setattr("paceline.runtimes.cpu.native.ops.Attended", Noted)
     network = build(name, WIDE, {"layers": 2} if name == "draft-lm" else {})
     quantised(network)
     assert [each.whole.item() for each in made] == [1] * (network.layers - 1) + [0]
@@ -299,7 +300,7 @@ def test_networks_run_as_their_target_does(attention: str) -> None:
     pytest.importorskip("openvino")
     from tests.runtimes import tiny_openvino
 
-    from paceline.runtimes.openvino_runner import OpenVinoRunner
+    from paceline.runtimes.cpu.openvino.runner import OpenVinoRunner
 
     target = tiny_openvino.target("fp32", attention=attention)
     shape = Geometry.of(tiny_openvino.config())

@@ -16,12 +16,12 @@ from tests.networks.runners import IDS, runner
 
 from paceline.errors import InvalidOption
 from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.longspec import LongSpec
-from paceline.networks.runner import Grown
+from paceline.networks.runner import ContextUpdate
 from paceline.networks.weights import Trained
-from paceline.runtimes.native_runner import NativeRunner
-from paceline.runtimes.openvino_runner import OpenVinoRunner
-from paceline.runtimes.paged_cache import BLOCK
+from paceline.runtimes.cpu.native.runner import NativeRunner
+from paceline.runtimes.cpu.openvino.runner import OpenVinoRunner
+from paceline.runtimes.kv_cache import BLOCK
+from paceline.zoo.networks.longspec import LongSpec
 
 
 @pytest.mark.parametrize("reach", [3, 40])
@@ -29,7 +29,7 @@ def test_a_window_is_exact_and_its_cache_does_not_grow(
     reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions go on while blocks leave, and what has left is what no row sees."""
-    monkeypatch.setattr("paceline.runtimes.openvino_runner._FEW", ())  # one graph for all
+    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._FEW", ())  # one graph for all
     trained = module(LongSpec(GEOMETRY, steps=3, reach=reach))
     network = trained.network
     compiled: Any = runner("openvino", trained, max_context=300)
@@ -38,12 +38,14 @@ def test_a_window_is_exact_and_its_cache_does_not_grow(
     begin = 0
     for gained in (70, 1, 3, 60, 30, 1, 40, 2):
         read, behind = context_rows(network, features[0], tokens[0], begin, begin + gained)
-        (chain,) = compiled.draft([Grown(cache, read.astype(np.float32), behind)], network.depth)
+        (chain,) = compiled.draft(
+            [ContextUpdate(cache, read.astype(np.float32), behind)], network.depth
+        )
         logits = drafter.draft(read, behind, chain.tokens)
         assert chain.tokens == IDS[logits.argmax(-1)].tolist()
-        law = np.exp(logits - logits.max(-1, keepdims=True))
+        distribution = np.exp(logits - logits.max(-1, keepdims=True))
         np.testing.assert_allclose(
-            chain.chances, (law / law.sum(-1, keepdims=True)).max(-1), atol=1e-4
+            chain.chances, (distribution / distribution.sum(-1, keepdims=True)).max(-1), atol=1e-4
         )
         begin += gained
         held = cache.paged.length + network.depth
@@ -57,7 +59,7 @@ def test_graphs_of_all_steps_are_ready_before_they_are_wanted(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of networks of one step, too; and a lone sequence's drafts compile nothing more."""
-    monkeypatch.setattr("paceline.runtimes.openvino_runner._FEW", (1, 4))
+    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._FEW", (1, 4))
     trained = module(NETWORKS[name]())
     compiled: Any = runner("openvino", trained)
     compiled.warm_up()
@@ -65,7 +67,7 @@ def test_graphs_of_all_steps_are_ready_before_they_are_wanted(
     features, tokens = texts(1, 8)
     read, behind = context_rows(trained.network, features[0], tokens[0], 0, 3)
     for depth in range(1, trained.network.depth + 1):
-        grown = Grown(compiled.open(), read.astype(np.float32), behind)
+        grown = ContextUpdate(compiled.open(), read.astype(np.float32), behind)
         assert len(compiled.draft([grown], depth)[0].tokens) == depth
     assert set(compiled._instances) == ready
 

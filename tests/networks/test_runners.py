@@ -15,8 +15,8 @@ from tests.networks.cases import (
 from tests.networks.plain_ops import PlainDrafter
 from tests.networks.runners import IDS, RUNTIMES, ready
 
-from paceline.networks.ctc import collapse
-from paceline.networks.runner import Branch, Grown
+from paceline.networks.runner import Branch, ContextUpdate
+from paceline.zoo.networks.ctc import collapse
 
 GROWTH = ((5, 1, 3), (1, 2, 1), (2, 1, 4))
 """Rows that each of three sequences gains, draft by draft."""
@@ -40,24 +40,25 @@ def test_greedy_drafts_are_those_of_the_plain_evaluation(name: str, runtime: str
             if count
         }
         grown = [
-            Grown(caches[i], read.astype(np.float32), behind) for i, (read, behind) in rows.items()
+            ContextUpdate(caches[i], read.astype(np.float32), behind)
+            for i, (read, behind) in rows.items()
         ]
         for i, chain in zip(rows, compiled.draft(grown, network.depth), strict=True):
             follow = chain.tokens
             logits = drafters[i].draft(*rows[i], follow)
-            law = np.exp(logits - logits.max(-1, keepdims=True))
-            law /= law.sum(-1, keepdims=True)
-            best = law.argmax(-1)
+            distribution = np.exp(logits - logits.max(-1, keepdims=True))
+            distribution /= distribution.sum(-1, keepdims=True)
+            best = distribution.argmax(-1)
             kept = collapse(best.tolist(), DRAFT_VOCABULARY) if network.blank else range(len(best))
-            best, sure = best[list(kept)], law.max(-1)[list(kept)]
+            best, sure = best[list(kept)], distribution.max(-1)[list(kept)]
             assert follow == IDS[best].tolist()
             np.testing.assert_allclose(chain.chances, sure, atol=1e-4)
             if network.blank:
-                assert not any(chain.rival_chances)
+                assert not any(chain.runner_up_probs)
                 continue
-            np.put_along_axis(law, best[:, None], 0, -1)
-            assert chain.rivals == IDS[law.argmax(-1)].tolist()
-            np.testing.assert_allclose(chain.rival_chances, law.max(-1), atol=1e-4)
+            np.put_along_axis(distribution, best[:, None], 0, -1)
+            assert chain.runner_ups == IDS[distribution.argmax(-1)].tolist()
+            np.testing.assert_allclose(chain.runner_up_probs, distribution.max(-1), atol=1e-4)
         begin += gained
     for cache in caches:
         compiled.release(cache)
@@ -84,7 +85,7 @@ def test_every_branch_says_what_its_path_says_alone(name: str, runtime: str) -> 
         for i, count in enumerate(gained):
             read, behind = context_rows(network, features[i], tokens[i], ends[i], ends[i] + count)
             ends[i] += count
-            grown.append(Grown(caches[i], read.astype(np.float32), behind))
+            grown.append(ContextUpdate(caches[i], read.astype(np.float32), behind))
         known = [[root] for root in compiled.start(grown)]
         for _ in range(network.steps - 1):
             asked: list[tuple[Branch, list[int]]] = []
@@ -112,7 +113,7 @@ def test_branches_hang_on_their_own_tokens(name: str, runtime: str) -> None:
     network = trained.network
     features, tokens = texts(1, 4)
     read, behind = context_rows(network, features[0], tokens[0], 0, 3)
-    grown = [Grown(compiled.open(), read.astype(np.float32), behind) for _ in range(2)]
+    grown = [ContextUpdate(compiled.open(), read.astype(np.float32), behind) for _ in range(2)]
     [root, _] = compiled.start(grown)
     width = network.width
     first = compiled.advance([(root, [2] * width), (root, [3] * width)])
@@ -123,14 +124,14 @@ def test_branches_hang_on_their_own_tokens(name: str, runtime: str) -> None:
 
 @pytest.mark.parametrize("size", [7, 60])
 def test_long_contexts_are_taken_in_in_chunks(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = pytest.importorskip("paceline.runtimes.torch_runner")
+    module = pytest.importorskip("paceline.runtimes.torch.runner")
     features = np.random.default_rng(3).standard_normal((60, 4 * GEOMETRY.width))
     for name in ("chimera", "eagle3"):
         _, compiled = ready("torch", name)
         drafts = []
         for chunk in (512, size):
             monkeypatch.setattr(module, "_CHUNK", chunk)
-            grown = Grown(compiled.open(), features.astype(np.float32), [*range(12)] * 5)
+            grown = ContextUpdate(compiled.open(), features.astype(np.float32), [*range(12)] * 5)
             drafts += compiled.draft([grown], 4)
         assert drafts[0].tokens == drafts[1].tokens
         np.testing.assert_allclose(drafts[0].chances, drafts[1].chances, rtol=1e-4)
@@ -143,9 +144,9 @@ def test_nothing_is_drafted_at_depth_0(runtime: str) -> None:
     features, tokens = texts(1, 8)
     read, behind = features[0, :5].numpy().astype(np.float32), tokens[0, 1:6].tolist()
     whole, apart = compiled.open(), compiled.open()
-    assert compiled.draft([Grown(apart, read[:4], behind[:4])], 0) == []
-    [once] = compiled.draft([Grown(whole, read, behind)], 4)
-    [twice] = compiled.draft([Grown(apart, read[4:], behind[4:])], 4)
+    assert compiled.draft([ContextUpdate(apart, read[:4], behind[:4])], 0) == []
+    [once] = compiled.draft([ContextUpdate(whole, read, behind)], 4)
+    [twice] = compiled.draft([ContextUpdate(apart, read[4:], behind[4:])], 4)
     assert once.tokens == twice.tokens
     np.testing.assert_allclose(once.chances, twice.chances, rtol=1e-4)
 
@@ -163,7 +164,7 @@ def test_branches_are_right_where_blocks_and_windows_end(name: str, runtime: str
     rows = [context_rows(network, features[i], tokens[i], 0, n) for i, n in enumerate(counts)]
     for part in (slice(0, -2), slice(-2, None)):  # windows slide between two drafts
         grown = [
-            Grown(cache, read[part].astype(np.float32), behind[part])
+            ContextUpdate(cache, read[part].astype(np.float32), behind[part])
             for cache, (read, behind) in zip(caches, rows, strict=True)
         ]
         known = [[root] for root in compiled.start(grown)]

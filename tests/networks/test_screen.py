@@ -11,14 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from tests.networks.cases import GEOMETRY
 
-from paceline.drafters.online_file import LearntFile
+from paceline.drafters.network.online import LearntFile
 from paceline.errors import InvalidOption
 from paceline.native.library import has_float_products, has_int8_products
 from paceline.networks.catalogue import build
-from paceline.networks.runner import Chain, Grown, Noise
-from paceline.networks.screen import SCREEN, Screen
+from paceline.networks.head_preview import SCREEN, HeadPreview
+from paceline.networks.runner import Chain, ContextUpdate, Noise
 from paceline.networks.weights import Trained, load_network, read_metadata, save_network
-from paceline.runtimes.native_runner import NativeRunner
+from paceline.runtimes.cpu.native.runner import NativeRunner
 
 WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=400)
 IDS = np.arange(1, 400, 2)
@@ -30,19 +30,19 @@ HEAD = TABLE[::-1][IDS]
 native = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
 
-def trained(name: str, screen: Screen | None = None) -> Trained:
+def trained(name: str, head_preview: HeadPreview | None = None) -> Trained:
     network, rng = build(name, WIDE, {}), np.random.default_rng(3)
     weights = {
         each: rng.normal(len(shape) == 1, 0.2, shape).astype(np.float32)
         for each, shape in network.shapes().items()
     }
-    return Trained(network, weights, IDS, {"model": "tiny"}, screen)
+    return Trained(network, weights, IDS, {"model": "tiny"}, head_preview)
 
 
-def whole(rank: int = 70) -> Screen:
+def whole(rank: int = 70) -> HeadPreview:
     """One that previews every logit as it is; its rank is no multiple of anything."""
     axes = np.linalg.qr(np.random.default_rng(0).standard_normal((rank, 64)))[0]
-    return Screen(axes.astype(np.float32), (HEAD @ axes.T).astype(np.float32))
+    return HeadPreview(axes.astype(np.float32), (HEAD @ axes.T).astype(np.float32))
 
 
 def runner(of: Trained, precision: str = "fp32") -> NativeRunner:
@@ -51,10 +51,12 @@ def runner(of: Trained, precision: str = "fp32") -> NativeRunner:
     return NativeRunner(of, target, 2, precision=precision, **sizes)
 
 
-def grown(made: NativeRunner, rows: int, noise: Noise | None = None, seed: int = 0) -> Grown:
+def grown(
+    made: NativeRunner, rows: int, noise: Noise | None = None, seed: int = 0
+) -> ContextUpdate:
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((rows, 4 * 64)).astype(np.float32)
-    return Grown(made.open(), features, rng.integers(400, size=rows).tolist(), None, noise)
+    return ContextUpdate(made.open(), features, rng.integers(400, size=rows).tolist(), None, noise)
 
 
 def drafts(made: NativeRunner, noise: Noise | None = None) -> list[Chain]:
@@ -68,14 +70,14 @@ def test_a_screen_of_full_rank_changes_no_chain(name: str, drawn: bool) -> None:
     """And little of its chances; one that misleads changes both."""
     noise = Noise(bytes(range(160)), 0.7) if drawn else None
     plain = drafts(runner(trained(name)), noise)
-    screened = drafts(runner(trained(name, whole())), noise)
-    for one, other in zip(plain, screened, strict=True):
+    previewed = drafts(runner(trained(name, whole())), noise)
+    for one, other in zip(plain, previewed, strict=True):
         assert one.tokens == other.tokens
         np.testing.assert_allclose(one.chances, other.chances, rtol=1e-3)
-        assert one.rivals == other.rivals
-        np.testing.assert_allclose(one.rival_chances, other.rival_chances, rtol=1e-3)
+        assert one.runner_ups == other.runner_ups
+        np.testing.assert_allclose(one.runner_up_probs, other.runner_up_probs, rtol=1e-3)
     misled = whole()
-    wrong = drafts(runner(trained(name, Screen(misled.down, -misled.up))), noise)
+    wrong = drafts(runner(trained(name, HeadPreview(misled.down, -misled.up))), noise)
     pairs = zip(plain, wrong, strict=True)
     assert any(one.tokens != other.tokens for one, other in pairs)
 
@@ -107,30 +109,33 @@ def test_trees_read_the_whole_head() -> None:
     """However bad the screen is, and whether a chain or a tree comes first."""
     blind = whole()
     blind.up[:] = 0
-    plain, screened = runner(trained("hydra")), runner(trained("hydra", blind))
-    drafts(screened)
-    [one], [other] = (made.start([grown(made, 5)]) for made in (plain, screened))
+    plain, previewed = runner(trained("hydra")), runner(trained("hydra", blind))
+    drafts(previewed)
+    [one], [other] = (made.start([grown(made, 5)]) for made in (plain, previewed))
     assert np.array_equal(one.logits, other.logits)
     token = [int(IDS[7])]
-    [one], [other] = plain.advance([(one, token)]), screened.advance([(other, token)])
+    [one], [other] = plain.advance([(one, token)]), previewed.advance([(other, token)])
     assert np.array_equal(one.logits, other.logits)
 
 
 def test_a_screen_is_written_and_read_back(tmp_path: Path) -> None:
     """Also one that lies column by column, as decompositions leave it."""
-    path, screen = tmp_path / "a.safetensors", whole()
-    screen = Screen(np.asfortranarray(screen.down), screen.up)
-    of = trained("hydra", screen)
+    path, head_preview = tmp_path / "a.safetensors", whole()
+    head_preview = HeadPreview(np.asfortranarray(head_preview.down), head_preview.up)
+    of = trained("hydra", head_preview)
     save_network(path, of)
     read = load_network(path)
-    assert read.screen is not None
-    for before, after in ((screen.down, read.screen.down), (screen.up, read.screen.up)):
+    assert read.head_preview is not None
+    for before, after in (
+        (head_preview.down, read.head_preview.down),
+        (head_preview.up, read.head_preview.up),
+    ):
         assert after.dtype == np.float32
         assert np.array_equal(after, before.astype(np.float16))
     assert read.parameters.keys() == of.parameters.keys()
     assert load_file(path)[SCREEN[0]].dtype == np.float16
-    save_network(path, replace(read, screen=None))
-    assert load_network(path).screen is None
+    save_network(path, replace(read, head_preview=None))
+    assert load_network(path).head_preview is None
 
 
 @pytest.mark.parametrize(
@@ -169,6 +174,6 @@ def test_what_is_learnt_while_serving_keeps_its_screen(tmp_path: Path) -> None:
     file.keep(replace(begin, parameters=moved))
     file.save()
     learnt = LearntFile(path, "", ships=False).begin(load_network(path), {})
-    assert learnt.screen is not None
-    assert np.array_equal(learnt.screen.up, load_network(path).screen.up)  # type: ignore[union-attr]
+    assert learnt.head_preview is not None
+    assert np.array_equal(learnt.head_preview.up, load_network(path).head_preview.up)  # type: ignore[union-attr]
     assert not np.array_equal(learnt.parameters["norm"], begin.parameters["norm"])

@@ -15,9 +15,14 @@ from tests.networks.runners import trained_of
 from paceline.cli.app import run
 from paceline.cli.shipped_lines import lines
 from paceline.errors import InvalidOption
-from paceline.networks.prompt_tokens import PromptTokens, save_prompt_tokens
-from paceline.networks.shipped import read_card, shipped_cards
-from paceline.networks.weights import load_network, read_metadata, save_network
+from paceline.networks.weights import (
+    load_network,
+    read_card,
+    read_metadata,
+    save_network,
+    shipped_cards,
+)
+from paceline.zoo.ppd.prompt_tokens import PromptTokens, save_prompt_tokens
 
 SAYS = {
     "model": "0123",

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from paceline.errors import InvalidOption
-from paceline.networks.tensor_file import write_tensors
+from paceline.networks.weights import write_tensors
 
 TENSORS = {"a": np.arange(1000, dtype=np.float32)}
 

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("openvino")
 
-from paceline.loading import Loaded, load_model
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
+from paceline.registry.loading import Loaded, load_model
 
 _LOADED: dict[str, Loaded] = {}
 

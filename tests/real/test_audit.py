@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.real.conftest import load
 
-from paceline.audit.outside import run
-from paceline.audit.own import OwnEngine
-from paceline.audit.plan import Plan
+from paceline.proof.checks import Plan
+from paceline.proof.engines import OwnEngine
+from paceline.proof.outside import run
 
 pytestmark = pytest.mark.real
 
@@ -16,9 +16,9 @@ PLAN = Plan(greedy_prompts=2, greedy_tokens=24, samples=20, tokens=2)
 
 def test_paceline_passes_from_outside() -> None:
     engine = OwnEngine(load("int8"), drafter="prompt-lookup", nodes=4, depth=4)
-    plan = Plan(**{**PLAN.as_dict(), "law_prompts": PLAN.law_prompts[:1]})
+    plan = Plan(**{**PLAN.as_dict(), "law_prompts": PLAN.check_prompts[:1]})
     report = run(engine, plan)
     assert report.passed
     assert report.identical == len(report.greedy) == 2
-    assert [each.test for each in report.laws] == ["first token", "sequences"]
+    assert [each.test for each in report.distributions] == ["first token", "sequences"]
     assert all(each.repeatable for each in report.greedy)

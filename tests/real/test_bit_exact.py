@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline import tree as trees
-from paceline.runtimes.openvino import OpenVinoTarget
-from paceline.runtimes.openvino_weights import load_prepared
-from paceline.target import Pass
-from paceline.types import TokenTree
+from paceline.core import tree as trees
+from paceline.core.target import Pass
+from paceline.core.types import TokenTree
+from paceline.runtimes.cpu.target import OpenVinoTarget
+from paceline.runtimes.weights import load_prepared
 
 pytestmark = pytest.mark.real
 
@@ -65,10 +65,10 @@ def test_chain_equals_one_at_a_time(target, size, length):
 def test_likeliest_tokens_come_with_the_rows(target):
     """Those of our own operations, since the plugin does not say."""
     cache = opened(target, prompt(40, 1))
-    asked = Pass(cache, TOKENS[:1], trees.chain(TOKENS[1:9]), likeliest=True)
+    asked = Pass(cache, TOKENS[:1], trees.chain(TOKENS[1:9]), argmax=True)
     [output] = target.forward([asked])
     said = target.capabilities.attention == "paths"
-    assert list(output.likeliest) == (output.logits.argmax(axis=1).tolist() if said else [])
+    assert list(output.argmax) == (output.logits.argmax(axis=1).tolist() if said else [])
     target.release(cache)
 
 
@@ -198,7 +198,7 @@ def test_masked_layout_is_close_and_keeps_paths(loaded):
 def test_a_single_attention_row_would_break_the_plugins(target, monkeypatch):
     """Negative control: without the second row, plain decoding is another function. Our own
     attention has its control in `runtimes/test_path_attention.py`."""
-    from paceline.runtimes.openvino_plugin_batch import PluginBatch as Batch
+    from paceline.runtimes.cpu.openvino.attention import PluginBatch as Batch
 
     cache = opened(target, prompt(270, 1))
     honest = plain_rows(target, cache, TOKENS[:8])

@@ -6,10 +6,10 @@ import pytest
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
-from paceline.bench import gap
-from paceline.loading import load_draft
+from paceline.core.types import SamplingParams
+from paceline.measure import verifier_acceptance as gap
 from paceline.models.pull import DEFAULT_MODEL
-from paceline.types import SamplingParams
+from paceline.registry.loading import load_draft
 
 pytestmark = pytest.mark.real
 

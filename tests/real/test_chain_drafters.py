@@ -7,10 +7,10 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline import Completion
-from paceline.drafters.cascade import Cascade, Level
-from paceline.drafters.prompt_lookup import PromptLookup
-from paceline.loading import Loaded, load_model, make_engine
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
+from paceline.drafters.ngram.prompt_lookup import PromptLookup
+from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.zoo.cascade import Cascade, Level
 
 pytestmark = pytest.mark.real
 
@@ -63,7 +63,7 @@ def test_three_models_change_no_token_of_fp32(fp32: Loaded, plain_greedy: list[C
     levels = [Level(models[0], least=2, nodes=2), Level(models[1], nodes=3)]
     engine = make_engine(fp32, nodes=5, max_batch=2)
     engine.decoder.drafter = Cascade(
-        levels, models[0].capabilities.vocab_size, report_law=False, bottom=PromptLookup()
+        levels, models[0].capabilities.vocab_size, needs_q=False, bottom=PromptLookup()
     )
     drafted = engine.generate(CHOSEN, max_new_tokens=16)
     assert tokens(drafted) == tokens(plain_greedy)

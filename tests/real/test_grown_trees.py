@@ -8,23 +8,18 @@ from functools import cache
 import pytest
 from tests.real.prompts import PROMPTS
 
+from paceline.core.target import RuntimeOptions, Target
 from paceline.drafters.draft_model import DraftModel
-from paceline.engine import Completion
-from paceline.growth.base import Growth
-from paceline.growth.branching import Branching
-from paceline.growth.dynamic import Dynamic
-from paceline.growth.iid import Iid
-from paceline.growth.paths import Paths
-from paceline.growth.shared_noise import SharedNoise
-from paceline.growth.stochastic_beam import StochasticBeam
-from paceline.growth.top_and_one import TopAndOne
-from paceline.loading import Loaded, load_model, make_engine
-from paceline.target import RuntimeOptions, Target
+from paceline.engine.engine import Completion
+from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.trees.base import TreeExpansion
+from paceline.trees.deterministic import SharedNoise
+from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam, TopAndOne
+from paceline.trees.dyspec import Dynamic
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.coupled import Coupled
 from paceline.verifiers.k_seq import KSeq
-from paceline.verifiers.recursive import Recursive
-from paceline.verifiers.recursive_distinct import RecursiveDistinct
+from paceline.verifiers.matching import Coupled
+from paceline.verifiers.recursive import Recursive, RecursiveDistinct
 from paceline.verifiers.rejection import Rejection
 from paceline.verifiers.top_and_one import TopAndOne as OptimalTopAndOne
 
@@ -38,7 +33,7 @@ def small() -> Target:
     return load_model(options=RuntimeOptions(precision="int8")).target
 
 
-def drafted(loaded: Loaded, verifier: Verifier, growth: Growth) -> list[Completion]:
+def drafted(loaded: Loaded, verifier: Verifier, growth: TreeExpansion) -> list[Completion]:
     """Two prompts as a batch, with drafts of eight nodes in three levels."""
     engine = make_engine(loaded, drafter="recycling", nodes=8, depth=3)
     engine.decoder.verifier = verifier
@@ -73,7 +68,7 @@ def test_drafts_with_shared_noise_change_no_token(loaded: Loaded, widths: list[i
     ids=lambda value: value.name,
 )
 def test_drawn_trees_are_accepted_as_deep_as_the_models_agree(
-    loaded: Loaded, verifier: Verifier, growth: Growth
+    loaded: Loaded, verifier: Verifier, growth: TreeExpansion
 ) -> None:
     found = drafted(loaded, verifier, growth)
     assert efficiency(found) > 1.5

@@ -6,7 +6,7 @@ import pytest
 from tests.real.prompts import PROMPTS
 
 from paceline import Completion, SamplingParams
-from paceline.loading import Loaded, make_engine
+from paceline.registry.loading import Loaded, make_engine
 
 pytestmark = pytest.mark.real
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.pairs import where_there_are_pairs
+from tests.helpers.bf16 import where_there_are_pairs
 from tests.real.test_bit_exact import TOKENS, TREE, opened, plain_rows, prompt
 
-from paceline import tree as trees
-from paceline.native.library import has_pairs
-from paceline.runtimes.openvino import OpenVinoTarget
-from paceline.runtimes.openvino_weights import load_prepared
-from paceline.target import Pass
+from paceline.core import tree as trees
+from paceline.core.target import Pass
+from paceline.native.library import has_bf16_dot
+from paceline.runtimes.cpu.target import OpenVinoTarget
+from paceline.runtimes.weights import load_prepared
 
 pytestmark = pytest.mark.real
 
@@ -24,7 +24,7 @@ def cached_as(loaded, kv):
 
 
 def test_the_cache_is_as_coarse_as_the_weights_allow(loaded):
-    half = "bf16" if has_pairs() else "fp16"
+    half = "bf16" if has_bf16_dot() else "fp16"
     coarse = loaded.target.capabilities.precision == "int8"
     assert loaded.target.capabilities.kv_precision == (half if coarse else "fp32")
 

@@ -6,10 +6,10 @@ import pytest
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
-from paceline.bench.report import remarks, rows
-from paceline.bench.run import Record, Run
 from paceline.cli.output import summary
-from paceline.loading import Loaded, make_engine
+from paceline.measure.report import remarks, rows
+from paceline.measure.run import Record, Run
+from paceline.registry.loading import Loaded, make_engine
 
 pytestmark = pytest.mark.real
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.real.conftest import load
 
-from paceline.engine import Engine
-from paceline.loading import make_engine
+from paceline.engine.engine import Engine
 from paceline.networks.weights import load_network
+from paceline.registry.loading import make_engine
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.real

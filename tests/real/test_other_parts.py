@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.real.prompts import PROMPTS
 
-from paceline.loading import Loaded, load_model, make_engine
-from paceline.target import RuntimeOptions
+from paceline.core.target import RuntimeOptions
+from paceline.registry.loading import Loaded, load_model, make_engine
 
 pytestmark = pytest.mark.real
 

@@ -7,9 +7,9 @@ import pytest
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
-from paceline.loading import Loaded, load_model, make_engine
-from paceline.target import RuntimeOptions
-from paceline.types import SamplingParams
+from paceline.core.target import RuntimeOptions
+from paceline.core.types import SamplingParams
+from paceline.registry.loading import Loaded, load_model, make_engine
 
 pytestmark = pytest.mark.real
 

@@ -8,18 +8,15 @@ from functools import cache
 import pytest
 from tests.real.prompts import PROMPTS
 
+from paceline.core.target import Output, RuntimeOptions, Target
+from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.draft_model import DraftModel
-from paceline.drafters.recycling import Recycling
-from paceline.growth.base import Growth
-from paceline.growth.expand_rerank import ExpandRerank
-from paceline.growth.static import Static
-from paceline.loading import Loaded, load_model, make_engine
-from paceline.sequence import Sequence
-from paceline.shapes.measured import RankCounts
-from paceline.shapes.published import MEDUSA
-from paceline.shapes.static import from_rank_accuracies
-from paceline.target import Output, RuntimeOptions, Target
-from paceline.types import Budget, TokenTree, Verdict
+from paceline.drafters.statistics.recycling import Recycling
+from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.sampling.sequence import Sequence
+from paceline.trees.base import TreeExpansion
+from paceline.trees.deterministic import ExpandRerank, Static
+from paceline.trees.shapes import MEDUSA, RankCounts, from_rank_accuracies
 
 pytestmark = [pytest.mark.real, pytest.mark.parametrize("loaded", ["int8"], indirect=True)]
 
@@ -34,7 +31,7 @@ def small() -> Target:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("growth", [ExpandRerank(3), Static(MEDUSA)], ids=lambda g: g.name)
 def test_scored_trees_change_no_token(
-    loaded: Loaded, growth: Growth, temperature: float, controller: str
+    loaded: Loaded, growth: TreeExpansion, temperature: float, controller: str
 ) -> None:
     """Also where a controller prunes them."""
     options = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}

@@ -8,8 +8,8 @@ from importlib.resources import as_file, files
 import pytest
 from tests.real.conftest import load
 
-from paceline.loading import Loaded, make_engine
 from paceline.networks.weights import read_metadata
+from paceline.registry.loading import Loaded, make_engine
 
 pytestmark = pytest.mark.real
 

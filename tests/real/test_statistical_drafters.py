@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.helpers.decoding_loop import decode_all
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
-from looped import decode_all
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.aded import Aded
-from paceline.drafters.base import Drafter
-from paceline.drafters.cacheback import Cacheback
-from paceline.drafters.forced import Forced, Template
-from paceline.drafters.lookahead import Lookahead
-from paceline.drafters.none import NoDrafter
-from paceline.drafters.stand import Stand
-from paceline.loading import Loaded
-from paceline.sequence import Sequence
-from paceline.stopping import StopRules
-from paceline.types import SamplingParams
+from paceline.core.types import SamplingParams
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.drafters.ngram.forced import Forced, Template
+from paceline.drafters.ngram.lookahead import Lookahead
+from paceline.drafters.statistics.aded import Aded
+from paceline.drafters.statistics.stand import Stand
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.policy.controller import Fixed
+from paceline.registry.loading import Loaded
+from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.coupled import Coupled
-from paceline.verifiers.recursive_distinct import RecursiveDistinct
+from paceline.verifiers.matching import Coupled
+from paceline.verifiers.recursive import RecursiveDistinct
+from paceline.zoo.cacheback import Cacheback
 
 pytestmark = pytest.mark.real
 

@@ -10,8 +10,8 @@ from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
 from paceline import Completion
-from paceline.drafters.suffix_array import build
-from paceline.loading import Loaded, make_engine
+from paceline.drafters.suffix.datastore import build
+from paceline.registry.loading import Loaded, make_engine
 
 pytestmark = pytest.mark.real
 

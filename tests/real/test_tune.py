@@ -11,14 +11,13 @@ pytest.importorskip("optuna")
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
-from paceline import tuned
-from paceline.bench.prompts import BenchPrompt
-from paceline.loading import make_engine
+from paceline.core.types import SamplingParams
+from paceline.measure.prompts import BenchPrompt
+from paceline.registry import tuned_choice as tuned
+from paceline.registry.loading import make_engine
 from paceline.tuning.search import Search
-from paceline.tuning.space import Space
-from paceline.tuning.track import ModelTrack
+from paceline.tuning.space import ModelTrack, Space
 from paceline.tuning.tuner import Tuner
-from paceline.types import SamplingParams
 
 pytestmark = pytest.mark.real
 

@@ -9,17 +9,17 @@ import pytest
 
 pytest.importorskip("openvino")
 
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_openvino
 
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.target import Pass
+from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import InvalidOption
-from paceline.runtimes.extra_embeddings import no_rows, with_rows
-from paceline.runtimes.openvino_batch import Shape
-from paceline.runtimes.openvino_plugin import PluginSteps
-from paceline.runtimes.torch import TorchTarget
-from paceline.target import Pass
-from paceline.types import ROOT, LogitArray, TokenTree
+from paceline.runtimes.cpu.batch import Shape
+from paceline.runtimes.cpu.openvino.attention import PluginSteps
+from paceline.runtimes.passes import no_rows, with_rows
+from paceline.runtimes.torch.target import TorchTarget
 
 PROMPT = [5, 9, 17, 23, 9, 42, 7]
 REAL = TokenTree(np.array([11, 12, 13]), np.array([ROOT, 0, ROOT]))

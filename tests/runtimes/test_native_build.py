@@ -12,7 +12,7 @@ pytest.importorskip("openvino")
 
 from tests.runtimes import tiny_openvino
 
-from paceline import processor
+from paceline.core import processor
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.native import build, library
 

@@ -9,10 +9,10 @@ import pytest
 
 from paceline.native import drafting
 from paceline.native.drafting import PICKED, DraftProgram, Drawn, Operand, noise_records
-from paceline.native.library import KEPT, Heads, has_float_products
+from paceline.native.library import KV_DTYPES, Heads, has_float_products
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
-from paceline.noise import TokenNoise
+from paceline.sampling.gumbel import GumbelNoise
 
 pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
@@ -21,7 +21,7 @@ WIDTH = 32
 
 
 def program(heads: Heads | None = None) -> DraftProgram:
-    return DraftProgram(Packed(), heads or Heads(2, 1, 16, KEPT["fp32"], 1e-5), 64)
+    return DraftProgram(Packed(), heads or Heads(2, 1, 16, KV_DTYPES["fp32"], 1e-5), 64)
 
 
 def loaded(made: DraftProgram, name: str, rows: str, width: int) -> Columns:
@@ -87,12 +87,12 @@ def test_the_likeliest_tokens_are_the_first_of_the_highest(size: int) -> None:
     made.run({"rows": 5}, {"logits": bits(logits)}, 2)
     found = made.read(picked, 5)[:, 2:].copy()
     known = logits[:, :size].astype(float)
-    law = np.exp(known - known.max(1, keepdims=True))
-    law /= law.sum(1, keepdims=True)
+    distribution = np.exp(known - known.max(1, keepdims=True))
+    distribution /= distribution.sum(1, keepdims=True)
     first = known.argmax(1)
     assert found[:, 0].view(np.int32).tolist() == ids[first].tolist()
-    np.testing.assert_allclose(found[:, 1], law.max(1), rtol=1e-5)
-    rest = law.copy()
+    np.testing.assert_allclose(found[:, 1], distribution.max(1), rtol=1e-5)
+    rest = distribution.copy()
     np.put_along_axis(rest, first[:, None], 0, 1)
     np.testing.assert_allclose(found[:, 3], rest.max(1), rtol=1e-5)
     there = rest.max(1) > 0
@@ -102,7 +102,7 @@ def test_the_likeliest_tokens_are_the_first_of_the_highest(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 70, 1000, 9000])
 def test_tokens_are_drawn_with_the_noise_of_their_positions(size: int) -> None:
-    """As `TokenNoise` has it, among those that have a chance; chances are a softmax over scores.
+    """As `GumbelNoise` has it, among those that have a chance; chances are a softmax over scores.
     Rows without noise are picked as ever."""
     depth, first, slots, temperature = 3, 1, 2, 0.6
     keys = RNG.bytes(16 * depth)
@@ -121,17 +121,17 @@ def test_tokens_are_drawn_with_the_noise_of_their_positions(size: int) -> None:
     for slot in range(slots):
         place = 16 * (first + slot)
         row = (logits[slot] - logits[slot].max()).astype(float) / temperature
-        scores = row - np.log(TokenNoise(keys[place : place + 16]).of(ids))
+        scores = row - np.log(GumbelNoise(keys[place : place + 16]).of(ids))
         scores[row < -7] = -np.inf
-        law = np.exp(scores - scores.max())
-        law /= law.sum()
+        distribution = np.exp(scores - scores.max())
+        distribution /= distribution.sum()
         best = np.argsort(-scores)[:2]
         ids_found = found[slot, ::2].copy().view(np.int32)
         assert ids_found[0] == ids[best[0]]
-        np.testing.assert_allclose(found[slot, 1], law[best[0]], rtol=1e-3)
+        np.testing.assert_allclose(found[slot, 1], distribution[best[0]], rtol=1e-3)
         if size > 1:
-            np.testing.assert_allclose(found[slot, 3], law[best[1]], rtol=1e-3)
-        if size > 1 and law[best[1]] > 0:
+            np.testing.assert_allclose(found[slot, 3], distribution[best[1]], rtol=1e-3)
+        if size > 1 and distribution[best[1]] > 0:
             assert ids_found[1] == ids[best[1]]
 
 
@@ -171,7 +171,7 @@ def test_rows_are_unfolded_into_slots() -> None:
 def test_slots_attend_to_one_another_both_ways(heads: int, kv_heads: int, width: int) -> None:
     """Each sequence's alone."""
     sequences, slots = 3, 5
-    made = program(Heads(heads, kv_heads, width, KEPT["fp32"], 1e-5))
+    made = program(Heads(heads, kv_heads, width, KV_DTYPES["fp32"], 1e-5))
     columns = (heads + 2 * kv_heads) * width
     at = loaded(made, "qkv", "wide", columns)
     to = made.buffer("wide", heads * width)

@@ -12,30 +12,32 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.helpers.decoding_loop import decode  # noqa: E402
+from tests.helpers.tiny_model import random_tensors, save_directory, tiny_config  # noqa: E402
 from tests.real.prompts import PROMPTS  # noqa: E402
 
-from looped import decode  # noqa: E402
-from paceline import tree  # noqa: E402
-from paceline.controllers.fixed import Fixed  # noqa: E402
-from paceline.decode.autoregressive import AutoregressiveDecoder  # noqa: E402
-from paceline.drafters.base import Drafter  # noqa: E402
+from paceline.core import tree  # noqa: E402
+from paceline.core.target import Pass, RuntimeOptions, Target  # noqa: E402
+from paceline.core.types import BoolArray, IntArray, SamplingParams  # noqa: E402
+from paceline.drafters.base import (
+    Drafter,  # noqa: E402
+    NoDrafter,  # noqa: E402
+)
 from paceline.drafters.draft_model import DraftModel  # noqa: E402
-from paceline.drafters.none import NoDrafter  # noqa: E402
-from paceline.drafters.prompt_lookup import PromptLookup  # noqa: E402
-from paceline.drafters.recycling import Recycling  # noqa: E402
-from paceline.engine import Completion  # noqa: E402
-from paceline.growth.shared_noise import SharedNoise  # noqa: E402
-from paceline.loading import load_model, make_engine  # noqa: E402
+from paceline.drafters.ngram.prompt_lookup import PromptLookup  # noqa: E402
+from paceline.drafters.statistics.recycling import Recycling  # noqa: E402
+from paceline.engine.engine import Completion  # noqa: E402
+from paceline.engine.loop import AutoregressiveDecoder  # noqa: E402
+from paceline.engine.stopping import StopRules  # noqa: E402
 from paceline.models.source import DirectorySource  # noqa: E402
-from paceline.runtimes import torch as runtime  # noqa: E402
-from paceline.runtimes.pass_arrays import pass_rows  # noqa: E402
-from paceline.runtimes.torch import TorchTarget  # noqa: E402
-from paceline.sequence import Sequence  # noqa: E402
-from paceline.stopping import StopRules  # noqa: E402
-from paceline.target import Pass, RuntimeOptions, Target  # noqa: E402
-from paceline.types import BoolArray, IntArray, SamplingParams  # noqa: E402
-from paceline.verifiers.coupled import Coupled  # noqa: E402
-from tiny import random_tensors, save_directory, tiny_config  # noqa: E402
+from paceline.policy.controller import Fixed  # noqa: E402
+from paceline.registry.loading import load_model, make_engine  # noqa: E402
+from paceline.runtimes.passes import pass_rows  # noqa: E402
+from paceline.runtimes.torch import target as runtime  # noqa: E402
+from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
+from paceline.sampling.sequence import Sequence  # noqa: E402
+from paceline.trees.deterministic import SharedNoise  # noqa: E402
+from paceline.verifiers.matching import Coupled  # noqa: E402
 
 CONFIG = tiny_config()
 PARAMS = {

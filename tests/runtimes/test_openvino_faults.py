@@ -7,17 +7,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 from tests.runtimes import tiny_openvino
 
 pytest.importorskip("openvino")
 
-from paceline.engine import Engine
+from paceline.core.target import RuntimeOptions
+from paceline.engine.engine import Engine
 from paceline.errors import OutOfMemory, PacelineError
-from paceline.loading import load_model, make_engine
 from paceline.native.program import Program
-from paceline.runtimes import openvino
-from paceline.target import RuntimeOptions
+from paceline.registry.loading import load_model, make_engine
+from paceline.runtimes.cpu import target as openvino
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
 

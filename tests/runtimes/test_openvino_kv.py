@@ -10,26 +10,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests import target_contract as contract
-from tests import tiny
-from tests.pairs import where_there_are_pairs
+from tests.helpers import target_contract as contract
+from tests.helpers import tiny_model as tiny
+from tests.helpers.bf16 import where_there_are_pairs
 from tests.runtimes import tiny_openvino
 
 pytest.importorskip("openvino")
 
-from paceline import tree
-from paceline.bench.noise import noise_floor
+from paceline.core import tree
+from paceline.core.target import Pass, RuntimeOptions
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, OutOfMemory
-from paceline.loading import load_model, make_engine
-from paceline.native.library import has_pairs
-from paceline.runtimes.openvino_settings import KV_FORMATS
-from paceline.target import Pass, RuntimeOptions
-from paceline.types import SamplingParams
+from paceline.measure.doctor import noise_floor
+from paceline.native.library import has_bf16_dot
+from paceline.registry.loading import load_model, make_engine
+from paceline.runtimes.cpu.kv_formats import KV_FORMATS
 
 TEXT = np.random.default_rng(2).integers(3, 300, 200).tolist()
 
 
-PAIRS = ["bf16"] if has_pairs() else []
+PAIRS = ["bf16"] if has_bf16_dot() else []
 PLUGIN = [name for name in KV_FORMATS if name != "bf16"]
 WAYS = [
     *((each, "plugin") for each in PLUGIN),

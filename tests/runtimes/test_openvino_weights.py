@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 
 from paceline.models.source import DirectorySource
-from paceline.runtimes import openvino_weights
-from paceline.runtimes.openvino_weights import load_prepared, prepare
+from paceline.runtimes import weights as openvino_weights
+from paceline.runtimes.weights import load_prepared, prepare
 
 Tensors = dict[str, np.ndarray]
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.block_pool import Layout
-from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, Layout, PagedCache
 
 LAYOUTS: tuple[Layout, ...] = ("tokens", "numbers", "pairs")
 

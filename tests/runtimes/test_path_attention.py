@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pairs import where_there_are_pairs
+from tests.helpers.bf16 import where_there_are_pairs
 from tests.runtimes.plain_attention import PlainCache, Sizes, attend, enter
 
-from paceline import tree as trees
-from paceline.native.library import KEPT, Heads, Kept, has_int8_products
+from paceline.core import tree as trees
+from paceline.core.types import ROOT, TokenTree
+from paceline.native.library import KV_DTYPES, Heads, KvDtype, has_int8_products
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
-from paceline.runtimes.block_pool import BlockPool, Layout
-from paceline.runtimes.openvino_path_batch import PathBatch
-from paceline.runtimes.paged_cache import PagedCache
-from paceline.runtimes.quantise import pack
-from paceline.types import ROOT, TokenTree
+from paceline.runtimes.cpu.native.target_program import PathBatch
+from paceline.runtimes.kv_cache import BlockPool, Layout, PagedCache
+from paceline.runtimes.weights import pack
 
 LONGEST = 1024
 RNG = np.random.default_rng(5)
@@ -50,7 +49,7 @@ class Layer:
 
 def layer(
     sizes: Sizes,
-    kept: Kept = "fp32",
+    kept: KvDtype = "fp32",
     threads: int = 2,
     whole: Any = None,
     rounded: bool = False,
@@ -62,7 +61,7 @@ def layer(
     dtype = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[kept]
     layout: Layout = "pairs" if kept == "bf16" else "numbers"
     pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype, layout=layout)
-    heads = Heads(sizes.heads, sizes.kv_heads, sizes.width, KEPT[kept], sizes.eps)
+    heads = Heads(sizes.heads, sizes.kv_heads, sizes.width, KV_DTYPES[kept], sizes.eps)
     packed = Packed()
     program = Program(packed, heads)
     into = program.buffer("rows", width)
@@ -123,7 +122,7 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("length", [1, 31, 127, 300])
 @pytest.mark.parametrize("kept", FORMATS)
-def test_it_is_the_plain_twin(name: str, length: int, kept: Kept) -> None:
+def test_it_is_the_plain_twin(name: str, length: int, kept: KvDtype) -> None:
     sizes = SHAPES[name]
     made = layer(sizes, kept)
     rows = random_rows(sizes, length + 1 + len(TREE))
@@ -138,7 +137,7 @@ def test_it_is_the_plain_twin(name: str, length: int, kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("kept", FORMATS)
-def test_of_last_rows_alone_it_is_the_same(kept: Kept) -> None:
+def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
     """And keys and values of the others are there for whoever comes behind."""
     sizes, whole = SHAPES["grouped"], np.ones(1, dtype=np.int32)
     made = layer(sizes, kept, whole=whole)
@@ -190,7 +189,7 @@ def test_what_threads_round_for_a_product_is_the_same(length: int, threads: int)
 
 @pytest.mark.parametrize("kept", FORMATS)
 @pytest.mark.parametrize("length", [5, 30, 31, 127, 128, 290])
-def test_a_node_is_the_same_bits_in_a_tree_as_alone(length: int, kept: Kept) -> None:
+def test_a_node_is_the_same_bits_in_a_tree_as_alone(length: int, kept: KvDtype) -> None:
     sizes = SHAPES["grouped"]
     made = layer(sizes, kept)
     prompt, more = random_rows(sizes, length), random_rows(sizes, 1 + len(TREE), seed=2)
@@ -204,7 +203,7 @@ def test_a_node_is_the_same_bits_in_a_tree_as_alone(length: int, kept: Kept) -> 
 
 
 @pytest.mark.parametrize("kept", FORMATS)
-def test_company_threads_and_chunks_change_no_bit(kept: Kept) -> None:
+def test_company_threads_and_chunks_change_no_bit(kept: KvDtype) -> None:
     sizes = SHAPES["grouped"]
     lengths = (3, 40, 129, 400)
     prompts = [random_rows(sizes, length, seed=length) for length in lengths]
@@ -230,7 +229,7 @@ def test_company_threads_and_chunks_change_no_bit(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("kept", FORMATS)
-def test_the_order_of_keys_matters_to_the_last_bit(kept: Kept) -> None:
+def test_the_order_of_keys_matters_to_the_last_bit(kept: KvDtype) -> None:
     """Negative control: were sums not in the order of the path, equality above would be luck."""
     sizes = SHAPES["grouped"]
     made = layer(sizes, kept)
@@ -255,7 +254,7 @@ def widened(numbers: Any) -> Any:
 
 
 @pytest.mark.parametrize("kept", FORMATS)
-def test_keys_and_values_lie_where_the_pool_says(kept: Kept) -> None:
+def test_keys_and_values_lie_where_the_pool_says(kept: KvDtype) -> None:
     sizes = SHAPES["grouped"]
     made = layer(sizes, kept)
     rows = random_rows(sizes, 45)

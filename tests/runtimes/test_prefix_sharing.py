@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.paged_cache import BLOCK, BlockPool, PagedCache
-from paceline.runtimes.prefix_index import PrefixIndex
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache, PrefixIndex
 
 
 def pool(blocks: int, keep: int | None = None) -> BlockPool:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from paceline.native.library import has_int8_products
-from paceline.native.packed import Packed, fits, narrow
+from paceline.native.packed import Packed, fits, quantize_int4
 from paceline.native.program import Program
-from paceline.runtimes.quantise import pack
+from paceline.runtimes.weights import pack
 
 WHOLE = pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
-KINDS = [pytest.param("int8", marks=WHOLE), pytest.param("int4", marks=WHOLE), "fp32"]
+TEMPERATURE_KINDS = [pytest.param("int8", marks=WHOLE), pytest.param("int4", marks=WHOLE), "fp32"]
 GROUP = 64
 EPS = 1e-5
 RNG = np.random.default_rng(2)
@@ -22,7 +22,7 @@ RNG = np.random.default_rng(2)
 def tensors(kind: Any, outputs: int, inputs: int, bias: bool = False) -> dict[str, Any]:
     """One matrix, and a norm for its inputs."""
     matrix = RNG.standard_normal((outputs, inputs)).astype(np.float32)
-    packed = narrow(matrix) if kind == "int4" else pack(matrix, kind)
+    packed = quantize_int4(matrix) if kind == "int4" else pack(matrix, kind)
     out = {f"m.{part}": array for part, array in packed.items()}
     out["norm"] = (1 + 0.1 * RNG.standard_normal(inputs)).astype(np.float32)
     if bias:
@@ -92,7 +92,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 12, 13, 16, 41])
 def test_it_is_the_plain_product(kind: str, case: str, rows: int) -> None:
@@ -109,7 +109,7 @@ def test_it_is_the_plain_product(kind: str, case: str, rows: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.03 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_company_and_threads_change_no_bit(kind: str, case: str) -> None:
     outputs, inputs, bias, norm, gated, residual = CASES[case]
@@ -129,7 +129,7 @@ def test_company_and_threads_change_no_bit(kind: str, case: str) -> None:
         assert np.array_equal(part, whole[begin:end])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
 def test_threads_may_change_from_run_to_run(kind: str) -> None:
     """Threads that rest for a while take no part of a loop of long ago."""
     parts = tensors(kind, 96, 128)
@@ -158,7 +158,7 @@ class FeedForward:
             ("down", (96, 320), (inner, self.out)),
         ):
             weight = rng.standard_normal((outputs, inputs)).astype(np.float32)
-            made = narrow(weight) if kind == "int4" else pack(weight, kind)
+            made = quantize_int4(weight) if kind == "int4" else pack(weight, kind)
             parts = {f"{name}.{part}": array for part, array in made.items()}
             matrix = packed.matrix(parts, name, gated=name == "gate_up")
             program.product(name, matrix, at, to)
@@ -195,7 +195,7 @@ class Normed:
         parts: dict[str, Any] = {}
         for name, shape in (("down", (320, 128)), ("up", (64, 320))):
             weight = rng.standard_normal(shape).astype(np.float32)
-            made = narrow(weight) if kind == "int4" else pack(weight, kind)
+            made = quantize_int4(weight) if kind == "int4" else pack(weight, kind)
             parts |= {f"{name}.{part}": array for part, array in made.items()}
         down, up = packed.matrix(parts, "down"), packed.matrix(parts, "up")
         behind = (normed, norm) if rounded else None
@@ -260,7 +260,7 @@ def test_rounded_rows_are_for_products_alone() -> None:
         program.run({"rows": 2}, {}, 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
 def test_large_numbers_and_zeros_stay_finite(kind: str) -> None:
     made = Product(tensors(kind, 64, 64), norm=True, gated=True, residual=False)
     x = np.zeros((3, 64), np.float32)
@@ -278,7 +278,7 @@ def test_what_they_take() -> None:
 def test_four_bits_are_the_nearest_steps() -> None:
     matrix = RNG.standard_normal((32, 192)).astype(np.float32)
     matrix[3, 64:128] = 0
-    made = narrow(matrix)
+    made = quantize_int4(matrix)
     steps = np.repeat(made["steps"].astype(np.float32), GROUP, axis=1)
     off = np.abs(made["weight"] * steps - matrix)
     # The largest number is a whole step, and on the other side there are seven steps, not eight.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidOption
-from paceline.runtimes.quantise import INT4_GROUP, check_precision, pack, unpack
+from paceline.runtimes.weights import INT4_GROUP, check_precision, pack, unpack
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])

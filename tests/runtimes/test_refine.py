@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.native.drafting import DraftProgram
-from paceline.native.library import KEPT, Heads, has_float_products
+from paceline.native.library import KV_DTYPES, Heads, has_float_products
 from paceline.native.packed import Packed
-from paceline.runtimes.quantise import pack
+from paceline.runtimes.weights import pack
 
 pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
@@ -33,7 +33,7 @@ def previews(size: int) -> Any:
 def refined(rows: Any, head: dict[str, Any], hidden: Any, best: int = BEST, room: int = 0) -> Any:
     """By the operation; behind the logits are larger numbers that are none of theirs."""
     count, size = rows.shape
-    made = DraftProgram(Packed(), Heads(2, 1, 16, KEPT["fp32"], 1e-5), 64)
+    made = DraftProgram(Packed(), Heads(2, 1, 16, KV_DTYPES["fp32"], 1e-5), 64)
     states, logits = made.buffer("rows", WIDTH), made.buffer("rows", size + room)
     made.load("hidden", states)
     made.load("logits", logits)

@@ -11,14 +11,15 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import target_contract as contract  # noqa: E402
+import tests.helpers.target_contract as contract  # noqa: E402
+from tests.helpers.tiny_model import FAMILIES, save_directory, save_gguf, tiny_config  # noqa: E402
+
+from paceline.core.target import Pass, Target  # noqa: E402
 from paceline.errors import ModelError, RuntimeUnavailable  # noqa: E402
 from paceline.models.config import ModelConfig  # noqa: E402
 from paceline.models.source import DirectorySource, GGUFSource, resolve  # noqa: E402
-from paceline.runtimes.torch import TorchTarget  # noqa: E402
+from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 from paceline.runtimes.transformers import TransformersTarget  # noqa: E402
-from paceline.target import Pass, Target  # noqa: E402
-from tiny import FAMILIES, save_directory, save_gguf, tiny_config  # noqa: E402
 
 TOLERANCE = 1e-4  # float32: kernels with and without a mask add up in different orders
 

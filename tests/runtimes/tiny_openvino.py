@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests import tiny
+from tests.helpers import tiny_model as tiny
 
 from paceline.models.config import ModelConfig
-from paceline.runtimes.openvino import OpenVinoTarget
-from paceline.runtimes.openvino_weights import prepare
+from paceline.runtimes.cpu.target import OpenVinoTarget
+from paceline.runtimes.weights import prepare
 
 
 def config(**changes: Any) -> ModelConfig:

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.drafters.test_online import GREEDY, SAMPLED, generate
-from tests.drafters.test_online import context as drafting
+from tests.drafters.network.test_online import GREEDY, SAMPLED, generate
+from tests.drafters.network.test_online import context as drafting
 from tests.networks.batch import batch_of
 from tests.networks.cases import NETWORKS, module
 from tests.networks.cases import texts as random_texts
@@ -24,23 +24,23 @@ from tests.networks.runners import RUNTIMES, ready
 from tests.training.test_trainer import CONFIG, EMBEDDING, texts, trainer
 from tests.training.test_trainer import target as target
 
-from paceline.drafters.acceptance import AcceptanceHead, save_acceptance_head
-from paceline.drafters.none import NoDrafter
-from paceline.drafters.trained_networks import HydraDrafter
-from paceline.drafters.trained_weights import digest_of
+from paceline.drafters.base import NoDrafter
+from paceline.drafters.network.drafter import HydraDrafter
+from paceline.drafters.network.stopping_head import AcceptanceHead, save_acceptance_head
+from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption
-from paceline.networks.runner import Grown
+from paceline.networks.runner import ContextUpdate
 from paceline.networks.weights import Trained, save_network
-from paceline.runtimes.torch import TorchTarget
-from paceline.training.acceptance_training import (
+from paceline.runtimes.torch.target import TorchTarget
+from paceline.training.acceptance import (
     AcceptanceModule,
     HeadRecipe,
     drafted_states,
     train_acceptance_head,
 )
 from paceline.training.batches import FeatureSource
-from paceline.training.data.writing import Text
-from paceline.training.frozen import module_of
+from paceline.training.module import module_of
+from paceline.training.writing import Text
 
 __all__ = ["target", "texts"]
 
@@ -58,7 +58,7 @@ def test_decoding_shows_the_states_that_were_trained_on(name: str, runtime: str)
     rows = tokens[0, 1 if reads else 0 : position + 2].tolist()
     shown = features[0, : position + 1] if reads else torch.zeros(len(rows), 0)
     cache = runner.open()
-    (branch,) = runner.start([Grown(cache, shown.float().numpy(), rows)])
+    (branch,) = runner.start([ContextUpdate(cache, shown.float().numpy(), rows)])
     found = []
     for token in drafted:
         (branch,) = runner.advance([(branch, [token])])
@@ -89,17 +89,17 @@ def test_what_teaches_are_own_tokens_behind_true_ones(name: str) -> None:
     drafted = drafted_states(trained, batch, NAMES, 1.0, rng)
     expected: list[float] = []
     own: list[float] = []
-    laws = trained(features.float(), tokens)
+    distributions = trained(features.float(), tokens)
     for step in range(1, trained.network.steps):
         for row in range(3):
             for position in range(16):
                 if not batch.prompt_lengths[row] <= position + 1 + step < batch.lengths[row]:
                     continue
-                said = [int(NAMES[laws[d][row, position].argmax()]) for d in range(step)]
+                said = [int(NAMES[distributions[d][row, position].argmax()]) for d in range(step)]
                 text = tokens[row, position + 2 : position + 2 + step].tolist()
                 if said[:-1] == text[:-1]:  # so that true tokens were fed
                     expected.append(float(said[-1] == text[-1]))
-                    own.append(laws[step - 1][row, position].softmax(-1).max().item())
+                    own.append(distributions[step - 1][row, position].softmax(-1).max().item())
     assert len(drafted.states) == len(expected) > 20
     assert drafted.stood.tolist() == expected
     np.testing.assert_allclose(drafted.own, own, rtol=1e-3)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidOption
-from paceline.training.calibration import reliability
-from paceline.training.calibration_plot import calibration_plot
+from paceline.training.plots import calibration_plot
+from paceline.training.quality import reliability
 
 
 def test_bins_by_hand() -> None:

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from paceline.training.card import Card, Cost, Data, HeldOut, LossPoint, as_dict, markdown
-from paceline.training.card_plot import loss_plot
+from paceline.training.plots import loss_plot
 
 CARD = Card(
     drafter="hydra",

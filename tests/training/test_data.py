@@ -9,10 +9,9 @@ import pytest
 from tests.cli.fakes import loaded as fake
 
 from paceline.errors import InvalidOption
-from paceline.loading import make_engine
-from paceline.training.data.plan import Plan
-from paceline.training.data.shards import SHARD, Shards
-from paceline.training.data.writing import Text, write_texts
+from paceline.registry.loading import make_engine
+from paceline.training.store import SHARD, Shards
+from paceline.training.writing import Plan, Text, write_texts
 
 PROMPTS = ["one", "two", "three"]
 

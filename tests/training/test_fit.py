@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from paceline.training.fit import fit_logistic
+from paceline.training.quality import fit_logistic
 
 
 def loss(

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidOption
-from paceline.training.data.folders import read_folders
-from paceline.training.data.shards import Shards
-from paceline.training.data.writing import Text
+from paceline.training.store import Shards, read_folders
+from paceline.training.writing import Text
 
 
 def folder(path: Path, begin: int, model: str = "a", seed: str = "0") -> Path:

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.training.fused_losses import fused
-from paceline.training.losses import Loss, find_loss
+from paceline.training.losses import Loss, find_loss, fused
 
 NAMES = (
     *("cross-entropy", "forward-kl", "forward-kl:top=3", "reverse-kl", "reverse-kl:top=3"),

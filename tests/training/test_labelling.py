@@ -22,17 +22,25 @@ from tests.verifiers.lossy_runs import (
     text,
 )
 
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
-from paceline.exactness.tabular import TabularCache
-from paceline.loading import make_engine
-from paceline.training.collect import collect
-from paceline.training.continuations import Beginning, continue_all, greedy, sampled
-from paceline.training.head import train_head
-from paceline.training.labels import Rollouts, Text, losses
-from paceline.training.mismatches import Mismatch, Recorder
-from paceline.types import SamplingParams
-from paceline.verifiers.greedy import Greedy
-from paceline.verifiers.pivot import features
+from paceline.proof.tabular import TabularCache
+from paceline.registry.loading import make_engine
+from paceline.verifiers.matching import Greedy
+from paceline.zoo.heads.training import (
+    Beginning,
+    Mismatch,
+    Recorder,
+    Rollouts,
+    Text,
+    collect,
+    continue_all,
+    greedy,
+    losses,
+    sampled,
+    train_head,
+)
+from paceline.zoo.heads.verifiers import features
 
 
 def go_on(context: tuple[int, ...], length: int) -> tuple[list[int], list[float]]:
@@ -40,9 +48,9 @@ def go_on(context: tuple[int, ...], length: int) -> tuple[list[int], list[float]
     tokens: list[int] = []
     logprobs: list[float] = []
     for _ in range(length):
-        law = MODEL.law((*context, *tokens))
-        tokens.append(law.argmax())
-        logprobs.append(math.log(law.prob(tokens[-1])))
+        distribution = MODEL.distribution((*context, *tokens))
+        tokens.append(distribution.argmax())
+        logprobs.append(math.log(distribution.prob(tokens[-1])))
     return tokens, logprobs
 
 
@@ -120,9 +128,11 @@ def text_of(cache: Any, ends: Sequence[int] = ()) -> Text:
 
 
 def mismatch(position: int, token: int) -> Mismatch:
-    law = MODEL.law(TOKENS[:position])
+    distribution = MODEL.distribution(TOKENS[:position])
     own = TOKENS[position]
-    return Mismatch(position, token, own, math.log(law.prob(token)), np.zeros(9, np.float32))
+    return Mismatch(
+        position, token, own, math.log(distribution.prob(token)), np.zeros(9, np.float32)
+    )
 
 
 def test_the_judge_s_loss_is_likelihood_per_token(target: Counting, cache: Any) -> None:
@@ -185,12 +195,14 @@ def test_the_recorder_notes_where_walks_end_and_changes_nothing(drafter: str) ->
     assert [(e.position, e.token) for e in recorder.found] == [(len(c), t) for c, t in expected]
     assert recorder.found
     for each, (context, token) in zip(recorder.found, expected, strict=True):
-        law = truth.soft(context)
-        unsure = -float(law.probs @ np.log(law.probs + 1e-5))
+        distribution = truth.soft(context)
+        unsure = -float(distribution.probs @ np.log(distribution.probs + 1e-5))
         assert each.own == truth.own(context) != token
-        assert each.logprob == pytest.approx(math.log(law.prob(token)))
+        assert each.logprob == pytest.approx(math.log(distribution.prob(token)))
         state = hidden_state((*context, token))
-        assert each.features == pytest.approx(features(law, unsure, each.own, token, state))
+        assert each.features == pytest.approx(
+            features(distribution, unsure, each.own, token, state)
+        )
 
 
 def engine(drafter: str = "recycling") -> Any:

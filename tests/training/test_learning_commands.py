@@ -10,19 +10,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.tiny import save_directory, tiny_config
+from tests.helpers.tiny_model import save_directory, tiny_config
 
-from paceline import loading
 from paceline.cli.app import run
-from paceline.cli.train_acceptance import acceptance_head
-from paceline.drafters.acceptance import load_acceptance_head
+from paceline.cli.train_heads import acceptance_head
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.trained_networks import HydraDrafter
-from paceline.drafters.trained_weights import digest_of
+from paceline.drafters.network.drafter import HydraDrafter
+from paceline.drafters.network.stopping_head import load_acceptance_head
+from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption
 from paceline.networks.weights import load_network
-from paceline.training.data.shards import Shards
-from paceline.training.data.writing import Text
+from paceline.registry import loading
+from paceline.training.store import Shards
+from paceline.training.writing import Text
 
 
 @pytest.fixture(scope="module")

@@ -12,25 +12,24 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from tests.helpers.tiny_model import random_tensors, tiny_config
 from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, module
 from tests.networks.cases import texts as random_texts
 from tests.runtimes import tiny_openvino
-from tests.tiny import random_tensors, tiny_config
 
+from paceline.core.target import Pass
+from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
-from paceline.runtimes.torch import TorchTarget
-from paceline.target import Pass
+from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
-from paceline.training.data.writing import Text
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule
-from paceline.training.on_policy import OnPolicy, check
-from paceline.training.own_drafts import Places, own_drafts
+from paceline.training.on_policy import OnPolicy, Places, check, own_drafts
 from paceline.training.trainer import Recipe, Trainer
 from paceline.training.vocabulary import DraftVocabulary
-from paceline.types import IntArray
+from paceline.training.writing import Text
 
 DRAFTING = [name for name, make in NETWORKS.items() if not make().blank]
 CONFIG = tiny_config(vocab_size=64)
@@ -131,9 +130,11 @@ def test_the_loss_is_its_definition(target: TorchTarget, texts: list[Text]) -> N
         tokens = np.concatenate([tokens[: position + 2], drafts[index]])
         (output,) = target.forward([Pass(target.open(), tokens.tolist(), features=True)])
         assert output.features is not None
-        laws = trained(torch.from_numpy(output.features)[None], torch.from_numpy(tokens)[None])
+        distributions = trained(
+            torch.from_numpy(output.features)[None], torch.from_numpy(tokens)[None]
+        )
         for d in range(3):
-            q = laws[d][0, position].softmax(-1).detach().numpy()
+            q = distributions[d][0, position].softmax(-1).detach().numpy()
             hidden = torch.from_numpy(output.features[position + 1 + d])
             p = trained.teacher(hidden).softmax(-1).numpy()
             parts[d, index] = (q * (np.log(q) - np.log(p))).sum()

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 import torch
-from tests.tiny import random_tensors, tiny_config
+from tests.helpers.tiny_model import random_tensors, tiny_config
 
-from paceline import tree as trees
-from paceline.drafters import online_examples
-from paceline.drafters.online_examples import Example, Examples, Trace
+from paceline.core import tree as trees
+from paceline.core.types import SamplingParams, Verdict
+from paceline.drafters.network import online as online_examples
+from paceline.drafters.network.online import Example, Examples, Trace
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import NETWORKS, build
 from paceline.networks.weights import Trained
-from paceline.sequence import Sequence
+from paceline.sampling.sequence import Sequence
 from paceline.training.module import DraftModule
 from paceline.training.online import OnlineLearner
-from paceline.types import SamplingParams, Verdict
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = random_tensors(CONFIG)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import PromptError
-from paceline.training.prompts import digest, read_texts
+from paceline.training.writing import digest, read_texts
 
 
 def write(path: Path, *entries: Any) -> Path:

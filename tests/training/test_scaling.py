@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
 from paceline.training.scaling import fit_log_linear
-from paceline.training.scaling_plot import PublishedLaw, scaling_plot
+from paceline.training.scaling_report import PublishedLaw, scaling_plot
 
 SIZES = 1e5 * 2.0 ** np.arange(8)
 

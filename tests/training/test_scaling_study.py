@@ -11,11 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
-from paceline.training.counts import read_count, short
-from paceline.training.scaling import fit_log_linear
-from paceline.training.scaling_laws import PARAMETERS, TOKENS, Law, laws
+from paceline.training.scaling import (
+    PARAMETERS,
+    TOKENS,
+    Law,
+    Outcome,
+    Point,
+    Results,
+    Run,
+    fit_log_linear,
+    laws,
+)
 from paceline.training.scaling_report import Study, markdown, write_report
-from paceline.training.scaling_runs import Outcome, Point, Results, Run
+from paceline.training.trainer import read_count, short
 
 
 def point(

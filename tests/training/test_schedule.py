@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
-from paceline.training.schedule import constant, cosine, is_on_policy, on_policy_share, warm_up
+from paceline.training.trainer import constant, cosine, is_on_policy, on_policy_share, warm_up
 
 
 def test_warm_up_rises_in_equal_parts_and_stays() -> None:

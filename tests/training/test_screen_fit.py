@@ -10,18 +10,18 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.tiny import save_directory, tiny_config
+from tests.helpers.tiny_model import save_directory, tiny_config
 
 from paceline.errors import InvalidOption
 from paceline.models.source import ModelSource, resolve
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
-from paceline.networks.screen import Screen
+from paceline.networks.head_preview import HeadPreview
 from paceline.networks.weights import Trained
-from paceline.runtimes.torch import TorchTarget
+from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import Batch, FeatureSource
-from paceline.training.data.writing import Text
-from paceline.training.screen import Screening
+from paceline.training.head_preview import HeadPreviewTraining
+from paceline.training.writing import Text
 
 CONFIG = tiny_config()
 IDS = np.arange(10, 300)
@@ -41,13 +41,13 @@ def batch(source: ModelSource) -> Batch:
     return FeatureSource(target).batch(texts)
 
 
-def screening(name: str, source: ModelSource) -> Screening:
+def previewing(name: str, source: ModelSource) -> HeadPreviewTraining:
     network, rng = build(name, Geometry.of(CONFIG), {}), np.random.default_rng(1)
     weights = {
         each: rng.normal(len(shape) == 1, 0.3, shape).astype(np.float32)
         for each, shape in network.shapes().items()
     }
-    return Screening(Trained(network, weights, IDS, {}), source)
+    return HeadPreviewTraining(Trained(network, weights, IDS, {}), source)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -55,13 +55,13 @@ def test_a_screen_of_full_rank_changes_nothing(
     name: str, source: ModelSource, batch: Batch
 ) -> None:
     """One of rank 1 does."""
-    made = screening(name, source)
+    made = previewing(name, source)
     made.add(batch)
     judged = made.judge(batch, made.fit(CONFIG.hidden_size))
     assert judged.places > 200
     assert judged.kept == judged.places
-    assert judged.without.starts == judged.screened.starts > 0
-    assert np.array_equal(judged.without.accepted, judged.screened.accepted)
+    assert judged.without.starts == judged.previewed.starts > 0
+    assert np.array_equal(judged.without.accepted, judged.previewed.accepted)
     poor = made.judge(batch, made.fit(1))
     assert poor.kept < poor.places == judged.places
     both = judged + poor
@@ -70,25 +70,27 @@ def test_a_screen_of_full_rank_changes_nothing(
 
 def test_no_screen_of_its_rank_foretells_logits_better(source: ModelSource, batch: Batch) -> None:
     """Of the states that were taken in: neither what is best for the head alone, nor for states."""
-    made: Any = screening("hydra", source)
+    made: Any = previewing("hydra", source)
     made.add(batch)
     head, moment = made._head.double(), made._moment
 
-    def error(screen: Screen) -> float:
-        down, up = (torch.from_numpy(each).double() for each in (screen.down, screen.up))
+    def error(head_preview: HeadPreview) -> float:
+        down, up = (
+            torch.from_numpy(each).double() for each in (head_preview.down, head_preview.up)
+        )
         missed = head - up @ down
         return float((missed @ moment @ missed.T).trace())
 
     for rank in (4, 8, 16):
         best = error(made.fit(rank))
         for axes in (torch.linalg.svd(head)[2][:rank], torch.linalg.eigh(moment)[1].T[-rank:]):
-            other = Screen(axes.float().numpy(), (head @ axes.T).float().numpy())
+            other = HeadPreview(axes.float().numpy(), (head @ axes.T).float().numpy())
             assert best < 0.999 * error(other)
         assert best > error(made.fit(rank + 1))
 
 
 def test_only_answers_count(source: ModelSource, batch: Batch) -> None:
-    made = screening("hydra", source)
+    made = previewing("hydra", source)
     prompts = Batch(batch.features, batch.tokens, batch.lengths, batch.lengths)
     made.add(prompts)
     with pytest.raises(InvalidOption, match="no answers"):
@@ -98,11 +100,11 @@ def test_only_answers_count(source: ModelSource, batch: Batch) -> None:
 @pytest.mark.parametrize("rank", [0, 33])
 def test_ranks_out_of_range_are_named(rank: int, source: ModelSource) -> None:
     with pytest.raises(InvalidOption, match="rank must be 1 to 32"):
-        screening("hydra", source).fit(rank)
+        previewing("hydra", source).fit(rank)
 
 
 def test_numbers_are_those_of_the_file(source: ModelSource, batch: Batch) -> None:
-    made = screening("hydra", source)
+    made = previewing("hydra", source)
     made.add(batch)
     for each in made.fit(8).tensors().values():
         assert np.array_equal(each, each.astype(np.float16).astype(np.float32))

@@ -12,21 +12,20 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.tiny import random_tensors, tiny_config
+from tests.helpers.tiny_model import random_tensors, tiny_config
 
 from paceline.errors import InvalidOption
 from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry
+from paceline.networks.blocks import stack
 from paceline.networks.catalogue import build
-from paceline.networks.llama_layers import stack
 from paceline.networks.torch_ops import TorchOps
-from paceline.runtimes.torch import TorchTarget
-from paceline.training.batches import FeatureSource
-from paceline.training.borrowing import borrow
-from paceline.training.data.writing import Text
-from paceline.training.token_source import TokenSource
+from paceline.runtimes.torch.target import TorchTarget
+from paceline.training.batches import FeatureSource, TokenSource
+from paceline.training.module import share_target_weights
 from paceline.training.trainer import Recipe, Trainer
 from paceline.training.vocabulary import keep_frequent
+from paceline.training.writing import Text
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = random_tensors(CONFIG)
@@ -51,11 +50,11 @@ def trainer(target: TorchTarget, name: str = "draft-lm", **given: Any) -> Traine
     mine = {key: given.pop(key) for key in (*recipe, "prompt_weight") if key in given}
     network = build(name, GEOMETRY, {"layers": 1, "steps": 3} if name == "draft-lm" else {})
     source = given.pop("source", FeatureSource(target))
-    lent = borrow(network, CONFIG, TENSORS)  # type: ignore[arg-type]  # a dict has what it needs
+    lent = share_target_weights(network, CONFIG, TENSORS)  # type: ignore[arg-type]  # a dict has what it needs
     return Trainer(
         *(network, EVERY, EMBEDDING, EMBEDDING, cycles(), source),
         Recipe(**{**recipe, **mine}),
-        borrowed=lent,
+        target_weights=lent,
         **given,
     )
 
@@ -106,12 +105,12 @@ def test_cross_entropy_needs_no_features(target: TorchTarget) -> None:
 
 def test_borrowed_layers_stay_as_they_are(target: TorchTarget) -> None:
     run = trainer(target, "kangaroo", loss="forward-kl", tokens=4000)
-    before = {name: each.clone() for name, each in run.module.borrowed().items()}
+    before = {name: each.clone() for name, each in run.module.target_weights().items()}
     first = run.judge()[0]
     list(run.run())
     assert run.judge()[0] < first
     assert len(before) == 12
-    for name, each in run.module.borrowed().items():
+    for name, each in run.module.target_weights().items():
         assert torch.equal(each, before[name])
     assert not run.parameters().keys() & before.keys()
 
@@ -123,7 +122,7 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
     """What leaves them is what enters the layer behind them; the control swaps two layers."""
     exit = feature_layers(CONFIG.layers)[0]
     network = build("kangaroo", GEOMETRY, {"exit": exit})
-    lent = borrow(network, CONFIG, TENSORS)  # type: ignore[arg-type]
+    lent = share_target_weights(network, CONFIG, TENSORS)  # type: ignore[arg-type]
     if wrong:
         other = {key.replace("target.0", "target.x"): each for key, each in lent.items()}
         other = {key.replace("target.1", "target.0"): each for key, each in other.items()}
@@ -154,6 +153,6 @@ def test_layers_that_cannot_be_borrowed_are_refused(
 ) -> None:
     network = build("kangaroo", GEOMETRY, {"exit": exit})
     with pytest.raises(InvalidOption, match=message):
-        borrow(network, replace(CONFIG, **change), TENSORS)  # type: ignore[arg-type]
+        share_target_weights(network, replace(CONFIG, **change), TENSORS)  # type: ignore[arg-type]
     own = build("draft-lm", GEOMETRY, {})
-    assert borrow(own, replace(CONFIG, **change), TENSORS) == {}  # type: ignore[arg-type]
+    assert share_target_weights(own, replace(CONFIG, **change), TENSORS) == {}  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidOption
-from paceline.training.collect import Labelled
 from paceline.training.store import ExampleStore
+from paceline.zoo.heads.training import Labelled
 
 SETTINGS = {"kind": "judge", "seed": 0}
 

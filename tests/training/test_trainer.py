@@ -11,17 +11,17 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.tiny import random_tensors, tiny_config
+from tests.helpers.tiny_model import random_tensors, tiny_config
 
+from paceline.core.target import Pass
 from paceline.errors import InvalidOption, ModelError
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
-from paceline.runtimes.torch import TorchTarget
-from paceline.target import Pass
+from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, order
-from paceline.training.data.writing import Text
 from paceline.training.trainer import Recipe, Trainer
 from paceline.training.vocabulary import count_tokens, keep_frequent
+from paceline.training.writing import Text
 
 CONFIG = tiny_config(vocab_size=64)
 TENSORS = random_tensors(CONFIG)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from paceline.bench.report import BASELINE
-from paceline.bench.run import Record, Run, Stopped
-from paceline.metrics import GenerationStats
-from paceline.tuned import Configuration
+from paceline.core.metrics import GenerationStats
+from paceline.measure.report import BASELINE
+from paceline.measure.run import Record, Run, Stopped
+from paceline.registry.tuned_choice import Configuration
 
 TOKENS = 100
 """Of every run; plain decoding takes one second for them when the machine is fast."""

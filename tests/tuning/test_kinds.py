@@ -12,13 +12,12 @@ pytest.importorskip("optuna")
 from tests.cli import fakes
 from tests.tuning.simulated import Clock, SimulatedTrack
 
-from paceline import tuned
-from paceline.tuned import KINDS, Configuration, Kind
-from paceline.tuning import kinds
-from paceline.tuning.kinds import Outcome, Task, tune_kinds
+from paceline.registry import tuned_choice as tuned
+from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration, Kind
+from paceline.tuning import tuner as kinds
 from paceline.tuning.search import Search
 from paceline.tuning.space import PLAIN, configuration
-from paceline.tuning.tuner import Tuner
+from paceline.tuning.tuner import Outcome, Task, Tuner, tune_kinds
 
 BEST: Mapping[Kind, str] = {
     "greedy": configuration("recycling", "cost-model").name,
@@ -48,7 +47,7 @@ def tuned_in(
             pressed.append(True)
 
     tasks = {}
-    for kind in KINDS:
+    for kind in TEMPERATURE_KINDS:
         track = SimulatedTrack(clock, {BEST[kind]: 1.8}, on_play=play)
         search = Search(path / "tuned.journal", kind, len(track.searching))
         tasks[kind] = Task(search, track, SETTINGS)
@@ -67,7 +66,7 @@ def test_each_kind_gets_what_is_best_for_it_in_its_half_of_the_time(tmp_path: Pa
     seen: list[tuple[float, str]] = []
     outcomes = tuned_in(tmp_path, 300.0, clock, seen=seen)
     choices = tuned.read(fakes.loaded().place)
-    for kind in KINDS:
+    for kind in TEMPERATURE_KINDS:
         assert choices[kind].configuration.name == BEST[kind]
         assert outcomes[kind].choice == choices[kind]
         assert 100 < choices[kind].evidence["seconds"] < 155

@@ -10,7 +10,7 @@ pytest.importorskip("optuna")
 
 from tests.tuning.simulated import Clock, SimulatedTrack
 
-from paceline.tuned import Configuration
+from paceline.registry.tuned_choice import Configuration
 from paceline.tuning.search import Search
 from paceline.tuning.space import DEFAULT, PLAIN, Space, configuration
 from paceline.tuning.tuner import Tuner

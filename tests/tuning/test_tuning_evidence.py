@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.tuning.simulated import TOKENS, stats
 
-from paceline.bench.report import BASELINE
-from paceline.bench.run import Record, Run
-from paceline.tuning.evidence import Evidence
+from paceline.measure.report import BASELINE
+from paceline.measure.run import Record, Run
+from paceline.tuning.space import Evidence
 
 
 def record(prompt: int, plain: float, **seconds: float) -> Record:

@@ -10,9 +10,9 @@ pytest.importorskip("optuna")
 
 from tests.tuning.simulated import TOKENS, stats
 
-from paceline.bench.report import BASELINE
-from paceline.bench.run import Record, Run
 from paceline.errors import ModelError
+from paceline.measure.report import BASELINE
+from paceline.measure.run import Record, Run
 from paceline.tuning.search import Search
 from paceline.tuning.space import DEFAULT, Space
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from paceline.naming import check_drafter
-from paceline.networks.shipped import ShippedCard
+from paceline.networks.weights import ShippedCard
+from paceline.registry.expressions import check_drafter
 from paceline.tuning import space
 from paceline.tuning.space import DEFAULT, SIZINGS, Space, configuration
 

@@ -11,33 +11,27 @@ import numpy as np
 from hypothesis import strategies as st
 from tests.cli import fakes
 
-from paceline import tree as trees
-from paceline.controllers.fixed import Fixed
-from paceline.decode.autoregressive import AutoregressiveDecoder
-from paceline.drafters.none import NoDrafter
-from paceline.exactness.drafting import (
-    FunctionDrafter,
-    Propose,
-    likely_chain,
-    random_tree,
-    sampled_chain,
-)
-from paceline.exactness.tabular import LawOf, TabularModel, TabularTarget, processed
-from paceline.loading import Loaded
-from paceline.randomness import Draw, KeyedRandomness, Purpose, Randomness
-from paceline.sequence import Sequence as Generation
-from paceline.stopping import StopRules
-from paceline.target import Output, Pass
-from paceline.types import (
+from paceline.core import tree as trees
+from paceline.core.target import Output, Pass
+from paceline.core.types import (
     Budget,
     Capabilities,
-    DraftLaw,
+    DraftSampling,
     LogitArray,
     SamplingParams,
     TokenTree,
 )
+from paceline.drafters.base import NoDrafter
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.policy.controller import Fixed
+from paceline.proof.cases import FunctionDrafter, Propose, likely_chain, random_tree, sampled_chain
+from paceline.proof.tabular import DistributionOf, TabularModel, TabularTarget, processed
+from paceline.registry.loading import Loaded
+from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
+from paceline.sampling.sequence import Sequence as Generation
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.coupled import Coupled
+from paceline.verifiers.matching import Coupled
 
 VOCABULARY = 6
 HIDDEN = 5
@@ -73,45 +67,45 @@ class HiddenTarget(TabularTarget):
         return out
 
 
-def nearly(law: LawOf, other: LawOf) -> Propose:
+def nearly(distribution: DistributionOf, other: DistributionOf) -> Propose:
     """Chains of the target's likeliest tokens with the other model's every third position."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []
         for _ in range(min(budget.depth, budget.nodes)):
             now = (*context, *tokens)
-            tokens.append((other if len(now) % 3 == 0 else law)(now).argmax())
+            tokens.append((other if len(now) % 3 == 0 else distribution)(now).argmax())
         return trees.chain(tokens, "nearly")
 
     return propose
 
 
-def factorised(rows: LawOf) -> Propose:
+def factorised(rows: DistributionOf) -> Propose:
     """Chains whose rows depend on the root alone."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         depth = min(budget.depth, budget.nodes)
-        laws = {node - 1: rows((*context[-1:], node)) for node in range(depth)}
+        distributions = {node - 1: rows((*context[-1:], node)) for node in range(depth)}
         tokens = [
-            laws[node - 1].token(
+            distributions[node - 1].token(
                 randomness.choice(
-                    laws[node - 1].probs,
+                    distributions[node - 1].probs,
                     Draw(len(context) + node, Purpose.DRAFT, root=len(context) - 1),
                 )
             )
             for node in range(depth)
         ]
-        return trees.chain(tokens, "factorised", DraftLaw("factorised", laws))
+        return trees.chain(tokens, "factorised", DraftSampling("factorised", distributions))
 
     return propose
 
 
 DRAFTERS: dict[str, Propose] = {
-    "nearly": nearly(MODEL.law, OTHER.law),
-    "likely": likely_chain(OTHER.law),
+    "nearly": nearly(MODEL.distribution, OTHER.distribution),
+    "likely": likely_chain(OTHER.distribution),
     "tree": random_tree(VOCABULARY, 20, seed=3),
-    "sampled": sampled_chain(OTHER.law),
-    "factorised": factorised(OTHER.law),
+    "sampled": sampled_chain(OTHER.distribution),
+    "factorised": factorised(OTHER.distribution),
 }
 
 
@@ -186,15 +180,15 @@ class Truth:
     """
 
     params: SamplingParams
-    law: LawOf
-    soft: LawOf
+    distribution: DistributionOf
+    soft: DistributionOf
 
     @classmethod
     def of(cls, params: SamplingParams, prompt: Sequence[int] = (0, 1)) -> Truth:
         """The truth about requests with `params`."""
         warm = replace(params, temperature=1.0) if params.greedy else params
-        law, soft = (processed(MODEL.logits, each, prompt) for each in (params, warm))
-        return cls(params, law, soft)
+        distribution, soft = (processed(MODEL.logits, each, prompt) for each in (params, warm))
+        return cls(params, distribution, soft)
 
     def scores(self, context: tuple[int, ...]) -> list[float]:
         """Log-probabilities, with the noise of the position where the request samples."""
@@ -217,7 +211,7 @@ Predicate = Callable[[tuple[int, ...], int], bool]
 """Whether a token may follow a context although it is not the target's own."""
 
 
-def pardoned(steps: Sequence[Step], truth: Truth, allowed: Predicate) -> int:
+def relaxed(steps: Sequence[Step], truth: Truth, allowed: Predicate) -> int:
     """Check every committed token; how many drafted ones were not the target's own."""
     count = 0
     for step in steps:

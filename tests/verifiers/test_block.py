@@ -9,29 +9,36 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.types import (
+    ROOT,
+    Budget,
+    Distribution,
+    DraftSampling,
+    SamplingParams,
+    SamplingScheme,
+    TokenTree,
+)
 from paceline.errors import IncompatibleDraft
-from paceline.exactness.compare import (
+from paceline.proof.cases import Propose, factorised_chain, grown, sampled_chain
+from paceline.proof.compare import (
     joint_after_round,
     joint_of_loop,
     max_error,
     one_round,
     target_joint,
 )
-from paceline.exactness.draft_laws import factorised_chain
-from paceline.exactness.drafting import Propose, grown, sampled_chain
-from paceline.exactness.oracle import ScriptedRandomness, enumerate_law
-from paceline.exactness.tabular import LawOf, TabularLaws, TabularModel, processed
-from paceline.growth.paths import Paths
-from paceline.law import from_dense
-from paceline.randomness import KeyedRandomness, Randomness
-from paceline.types import ROOT, Budget, DraftLaw, Law, LawKind, SamplingParams, TokenTree
+from paceline.proof.oracle import ScriptedRandomness, enumerate_distribution
+from paceline.proof.tabular import DistributionOf, TabularDistributions, TabularModel, processed
+from paceline.sampling.distributions import from_dense
+from paceline.sampling.randomness import KeyedRandomness, Randomness
+from paceline.trees.drawn import Paths
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.rejection import Rejection
 
 EXACT = 1e-12
-KINDS: tuple[LawKind, ...] = ("iid", "factorised", "paths")
+TEMPERATURE_KINDS: tuple[SamplingScheme, ...] = ("iid", "factorised", "paths")
 
 PARAMS = {
     "warm": SamplingParams(temperature=0.7),
@@ -45,7 +52,7 @@ PARAMS = {
 }
 
 
-def chains(q: LawOf) -> dict[str, Propose]:
+def chains(q: DistributionOf) -> dict[str, Propose]:
     """A chain of every kind that block verification takes."""
     return {
         "iid": sampled_chain(q),
@@ -54,13 +61,15 @@ def chains(q: LawOf) -> dict[str, Propose]:
     }
 
 
-def mean_accepted(verifier: Verifier, p: LawOf, propose: Propose, budget: Budget) -> float:
+def mean_accepted(verifier: Verifier, p: DistributionOf, propose: Propose, budget: Budget) -> float:
     """Exact mean of the drafted tokens that one round accepts."""
-    lengths = enumerate_law(lambda r: (len(one_round(verifier, p, propose, (0,), r, budget)),))
+    lengths = enumerate_distribution(
+        lambda r: (len(one_round(verifier, p, propose, (0,), r, budget)),)
+    )
     return sum((length - 1) * mass for (length,), mass in lengths.items())
 
 
-def closed_form(p: LawOf, q: LawOf, vocabulary: int, depth: int) -> float:
+def closed_form(p: DistributionOf, q: DistributionOf, vocabulary: int, depth: int) -> float:
     """The sum over prefixes u of w(u) = min(w(parent) p, Q(u))."""
 
     def below(context: tuple[int, ...], weight: float, mass: float) -> float:
@@ -76,30 +85,41 @@ def closed_form(p: LawOf, q: LawOf, vocabulary: int, depth: int) -> float:
     return below((0,), 1.0, 1.0)
 
 
-def constant(*probs: float) -> LawOf:
+def constant(*probs: float) -> DistributionOf:
     return lambda context: from_dense(np.array(probs))
 
 
 @pytest.mark.parametrize(
     ("rule", "kind"),
-    [(rule, kind) for rule in (Block(), Rejection()) for kind in KINDS if kind in rule.accepts],
+    [
+        (rule, kind)
+        for rule in (Block(), Rejection())
+        for kind in TEMPERATURE_KINDS
+        if kind in rule.accepts
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.parametrize(("vocabulary", "depth"), [(2, 3), (3, 2), (4, 1), (4, 2)])
-def test_one_round_is_exact(rule: Verifier, kind: LawKind, vocabulary: int, depth: int) -> None:
+def test_one_round_is_exact(
+    rule: Verifier, kind: SamplingScheme, vocabulary: int, depth: int
+) -> None:
     """Rows of factorised chains do not depend on drafted tokens; both rules hold for them."""
     for seed, sharpness in ((1, 0.5), (2, 1.5), (3, 4.0)):
         p = TabularModel(vocabulary, 4, seed, sharpness)
         q = TabularModel(vocabulary, 4, seed + 10, sharpness)
-        propose = chains(q.law)[kind]
-        joint = joint_after_round(rule, p.law, propose, (0,), depth + 1, Budget(depth, depth))
-        assert max_error(joint, target_joint(p.law, (0,), depth + 1)) < EXACT
+        propose = chains(q.distribution)[kind]
+        joint = joint_after_round(
+            rule, p.distribution, propose, (0,), depth + 1, Budget(depth, depth)
+        )
+        assert max_error(joint, target_joint(p.distribution, (0,), depth + 1)) < EXACT
 
 
 def test_one_round_is_exact_for_the_largest_draft() -> None:
     p, q = TabularModel(4, 4, 5, 1.5), TabularModel(4, 4, 15, 1.5)
-    joint = joint_after_round(Block(), p.law, sampled_chain(q.law), (0,), 3, Budget(3, 3))
-    assert max_error(joint, target_joint(p.law, (0,), 3)) < EXACT
+    joint = joint_after_round(
+        Block(), p.distribution, sampled_chain(q.distribution), (0,), 3, Budget(3, 3)
+    )
+    assert max_error(joint, target_joint(p.distribution, (0,), 3)) < EXACT
 
 
 @pytest.mark.parametrize("kind", ["iid", "factorised"])
@@ -121,9 +141,11 @@ def test_accepted_tokens_are_the_closed_form_and_not_fewer_than_by_token(
 ) -> None:
     p, q = (TabularModel(vocabulary, 4, seed, sharpness) for seed in (31, 32))
     budget = Budget(depth, depth)
-    block = mean_accepted(Block(), p.law, sampled_chain(q.law), budget)
-    token = mean_accepted(Rejection(), p.law, sampled_chain(q.law), budget)
-    assert block == pytest.approx(closed_form(p.law, q.law, vocabulary, depth), abs=EXACT)
+    block = mean_accepted(Block(), p.distribution, sampled_chain(q.distribution), budget)
+    token = mean_accepted(Rejection(), p.distribution, sampled_chain(q.distribution), budget)
+    assert block == pytest.approx(
+        closed_form(p.distribution, q.distribution, vocabulary, depth), abs=EXACT
+    )
     assert block >= token - EXACT
     if depth > 1:
         assert block > token + 1e-6
@@ -155,7 +177,9 @@ def test_no_prefix_of_a_larger_vocabulary_is_accepted_less_than_by_token(
 
 def test_a_perfect_drafter_is_always_right() -> None:
     model = TabularModel(4, 3, 71)
-    accepted = mean_accepted(Block(), model.law, sampled_chain(model.law), Budget(3, 3))
+    accepted = mean_accepted(
+        Block(), model.distribution, sampled_chain(model.distribution), Budget(3, 3)
+    )
     assert accepted == pytest.approx(3, abs=EXACT)
 
 
@@ -165,7 +189,7 @@ def test_rounding_does_not_cost_a_perfect_drafter_its_tokens() -> None:
     p = rng.dirichlet(np.ones(500))
     near = p * (1 + 1e-15 * rng.standard_normal(500))
 
-    def target(context: tuple[int, ...]) -> Law:
+    def target(context: tuple[int, ...]) -> Distribution:
         return from_dense(p)
 
     propose = sampled_chain(constant(*near))
@@ -180,35 +204,42 @@ def test_disjoint_supports_accept_nothing() -> None:
 
 
 def refused(draft: TokenTree) -> str:
-    laws = TabularLaws(TabularModel(3, 2, 1).law, (0,), draft)
+    distributions = TabularDistributions(TabularModel(3, 2, 1).distribution, (0,), draft)
     with pytest.raises(IncompatibleDraft, match="verifier 'block'") as caught:
-        Block().verify(draft, laws, ScriptedRandomness())
+        Block().verify(draft, distributions, ScriptedRandomness())
     return str(caught.value)
 
 
 def test_several_draws_that_look_like_a_chain_are_refused() -> None:
     """Two draws that agreed are not one draw: their law is another."""
     row = from_dense(np.full(3, 1 / 3))
-    twice = trees.chain([1], law=DraftLaw("iid", {ROOT: row}, draws={ROOT: (0, 0)}))
+    twice = trees.chain([1], sampling=DraftSampling("iid", {ROOT: row}, draws={ROOT: (0, 0)}))
     assert "drew 2 times at the root" in refused(twice)
-    merged = trees.chain([1], law=DraftLaw("paths", {ROOT: row}, paths=((0,), (0,))))
+    merged = trees.chain([1], sampling=DraftSampling("paths", {ROOT: row}, paths=((0,), (0,))))
     assert "use verifier 'multipath-block'" in refused(merged)
 
 
 def test_trees_and_impossible_tokens_are_refused() -> None:
     row = from_dense(np.array([0.5, 0.5, 0.0]))
-    branching = TokenTree(np.array([0, 1]), np.array([ROOT, ROOT]), DraftLaw("iid", {ROOT: row}))
+    branching = TokenTree(
+        np.array([0, 1]), np.array([ROOT, ROOT]), DraftSampling("iid", {ROOT: row})
+    )
     assert "branches" in refused(branching)
-    impossible = trees.chain([1, 2], law=DraftLaw("iid", {ROOT: row, 0: row}))
+    impossible = trees.chain([1, 2], sampling=DraftSampling("iid", {ROOT: row, 0: row}))
     assert "node 1 holds token 2" in refused(impossible)
 
 
 def test_an_empty_draft_is_plain_decoding() -> None:
     model = TabularModel(3, 2, 1)
     joint = joint_after_round(
-        Block(), model.law, lambda context, randomness, budget: trees.EMPTY, (0,), 2, Budget(0, 0)
+        Block(),
+        model.distribution,
+        lambda context, randomness, budget: trees.EMPTY,
+        (0,),
+        2,
+        Budget(0, 0),
     )
-    assert max_error(joint, target_joint(model.law, (0,), 2)) < EXACT
+    assert max_error(joint, target_joint(model.distribution, (0,), 2)) < EXACT
 
 
 def test_accepted_prefixes_are_those_that_closed_forms_name() -> None:
@@ -216,16 +247,18 @@ def test_accepted_prefixes_are_those_that_closed_forms_name() -> None:
     p, q = (TabularModel(3, 4, seed, 1.5) for seed in (41, 42))
 
     def accepted(randomness: Randomness) -> tuple[int, ...]:
-        draft = sampled_chain(q.law)((0,), randomness, Budget(2, 2))
-        verdict = Block().verify(draft, TabularLaws(p.law, (0,), draft), randomness)
+        draft = sampled_chain(q.distribution)((0,), randomness, Budget(2, 2))
+        verdict = Block().verify(
+            draft, TabularDistributions(p.distribution, (0,), draft), randomness
+        )
         return tuple(draft.tokens[list(verdict.path)].tolist())
 
-    found = enumerate_law(accepted)
+    found = enumerate_distribution(accepted)
     for first, second in itertools.product(range(3), repeat=2):
-        drafted = q.law((0,)).prob(first)
-        through = min(p.law((0,)).prob(first), drafted)
+        drafted = q.distribution((0,)).prob(first)
+        through = min(p.distribution((0,)).prob(first), drafted)
         mass = sum(m for prefix, m in found.items() if prefix[:1] == (first,))
         assert mass == pytest.approx(through, abs=EXACT)
-        drafted *= q.law((0, first)).prob(second)
-        through = min(through * p.law((0, first)).prob(second), drafted)
+        drafted *= q.distribution((0, first)).prob(second)
+        through = min(through * p.distribution((0, first)).prob(second), drafted)
         assert found.get((first, second), 0.0) == pytest.approx(through, abs=EXACT)

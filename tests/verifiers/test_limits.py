@@ -16,27 +16,26 @@ from tests.verifiers.lossy_runs import (
     run,
     text,
 )
-from tests.verifiers.test_heads import head_file
+from tests.zoo.heads.test_heads import head_file
 
-from paceline import registry
-from paceline.types import Budget, SamplingParams
+from paceline.core.types import Budget, SamplingParams
+from paceline.registry import table as registry
 from paceline.verifiers.base import Verifier
-from paceline.verifiers.fly import Fly
-from paceline.verifiers.judge import Judge
-from paceline.verifiers.pardon import Pardoning, Round
-from paceline.verifiers.pivot import Pivot
-from paceline.verifiers.reflective import Reflective
-from paceline.verifiers.relaxed import Relaxed
-from paceline.verifiers.top_gap import TopGap
-from paceline.verifiers.typical import Typical
+from paceline.zoo.fly import Fly
+from paceline.zoo.heads.verifiers import Judge, Pivot
+from paceline.zoo.reflective import Reflective
+from paceline.zoo.relaxed import Relaxed
+from paceline.zoo.relaxed_acceptance import RelaxedAcceptance, Round
+from paceline.zoo.top_gap import TopGap
+from paceline.zoo.typical import Typical
 
 
-class PardonsAll(Pardoning):
+class PardonsAll(RelaxedAcceptance):
     """No limit at all."""
 
     name = "pardons-all"
 
-    def pardons(self, step: Round, node: int, child: int, depth: int) -> bool:
+    def relaxes(self, step: Round, node: int, child: int, depth: int) -> bool:
         return True
 
 

@@ -9,16 +9,15 @@ from typing import Protocol
 import numpy as np
 import pytest
 
+from paceline.core.types import Budget, Distribution
 from paceline.errors import InvalidOption
-from paceline.exactness.compare import one_round
-from paceline.exactness.drafting import grown
-from paceline.exactness.oracle import enumerate_law
-from paceline.exactness.tabular import TabularModel
-from paceline.growth.paths import Paths
-from paceline.law import from_dense
-from paceline.types import Budget, Law
-from paceline.verifiers.multipath_block import MultipathBlock
-from paceline.verifiers.path_count import MeasuredChain, accepted, choose_count
+from paceline.proof.cases import grown
+from paceline.proof.compare import one_round
+from paceline.proof.oracle import enumerate_distribution
+from paceline.proof.tabular import TabularModel
+from paceline.sampling.distributions import from_dense
+from paceline.trees.drawn import Paths
+from paceline.verifiers.multipath_block import MeasuredChain, MultipathBlock, accepted, choose_count
 
 
 class Model(Protocol):
@@ -26,23 +25,25 @@ class Model(Protocol):
 
     vocabulary: int
 
-    def law(self, context: Sequence[int], /) -> Law: ...
+    def distribution(self, context: Sequence[int], /) -> Distribution: ...
 
 
 def all_chains(p: Model, q: Model, depth: int) -> Iterator[tuple[MeasuredChain, float]]:
     """Every chain that can be drawn, with its probability."""
     for tokens in itertools.product(range(q.vocabulary), repeat=depth):
         contexts = [(0, *tokens[:i]) for i in range(depth)]
-        draft = [q.law(context) for context in contexts]
-        mass = float(np.prod([law.prob(t) for law, t in zip(draft, tokens, strict=True)]))
-        yield MeasuredChain(tokens, draft, [p.law(context) for context in contexts]), mass
+        draft = [q.distribution(context) for context in contexts]
+        mass = float(
+            np.prod([distribution.prob(t) for distribution, t in zip(draft, tokens, strict=True)])
+        )
+        yield MeasuredChain(tokens, draft, [p.distribution(context) for context in contexts]), mass
 
 
 def accepts(p: Model, q: Model, depth: int, count: int) -> float:
     """Mean of the tokens that the shipped rule accepts, over all draws and coins."""
-    propose, budget = grown(Paths(count), q.law), Budget(count * depth, depth)
-    lengths = enumerate_law(
-        lambda r: (len(one_round(MultipathBlock(), p.law, propose, (0,), r, budget)),)
+    propose, budget = grown(Paths(count), q.distribution), Budget(count * depth, depth)
+    lengths = enumerate_distribution(
+        lambda r: (len(one_round(MultipathBlock(), p.distribution, propose, (0,), r, budget)),)
     )
     return sum((length - 1) * mass for (length,), mass in lengths.items())
 
@@ -68,11 +69,11 @@ class OneLaw:
     """A model that says the same everywhere."""
 
     def __init__(self, *probs: float) -> None:
-        self._law = from_dense(np.array(probs))
+        self._distribution = from_dense(np.array(probs))
         self.vocabulary = len(probs)
 
-    def law(self, context: Sequence[int]) -> Law:
-        return self._law
+    def distribution(self, context: Sequence[int]) -> Distribution:
+        return self._distribution
 
 
 def test_tokens_that_share_a_rank_are_counted_right() -> None:
@@ -80,7 +81,9 @@ def test_tokens_that_share_a_rank_are_counted_right() -> None:
     assert accepts(p, q, 2, 2) == pytest.approx(expected(p, q, 2, 2), abs=1e-12)
 
 
-def measured(draft: Law, target: Law, chains: int, depth: int = 3) -> list[MeasuredChain]:
+def measured(
+    draft: Distribution, target: Distribution, chains: int, depth: int = 3
+) -> list[MeasuredChain]:
     rng = np.random.default_rng(5)
     drawn = rng.choice(draft.size, size=(chains, depth), p=draft.probs)
     return [MeasuredChain(tokens, [draft] * depth, [target] * depth) for tokens in drawn.tolist()]

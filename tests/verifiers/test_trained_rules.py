@@ -14,16 +14,14 @@ from tests.verifiers.lossy_runs import (
     HIDDEN,
     Truth,
     hidden_state,
-    pardoned,
+    relaxed,
     requests,
     run,
 )
-from tests.verifiers.test_heads import head_file
+from tests.zoo.heads.test_heads import head_file
 
-from paceline.types import Law, SamplingParams
-from paceline.verifiers.heads import load_head
-from paceline.verifiers.judge import Judge
-from paceline.verifiers.pivot import Pivot, features
+from paceline.core.types import Distribution, SamplingParams
+from paceline.zoo.heads.verifiers import Judge, Pivot, features, load_head
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def test_judge_commits_what_its_head_finds_acceptable(
         return sigmoid(heads["judge"], "judge", state) > threshold - 1e-6
 
     rule = Judge(threshold, str(heads["judge"]))
-    pardoned(run(rule, DRAFTERS[drafter], params), Truth.of(params), acceptable)
+    relaxed(run(rule, DRAFTERS[drafter], params), Truth.of(params), acceptable)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -72,7 +70,7 @@ def test_pivot_commits_what_its_head_finds_harmless(
         return sigmoid(heads["pivot"], "pivot", seen) < threshold + 1e-5
 
     rule = Pivot(threshold, str(heads["pivot"]))
-    pardoned(run(rule, DRAFTERS[drafter], params), truth, harmless)
+    relaxed(run(rule, DRAFTERS[drafter], params), truth, harmless)
 
 
 @pytest.mark.parametrize("name", ["judge", "pivot"])
@@ -80,20 +78,20 @@ def test_mismatches_are_pardoned_and_refused(heads: dict[str, Path], name: str) 
     params = SamplingParams(max_new_tokens=60)
     rule = (Judge if name == "judge" else Pivot)(0.5, str(heads[name]))
     steps = run(rule, DRAFTERS["likely"], params)
-    assert pardoned(steps, Truth.of(params), lambda context, token: True) > 3
+    assert relaxed(steps, Truth.of(params), lambda context, token: True) > 3
     assert any(step.drafted < len(step.draft) for step in steps[:-1])
 
 
 def test_features_are_probabilities_then_the_hidden_state() -> None:
-    law = Law(np.array([0.1, 0.6, 0.3]), None, 3)
-    seen = features(law, 0.9, 1, 2, np.array([5.0, 6.0], np.float32))
+    distribution = Distribution(np.array([0.1, 0.6, 0.3]), None, 3)
+    seen = features(distribution, 0.9, 1, 2, np.array([5.0, 6.0], np.float32))
     expected = [math.log(0.3), math.log(0.6 / 0.3), 0.9, math.log(2), 5, 6]
     assert seen.tolist() == pytest.approx(expected, rel=1e-6)
     assert seen.dtype == np.float32
-    rest = features(law, 0.9, 1, 0, np.zeros(2, np.float32))
+    rest = features(distribution, 0.9, 1, 0, np.zeros(2, np.float32))
     assert rest[3] == pytest.approx(math.log(3))
 
 
 def test_features_stay_finite_for_impossible_tokens() -> None:
-    law = Law(np.array([1.0]), np.array([1]), 3)
-    assert np.isfinite(features(law, 0.0, 1, 2, np.zeros(2, np.float32))).all()
+    distribution = Distribution(np.array([1.0]), np.array([1]), 3)
+    assert np.isfinite(features(distribution, 0.0, 1, 2, np.zeros(2, np.float32))).all()

@@ -19,11 +19,11 @@ from paceline.cli.generate import generate
 from paceline.cli.index import index
 from paceline.cli.methods import methods
 from paceline.cli.pull import pull
-from paceline.cli.suggest import suggest
 from paceline.cli.train import train
 from paceline.cli.tune import tune
 from paceline.errors import PacelineError
 from paceline.version import __version__
+from paceline.zoo.suggest_command import suggest
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""

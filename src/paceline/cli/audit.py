@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.audit.plan import Plan
 from paceline.cli import options as o
 from paceline.errors import InvalidOption
+from paceline.proof.checks import Plan
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from paceline.exactness.inside import Report, Row
+    from paceline.proof.inside import Report, Row
 
 _PLAN = Plan()
 
@@ -50,8 +50,8 @@ def inside(
         raise InvalidOption(f"--jobs must be 1 or more, not {jobs}")
 
     from paceline.cli.output import print_json
-    from paceline.exactness.cases import FULL, QUICK
-    from paceline.exactness.inside import audit as audit_inside
+    from paceline.proof.cases import FULL, QUICK
+    from paceline.proof.inside import audit as audit_inside
 
     with _bar(shown=not as_json) as bar:
         report = audit_inside(verifier or (), QUICK if quick else FULL, jobs, bar)
@@ -98,9 +98,9 @@ def outside(
     as_json: o.AsJson = False,
 ) -> None:
     """Compare an engine with itself, speculation on and off; exit code 1 if the laws differ."""
-    from paceline.audit.outside import run
-    from paceline.audit.report import plain
     from paceline.cli.output import print_json
+    from paceline.proof.outside import run
+    from paceline.proof.report import plain
 
     plan = Plan(
         prompts=prompts,
@@ -192,9 +192,9 @@ def _table(report: Report) -> Table:
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     pairs: dict[tuple[str, str], list[Row]] = {}
     for row in report.rows:
-        pairs.setdefault((row.verifier, row.draft_law), []).append(row)
+        pairs.setdefault((row.verifier, row.draft_sampling), []).append(row)
     above = ""
-    for (verifier, law), rows in pairs.items():
+    for (verifier, distribution), rows in pairs.items():
         findings = [row.finding for row in rows]
         errors = [f.max_abs_error for f in findings if f.max_abs_error is not None]
         fits = [f.p_value for f in findings if f.p_value is not None]
@@ -202,7 +202,7 @@ def _table(report: Report) -> Table:
             table.add_section()
         table.add_row(
             verifier if verifier != above else "",
-            law,
+            distribution,
             str(len(rows)),
             str(sum(f.runs for f in findings)),
             f"{max(errors):.1e}" if errors else "",
@@ -222,14 +222,14 @@ def _failures(report: Report) -> list[str]:
     rows = [row for row in report.rows if not row.finding.exact]
     return [
         *(f"FAILED: {problem}" for problem in report.problems),
-        *(f"FAILED: {r.verifier} on {r.draft_law}, {r.case}: {r.finding}" for r in rows),
+        *(f"FAILED: {r.verifier} on {r.draft_sampling}, {r.case}: {r.finding}" for r in rows),
         *(
-            f"FAILED: {each.verifier} did not refuse {each.draft_law}: {each.message}"
+            f"FAILED: {each.verifier} did not refuse {each.draft_sampling}: {each.message}"
             for each in report.refused
             if not each.refused
         ),
         *(
-            f"FAILED: {each.verifier} on {each.draft_law}, {each.fault}: {each.message}"
+            f"FAILED: {each.verifier} on {each.draft_sampling}, {each.fault}: {each.message}"
             for each in report.bad_input
             if not each.raised
         ),

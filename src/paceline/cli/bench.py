@@ -12,26 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bench.builtin import BUILT_IN, NOISE_TEXT
-from paceline.bench.prompts import read_prompts, spread
-from paceline.cli import blocks
+from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
-from paceline.types import SamplingParams
+from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.bench.run import Record, Workload
-    from paceline.bench.store import Store
-    from paceline.cli.interrupt import Interrupt
-    from paceline.engine import Engine
-    from paceline.loading import Loaded
+    from paceline.cli.output import Interrupt
+    from paceline.engine.engine import Engine
+    from paceline.measure.report import Store
+    from paceline.measure.run import Record, Workload
+    from paceline.registry.loading import Loaded
 
 
 _DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"
 
 
-@blocks.in_blocks
+@blocks.spread_options
 def bench(
     *,
     workload: Annotated[
@@ -58,9 +57,9 @@ def bench(
         int | None,
         typer.Option(help="Most tokens to generate. Default: 128; for agentic 512."),
     ] = None,
-    place: blocks.Place,
-    rules: blocks.Rules,
-    room: blocks.Room,
+    place: blocks.ModelOptions,
+    rules: blocks.SpeculationOptions,
+    room: blocks.ResourceOptions,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
@@ -107,13 +106,13 @@ def bench(
     if out is not None and out.exists() and not out.is_dir():
         raise InvalidOption(f"--out {out} is a file: give a directory")
 
-    from paceline import loading
-    from paceline.bench.machine import machine
-    from paceline.bench.noise import noise_floor
-    from paceline.bench.run import read_alike, warm_up
-    from paceline.bench.store import Store
-    from paceline.cli.interrupt import interruptible
-    from paceline.scheduling.memory import keep_apart
+    from paceline.cli.output import interruptible
+    from paceline.engine.memory import keep_apart
+    from paceline.measure.doctor import noise_floor
+    from paceline.measure.machine import machine
+    from paceline.measure.report import Store
+    from paceline.measure.run import read_alike, warm_up
+    from paceline.registry import loading
 
     loaded = loading.load_model(place.model, runtime=place.runtime, options=checked)
     keep_apart(loaded.target)
@@ -200,9 +199,7 @@ def _workload(
         InvalidOption: an unknown name, or options that do not go together.
         PromptError: the prompts cannot be read.
     """
-    from paceline.bench.agent import AgentLoop
-    from paceline.bench.dialogues import Dialogues
-    from paceline.bench.tasks import TASKS
+    from paceline.measure.agent import TASKS, AgentLoop, Dialogues
 
     if turns not in ("first", "all"):
         raise InvalidOption(f"--turns {turns!r} is unknown: use first or all")
@@ -222,8 +219,8 @@ def _digest(content: str) -> str:
 
 def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
     """The loaded precision against fp32; None if it is fp32."""
-    from paceline import loading
-    from paceline.bench.fidelity import fidelity
+    from paceline.measure.doctor import fidelity
+    from paceline.registry import loading
 
     capabilities = loaded.target.capabilities
     if capabilities.precision == "fp32":
@@ -242,7 +239,7 @@ def _run(
     interrupt: Interrupt,
 ) -> Iterator[list[Record]]:
     """Run what is left, with a progress bar."""
-    from paceline.bench.run import run
+    from paceline.measure.run import run
 
     done = frozenset(records)
     left = sum(not done.issuperset(group) for group in work.groups)
@@ -282,10 +279,10 @@ def _report(
     as_json: bool,
 ) -> None:
     """Print the results, and write them where a directory was given."""
-    from paceline.bench import report, summary
-    from paceline.bench.page import HINT, can_plot, page
-    from paceline.bench.strict_json import dumps
     from paceline.cli.output import print_json, remark
+    from paceline.measure import report, summary
+    from paceline.measure.machine import dumps
+    from paceline.measure.page import HINT, can_plot, page
 
     lossless = {name: bool(engine.config["lossless"]) for name, engine in engines.items()}
     table = report.rows(records, lossless)

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from paceline.bench.builtin import BUILT_IN
-from paceline.bench.prompts import read_prompts, spread
 from paceline.cli import options as o
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
-from paceline.types import SamplingParams
+from paceline.measure.prompts import BUILT_IN, read_prompts, spread
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.loading import Loaded
+    from paceline.registry.loading import Loaded
 
 Number = TypeVar("Number", int, float)
 
@@ -80,9 +79,9 @@ def bounds(
     if kind == "layers" and not which.isdecimal():
         raise InvalidOption(f"--draft {draft}: say how many layers, as in layers:28")
 
-    from paceline import loading
-    from paceline.bench import gap
     from paceline.cli.output import print_json, remark
+    from paceline.measure import verifier_acceptance as gap
+    from paceline.registry import loading
 
     loaded = loading.load_model(model, runtime=runtime, options=checked)
     if kind == "layers":
@@ -142,7 +141,7 @@ def _describe(loaded: Loaded) -> dict[str, Any]:
 
 
 def _print(results: Mapping[str, Any]) -> None:
-    from paceline.bench.report import aligned
+    from paceline.measure.report import aligned
 
     target, draft = results["target"], results["draft"]
     typer.echo(

@@ -7,21 +7,21 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from paceline.cli import blocks
+from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.core.types import SamplingParams
 from paceline.errors import PacelineError
-from paceline.types import SamplingParams
 
 _HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an answer"
 
 
-@blocks.in_blocks
+@blocks.spread_options
 def chat(
     *,
-    place: blocks.Place,
+    place: blocks.ModelOptions,
     drafter: o.Drafter = "auto",
-    rules: blocks.Rules,
-    room: blocks.Room,
+    rules: blocks.SpeculationOptions,
+    room: blocks.ResourceOptions,
     max_new_tokens: o.MaxNewTokens = 512,
     sampling: blocks.Sampling,
     seed: o.Seed = 0,
@@ -71,8 +71,7 @@ def _read() -> str | None:
 
 def _turn(engine: Any, messages: list[dict[str, str]], line: str, params: SamplingParams) -> None:
     """Ask, stream the answer, and add both to `messages`, which a failed turn leaves alone."""
-    from paceline.cli.interrupt import interruptible
-    from paceline.cli.output import follow, remark, summary, write
+    from paceline.cli.output import follow, interruptible, remark, summary, write
 
     asked = [*messages, {"role": "user", "content": line}]
     shown = 0

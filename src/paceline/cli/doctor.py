@@ -13,12 +13,12 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.doctor_lines import PACKAGES, lines
+from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
-from paceline.target import RuntimeOptions
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.loading import Loaded
+    from paceline.registry.loading import Loaded
 
 
 def doctor(
@@ -47,9 +47,9 @@ def doctor(
     if quick and profile:
         raise InvalidOption("--profile needs the model: leave out --quick")
 
-    from paceline.bench.machine import machine
     from paceline.cli.output import print_json, remark
-    from paceline.models.cache import cache_dir
+    from paceline.core.cache import cache_dir
+    from paceline.measure.machine import machine
 
     directory = cache_dir()
     report: dict[str, Any] = {
@@ -80,7 +80,7 @@ def doctor(
 
 def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any]:
     """The part of the report that needs a model."""
-    from paceline import loading
+    from paceline.registry import loading
 
     begin = perf_counter()
     loaded = loading.load_model(model, runtime=runtime, options=options)
@@ -97,8 +97,8 @@ def _profile(
     model: str, runtime: str, options: RuntimeOptions, drafter: str, rows: int
 ) -> dict[str, Any]:
     """Steps taken apart: plain ones, and drafted ones of so many rows."""
-    from paceline import loading
-    from paceline.bench.profile import profile, repetitive
+    from paceline.measure.doctor import profile, repetitive
+    from paceline.registry import loading
 
     begin = perf_counter()
     loaded = loading.load_model(model, runtime=runtime, options=options)
@@ -141,8 +141,8 @@ def _size(directory: Path) -> float:
 
 def _auto(device: str | None) -> str:
     """What runtime "auto" would be for a model of the Llama family."""
-    from paceline.loading import installed
-    from paceline.processor import runs
+    from paceline.core.processor import runs
+    from paceline.registry.loading import installed
 
     wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
     found = next((name for name in wanted if installed(name) and runs(name)), None)
@@ -167,9 +167,9 @@ def _model(loaded: Loaded) -> dict[str, Any]:
 
 def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
     """Noise by layout: that of the loaded target and, where the runtime has two, the other."""
-    from paceline import loading
-    from paceline.bench.builtin import NOISE_TEXT
-    from paceline.bench.noise import noise_floor
+    from paceline.measure.doctor import noise_floor
+    from paceline.measure.prompts import NOISE_TEXT
+    from paceline.registry import loading
 
     tokens = loaded.tokenizer.encode(NOISE_TEXT)
     own = loaded.target.capabilities
@@ -184,8 +184,8 @@ def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
 
 def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
     """What is in use against fp32 throughout, or None if there is nothing to compare."""
-    from paceline import loading
-    from paceline.bench.fidelity import fidelity
+    from paceline.measure.doctor import fidelity
+    from paceline.registry import loading
 
     capabilities = loaded.target.capabilities
     if capabilities.precision == "fp32" and capabilities.kv_precision in (None, "fp32"):

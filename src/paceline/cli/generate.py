@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import blocks
+from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
-from paceline.types import SamplingParams
 
 if TYPE_CHECKING:
-    from paceline.search import FirstFinish
+    from paceline.zoo.first_finish import FirstFinish
 
 
-@blocks.in_blocks
+@blocks.spread_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     *,
-    place: blocks.Place,
+    place: blocks.ModelOptions,
     drafter: o.Drafter = "auto",
-    rules: blocks.Rules,
-    room: blocks.Room,
+    rules: blocks.SpeculationOptions,
+    room: blocks.ResourceOptions,
     max_new_tokens: o.MaxNewTokens = 256,
     sampling: blocks.Sampling,
     presence_penalty: o.PresencePenalty = 0.0,
@@ -72,11 +72,17 @@ def generate(
     blocks.check_names(place, rules, drafter)
     text = _read(prompt, raw)
 
-    from paceline.cli.interrupt import interruptible
-    from paceline.cli.output import follow, print_json, remark, summary, write
-    from paceline.cli.paint import Painter
-    from paceline.engine import Event
-    from paceline.search import first_finish
+    from paceline.cli.output import (
+        Painter,
+        follow,
+        interruptible,
+        print_json,
+        remark,
+        summary,
+        write,
+    )
+    from paceline.engine.engine import Event
+    from paceline.zoo.first_finish import first_finish
 
     engine = blocks.load(place, room, drafter, rules, max_batch=first_of)
     painter = Painter(engine.tokenizer) if color else None

@@ -15,8 +15,8 @@ from paceline.cli import options as o
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from paceline.drafters.suffix_array import Tokens
-    from paceline.text import Tokenizer
+    from paceline.drafters.suffix.datastore import Tokens
+    from paceline.models.text import Tokenizer
 
 _PIECE = 1 << 18
 """Bytes of text that are tokenised at a time."""
@@ -30,7 +30,7 @@ def index(
 ) -> None:
     """Index a text, so that --drafter datastore can draft what it says."""
     from paceline.cli.output import print_json, remark
-    from paceline.drafters import suffix_array
+    from paceline.drafters.suffix import datastore as suffix_array
     from paceline.models.source import resolve
 
     begin = perf_counter()

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from paceline import registry
 from paceline.cli import options as o
 from paceline.errors import InvalidOption
+from paceline.registry import table as registry
 
 _COLUMNS = ("method", "kind", "guarantee", "needs", "paper")
 
@@ -49,7 +49,7 @@ def methods(
         raise InvalidOption("--weights has no --markdown: use --json")
     if weights:
         from paceline.cli.shipped_lines import lines
-        from paceline.networks.shipped import shipped_cards
+        from paceline.networks.weights import shipped_cards
 
         cards = shipped_cards()
         if as_json:

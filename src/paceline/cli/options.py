@@ -8,13 +8,13 @@ from typing import Annotated, cast
 
 import typer
 
-from paceline import registry
+from paceline.core.options import split_options
+from paceline.core.target import RuntimeOptions
+from paceline.core.types import Layout
 from paceline.errors import InvalidOption
-from paceline.naming import check_drafter
-from paceline.options import split_options
-from paceline.runtimes.openvino_settings import check_kv_precision
-from paceline.target import RuntimeOptions
-from paceline.types import Layout
+from paceline.registry import table as registry
+from paceline.registry.expressions import check_drafter
+from paceline.runtimes.cpu.kv_formats import check_kv_precision
 
 Model = Annotated[
     str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.networks.shipped import ShippedCard
+from paceline.networks.weights import ShippedCard
 
 
 def lines(cards: Sequence[ShippedCard]) -> list[str]:

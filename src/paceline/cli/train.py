@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from paceline.cli.train_acceptance import acceptance_head
 from paceline.cli.train_data import data
 from paceline.cli.train_drafter import drafter
-from paceline.cli.train_heads import judge, pivot
-from paceline.cli.train_prompt_tokens import prompt_tokens
+from paceline.cli.train_heads import acceptance_head, head_preview
 from paceline.cli.train_scaling import scaling
-from paceline.cli.train_screen import screen
+from paceline.zoo.heads.command import judge, pivot
+from paceline.zoo.ppd.command import prompt_tokens
 
 train = typer.Typer(
     name="train",
@@ -23,7 +22,7 @@ train.command("data")(data)
 train.command("drafter")(drafter)
 train.command("prompt-tokens")(prompt_tokens)
 train.command("acceptance-head")(acceptance_head)
-train.command("screen")(screen)
+train.command("screen")(head_preview)
 train.command("scaling")(scaling)
 train.command("judge")(judge)
 train.command("pivot")(pivot)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from paceline.cli.interrupt import Interrupt
+    from paceline.cli.output import Interrupt
     from paceline.training.run_card import Course
     from paceline.training.trainer import Report
 
@@ -107,7 +107,7 @@ def training_bar() -> Iterator[TrainingBar]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
-    from paceline.cli.interrupt import interruptible
+    from paceline.cli.output import interruptible
 
     columns = (
         "{task.description}",

@@ -17,7 +17,7 @@ from paceline.errors import InvalidOption
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.training.data.writing import Text
+    from paceline.training.writing import Text
 
 
 @grouped
@@ -54,13 +54,10 @@ def data(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from paceline import loading
-    from paceline.cli.interrupt import interruptible
-    from paceline.cli.output import print_json
-    from paceline.training.data.plan import Plan
-    from paceline.training.data.shards import SHARD, Shards
-    from paceline.training.data.writing import write_texts
-    from paceline.training.prompts import digest, read_texts
+    from paceline.cli.output import interruptible, print_json
+    from paceline.registry import loading
+    from paceline.training.store import SHARD, Shards
+    from paceline.training.writing import Plan, digest, read_texts, write_texts
 
     given = read_texts(prompts) if prompts else []
     plan = Plan(given, self_written, _numbers(temperatures), new_tokens, seed=seed)

@@ -56,8 +56,8 @@ def drafter(
     checked = computing.options()
 
     from paceline.cli.output import print_json
+    from paceline.core.options import split_options
     from paceline.networks.weights import Trained, save_network
-    from paceline.options import split_options
     from paceline.training.material import Material
     from paceline.training.run_card import Course, write_card
 

@@ -13,8 +13,8 @@ from paceline.cli import options as o
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from paceline.core.target import RuntimeOptions
     from paceline.models.source import ModelSource
-    from paceline.target import RuntimeOptions
     from paceline.training.trainer import Recipe
 
 Data = Annotated[Path, typer.Option(help="Folder of `paceline train data`.")]

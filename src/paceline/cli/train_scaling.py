@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.cli.train_bar import TrainingBar
     from paceline.networks.base import Network
     from paceline.training.material import Material
-    from paceline.training.scaling_runs import Outcome, Results, Run
+    from paceline.training.scaling import Outcome, Results, Run
 
 _NETWORKS = [
     "hydra:steps=3,hidden=144,ffn_size=384",
@@ -69,11 +69,10 @@ def scaling(
     from paceline.cli.output import print_json, remark
     from paceline.cli.train_bar import training_bar
     from paceline.training.batches import hold_out
-    from paceline.training.counts import read_count
     from paceline.training.material import Material
-    from paceline.training.scaling_plan import plan
+    from paceline.training.scaling import Point, Results, plan
     from paceline.training.scaling_report import Study, write_report
-    from paceline.training.scaling_runs import Point, Results
+    from paceline.training.trainer import read_count
 
     budgets = sorted({read_count(each, "--tokens") for each in tokens.split(",")})
     if seeds < 1:
@@ -149,7 +148,7 @@ def _train(
 ) -> Outcome | None:
     """Do a run, or go on with it; None if Ctrl-C ended it early."""
     from paceline.training.run_card import Course
-    from paceline.training.scaling_runs import Outcome
+    from paceline.training.scaling import Outcome
 
     recipe = teaching.recipe(run.tokens, run.seed)
     trainer = material.trainer(network, recipe, place=results.checkpoint(run))

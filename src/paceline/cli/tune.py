@@ -15,24 +15,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline import tuned
-from paceline.bench.builtin import BUILT_IN
-from paceline.bench.prompts import read_prompts
-from paceline.cli import blocks
+from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.tuned import KINDS, Kind
-from paceline.types import SamplingParams
+from paceline.measure.prompts import BUILT_IN, read_prompts
+from paceline.registry import tuned_choice as tuned
+from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Kind
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.loading import Loaded
-    from paceline.tuning.kinds import Outcome
+    from paceline.registry.loading import Loaded
+    from paceline.tuning.tuner import Outcome
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@blocks.in_blocks
+@blocks.spread_options
 def tune(
     *,
     prompts: Annotated[
@@ -54,7 +53,7 @@ def tune(
     ] = "both",
     temperature: Annotated[float, typer.Option(help="Of sampled decoding.")] = 1.0,
     max_new_tokens: o.MaxNewTokens = 48,
-    place: blocks.Place,
+    place: blocks.ModelOptions,
     threads: o.Threads = None,
     max_context: o.MaxContext = None,
     seed: o.Seed = 0,
@@ -71,7 +70,7 @@ def tune(
     if explain and forget:
         raise InvalidOption("--explain and --forget do not go together: give one of them")
     kinds = _kinds(decoding, temperature)
-    checked = blocks.runtime_options(place, blocks.Room(threads, max_context))
+    checked = blocks.runtime_options(place, blocks.ResourceOptions(threads, max_context))
     o.check_names(place.runtime, "auto", "auto")
     params = {
         kind: SamplingParams(
@@ -83,7 +82,7 @@ def tune(
     }
     chosen = BUILT_IN if prompts is None else read_prompts(prompts)
 
-    from paceline import loading
+    from paceline.registry import loading
 
     loaded = loading.load_model(place.model, runtime=place.runtime, options=checked)
     journal = tuned.path_of(loaded.place).with_suffix(".journal")
@@ -96,11 +95,10 @@ def tune(
     if find_spec("optuna") is None:
         raise RuntimeUnavailable("tuning needs optuna: pip install 'paceline[tune]'")
 
-    from paceline.cli.interrupt import interruptible
-    from paceline.tuning.kinds import Task, tune_kinds
+    from paceline.cli.output import interruptible
     from paceline.tuning.search import Search
-    from paceline.tuning.space import Space
-    from paceline.tuning.track import ModelTrack
+    from paceline.tuning.space import ModelTrack, Space
+    from paceline.tuning.tuner import Task, tune_kinds
 
     space = Space.of(loaded)
 
@@ -131,7 +129,7 @@ def tune(
 
 def _kinds(decoding: str, temperature: float) -> tuple[Kind, ...]:
     """The kinds of decoding that --decoding names."""
-    found = tuple(kind for kind in KINDS if decoding in (kind, "both"))
+    found = tuple(kind for kind in TEMPERATURE_KINDS if decoding in (kind, "both"))
     if not found:
         raise InvalidOption(f"--decoding {decoding!r} is unknown: use greedy, sampled or both")
     if temperature == 0:
@@ -155,7 +153,7 @@ def _digest(content: str) -> str:
 def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
     """Print the saved choices and all that speaks for them."""
     from paceline.cli.output import print_json
-    from paceline.tuning.explain import lines
+    from paceline.tuning.tuner import lines
 
     saved = tuned.read(loaded.place)
     found = {kind: saved[kind] for kind in kinds if kind in saved}
@@ -174,7 +172,7 @@ def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
 def _report(outcomes: Mapping[Kind, Outcome], as_json: bool) -> None:
     """Print what was found for every kind, and where it was saved."""
     from paceline.cli.output import print_json
-    from paceline.tuning.explain import kept, table
+    from paceline.tuning.tuner import kept, table
 
     path = next((each.path for each in outcomes.values() if each.path is not None), None)
     if as_json:

@@ -8,14 +8,23 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
-from paceline.controllers.cost import CostModel
+from paceline.core import tree as trees
+from paceline.core.options import arguments
+from paceline.core.target import Output, Target
+from paceline.core.types import (
+    Budget,
+    Capabilities,
+    LogitArray,
+    Needs,
+    SamplingScheme,
+    TokenTree,
+    Verdict,
+)
 from paceline.models.source import ModelSource
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
-from paceline.options import arguments
-from paceline.sequence import Sequence
-from paceline.target import Output, Target
-from paceline.types import Budget, Capabilities, LawKind, LogitArray, Needs, TokenTree, Verdict
+from paceline.policy.cost import CostModel
+from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Shape
 
 
@@ -41,9 +50,9 @@ class DrafterContext:
 
     target: Capabilities
     draft_model: Callable[[], Target]
-    accepts: frozenset[LawKind | None] = frozenset({None})
+    accepts: frozenset[SamplingScheme | None] = frozenset({None})
     shape: Shape = "tree"
-    follows_noise: bool = True
+    gumbel_coupled: bool = True
     options: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
     run_network: Callable[[Trained], Runner] | None = None
@@ -53,7 +62,7 @@ class DrafterContext:
     coarser: Callable[[], Target] | None = None
 
     @property
-    def report_law(self) -> bool:
+    def needs_q(self) -> bool:
         """True if the verifier needs sampled drafts with their q rows."""
         return None not in self.accepts
 
@@ -68,13 +77,13 @@ class Drafter(ABC):
     name: ClassVar[str]
     needs: Needs = Needs()
     # Sampling kind of its drafts; None for deterministic drafts.
-    kind: LawKind | None = None
+    kind: SamplingScheme | None = None
 
     # True if drafts for sampled requests use the target's Gumbel noise.
-    follows_noise: bool = False
+    gumbel_coupled: bool = False
 
     @property
-    def bears_gaps(self) -> bool:
+    def tolerates_gaps(self) -> bool:
         """True if steps may be withheld from it entirely, so that its context lacks some tokens."""
         return False
 
@@ -118,3 +127,15 @@ class Drafter(ABC):
 
     def reset(self) -> None:
         """Forget everything learned from earlier sequences."""
+
+
+# Plain decoding:
+
+
+class NoDrafter(Drafter):
+    """Baseline without drafts: every step commits one token."""
+
+    name: ClassVar[str] = "none"
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        return [trees.EMPTY] * len(sequences)

@@ -15,14 +15,14 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.target import Output, Pass, Target
+from paceline.core.types import Budget, Distribution, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.errors import InvalidOption
-from paceline.growth.base import Ask, Growth, drive
-from paceline.growth.choice import growth_for
-from paceline.sequence import Sequence
-from paceline.target import Output, Pass, Target
-from paceline.types import Budget, Law, TokenTree, Verdict
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.sampling.sequence import Sequence
+from paceline.trees.base import DistributionRequest, TreeExpansion, run_batched
+from paceline.trees.choice import expansion_for
 
 
 class DraftModel(Drafter):
@@ -30,7 +30,7 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft-model"
 
-    def __init__(self, model: Target, vocab_size: int, growth: Growth) -> None:
+    def __init__(self, model: Target, vocab_size: int, growth: TreeExpansion) -> None:
         """Bind the draft model. Raises InvalidOption if its vocabulary is not of `vocab_size`."""
         theirs = model.capabilities.vocab_size
         if theirs != vocab_size:
@@ -39,7 +39,7 @@ class DraftModel(Drafter):
                 "use a draft model of the target's family, with the same tokenizer"
             )
         self._model = model
-        self._growth = growth
+        self._expansion = growth
         self.kind = growth.kind
         self._caches: dict[int, Any] = {}
         self._trunks: dict[int, tuple[int, List[int]]] = {}
@@ -50,8 +50,8 @@ class DraftModel(Drafter):
 
         Raises InvalidOption for an unknown option, or an expansion that the verifier does not take.
         """
-        named = _growth(cls.name, context.options)
-        growth = growth_for(context.accepts, context.shape, **named)
+        named = _expansion(cls.name, context.options)
+        growth = expansion_for(context.accepts, context.shape, **named)
         return cls(cls._load(context), context.target.vocab_size, growth)
 
     @classmethod
@@ -66,7 +66,7 @@ class DraftModel(Drafter):
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
         growing = [
-            self._growth.grow(
+            self._expansion.grow(
                 replace(budget, depth=min(budget.depth, self._room(sequence))),
                 sequence.randomness,
                 len(sequence.tokens),
@@ -74,11 +74,13 @@ class DraftModel(Drafter):
             for sequence, budget in zip(sequences, budgets, strict=True)
         ]
 
-        def answer(asks: Mapping[int, Ask]) -> dict[int, list[Law]]:
-            laws = self._laws([sequences[index] for index in asks], list(asks.values()))
-            return dict(zip(asks, laws, strict=True))
+        def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
+            distributions = self._distributions(
+                [sequences[index] for index in asks], list(asks.values())
+            )
+            return dict(zip(asks, distributions, strict=True))
 
-        drafts = drive(growing, answer)
+        drafts = run_batched(growing, answer)
         for sequence, draft in zip(sequences, drafts, strict=True):
             # Every path starts with the trunk, so what is cached of it may agree with the commit.
             trunk = draft.tokens[: _trunk(draft)].tolist()
@@ -118,7 +120,9 @@ class DraftModel(Drafter):
         # Remaining tokens of the draft model's context window.
         return max(0, self._model.capabilities.max_context - len(sequence.tokens))
 
-    def _laws(self, sequences: List[Sequence], asks: List[Ask]) -> list[list[Law]]:
+    def _distributions(
+        self, sequences: List[Sequence], asks: List[DistributionRequest]
+    ) -> list[list[Distribution]]:
         # The trunk of a tree is fed like committed tokens and stays in the cache: a chain costs one
         # row per token. Branches are fed again at every level, as a draft.
         passes: list[Pass] = []
@@ -139,10 +143,10 @@ class DraftModel(Drafter):
                 self._model.keep(each.cache, len(each.pending), ())
         return [
             [
-                sequence.sampler.law(
+                sequence.sampler.distribution(
                     output.logits[row],
                     tree.tokens[list(trees.path_to(tree, node))].tolist(),
-                    soft=self._growth.soft,
+                    soft=self._expansion.soft,
                 )
                 for node, row in zip(nodes, picked, strict=True)
             ]
@@ -160,8 +164,27 @@ def _trunk(tree: TokenTree) -> int:
     return trunk
 
 
-def _growth(name: str, options: Mapping[str, str]) -> dict[str, str]:
+def _expansion(name: str, options: Mapping[str, str]) -> dict[str, str]:
     for key in options:
         if key != "growth":
             raise InvalidOption(f"drafter '{name}' has no option {key!r}: use growth")
     return {"named": options["growth"]} if options else {}
+
+
+# Self-speculation with the target's own weights at int8 (Tiwari et al.
+
+
+class Quantised(DraftModel):
+    """Draft with the target at int8."""
+
+    name: ClassVar[str] = "quantised"
+
+    @classmethod
+    def _load(cls, context: DrafterContext) -> Target:
+        # Raises RuntimeUnavailable: the target is int8 itself, or its runtime has no int8.
+        if context.coarser is None:
+            raise RuntimeUnavailable(
+                "drafter 'quantised' drafts at int8 for a model at fp32: use it with --runtime "
+                "openvino --precision fp32, or choose another drafter"
+            )
+        return context.coarser()

@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from paceline.core.types import ProbArray
 from paceline.errors import ModelError
-from paceline.types import ProbArray
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

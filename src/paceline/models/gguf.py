@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
-from paceline.types import LogitArray
 
 _SCALARS = {
     0: "B",

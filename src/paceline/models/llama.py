@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.core.types import LogitArray
 from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
-from paceline.types import LogitArray
 
 # `(layer, queries [rows, heads, head_dim], keys, values [rows, kv_heads, head_dim])` to the
 # attention's output `[rows, heads, head_dim]`.

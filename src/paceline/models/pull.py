@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from paceline.core.cache import cache_dir, make_dir, unwritable
 from paceline.errors import ModelError
-from paceline.models.cache import cache_dir, make_dir, unwritable
 
 # Alias of the model that `pull` downloads.
 DEFAULT_MODEL = "smollm2-135m"

@@ -14,9 +14,9 @@ from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, hf_eos_token_ids
 from paceline.models.gguf import GGUFFile, GGUFWeights
 from paceline.models.pull import DEFAULT_MODEL, pull
+from paceline.models.text import Tokenizer
 from paceline.models.tokenizer import read_json, tokenizer_from_directory, tokenizer_from_gguf
 from paceline.models.weights import SafetensorsWeights, Weights
-from paceline.text import Tokenizer
 
 # Short names that `resolve` knows.
 ALIASES = (DEFAULT_MODEL,)

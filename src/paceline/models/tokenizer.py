@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.cache import cache_dir, write_atomically
 from paceline.errors import ModelError
-from paceline.models.cache import cache_dir, write_atomically
 from paceline.models.config import gguf_eos_token_ids
 from paceline.models.gguf import GGUFFile
-from paceline.text import Tokenizer
+from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers

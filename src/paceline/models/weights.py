@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from paceline.core.types import LogitArray
 from paceline.errors import ModelError
-from paceline.types import LogitArray
 
 
 class Weights(Protocol):

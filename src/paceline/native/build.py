@@ -16,8 +16,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from paceline import processor
-from paceline.models.cache import cache_dir
+from paceline.core import processor
+from paceline.core.cache import cache_dir
 
 SWITCH = "PACELINE_NATIVE"
 """Environment variable: "0" goes without the library."""

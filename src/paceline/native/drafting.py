@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.types import IntArray, LogitArray
 from paceline.native.library import Embeddings, Heads, Part, View
 from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns, Program
-from paceline.types import IntArray, LogitArray
 
 PICKED = 4
 """Columns that `pick` fills."""
@@ -105,8 +105,8 @@ class DraftProgram(Program):
         """
         self._add("leave", "leave", _view(picked), steps, self._input(name))
 
-    def refine(self, tensors: Tensors, hidden: Columns, logits: Columns, best: int) -> None:
-        """Put exact logits in the place of the `best` largest of each row, see `refine.hpp`.
+    def rescore_top_k(self, tensors: Tensors, hidden: Columns, logits: Columns, best: int) -> None:
+        """Put exact logits in the place of the `best` largest of each row, see `rescore_top_k.hpp`.
 
         Args:
             tensors: "head.weight", int8 with "head.scale" or float32, a row per logit or more.

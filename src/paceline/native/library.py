@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.native.build import library as compiled
 
-Kept = Literal["fp32", "fp16", "bf16"]
+KvDtype = Literal["fp32", "fp16", "bf16"]
 """How keys and values are kept; bf16 in pairs."""
 
 
@@ -69,8 +69,8 @@ class Heads(ctypes.Structure):
     )
 
 
-KEPT: dict[Kept, int] = {"fp32": 0, "fp16": 1, "bf16": 2}
-"""Numbers of `Kept` in `path_attention.hpp`."""
+KV_DTYPES: dict[KvDtype, int] = {"fp32": 0, "fp16": 1, "bf16": 2}
+"""Numbers of `KvDtype` in `path_attention.hpp`."""
 
 
 def attends(heads: int, kv_heads: int, width: int) -> bool:
@@ -225,7 +225,7 @@ def has_int8_products() -> bool:
     return loaded is not None and bool(loaded.paceline_has_int8_products())
 
 
-def has_pairs() -> bool:
+def has_bf16_dot() -> bool:
     """Whether there is a library, and the processor multiplies bf16 numbers in pairs."""
     loaded = library()
     return loaded is not None and bool(loaded.paceline_has_pairs())

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.types import LogitArray
 from paceline.native.library import Matrix
-from paceline.types import LogitArray
 
 LANES = 16
 """Rows of a matrix that are multiplied together."""
@@ -26,7 +26,7 @@ large as the system has."""
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 """`NAME.weight`, int8 `[rows, columns]` with `NAME.scale`, or with `NAME.steps` if its numbers have
-four bits (`narrow`), or float32; `NAME.bias`."""
+four bits (`quantize_int4`), or float32; `NAME.bias`."""
 
 
 class Packed:
@@ -104,7 +104,7 @@ def _paired(blocks: npt.NDArray[Any], gated: bool) -> npt.NDArray[Any]:
     return np.stack([blocks[::2], blocks[1::2]], axis=-3)
 
 
-def narrow(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
+def quantize_int4(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
     """A matrix of four bits by groups of 64 columns: half as much to read.
 
     The largest number of a group is eight steps from zero, on the side that has eight.

@@ -10,18 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.types import LogitArray
 from paceline.errors import OutOfMemory
-from paceline.native.library import (
-    Embeddings,
-    Heads,
-    Layer,
-    Matrix,
-    Tokens,
-    View,
-    library,
-)
+from paceline.native.library import Embeddings, Heads, Layer, Matrix, Tokens, View, library
 from paceline.native.packed import GROUP, Packed, Tensors
-from paceline.types import LogitArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +190,7 @@ class Program:
         asked = None if whole is None else whole.ctypes.data
         self._add("attention", "attention", self._heads, layer, asked, _view(at), _view(to))
 
-    def likeliest(self, at: Columns, rows: str) -> Columns:
+    def argmax(self, at: Columns, rows: str) -> Columns:
         """The place of each row's largest number, of equal ones the first; -1 if one is infinite or
         no number.
 

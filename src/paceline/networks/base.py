@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
+from paceline.core.options import require
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.networks.ops import Ops, Rows
-from paceline.options import require
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -129,7 +129,7 @@ class Network(ABC):
         Names in "residual": zeros, so that the branch starts at zero.
         """
 
-    def borrowed(self) -> dict[str, str]:
+    def target_weights(self) -> dict[str, str]:
         """Return the frozen target weights shared with the drafter, beside embedding and LM head.
 
         Maps the network's own parameter name to the name in `openvino_weights.prepare`.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import slot_shapes, slots_behind
 from paceline.networks.ops import Ops, Rows
-from paceline.networks.slots import slot_shapes, slots_behind
 
 
 class BlockParallel(Network):

@@ -84,3 +84,60 @@ def among_slots(ops: Ops) -> Attend:
 def last_hidden(ops: Ops, geometry: Geometry, features: Rows) -> Rows:
     """Return the target's last hidden states, `[..., width]`, from features."""
     return ops.split(features, (3 * geometry.width, geometry.width))[1]
+
+
+# Stack of Llama decoder layers, as `models.llama` computes them.
+
+
+def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Shapes:
+    """Return the parameters of `stack`: `count` layers, named `name.0`, `name.1` and so on."""
+    out: Shapes = {}
+    for layer in range(count):
+        out[f"{name}.{layer}.norm"] = (geometry.width,)
+        out |= layer_shapes(f"{name}.{layer}", geometry, geometry.width, ffn_size)
+    return out
+
+
+def stack(
+    ops: Ops, name: str, geometry: Geometry, count: int, ffn_size: int, x: Rows, attend: Attend
+) -> Rows:
+    """Apply the layers to the residual stream `x`, `[..., width]`, with the first KV caches."""
+    for layer in range(count):
+        each = f"{name}.{layer}"
+        read = ops.norm(x, f"{each}.norm")
+        x = decoder_layer(ops, each, geometry, ffn_size, x, read, attend, layer)
+    return x
+
+
+# Parallel slots decoded in one pass, shared by the CTC and block-parallel drafters.
+
+
+def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
+    """Return the parameters of `slots_behind`, and of the norm before the LM head."""
+    width = geometry.width
+    return {
+        "scale": (4 * width,),
+        "fuse": (width, 4 * width),
+        "fuse_norm": (width,),
+        "embed_norm": (width,),
+        **layer_shapes("prefix", geometry, 2 * width, ffn_size),
+        "slots": (slots, width),
+        "slots_norm": (width,),
+        **layer_shapes("block", geometry, width, ffn_size),
+        "norm": (width,),
+    }
+
+
+def slots_behind(
+    ops: Ops, geometry: Geometry, ffn_size: int, features: Rows, tokens: Rows, attend: Attend
+) -> Rows:
+    """Encode the context and decode the slots after each context row, `[..., slots, width]`.
+
+    `attend` is the attention of slots: `ops.attend_draft` or `among_slots(ops)`.
+    """
+    fused = ops.linear(features * ops.weight("scale"), "fuse")
+    embedded = ops.norm(ops.embed(tokens), "embed_norm")
+    read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
+    x = decoder_layer(ops, "prefix", geometry, ffn_size, fused, read, ops.attend_context)
+    x = ops.last(x) + ops.weight("slots")
+    return decoder_layer(ops, "block", geometry, ffn_size, x, ops.norm(x, "slots_norm"), attend)

@@ -6,24 +6,24 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.core.options import arguments
 from paceline.errors import InvalidOption
 from paceline.networks.base import Geometry, Network
 from paceline.networks.block_parallel import BlockParallel
-from paceline.networks.chimera import Chimera
-from paceline.networks.clover import Clover
-from paceline.networks.ctc import CTC
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.eagle import Eagle
 from paceline.networks.eagle3 import Eagle3
-from paceline.networks.falcon import Falcon
-from paceline.networks.hidden_transfer import HiddenTransfer
 from paceline.networks.hydra import Hydra
 from paceline.networks.kangaroo import Kangaroo
-from paceline.networks.longspec import LongSpec
 from paceline.networks.medusa import Medusa
-from paceline.networks.s2d import S2D
-from paceline.networks.specformer import SpecFormer
-from paceline.options import arguments
+from paceline.zoo.networks.chimera import Chimera
+from paceline.zoo.networks.clover import Clover
+from paceline.zoo.networks.ctc import CTC
+from paceline.zoo.networks.falcon import Falcon
+from paceline.zoo.networks.hidden_transfer import HiddenTransfer
+from paceline.zoo.networks.longspec import LongSpec
+from paceline.zoo.networks.s2d import S2D
+from paceline.zoo.networks.specformer import SpecFormer
 
 NETWORKS: dict[str, type[Network]] = {
     each.name: each

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.core.options import require
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend
-from paceline.networks.llama_layers import stack, stack_shapes
+from paceline.networks.blocks import Attend, stack, stack_shapes
 from paceline.networks.ops import Ops, Rows
-from paceline.options import require
 
 
 class DraftLM(Network):

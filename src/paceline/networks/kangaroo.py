@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.core.options import require
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, attention, attention_shapes
-from paceline.networks.llama_layers import stack
+from paceline.networks.blocks import Attend, attention, attention_shapes, stack
 from paceline.networks.ops import Ops, Rows
-from paceline.options import require
 
 
 class Kangaroo(Network):

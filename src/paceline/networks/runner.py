@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.types import IntArray, LogitArray
 from paceline.networks.base import Network
-from paceline.networks.ctc import collapse
-from paceline.types import IntArray, LogitArray
+from paceline.zoo.networks.ctc import collapse
 
 
 class Noise(NamedTuple):
     """Gumbel noise of the target's tokens, for drafts coupled to them.
 
-    `keys` has 16 bytes per position (`noise.TokenNoise.key`), from the one after the root on.
+    `keys` has 16 bytes per position (`noise.GumbelNoise.key`), from the one after the root on.
     """
 
     keys: bytes
@@ -25,7 +25,7 @@ class Noise(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class ContextUpdate:
     """New context of a sequence since its last draft.
 
     Attributes:
@@ -45,7 +45,7 @@ class Grown:
     noise: Noise | None = None
     least: float = 0.0
 
-    def parts(self, size: int) -> list[Grown]:
+    def parts(self, size: int) -> list[ContextUpdate]:
         """Split into parts of at most `size` rows, oldest first."""
         return [
             replace(
@@ -61,13 +61,13 @@ class Chain(NamedTuple):
     """A drafted chain: the argmax at each depth (under the noise if given), and the runner-up.
 
     `chances` are the network's probabilities; under noise, a softmax of the noisy scores, which
-    estimates acceptance better. `rival_chances` is 0 where there is no token.
+    estimates acceptance better. `runner_up_probs` is 0 where there is no token.
     """
 
     tokens: Sequence[int]
     chances: Sequence[float]
-    rivals: Sequence[int]
-    rival_chances: Sequence[float]
+    runner_ups: Sequence[int]
+    runner_up_probs: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ class Runner(Protocol):
 
     def release(self, cache: Any) -> None: ...
 
-    def draft(self, grown: Sequence[Grown], depth: int) -> list[Chain]:
+    def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
         """Encode context rows and draft after the last of each sequence; `depth` 0 only encodes.
 
         Return one chain per sequence, of at most `depth` tokens. Raises OutOfMemory if the
@@ -107,7 +107,7 @@ class Runner(Protocol):
         """
         ...
 
-    def start(self, grown: Sequence[Grown]) -> list[Branch]:
+    def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
         """Encode context rows and return a tree root per sequence; raises as `draft`."""
         ...
 
@@ -128,7 +128,7 @@ class Runner(Protocol):
 class EarlyRunner(Runner, Protocol):
     """Runner that drafts asynchronously."""
 
-    def begin(self, grown: Grown, depth: int) -> None:
+    def begin(self, context_update: ContextUpdate, depth: int) -> None:
         """Begin `draft` for one sequence, and return; after OutOfMemory nothing has begun."""
         ...
 
@@ -167,6 +167,6 @@ def chains(
             places = collapse([first for first, _ in said], -1)
             said, sure = [said[at] for at in places], [(sure[at][0], 0.0) for at in places]
         first, second = ([pair[at] for pair in said[:depth]] for at in (0, 1))
-        chance, rival_chance = ([pair[at] for pair in sure[:depth]] for at in (0, 1))
-        out.append(Chain(first, chance, second, rival_chance))
+        chance, runner_up_prob = ([pair[at] for pair in sure[:depth]] for at in (0, 1))
+        out.append(Chain(first, chance, second, runner_up_prob))
     return out

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
+from paceline.core.cache import whole_file
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
-from paceline.networks.screen import SCREEN, Screen, read_screen
-from paceline.networks.tensor_file import write_tensors
-from paceline.types import IntArray, LogitArray
+from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
+
+# Writer of safetensors files.
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Write a safetensors file atomically; raises InvalidOption if it cannot be written."""
+    rows = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # as is written
+    try:
+        with whole_file(path) as part:
+            save_file(rows, part, metadata)
+    except (OSError, SafetensorError) as error:  # the latter wraps the system's while writing
+        raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
+
 
 _IDS = "draft_ids"
 
@@ -25,7 +41,7 @@ _IDS = "draft_ids"
 class Trained:
     """A network with its parameters (float32) and provenance ("model": the target's fingerprint).
 
-    `draft_ids` is int64 `[draft vocabulary]`, ascending. `screen` is the head preview; it stays
+    `draft_ids` is int64 `[draft vocabulary]`, ascending. `head_preview` is the head preview; it stays
     valid for changed parameters, since the head is frozen and errors cost acceptance alone.
     """
 
@@ -33,14 +49,15 @@ class Trained:
     parameters: Mapping[str, LogitArray]
     draft_ids: IntArray
     metadata: Mapping[str, str]
-    screen: Screen | None = None
+    head_preview: HeadPreview | None = None
 
 
 def save_network(path: Path, trained: Trained) -> None:
     """Write a network and its head preview as float16, atomically; raises InvalidOption."""
-    screen = trained.screen.tensors() if trained.screen is not None else {}
+    head_preview = trained.head_preview.tensors() if trained.head_preview is not None else {}
     tensors: dict[str, np.ndarray] = {
-        name: array.astype(np.float16) for name, array in {**trained.parameters, **screen}.items()
+        name: array.astype(np.float16)
+        for name, array in {**trained.parameters, **head_preview}.items()
     }
     tensors[_IDS] = trained.draft_ids.astype(np.int32)
     metadata = {**trained.metadata, "network": json.dumps(describe(trained.network))}
@@ -87,11 +104,80 @@ def load_network(path: Path) -> Trained:
         np.isfinite(array).all() for array in tensors.values()
     ):
         raise InvalidOption(f"{path} holds impossible numbers: train it again")
-    screen = read_screen(factors, network.geometry.width, len(ids))
-    if factors and screen is None:
+    head_preview = read_head_preview(factors, network.geometry.width, len(ids))
+    if factors and head_preview is None:
         raise InvalidOption(
             f"{path} has a screen that does not fit its network: fit one with `paceline train "
             "screen`"
         )
     parameters = {name: array.astype(np.float32) for name, array in tensors.items()}
-    return Trained(network, parameters, ids, metadata, screen)
+    return Trained(network, parameters, ids, metadata, head_preview)
+
+
+# Model cards of the drafter weights in the package, from the files' own metadata.
+
+_SHIPPED = "paceline.weights"
+_shipped_IDS = "draft_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedCard:
+    """Card of one weights file: its size, network or rule, and metadata with JSON decoded.
+
+    `draft_vocabulary` is None if the weights do not set it; `parameters` omits the head preview.
+    """
+
+    file: str
+    bytes: int
+    kind: str
+    settings: Mapping[str, Any]
+    parameters: int
+    draft_vocabulary: int | None
+    metadata: Mapping[str, Any]
+
+
+def shipped_file(kind: str, model: str) -> Path | None:
+    """Return the packaged file of a network (or "ppd") for a target's fingerprint, or None."""
+    with as_file(files(_SHIPPED)) as folder:
+        paths = sorted(folder.glob(f"{kind}-*.safetensors"))
+        return next((path for path in paths if read_metadata(path).get("model") == model), None)
+
+
+def shipped_cards() -> list[ShippedCard]:
+    """Return the cards of all packaged weights, by file name."""
+    with as_file(files(_SHIPPED)) as folder:
+        return [read_card(path) for path in sorted(folder.glob("*.safetensors"))]
+
+
+def read_card(path: Path) -> ShippedCard:
+    """Read the card of one file from its header; raises InvalidOption if it does not fit."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = {key: _decoded(text) for key, text in (file.metadata() or {}).items()}
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        size = path.stat().st_size
+    except (SafetensorError, OSError) as error:
+        raise InvalidOption(f"{path} is no file of weights ({error}): fetch it again") from error
+    network = metadata.pop("network", metadata.pop("kind", None))
+    described = network if isinstance(network, dict) else {"network": network}
+    if not isinstance(described.get("network"), str):
+        raise InvalidOption(f"{path} does not say what it holds: train or fetch it again")
+    ids = shapes.pop(_shipped_IDS, None)
+    return ShippedCard(
+        path.name,
+        size,
+        described["network"],
+        described.get("settings", {}),
+        sum(math.prod(shape) for name, shape in shapes.items() if name not in SCREEN),
+        None if ids is None else ids[0],
+        metadata,
+    )
+
+
+def _decoded(text: str) -> Any:
+    # JSON objects only; anything else stays text.
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,5 +1,4 @@
-"""Training of small heads on labels that the target itself makes; nothing here runs at decoding.
+"""Training of drafter networks, acceptance heads and head previews on text that the target writes.
 
-Mismatches between drafts and target are collected while the target decodes prompts, each is
-labelled by letting the target go on from it, and a linear head is fitted to the labels.
+Offline, except `online` (distillation while serving).
 """

@@ -1,4 +1,4 @@
-"""Batches for training: texts side by side, with features that the target computes meanwhile."""
+"""Padded training batches and the target's hidden-state features for them."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.cache import whole_file
+from paceline.core.target import Target
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
-from paceline.models.whole_file import whole_file
-from paceline.target import Target
-from paceline.training.data.writing import Text
-from paceline.types import IntArray, LogitArray
+from paceline.training.writing import Text
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+# Odd, so that the held-out texts have every temperature of the cycle.
 _HELD_OUT_EVERY = 41
-"""One text in so many is held out. An odd number, so that turns of temperatures are all there."""
 
 _HELD_OUT_MOST = 64
 
+# Texts sorted by length together.
 _STRETCH = 256
-"""Texts that are sorted by length together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts side by side, padded behind.
+    """Right-padded texts.
 
     Attributes:
         features: float32 `[texts, time, 4 * hidden_size]`; zero in the padding.
         tokens: int64 `[texts, time]`; zero in the padding.
         lengths: int64 `[texts]`.
         prompt_lengths: int64 `[texts]`.
-        weights: float32 `[texts, time]`, what each token counts, zero in the padding; None leaves
-            it to the prompts' lengths.
+        weights: float32 `[texts, time]`, loss weight of each token; None derives it from the prompt
+            lengths.
     """
 
     features: LogitArray
@@ -48,32 +48,20 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """Tokens, padding left out."""
         return int(self.lengths.sum())
 
 
 class FeatureSource:
-    """Computes features of texts by the target."""
+    """Compute features by the target; with `folder`, cache them as float16 files for later runs."""
 
     def __init__(self, target: Target, folder: Path | None = None) -> None:
-        """Bind the target.
-
-        Args:
-            target: gives features.
-            folder: if given, features are kept there, as float16, and read again: 4 KiB a token
-                and more, for several runs over the same texts.
-        """
         self._target = target
         self._folder = folder
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
     def of(self, text: Text) -> LogitArray:
-        """float32 `[tokens, 4 * hidden_size]`.
-
-        Raises:
-            InvalidOption: features are to be kept and cannot be written.
-        """
+        """Return float32 `[tokens, 4 * hidden_size]`; InvalidOption if the cache is unwritable."""
         if self._folder is None:
             return self._compute(text)
         path = self._folder / f"{text.index}.npy"
@@ -103,7 +91,6 @@ class FeatureSource:
         return features
 
     def batch(self, texts: Sequence[Text]) -> Batch:
-        """Texts with their features."""
         lengths = np.array([len(text.tokens) for text in texts], dtype=np.int64)
         prompts = np.array([text.prompt_length for text in texts], dtype=np.int64)
         features = padded([self.of(text) for text in texts])
@@ -111,11 +98,7 @@ class FeatureSource:
 
 
 def feature_source(target: Target, folder: Path | None = None) -> FeatureSource:
-    """A source over a target that gives features; arguments as for `FeatureSource`.
-
-    Raises:
-        InvalidOption: its runtime gives none.
-    """
+    """Build a `FeatureSource`; InvalidOption if the target's runtime gives no features."""
     if not target.capabilities.feature_layers:
         raise InvalidOption(
             f"runtime '{target.capabilities.runtime}' gives no features: use openvino or torch"
@@ -124,11 +107,7 @@ def feature_source(target: Target, folder: Path | None = None) -> FeatureSource:
 
 
 def hold_out(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """Texts to train on, and some to judge on, the same ones each time.
-
-    Raises:
-        InvalidOption: there are too few.
-    """
+    """Split into training and held-out texts, deterministically; InvalidOption if too few."""
     apart = [text for i, text in enumerate(texts) if i % _HELD_OUT_EVERY == 40][:_HELD_OUT_MOST]
     if not apart:
         raise InvalidOption(
@@ -140,7 +119,7 @@ def hold_out(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def padded(rows: Sequence[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:
-    """`[texts, time, ...]` from `[length, ...]` of each, with zeros behind."""
+    """Stack `[length, ...]` rows to `[texts, time, ...]`, zero-padded on the right."""
     time = max(len(each) for each in rows)
     out = np.zeros((len(rows), time, *rows[0].shape[1:]), dtype=rows[0].dtype)
     for place, each in zip(out, rows, strict=True):
@@ -149,12 +128,9 @@ def padded(rows: Sequence[npt.NDArray[Scalar]]) -> npt.NDArray[Scalar]:
 
 
 def order(texts: Sequence[Text], batch_tokens: int, seed: int) -> list[list[Text]]:
-    """All texts once, in random batches of texts of about the same length.
+    """Shuffle texts into batches of similar length, each text once.
 
-    Args:
-        texts: the data set.
-        batch_tokens: most tokens of a batch, padding included; a longer text is alone.
-        seed: of the order.
+    `batch_tokens` includes padding; a longer text is a batch of its own.
     """
     generator = np.random.default_rng(seed)
     shuffled = [texts[i] for i in generator.permutation(len(texts))]
@@ -169,3 +145,16 @@ def order(texts: Sequence[Text], batch_tokens: int, seed: int) -> list[list[Text
             group.append(text)
         groups.append(group)
     return [groups[i] for i in generator.permutation(len(groups))]
+
+
+# Batches for networks that read tokens alone and are trained on labels alone.
+
+
+class TokenSource(FeatureSource):
+    """Zero features for token-only networks trained on labels alone, without target forwards."""
+
+    def __init__(self, hidden_size: int) -> None:
+        self._width = 4 * hidden_size
+
+    def of(self, text: Text) -> LogitArray:
+        return np.zeros((len(text.tokens), self._width), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What a trained drafter is delivered with: where it comes from, what it does and what it cost."""
+"""Model card of a trained drafter: provenance, quality, cost; as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ Plain = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a drafter was trained on.
-
-    Attributes:
-        sources: where prompts came from, in words.
-        prompts: number of prompts.
-        tokens: tokens that the target wrote.
-        digest: of the data, as text.
-        settings: how it was written: seed, temperature and so on.
-    """
+    """Training data; `tokens` are those that the target wrote."""
 
     sources: tuple[str, ...]
     prompts: int
@@ -30,7 +22,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class LossPoint:
-    """The loss at a step: mean over training batches since the last point, and held out."""
+    """Mean training loss since the last point, and held-out loss, at a step."""
 
     step: int
     training: float
@@ -39,15 +31,13 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """How a drafter does on prompts that it was not trained on.
+    """Quality on held-out prompts.
 
     Attributes:
-        prompts: number of prompts.
-        tokens: tokens committed.
-        conditions: decoding settings, in words: runtime, precision, controller, draft size.
+        tokens: committed tokens.
+        conditions: runtime, precision, controller and draft size, in words.
         block_efficiency: committed tokens per target forward.
-        acceptance: at depth 1, 2, ..., the share of drafts of at least that depth that were
-            accepted down to it.
+        acceptance: per depth, the share of drafts at least that deep that were accepted down to it.
     """
 
     prompts: int
@@ -59,14 +49,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What training took.
-
-    Attributes:
-        machine: in words.
-        seconds: of training, pauses left out.
-        tokens: trained on, each as often as it was seen.
-        peak_bytes: most memory held.
-    """
+    """Training cost: machine, seconds (pauses excluded), tokens (repeats counted), peak bytes."""
 
     machine: str
     seconds: float
@@ -75,27 +58,19 @@ class Cost:
 
     @property
     def tokens_per_second(self) -> float:
-        """Training throughput; 0 if no time was taken."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A training run.
+    """Model card of a training run.
 
     Attributes:
-        drafter: its name.
-        target: the model that it drafts for.
-        target_digest: fingerprint of that model's weights.
+        target_digest: fingerprint of the target's weights.
         licence: of the base model, in a line.
-        command: that trained it, as typed.
+        command: of the training, as typed.
         parameters: trained numbers.
-        file_bytes: size of the weights as shipped.
-        settings: of the training.
-        data: what it was trained on.
-        losses: the loss curve, in order of steps.
-        held_out: how it does.
-        cost: what it took.
+        file_bytes: size of the shipped weights.
     """
 
     drafter: str
@@ -113,19 +88,13 @@ class Card:
 
 
 def as_dict(card: Card) -> dict[str, Any]:
-    """All of a card as plain values for JSON, throughput included."""
     whole = asdict(card)
     whole["cost"]["tokens_per_second"] = card.cost.tokens_per_second
     return whole
 
 
 def markdown(card: Card, plot: str | None = None) -> str:
-    """A card to read.
-
-    Args:
-        card: what to show.
-        plot: link to the figure of the loss curve, or None.
-    """
+    """Render a card; `plot` is the link of the loss figure."""
     parts = [
         f"# {card.drafter} for {card.target}",
         f"{card.parameters:,} parameters, {card.file_bytes / 2**20:.1f} MiB. Target weights: "

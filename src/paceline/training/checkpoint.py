@@ -1,11 +1,11 @@
-"""A run of training on disk: everything that the next step depends on, so that it resumes exactly.
+"""Checkpoints for exact resume: parameters, optimiser state, RNG states and progress.
 
-One safetensors file holds tensors, JSON and a digest of both. Nothing is ever unpickled. A new
-checkpoint takes the old one's place only when all of it is on the disk.
+One safetensors file holds tensors, JSON and a SHA-256 of both, written atomically. No pickle.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -20,28 +20,82 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from paceline.core.cache import whole_file
 from paceline.errors import InvalidOption, ModelError
-from paceline.models.whole_file import whole_file
-from paceline.training.digest import digest
-from paceline.training.optimiser_state import Group, groups_of, moments_of, restore
 
+# An optimiser's state as plain values and named tensors, and back.
+
+# Settings of an optimiser's parameter group, with parameter names under "params".
+Group = dict[str, Any]
+
+
+def groups_of(model: nn.Module, optimiser: Optimizer) -> list[Group]:
+    """Return the parameter groups of an optimiser, by parameter names of the model."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [
+        {**group, "params": [names[id(p)] for p in group["params"]]}
+        for group in optimiser.param_groups
+    ]
+
+
+def moments_of(optimiser: Optimizer, groups: list[Group]) -> dict[str, Tensor]:
+    """Return the optimiser state (AdamW: steps and moments) as tensors named `key.parameter`."""
+    kept = optimiser.state_dict()["state"]
+    return {
+        f"{key}.{name}": torch.as_tensor(value)
+        for name, index in _indices(groups).items()
+        for key, value in kept.get(index, {}).items()
+    }
+
+
+def restore(
+    optimiser: Optimizer, now: list[Group], saved: list[Group], moments: Mapping[str, Tensor]
+) -> None:
+    """Load optimiser state: `saved` groups as JSON returns them, `moments` of `moments_of`."""
+    index = _indices(saved)
+    state: dict[int, dict[str, Tensor]] = {}
+    for full, value in moments.items():
+        key, name = full.split(".", 1)
+        state.setdefault(index[name], {})[key] = value
+    groups = []
+    for mine, theirs in zip(now, saved, strict=True):  # JSON has no tuples, such as betas
+        values = {k: tuple(v) if isinstance(mine.get(k), tuple) else v for k, v in theirs.items()}
+        groups.append({**values, "params": [index[name] for name in theirs["params"]]})
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _indices(groups: list[Group]) -> dict[str, int]:
+    # PyTorch numbers parameters by their place in the concatenated groups.
+    return {name: i for i, name in enumerate(n for group in groups for n in group["params"])}
+
+
+# A digest of tensors and text, by which a changed file is told.
+
+
+def digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    """Return the SHA-256 of `text` and of contiguous CPU tensors (names, dtypes, shapes, bytes)."""
+    found = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+# Increase when the meaning of a checkpoint changes.
 _FORMAT = 1
-"""Raised when the meaning of a checkpoint changes, so that older ones are not read."""
 
 _MODEL, _OPTIMISER, _TORCH_RNG = "model.", "optimiser.", "torch_rng"
-"""Where tensors stand in the file: two prefixes and a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What changes as a model is trained.
+    """Mutable state of a training run.
 
     Attributes:
-        model: its persistent buffers and those parameters that take gradients are kept; frozen
-            ones are not, since training leaves them as they are.
-        optimisers: such as AdamW; of those parameters, together.
-        torch_rng: on the CPU, such as `torch.default_generator`.
-        numpy_rng: such as `numpy.random.default_rng(seed)`.
+        model: saved are its persistent buffers and parameters that require gradients.
+        optimisers: of those parameters, together.
+        torch_rng: on the CPU.
     """
 
     model: nn.Module
@@ -50,11 +104,10 @@ class Run:
     numpy_rng: np.random.Generator
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that are trained; of tied ones the first."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Trained parameters and persistent buffers, detached but not copied."""
+        """Return trained parameters and persistent buffers, detached but not copied."""
         known = {name for name, _ in self.model.named_parameters(remove_duplicate=False)}
         state = self.model.state_dict()
         buffers = {name: value for name, value in state.items() if name not in known}
@@ -63,28 +116,17 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come.
-
-    Attributes:
-        step: updates done.
-        data: where the data goes on, as plain values that JSON holds.
-    """
+    """Updates done, and the data position as JSON-serialisable values."""
 
     step: int
     data: Mapping[str, Any]
 
 
 def save(path: Path, run: Run, progress: Progress, settings: Mapping[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all.
-
-    Args:
-        path: of the file; its directory exists.
-        run: what is trained.
-        progress: how far it came.
-        settings: what a run that resumes must share, as plain values that JSON holds.
+    """Write a checkpoint atomically. A resumed run must have equal `settings` (JSON-serialisable).
 
     Raises:
-        InvalidOption: it cannot be written; what was at `path` is still there.
+        InvalidOption: it cannot be written; the earlier file is intact.
     """
     groups = [groups_of(run.model, each) for each in run.optimisers]
     tensors = {**_under(_MODEL, run.tensors()), _TORCH_RNG: run.torch_rng.get_state()}
@@ -114,11 +156,11 @@ def save(path: Path, run: Run, progress: Progress, settings: Mapping[str, Any]) 
 
 
 def load(path: Path, run: Run, settings: Mapping[str, Any]) -> Progress:
-    """Bring a run to where a checkpoint left it. Nothing is changed unless all of it fits.
+    """Restore a run from a checkpoint; changes nothing unless all of it fits.
 
     Raises:
         ModelError: the file is missing, damaged, no checkpoint, or of another model.
-        InvalidOption: it is of a run with other settings.
+        InvalidOption: the settings differ.
     """
     tensors, state = _read(path)
     saved, mine = state["settings"], json.loads(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""A target and text that it wrote: what the training of any drafter network for it begins with."""
+"""Shared inputs of a training run: target, its texts, draft vocabulary."""
 
 from __future__ import annotations
 
@@ -7,33 +7,30 @@ from pathlib import Path
 
 import torch
 
-from paceline import loading
+from paceline.core.options import split_options
+from paceline.core.target import RuntimeOptions
+from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.source import ModelSource
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build
-from paceline.options import split_options
-from paceline.target import RuntimeOptions
-from paceline.training.batches import FeatureSource, feature_source
-from paceline.training.borrowing import borrow
-from paceline.training.data.folders import read_folders
+from paceline.registry import loading
+from paceline.training.batches import FeatureSource, TokenSource, feature_source
 from paceline.training.losses import CrossEntropy, find_loss
+from paceline.training.module import share_target_weights
 from paceline.training.on_policy import OnPolicy
-from paceline.training.token_source import TokenSource
+from paceline.training.store import read_folders
 from paceline.training.trainer import Recipe, Trainer
 from paceline.training.vocabulary import count_tokens, keep_frequent
-from paceline.types import LogitArray
 
 
 class Material:
-    """Makes networks, and trainers for them, that share target, texts and draft vocabulary.
+    """Load a target and the texts that it wrote; build networks and trainers for them.
 
     Attributes:
-        source: where the target came from.
-        computed: runtime and precision that features are computed by.
-        texts: what it wrote.
+        computed: runtime and precision of the features.
         data: settings of the texts.
-        counts: int64 `[vocabulary]`, how often each token occurs in answers.
+        counts: int64 `[vocabulary]`, occurrences of each token in answers.
         kept: the draft vocabulary.
     """
 
@@ -47,15 +44,12 @@ class Material:
         vocabulary: int,
         keep_features: Path | None = None,
     ) -> None:
-        """Load the target and read the texts; PyTorch gets as many threads as the runtime.
+        """Load everything; PyTorch gets as many threads as the runtime.
 
         Args:
             data: folders of `paceline train data`.
-            model: name of the target.
-            runtime: name of its runtime.
-            options: how to load it.
-            vocabulary: most tokens that may be drafted.
-            keep_features: folder to keep hidden states in.
+            vocabulary: size limit of the draft vocabulary.
+            keep_features: folder to cache hidden states in.
 
         Raises:
             InvalidOption: there are no texts, or another model wrote them.
@@ -83,11 +77,7 @@ class Material:
         self.kept = keep_frequent(self.counts, size, config.eos_token_ids)
 
     def network(self, text: str) -> Network:
-        """A network from its name and sizes, NAME:key=value,...
-
-        Raises:
-            InvalidOption: there is no such network or size.
-        """
+        """Build a network from NAME:key=value,...; InvalidOption if it is unknown."""
         name, sizes = split_options(text, "network")
         return build(name, Geometry.of(self.source.config), sizes)
 
@@ -99,18 +89,7 @@ class Material:
         place: Path,
         start: Mapping[str, LogitArray] | None = None,
     ) -> Trainer:
-        """A run of training: begun, or taken up where its checkpoint left it.
-
-        Args:
-            network: what to train.
-            recipe: how.
-            place: file of the checkpoint.
-            start: as for `Trainer`.
-
-        Raises:
-            InvalidOption: the runtime gives no features, or as `Trainer` says.
-            ModelError: the checkpoint is damaged.
-        """
+        """Begin a training run, or resume the checkpoint at `place`; raises as `Trainer`."""
         config, tensors = self.source.config, self._weights
         embedding = tensors["model.embed_tokens.weight"]
         return Trainer(
@@ -123,7 +102,7 @@ class Material:
             recipe,
             device=self._device,
             place=place,
-            borrowed=borrow(network, config, tensors),
+            target_weights=share_target_weights(network, config, tensors),
             start=start,
             own=OnPolicy(self._target, self.kept.ids),
         )

@@ -1,40 +1,50 @@
-"""A drafter network as a PyTorch module: its parameters, and what it drafts behind every token."""
+"""Drafter network as a PyTorch module, with teacher-forced drafts after every position."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from paceline.core.options import require
+from paceline.core.types import LogitArray
+from paceline.errors import InvalidOption
+from paceline.models.config import ModelConfig
+from paceline.models.source import ModelSource
+from paceline.models.weights import Weights
 from paceline.networks.base import Network
 from paceline.networks.torch_ops import TorchOps
+from paceline.networks.weights import Trained
+from paceline.runtimes.weights import prepare
 
+# Arguments of `Network.logits`.
 Step: TypeAlias = tuple[TorchOps, Tensor, int]
-"""What `Network.logits` takes."""
 
+# From a step (1 or more) to int64 `[batch, time, width]`, the tokens drafted in the step before.
 Feed: TypeAlias = Callable[[int], Tensor]
-"""Given a step, 1 or more: int64 `[batch, time, width]`, the tokens drafted in the step before."""
 
+# From arguments of `Network.logits` to a corrected state of the same shape.
 Reveal: TypeAlias = Callable[[TorchOps, Tensor, int], Tensor]
-"""Of what `Network.logits` takes, a state of the same shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Drafts behind every position of a batch.
+    """Drafts after every position of a batch.
 
     Attributes:
         logits: per depth, `[batch, time, columns]`.
         exits: the same for every shallower exit of the network.
-        features: per depth, `[batch, time, width]` foretold hidden states, in the target's units;
-            empty if the network foretells none.
+        features: per depth, `[batch, time, width]` predicted hidden states in the target's units;
+            empty if the network predicts none.
     """
 
     logits: list[Tensor]
@@ -43,7 +53,7 @@ class Drafts:
 
 
 class DraftModule(nn.Module):
-    """Trainable parameters of a network, and frozen matrices of its target."""
+    """Trainable parameters of a network, with frozen matrices of its target."""
 
     def __init__(
         self,
@@ -51,16 +61,13 @@ class DraftModule(nn.Module):
         embedding: Tensor,
         head: Tensor,
         generator: torch.Generator,
-        borrowed: Mapping[str, Tensor] = MappingProxyType({}),
+        target_weights: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Draw the first parameters.
+        """Initialise parameters at random.
 
         Args:
-            network: what to train.
             embedding: float32 `[vocabulary, width]` of the target; frozen.
             head: float32 `[draft vocabulary, width]`, rows of the target's LM head; frozen.
-            generator: of the draws.
-            borrowed: float32, what the network borrows of the target, by its own names; frozen.
         """
         super().__init__()
         self.network = network
@@ -72,26 +79,24 @@ class DraftModule(nn.Module):
         )
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("head", head, persistent=False)
-        for name in network.borrowed():
-            self.register_buffer(name.replace(".", "/"), borrowed[name], persistent=False)
+        for name in network.target_weights():
+            self.register_buffer(name.replace(".", "/"), target_weights[name], persistent=False)
 
     def named(self) -> dict[str, Tensor]:
-        """Parameters by the network's own names."""
+        """Return parameters by the network's own names."""
         return {name.replace("/", "."): each for name, each in self.parameters_by_name.items()}
 
-    def borrowed(self) -> dict[str, Tensor]:
-        """What is borrowed of the target, by the network's own names."""
-        names = self.network.borrowed()
+    def target_weights(self) -> dict[str, Tensor]:
+        names = self.network.target_weights()
         return {name: self.get_buffer(name.replace(".", "/")) for name in names}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over parameters by the network's own names."""
         with torch.no_grad():
             for name, parameter in self.named().items():
                 parameter.copy_(tensors[name])
 
     def fit_scale(self, features: Tensor) -> None:
-        """Set the network's scales, if it has any, by float32 `[rows, 4 * width]` features."""
+        """Set the network's scales, if it has any, from float32 `[rows, 4 * width]` features."""
         spread = features.square().mean(0).sqrt().clamp_min(1e-3)
         width = self.network.geometry.width
         with torch.no_grad():
@@ -104,26 +109,23 @@ class DraftModule(nn.Module):
                     each.copy_(spread[2 * width : 3 * width])
 
     def teacher(self, features: Tensor) -> Tensor:
-        """The target's own logits over the draft vocabulary, `[..., draft vocabulary]`."""
+        """Return the target's logits over the draft vocabulary, `[..., draft vocabulary]`."""
         return features[..., -self.network.geometry.width :] @ self.get_buffer("head").T
 
     def forward(self, features: Tensor, tokens: Tensor) -> list[Tensor]:
-        """Logits of every depth of the drafts behind every position, given the true tokens.
+        """Return teacher-forced logits `[batch, time, columns]` per depth, after every position.
 
-        Position t reads features up to t and the root t + 1; the draft at depth d is for token
-        t + 1 + d. Tokens beyond the end count as token 0, and what is drafted there is void.
+        Position t reads features up to t and root t + 1; depth d drafts token t + 1 + d. Drafts
+        beyond the end are void. Columns: draft vocabulary, and blank if any.
 
         Args:
             features: float32 `[batch, time, 4 * width]`.
             tokens: int64 `[batch, time]`.
-
-        Returns:
-            `depth` tensors `[batch, time, columns]`: the draft vocabulary, and blank if there is.
         """
         return self._logits(self._steps(features, tokens))
 
     def draft(self, features: Tensor, tokens: Tensor, reveal: Reveal | None = None) -> Drafts:
-        """Like `forward`, with all that a network may be trained on."""
+        """Like `forward`, with exits and predicted features."""
         network, steps = self.network, list(self._steps(features, tokens, reveal))
         exits = [network.exits(*each) for each in steps]
         foretold = [network.features_of(ops, state) for ops, state, _ in steps]
@@ -134,7 +136,6 @@ class DraftModule(nn.Module):
         )
 
     def _logits(self, steps: Iterable[Step]) -> list[Tensor]:
-        """Per depth, of all steps."""
         network = self.network
         out = _slots([network.logits(*each) for each in steps])
         if not network.reads_features:  # the one step's, further on, are those of all others
@@ -144,18 +145,15 @@ class DraftModule(nn.Module):
     def unroll(
         self, features: Tensor, tokens: Tensor, feed: Feed, reveal: Reveal | None = None
     ) -> Iterator[Step]:
-        """The state of every step behind every position, whatever tokens are drafted.
+        """Yield the state of every step after every position, over tokens that `feed` gives.
 
-        Args:
-            features: as for `forward`.
-            tokens: as for `forward`.
-            feed: asked before each step but the first, when that before it has been looked at.
-            reveal: puts a state right before the next step starts from it.
+        `feed` is called before each step but the first, after its caller has seen the step before;
+        `reveal` may correct a state before the next step starts from it.
         """
         network = self.network
         reads = network.reads_features
         embedding, head = self.get_buffer("embedding"), self.get_buffer("head")
-        tensors = {**self.named(), **self.borrowed()}
+        tensors = {**self.named(), **self.target_weights()}
         ops = TorchOps(network.geometry, tensors, embedding, head, network.reach)
         state = network.start(ops, features, _context(tokens, network.window) if reads else tokens)
         for step in range(network.steps):
@@ -169,7 +167,6 @@ class DraftModule(nn.Module):
     def _steps(
         self, features: Tensor, tokens: Tensor, reveal: Reveal | None = None
     ) -> Iterator[Step]:
-        """The state of every step over true tokens; of the first alone if no others are needed."""
         network = self.network
 
         def feed(step: int) -> Tensor:
@@ -182,12 +179,11 @@ class DraftModule(nn.Module):
 
 
 def _slots(steps: Iterable[Tensor]) -> list[Tensor]:
-    """`[batch, time, columns]` per depth from `[batch, time, width, columns]` per step."""
     return [each for step in steps for each in step.unbind(-2)]
 
 
 def _context(tokens: Tensor, window: int) -> Tensor:
-    """What follows each position; with a window, also what follows those before it."""
+    # With a window, each position has the tokens of the `window` places up to the next one.
     following = _ahead(tokens, 1)
     if window == 1:
         return following
@@ -196,12 +192,10 @@ def _context(tokens: Tensor, window: int) -> Tensor:
 
 
 def _ahead(rows: Tensor, count: int) -> Tensor:
-    """`[batch, time, ...]` rows `count` places on; zeros where there is none."""
     return torch.cat([rows[:, count:], torch.zeros_like(rows[:, :count])], dim=1)
 
 
 def _behind(rows: Tensor) -> Tensor:
-    """`[batch, time, ...]` rows one place back; zeros in the first."""
     return torch.cat([torch.zeros_like(rows[:, :1]), rows[:, :-1]], dim=1)
 
 
@@ -211,3 +205,73 @@ def _first(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     if name.endswith("residual"):
         return torch.zeros(shape)
     return torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
+
+
+# The target's tensors that a network runs as its own.
+
+
+def share_target_weights(
+    network: Network, config: ModelConfig, weights: Weights
+) -> dict[str, LogitArray]:
+    """Return the target weights shared with the drafter, float32 by the network's own names.
+
+    Raises:
+        InvalidOption: the network takes all of the target's layers, or the target has layers that
+            networks cannot compute: biased projections, normed queries, scaled rotary positions.
+    """
+    if not network.runs:
+        return {}
+    most = config.layers - 1
+    require(network.exit <= most, f"exit of network '{network.name}'", network.exit, f"1 to {most}")
+    if config.qkv_bias or config.qk_norm or config.rope_divisors is not None:
+        raise InvalidOption(
+            f"network '{network.name}' runs layers of its target, and not those of this "
+            f"{config.family} model: train another network, such as draft-lm"
+        )
+    first = network.runs.start
+    part = replace(config, layers=len(network.runs))
+    tensors = prepare(part, _Above(weights, first), "fp32")
+    out = {}
+    for mine, theirs in network.target_weights().items():
+        _, layer, name = theirs.split(".")
+        ours = f"layers.{int(layer) - first}.{name}"
+        out[mine] = tensors[ours] if ours in tensors else tensors[f"{ours}.weight"]
+    return out
+
+
+class _Above:
+    # The target's weights without its first layers; the others count from 0.
+
+    def __init__(self, weights: Weights, first: int) -> None:
+        self._weights = weights
+        self._first = first
+
+    def __getitem__(self, name: str) -> LogitArray:
+        return self._weights[self._theirs(name)]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._theirs(name) in self._weights
+
+    def _theirs(self, name: str) -> str:
+        layer = re.match(r"model\.layers\.(\d+)(.*)", name)
+        return f"model.layers.{int(layer[1]) + self._first}{layer[2]}" if layer else name
+
+
+# A network that was trained, in PyTorch again.
+
+
+def module_of(trained: Trained, source: ModelSource) -> DraftModule:
+    """Build the module of a trained network; ModelError if the target's weights are damaged."""
+    config, weights = source.config, source.weights()
+    embedding = weights["model.embed_tokens.weight"]
+    head = embedding if config.tied_embeddings else weights["lm_head.weight"]
+    lent = share_target_weights(trained.network, config, weights)
+    module = DraftModule(
+        trained.network,
+        torch.from_numpy(embedding),
+        torch.from_numpy(np.ascontiguousarray(head[trained.draft_ids])),
+        torch.Generator(),
+        {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in lent.items()},
+    )
+    module.load({name: torch.tensor(each) for name, each in trained.parameters.items()})
+    return module

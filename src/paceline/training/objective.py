@@ -1,54 +1,54 @@
-"""What drafters are trained for: at every depth, the law that the target has there."""
+"""Training objective of drafter networks: per-depth distillation, auxiliary losses, greedy hits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from paceline.core.types import IntArray
+from paceline.networks.base import Network
 from paceline.training.batches import Batch
-from paceline.training.losses import Loss
-from paceline.types import IntArray
+from paceline.training.losses import Loss, weighted_mean
+from paceline.training.module import DraftModule, Drafts, Reveal
 
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """How greedy drafts of the true tokens fare.
+    """Greedy drafts against true tokens.
 
     Attributes:
-        starts: number of drafts, with all depths inside the text.
-        accepted: int64 `[depth]`, how many of those are right down to each depth.
+        starts: number of drafts with all depths inside the text.
+        accepted: int64 `[depth]`, drafts that are right down to each depth.
     """
 
     starts: int
     accepted: IntArray
 
     def __add__(self, other: Hits) -> Hits:
-        """Both together."""
         return Hits(self.starts + other.starts, self.accepted + other.accepted)
 
     @property
     def block_efficiency(self) -> float:
-        """Committed tokens per forward, if every draft were as deep as the network drafts."""
+        """Committed tokens per forward, if every draft has the network's full depth."""
         return 1 + float(self.accepted.sum()) / max(1, self.starts)
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """At each depth, the share of drafts right above it that are right there, too."""
+        """At each depth, the share of drafts accepted there given acceptance above."""
         above = np.concatenate([[self.starts], self.accepted[:-1]])
         return tuple((self.accepted / np.maximum(above, 1)).tolist())
 
 
 def labels(batch: Batch, places: Tensor, depth: int) -> Tensor:
-    """int64 `[texts, time]`: for every position, the draft index of the token at a depth.
+    """Return int64 `[texts, time]`, the draft index of the token at `depth`, or -1.
 
-    Args:
-        batch: the texts.
-        places: int64 `[vocabulary]`, draft index of each token, or -1.
-        depth: 1 is the token behind the root, which is one behind the position.
+    `places` is int64 `[vocabulary]`, the draft index of each token, or -1. Depth 1 is the token
+    after the root, which is one after the position.
     """
     ahead = np.full(batch.tokens.shape, -1, dtype=np.int64)
     known = batch.tokens[:, 1 + depth :]
@@ -59,10 +59,9 @@ def labels(batch: Batch, places: Tensor, depth: int) -> Tensor:
 
 
 def wanted(batch: Batch, depth: int, prompt_weight: float) -> Tensor:
-    """float32 `[texts, time]`: what the draft at a depth behind each position counts.
+    """Return float32 `[texts, time]`, the loss weight of the draft at a depth after each position.
 
-    As much as its token: 1 in the answer, `prompt_weight` in the prompt, 0 behind the end, or what
-    the batch says.
+    1 in the answer, `prompt_weight` in the prompt, 0 beyond the end, or as the batch says.
     """
     counts = batch.weights
     if counts is None:
@@ -85,20 +84,13 @@ def total_loss(
     decay: float,
     prompt_weight: float,
 ) -> Tensor:
-    """The losses of all depths, deeper ones weighing less (Medusa, section 2.2.1).
+    """Return the mean loss over depths, weighted by powers of `decay` (Medusa, section 2.2.1).
 
     Args:
         drafted: per depth, logits `[texts, time, draft vocabulary]`.
-        teacher: the target's logits over the draft vocabulary, of the same shape: those at a
-            position are for the token behind it.
-        batch: the texts.
+        teacher: the target's logits, of the same shape; row t is for token t + 1.
         places: as for `labels`.
-        loss: of one depth.
-        decay: weight of a depth beside the one above.
         prompt_weight: as for `wanted`.
-
-    Returns:
-        A scalar: the weighted mean over depths.
     """
     parts, weights = [], []
     for index, logits in enumerate(drafted):
@@ -120,16 +112,10 @@ def total_loss(
 
 @torch.no_grad()
 def hits(drafted: Sequence[Tensor], batch: Batch, places: Tensor) -> Hits:
-    """How drafts fare when the texts are decoded with them.
+    """Count greedy hits along each text as decoding walks it: a draft starts after the one before.
 
-    Each text is walked as decoding walks it: a draft starts behind what the one before brought.
-    Drafts at all positions would flatter a drafter, since most positions lie in runs that it
-    foretells, and decoding starts where it failed.
-
-    Args:
-        drafted: per depth, int64 `[texts, time]`, draft index of the most likely token.
-        batch: the texts.
-        places: as for `labels`.
+    Drafts at all positions would overestimate: most lie in runs that the drafter predicts, and
+    decoding restarts where it failed. `drafted` is per depth int64 `[texts, time]` draft indices.
     """
     right = torch.ones_like(drafted[0], dtype=torch.bool)
     lengths = torch.zeros_like(drafted[0])
@@ -144,3 +130,160 @@ def hits(drafted: Sequence[Tensor], batch: Batch, places: Tensor) -> Hits:
             accepted[: run[position]] += 1
             position += int(run[position]) + 1
     return Hits(starts, accepted)
+
+
+# Losses that some networks have beside that on tokens, or in its place.
+
+
+def network_loss(
+    network: Network,
+    drafts: Drafts,
+    features: Tensor,
+    teacher: Tensor,
+    batch: Batch,
+    places: Tensor,
+    loss: Loss,
+    *,
+    decay: float,
+    prompt_weight: float,
+    feature_weight: float = 1.0,
+) -> Tensor:
+    """Return the whole training loss of a network.
+
+    Slots with blank: `ctc_loss`. All others: `total_loss`, averaged over exits (S2D), plus
+    `feature_weight` times `feature_loss` if the network predicts hidden states (EAGLE).
+    Arguments as for `total_loss`; `features` is `[texts, time, 4 * width]`.
+    """
+    if network.blank:
+        return ctc_loss(drafts.logits, batch, places, network.tokens, prompt_weight)
+    exits = [
+        total_loss(
+            each,
+            teacher,
+            batch,
+            places,
+            loss,
+            decay=decay,
+            prompt_weight=prompt_weight,
+        )
+        for each in (drafts.logits, *drafts.exits)
+    ]
+    out = torch.stack(exits).mean()
+    if drafts.features and feature_weight:
+        out = out + feature_weight * feature_loss(drafts.features, features, batch, prompt_weight)
+    return out
+
+
+def feature_loss(
+    foretold: Sequence[Tensor], features: Tensor, batch: Batch, prompt_weight: float
+) -> Tensor:
+    """Return the mean smooth L1 between hidden states and their predictions (EAGLE).
+
+    Each axis is scaled by its root mean square in the batch, since scales differ by orders.
+
+    Args:
+        foretold: per depth, `[texts, time, width]`.
+        features: `[texts, time, 4 * width]`; hidden states are the last part.
+    """
+    hidden = features[..., -foretold[0].shape[-1] :]
+    spread = hidden.square().mean((0, 1)).sqrt().clamp_min(1e-3)
+    values, weights = [], []
+    for index, each in enumerate(foretold):
+        depth = index + 1
+        counts = wanted(batch, depth, prompt_weight).to(each.device)
+        rows = counts > 0
+        shifted = torch.cat([hidden[:, depth:], hidden[:, :depth]], dim=1)  # the tail counts 0
+        error = functional.smooth_l1_loss(
+            _wide(each[rows]) / spread, shifted[rows] / spread, reduction="none"
+        )
+        values.append(error.mean(-1))
+        weights.append(counts[rows])
+    return weighted_mean(torch.cat(values), torch.cat(weights))
+
+
+def ctc_loss(
+    slots: Sequence[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
+) -> Tensor:
+    """Return the CTC loss of the next `tokens` tokens, per token in nats (Graves et al. 2006).
+
+    `slots` are per slot `[texts, time, draft vocabulary + 1]` logits, blank last. Only positions
+    whose next tokens are in the text, in the draft vocabulary and alignable count.
+    """
+    depths = range(1, tokens + 1)
+    says = torch.stack([labels(batch, places, depth) for depth in depths], dim=-1)
+    counts = wanted(batch, tokens, prompt_weight).to(says.device)
+    repeats = (says[..., 1:] == says[..., :-1]).sum(-1)  # each takes a blank in between
+    rows = (counts > 0) & (says >= 0).all(-1) & (tokens + repeats <= len(slots))
+    if not rows.any():
+        return slots[0].sum() * 0
+    chances = torch.stack([_wide(each[rows]).log_softmax(-1) for each in slots])
+    count = int(rows.sum())
+    losses = functional.ctc_loss(
+        chances,
+        says[rows],
+        torch.full((count,), len(slots)),
+        torch.full((count,), tokens),
+        blank=chances.shape[-1] - 1,
+        reduction="none",
+    )
+    return weighted_mean(losses / tokens, counts[rows])
+
+
+def argmax_tokens(network: Network, drafted: Sequence[Tensor]) -> list[Tensor]:
+    """Return per depth int64 `[texts, time]` greedy draft indices, CTC-collapsed; -2 if none."""
+    best = torch.stack([logits.argmax(-1) for logits in drafted], dim=-1)
+    if network.blank:
+        blank = drafted[0].shape[-1] - 1
+        before = functional.pad(best[..., :-1], (1, 0), value=blank)
+        kept = (best != blank) & (best != before)
+        packed = best.masked_fill(~kept, -2)
+        first = (~kept).to(torch.int8).argsort(dim=-1, stable=True)
+        best = packed.gather(-1, first)
+    return list(best.unbind(-1))
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+# A network run over a batch, and what that costs it.
+
+
+def forward(
+    module: DraftModule,
+    batch: Batch,
+    places: Tensor,
+    loss: Loss,
+    *,
+    decay: float,
+    prompt_weight: float,
+    feature_weight: float,
+    half: bool,
+    reveal: Reveal | None = None,
+) -> tuple[Drafts, Tensor]:
+    """Return teacher-forced drafts of a batch and their scalar loss.
+
+    Arguments as for `network_loss` and `DraftModule.unroll`. `half` runs matmuls in bfloat16.
+    """
+    features = torch.from_numpy(batch.features).to(places.device)
+    tokens = torch.from_numpy(batch.tokens).to(places.device)
+    with torch.autocast(places.device.type, dtype=torch.bfloat16, enabled=half):
+        drafts = module.draft(features, tokens, reveal)
+        with torch.no_grad():
+            teacher = module.teacher(features)
+    trained = drafts
+    if not module.network.reads_features:  # deeper drafts are the same ones, further on
+        trained = replace(drafts, logits=drafts.logits[:1])
+    cost = network_loss(
+        module.network,
+        trained,
+        features,
+        teacher.float(),
+        batch,
+        places,
+        loss,
+        decay=decay,
+        prompt_weight=prompt_weight,
+        feature_weight=feature_weight,
+    )
+    return drafts, cost

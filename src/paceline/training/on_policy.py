@@ -1,50 +1,105 @@
-"""Training on the drafter's own words (on-policy data: DistillSpec, arXiv:2310.08461, section 3).
+"""On-policy distillation on the network's own drafts (DistillSpec, arXiv:2310.08461, section 3).
 
-Text of the target shows a drafter what follows the target's words; while decoding it goes on from
-its own. Here drafts are drawn from the network, each step fed what the one before said, and the
-target says, in forwards of its own, what it would have written behind each drafted token.
-
-A drafter that reads hidden states drafts a few tokens behind text that the target committed, never
-more, so its own words are such drafts, and not whole texts as for a model that stands alone. What
-is drafted behind a token counts as much as that token is likely to be accepted: verification never
-looks below a rejected one.
+A drafter that reads hidden states only drafts a few tokens after committed text, so its on-policy
+data are such drafts, not whole texts. The target scores every drafted token. Each counts by the
+acceptance probability of the tokens above it: verification stops at a rejection.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.target import Pass, Target
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.networks.base import Network
-from paceline.target import Pass, Target
-from paceline.training.acceptance_head import acceptance_labels
+from paceline.training.acceptance import acceptance_labels
 from paceline.training.batches import Batch
-from paceline.training.data.writing import Text
 from paceline.training.losses import CrossEntropy, Loss
 from paceline.training.module import DraftModule
-from paceline.training.own_drafts import Places, own_drafts
-from paceline.types import IntArray, LogitArray
+from paceline.training.writing import Text
 
+# Drafts that a network makes itself, behind some places of a batch, with their gradients.
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Starts of drafts.
+
+    Attributes:
+        texts: int64 `[n]`, row of the text.
+        positions: int64 `[n]`, position of the context row; the root is the token after it.
+    """
+
+    texts: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDrafts:
+    """Drafts conditioned on the network's own tokens.
+
+    Attributes:
+        logits: per depth, `[n, draft vocabulary]`.
+        picks: int64 `[n, depth]`, drafted tokens as draft indices.
+    """
+
+    logits: list[Tensor]
+    picks: Tensor
+
+
+def own_drafts(
+    module: DraftModule,
+    features: Tensor,
+    tokens: Tensor,
+    places: Places,
+    ids: Tensor,
+    pick: Callable[[Tensor], Tensor],
+) -> OwnDrafts:
+    """Draft autoregressively at some places of a batch, with gradients; no slot may be blank.
+
+    Args:
+        features: float32 `[batch, time, 4 * width]`.
+        tokens: int64 `[batch, time]`.
+        ids: int64 `[draft vocabulary]`, token ids.
+        pick: draft indices `[n]` from logits `[n, draft vocabulary]`.
+    """
+    network, at = module.network, (places.texts, places.positions)
+    logits: list[Tensor] = []
+    picks: list[Tensor] = []
+
+    def feed(step: int) -> Tensor:
+        # Other positions get the text: their drafts are unused.
+        shown = tokens[:, :, None].repeat(1, 1, network.width)
+        shown[at] = ids[torch.stack(picks[-network.width :], dim=1)]
+        return shown
+
+    for ops, state, step in module.unroll(features, tokens, feed):
+        said = network.logits(ops, state[at][None], step)[0]
+        for slot in said.unbind(1):
+            logits.append(slot)
+            picks.append(pick(slot.detach().float()))
+    return OwnDrafts(logits, torch.stack(picks, dim=1))
+
+
+# Answer tokens per draft.
 _APART = 8
-"""One draft for so many tokens of an answer."""
 
 
 class OnPolicy:
-    """Drafts of a network, and what the target says of them."""
+    """On-policy loss of a network's drafts, scored by a target that gives features.
+
+    `ids` is int64 `[draft vocabulary]`, token ids.
+    """
 
     def __init__(self, target: Target, ids: IntArray) -> None:
-        """Bind the target.
-
-        Args:
-            target: gives features.
-            ids: int64 `[draft vocabulary]`, token ids.
-        """
         self._target = target
         self._ids = ids
 
@@ -59,20 +114,10 @@ class OnPolicy:
         half: bool,
         seed: tuple[int, ...],
     ) -> Tensor:
-        """What drafts drawn from the network at temperature 1 cost it.
+        """Return the mean loss of drafts sampled at temperature 1.
 
-        Args:
-            module: the network.
-            texts: of the target.
-            batch: the same with features.
-            loss: of one depth; no labels are needed for it.
-            decay: weight of a depth beside the one above.
-            half: whether matrix products run in bfloat16.
-            seed: names the draws.
-
-        Returns:
-            A scalar: the mean over all drafted tokens. One counts the probability that rejection
-            sampling accepts all that was drafted above it, times a power of the decay.
+        Each token weighs the probability that rejection sampling accepts all tokens above it, times
+        a power of `decay`. `loss` must need no labels; `half` runs matmuls in bfloat16.
         """
         device = module.get_buffer("head").device
         rng = np.random.default_rng(seed)
@@ -110,20 +155,15 @@ class OnPolicy:
     def score(
         self, texts: Sequence[Text], rows: IntArray, positions: IntArray, drafts: IntArray
     ) -> LogitArray:
-        """The target's final hidden states over drafts, which its LM head turns into its law.
+        """Return the target's final hidden states over drafts, float32 `[n, depth, hidden_size]`.
 
-        Every text is read once, down to its last draft; the drafts follow from the last to the
-        first, those of all texts side by side in a forward.
+        Row d is of the token before depth d + 1, the root first. A text is prefilled once; drafts
+        run from the last position to the first, those of all texts batched.
 
         Args:
-            texts: of the target.
-            rows: int64 `[n]`, which text each draft stands in.
-            positions: int64 `[n]`, position before the root of each.
+            rows: int64 `[n]`, text of each draft.
+            positions: int64 `[n]`, position before each root.
             drafts: int64 `[n, depth]` token ids.
-
-        Returns:
-            float32 `[n, depth, hidden_size]`: row d belongs to the token before the draft at depth
-            d + 1, the root first.
         """
         waiting: dict[int, list[int]] = defaultdict(list)
         for index in np.argsort(positions).tolist():
@@ -158,11 +198,7 @@ class OnPolicy:
 
 
 def check(network: Network, loss: Loss) -> None:
-    """Whether a network can be trained on its own words.
-
-    Raises:
-        InvalidOption: the loss or the network learns from labels alone.
-    """
+    """Raise InvalidOption if the loss or the network learns from labels alone."""
     if isinstance(loss, CrossEntropy):
         raise InvalidOption(
             "loss cross-entropy learns from what the target wrote, which does not follow drafted "
@@ -176,7 +212,6 @@ def check(network: Network, loss: Loss) -> None:
 
 
 def _starts(batch: Batch, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-    """Some context rows, of answers alone: text and position of each."""
     rows: list[int] = []
     positions: list[int] = []
     for row, (begin, end) in enumerate(zip(batch.prompt_lengths, batch.lengths, strict=True)):

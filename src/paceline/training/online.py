@@ -1,8 +1,6 @@
-"""Learning while serving: the target corrects the drafter, and the drafter learns from it.
+"""Online speculative decoding: distillation while serving (Liu et al. 2024, arXiv:2310.07177).
 
-Online speculative decoding (Liu et al. 2024, arXiv:2310.07177): where a draft missed what the
-target wrote, the target's law there is at hand for nothing, and a small step of distillation moves
-the drafter towards it.
+The target's distribution where a draft failed is a free teacher for a small update.
 """
 
 from __future__ import annotations
@@ -13,49 +11,43 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from paceline.drafters.online_examples import Example
+from paceline.core.types import LogitArray
+from paceline.drafters.network.online import Example
 from paceline.models.source import ModelSource
 from paceline.networks.weights import Trained
 from paceline.training.batches import Batch, padded
-from paceline.training.forward import forward
-from paceline.training.frozen import module_of
-from paceline.training.fused_losses import fused
-from paceline.training.losses import find_loss
-from paceline.training.optimisers import optimisers, update
+from paceline.training.losses import find_loss, fused
+from paceline.training.module import module_of
+from paceline.training.objective import forward
+from paceline.training.trainer import optimisers, update
 from paceline.training.vocabulary import DraftVocabulary
-from paceline.types import LogitArray
 
+# Token limit of an update's batch.
 _BATCH_TOKENS = 1024
-"""Most tokens of an update's step."""
 
+# Weight of tokens that were drafted right, against forgetting.
 _ELSEWHERE = 0.1
-"""Weight of tokens that were not missed, so that what is right stays right."""
 
+# Learning rate of norms and scales, relative to that of matrices.
 _VECTOR_RATE = 0.1
-"""Learning rate of norms and scales beside that of matrices."""
 
 _CLIP = 1.0
 _DECAY = 0.8
 
 
 class OnlineLearner:
-    """A network's parameters, moved a little by examples. Implements `drafters.online.Learner`."""
+    """Update a network's parameters from examples; a `drafters.online.Learner`.
+
+    Args: `rate` is the constant learning rate of matrices, `loss` as for `losses.find_loss`.
+
+    Raises:
+        InvalidOption: the loss is unknown.
+        ModelError: the target's weights are missing or damaged.
+    """
 
     def __init__(
         self, trained: Trained, source: ModelSource, *, rate: float, loss: str = "forward-kl"
     ) -> None:
-        """Begin where the weights are.
-
-        Args:
-            trained: the network and its weights.
-            source: the target.
-            rate: learning rate of matrices, constant.
-            loss: as for `losses.find_loss`.
-
-        Raises:
-            InvalidOption: there is no such loss.
-            ModelError: the target's weights are missing or damaged.
-        """
         self._module = module_of(trained, source)
         vocabulary = DraftVocabulary(trained.draft_ids, source.config.vocab_size, 1.0)
         self._places = torch.from_numpy(vocabulary.labels(np.arange(vocabulary.size)))
@@ -64,14 +56,9 @@ class OnlineLearner:
         self._optimisers = optimisers(self._module, *self._rates)
 
     def learn(self, examples: Sequence[Example]) -> dict[str, LogitArray] | None:
-        """One pass over examples.
+        """Make one pass over examples; return the new float32 parameters.
 
-        Args:
-            examples: at least one.
-
-        Returns:
-            The new parameters, float32; None if a loss or a parameter became no number: then the
-            pass is undone, and what the optimisers knew is forgotten.
+        None if a loss or parameter is not finite: the pass is undone and optimiser state is reset.
         """
         named = self._module.named()
         before = {name: each.detach().clone() for name, each in named.items()}
@@ -83,7 +70,7 @@ class OnlineLearner:
         return {name: each.detach().numpy().copy() for name, each in named.items()}
 
     def _step(self, batch: Batch) -> bool:
-        """Whether the loss was a number, and the step was made."""
+        # False if the loss is not finite; then no step was made.
         _, loss = forward(
             self._module,
             batch,
@@ -101,7 +88,6 @@ class OnlineLearner:
 
 
 def _batches(examples: Sequence[Example]) -> list[Batch]:
-    """Examples of about the same length side by side."""
     groups: list[list[Example]] = [[]]
     for example in sorted(examples, key=lambda each: len(each.tokens)):
         if groups[-1] and len(example.tokens) * (len(groups[-1]) + 1) > _BATCH_TOKENS:

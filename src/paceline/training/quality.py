@@ -1,4 +1,4 @@
-"""How good a classifier is on held-out prompts: accuracy and AUC, beside what needs no head."""
+"""Logistic regression, and its quality on held-out prompts: accuracy, AUC, calibration (ECE)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from paceline.types import BoolArray, IntArray, ProbArray
+from paceline.core.options import require
+from paceline.core.types import BoolArray, IntArray, LogitArray, ProbArray
 
 _RESAMPLES = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure with its 90% interval, by resampling prompts."""
+    """Value with its 90% bootstrap interval over prompts."""
 
     value: float
     low: float
@@ -23,17 +24,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """A head on held-out prompts.
+    """Held-out quality of a binary classifier.
 
     Attributes:
-        examples: number of held-out mismatches.
-        prompts: number of prompts that they come from.
         base_rate: share of the positive class.
         majority: accuracy of always naming the more frequent class.
-        accuracy: at probability one half.
-        balanced_accuracy: mean of the accuracies within either class.
-        auc: chance that a positive example scores higher than a negative one.
-        logprob_auc: the same for the drafted token's log-probability instead of the head.
+        accuracy: at threshold 0.5.
+        balanced_accuracy: mean of per-class accuracies.
+        logprob_auc: AUC of the drafted token's log-probability instead of the head.
     """
 
     examples: int
@@ -46,12 +44,11 @@ class Quality:
     logprob_auc: Figure
 
     def as_dict(self) -> dict[str, object]:
-        """The figures by name."""
         return asdict(self)
 
 
 def auc(scores: ProbArray, labels: BoolArray) -> float:
-    """Area under the ROC curve; ties count half. NaN with one class alone."""
+    """Return the area under the ROC curve; ties count half. NaN with one class alone."""
     positive = int(labels.sum())
     negative = len(labels) - positive
     if not positive or not negative:
@@ -65,13 +62,13 @@ def auc(scores: ProbArray, labels: BoolArray) -> float:
 def judge_quality(
     probabilities: ProbArray, labels: BoolArray, logprobs: ProbArray, prompts: IntArray
 ) -> Quality:
-    """Figures of a head.
+    """Evaluate a classifier, resampling whole prompts.
 
     Args:
         probabilities: float64 `[n]`, of the positive class.
         labels: bool `[n]`.
-        logprobs: float64 `[n]`, of the drafted tokens, signed so that larger speaks for positive.
-        prompts: int64 `[n]`, which prompt each example comes from.
+        logprobs: float64 `[n]`, of drafted tokens, signed so that larger means positive.
+        prompts: int64 `[n]`, prompt of each example.
     """
     said = probabilities > 0.5
 
@@ -109,3 +106,105 @@ def _interval(of: Callable[[IntArray], float], groups: list[IntArray]) -> Figure
     ]
     low, high = np.nanquantile(values, [0.05, 0.95])
     return Figure(of(np.concatenate(groups)), float(low), float(high))
+
+
+# Logistic regression with weighted examples, by Newton's method:
+
+_STEPS = 100
+_SMALL = 1e-8
+
+
+def fit_logistic(
+    features: LogitArray, labels: BoolArray, weights: ProbArray, penalty: float
+) -> tuple[LogitArray, float]:
+    """Fit weighted L2 logistic regression by Newton's method; return float32 `[d]` weight and bias.
+
+    Features are standardised for the penalty; the result is for unstandardised ones.
+
+    Args:
+        features: float32 `[n, d]`.
+        labels: bool `[n]`, both classes present.
+        weights: float64 `[n]`; only ratios matter.
+        penalty: weight of half the squared norm.
+    """
+    x = features.astype(np.float64)
+    mean, scale = x.mean(axis=0), x.std(axis=0)
+    scale[scale < _SMALL] = 1.0  # a constant feature says nothing, and gets no weight
+    x = np.column_stack([(x - mean) / scale, np.ones(len(x))])
+    y = labels.astype(np.float64)
+    share: ProbArray = weights / weights.sum()
+    ridge = np.full(x.shape[1], penalty)
+    ridge[-1] = 0.0
+    w = np.zeros(x.shape[1])
+    for _ in range(_STEPS):
+        probability = _sigmoid(x @ w)
+        gradient = x.T @ (share * (probability - y)) + ridge * w
+        if np.abs(gradient).max() < _SMALL:
+            break
+        curvature = share * probability * (1 - probability)
+        hessian = (x.T * curvature) @ x + np.diag(ridge + _SMALL)
+        step = np.asarray(np.linalg.solve(hessian, gradient), dtype=np.float64)
+        w = _descend(x, y, share, ridge, w, step)
+    weight = w[:-1] / scale
+    return weight.astype(np.float32), float(w[-1] - weight @ mean)
+
+
+def _descend(
+    x: ProbArray, y: ProbArray, weights: ProbArray, ridge: ProbArray, w: ProbArray, step: ProbArray
+) -> ProbArray:
+    # Backtracking line search: halves the step until the loss does not rise.
+    before = _loss(x, y, weights, ridge, w)
+    for _ in range(30):
+        after = w - step
+        if _loss(x, y, weights, ridge, after) <= before:
+            return after
+        step = step / 2
+    return w
+
+
+def _loss(x: ProbArray, y: ProbArray, weights: ProbArray, ridge: ProbArray, w: ProbArray) -> float:
+    score = x @ w
+    entropy = np.logaddexp(0.0, score) - y * score
+    return float(weights @ entropy + 0.5 * (ridge * w) @ w)
+
+
+def _sigmoid(score: ProbArray) -> ProbArray:
+    out: ProbArray = 0.5 * (1 + np.tanh(0.5 * score))
+    return out
+
+
+# Whether predicted probabilities are what happens:
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """Predictions against outcomes in non-empty bins of equal width over [0, 1].
+
+    Attributes:
+        predicted: float64 `[b]`, mean prediction.
+        observed: float64 `[b]`, mean outcome.
+        counts: int64 `[b]`.
+        error: expected calibration error (ECE).
+    """
+
+    predicted: ProbArray
+    observed: ProbArray
+    counts: IntArray
+    error: float
+
+
+def reliability(predictions: ProbArray, outcomes: ProbArray, bins: int = 10) -> Reliability:
+    """Bin float64 `[n]` predictions in [0, 1] against outcomes (or their probability) in [0, 1].
+
+    Raises:
+        InvalidOption: there are no examples, or no bins.
+    """
+    require(bins >= 1, "bins", bins, "1 or more")
+    require(len(predictions) > 0, "number of examples", len(predictions), "1 or more")
+    places = np.digitize(predictions, np.linspace(0, 1, bins + 1)[1:-1])
+    counts = np.bincount(places, minlength=bins)
+    used = counts > 0
+    predicted = np.bincount(places, predictions, bins)[used] / counts[used]
+    observed = np.bincount(places, outcomes, bins)[used] / counts[used]
+    error = float(np.average(np.abs(predicted - observed), weights=counts[used]))
+    return Reliability(predicted, observed, counts[used], error)

@@ -1,4 +1,4 @@
-"""The course of a run, and the card that is written at its end."""
+"""Loss course of a training run, and the model card written at its end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from paceline.training.card import Card, Cost, Data, HeldOut, LossPoint, as_dict
 from paceline.training.objective import Hits
 from paceline.training.trainer import Recipe, Report
 
+# Updates per point of the loss curve.
 _EVERY = 20
-"""Updates per point of the loss curve."""
 
 
 class Course:
-    """Losses and time of a run, over all its stretches."""
+    """Losses and seconds of a run over all its sessions; `kept` continues from `as_dict`."""
 
     def __init__(self, kept: Mapping[str, Any] | None = None) -> None:
-        """Begin, or go on from what `as_dict` gave."""
         kept = kept or {"points": [], "seconds": 0.0, "tokens": 0}
         self.points = [LossPoint(*point) for point in kept["points"]]
         self.seconds = float(kept["seconds"])
@@ -35,7 +34,6 @@ class Course:
         self._clock = perf_counter()
 
     def add(self, report: Report) -> None:
-        """Note an update."""
         now = perf_counter()
         self.seconds += now - self._clock
         self._clock = now
@@ -45,11 +43,9 @@ class Course:
             self._point(report.step, None)
 
     def held_out(self, step: int, loss: float) -> None:
-        """Note the loss on texts that are held out."""
         self._point(step, loss)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values that JSON holds."""
         points = [[p.step, p.training, p.held_out] for p in self.points]
         return {"points": points, "seconds": self.seconds, "tokens": self.tokens}
 
@@ -71,19 +67,11 @@ def write_card(
     coverage: float,
     judged: tuple[int, Hits],
 ) -> None:
-    """Write the card beside the weights, as Markdown and JSON, and the loss curve if it can be
-    drawn.
+    """Write the card next to the weights at `out`, as Markdown and JSON, with the loss curve.
 
     Args:
-        out: file of the weights, which is there.
-        trained: what was trained.
-        course: how it went.
-        recipe: how it was trained.
-        data: settings of the data set.
-        texts: of the data set.
-        answer_tokens: of the data set.
         coverage: share of the target's tokens that the draft vocabulary holds.
-        judged: how many texts were held out, and how drafts fare there.
+        judged: number of held-out texts, and greedy hits there.
 
     Raises:
         InvalidOption: a file cannot be written.
@@ -125,11 +113,7 @@ def write_card(
 
 
 def save_card(out: Path, card: Card) -> None:
-    """Write a card beside the weights, and the loss curve if it can be drawn.
-
-    Args:
-        out: file of the weights.
-        card: what to write.
+    """Write a card next to the weights at `out`; the loss curve only with matplotlib.
 
     Raises:
         InvalidOption: a file cannot be written.
@@ -137,7 +121,7 @@ def save_card(out: Path, card: Card) -> None:
     plot = None
     try:
         if importlib.util.find_spec("matplotlib") and card.losses:
-            from paceline.training.card_plot import loss_plot
+            from paceline.training.plots import loss_plot
 
             plot = out.with_suffix(".png")
             plot.write_bytes(loss_plot(card))

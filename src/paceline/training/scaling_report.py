@@ -1,4 +1,4 @@
-"""What a scaling study shows, to read, as JSON and as figures."""
+"""Report of a scaling study: JSON, Markdown and figures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.strict_json import dumps
-from paceline.training.counts import short
-from paceline.training.scaling_laws import Law, laws
-from paceline.training.scaling_runs import Point, write_whole
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+
+from paceline.measure.machine import dumps
+from paceline.training.plots import COLOURS, png
+from paceline.training.scaling import Law, LogLinear, Point, laws, write_whole
+from paceline.training.trainer import short
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +23,9 @@ class Study:
     """Runs of one target on one set of texts, by one recipe.
 
     Attributes:
-        command: that made it.
-        model: name of the target.
-        settings: what all runs share.
-        training_tokens: of the texts that are trained on, each counted once.
-        held_out: number of texts that drafts are judged on.
-        asked: number of runs.
-        points: those that are finished.
+        training_tokens: of the training texts, each counted once.
+        held_out: number of held-out texts.
+        asked: planned runs; `points` are the finished ones.
     """
 
     command: str
@@ -38,12 +38,10 @@ class Study:
 
     @property
     def complete(self) -> bool:
-        """Whether all runs are finished."""
         return len(self.points) == self.asked
 
 
 def as_dict(study: Study, found: Sequence[Law]) -> dict[str, Any]:
-    """All of a study as plain values."""
     return {
         "command": study.command,
         "complete": study.complete,
@@ -66,13 +64,6 @@ def as_dict(study: Study, found: Sequence[Law]) -> dict[str, Any]:
 
 
 def markdown(study: Study, found: Sequence[Law], plots: Mapping[str, str]) -> str:
-    """A study to read.
-
-    Args:
-        study: what was done.
-        found: its laws.
-        plots: link of each figure by its title.
-    """
     state = "" if study.complete else f" {len(study.points)} of {study.asked} runs are finished."
     parts = [
         f"# How drafters of {study.model} grow",
@@ -90,7 +81,7 @@ def markdown(study: Study, found: Sequence[Law], plots: Mapping[str, str]) -> st
 
 
 def write_report(folder: Path, study: Study) -> dict[str, Any]:
-    """Write scaling.json, scaling.md and, with matplotlib, the figures; the content of the first.
+    """Write scaling.json, scaling.md and, with matplotlib, the figures; return the JSON content.
 
     Raises:
         InvalidOption: a file cannot be written.
@@ -98,7 +89,7 @@ def write_report(folder: Path, study: Study) -> dict[str, Any]:
     found = laws(study.points)
     plots: dict[str, str] = {}
     if importlib.util.find_spec("matplotlib"):
-        from paceline.training.scaling_plot import scaling_plot
+        pass
 
         for size, value in dict.fromkeys((law.size, law.value) for law in found):
             shown = {law.label: law.fit for law in found if (law.size, law.value) == (size, value)}
@@ -148,3 +139,73 @@ def _laws(found: Sequence[Law]) -> str:
             f"({slope.low:+.3f} to {slope.high:+.3f}) | {fit.explained:.0%} |"
         )
     return "\n".join(rows)
+
+
+# The figure of a scaling study:
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLaw:
+    """Published scaling law, drawn next to the fits.
+
+    `per_tenfold` is its slope per factor of ten in the unit of the points; None if only its form is
+    known.
+    """
+
+    label: str = "law of arXiv:2505.07858, end to end"
+    per_tenfold: float | None = None
+
+    def line(self, fit: LogLinear) -> tuple[list[float], list[float]]:
+        """Return sizes and values of the line's two ends.
+
+        With a slope the line passes through the middle of the points, since intercepts depend on
+        the model. Without one it joins the ends, to show how far the points bend from the form.
+        """
+        ends = np.array([fit.sizes.min(), fit.sizes.max()])
+        if self.per_tenfold is None:
+            values = [float(fit.values[fit.sizes == end].mean()) for end in ends]
+            return ends.tolist(), values
+        middle = np.log10(fit.sizes).mean()
+        shift = self.per_tenfold * (np.log10(ends) - middle)
+        return ends.tolist(), (fit.values.mean() + shift).tolist()
+
+
+def scaling_plot(
+    fits: Mapping[str, LogLinear],
+    size_name: str,
+    value_name: str,
+    published: PublishedLaw | None = None,
+) -> bytes:
+    """Plot fits on a logarithmic axis that ends where the points do."""
+    law = published or PublishedLaw()
+    alone = len(fits) == 1
+    rows = len(fits) + 1
+
+    def draw(axes: Axes) -> None:
+        for index, (name, fit) in enumerate(fits.items()):
+            colour = COLOURS[0] if alone else f"C{index}"
+            slope = fit.per_tenfold
+            label = (
+                f"{name}: {slope.value:+.3g} per tenfold ({slope.low:+.3g} to {slope.high:+.3g})"
+            )
+            grid = np.geomspace(fit.sizes.min(), fit.sizes.max(), 50)
+            grid[[0, -1]] = fit.sizes.min(), fit.sizes.max()  # rounding may not lead outside
+            axes.fill_between(grid, *fit.band(grid), color=colour, alpha=0.15, linewidth=0)
+            axes.plot(grid, fit.at(grid), color=colour, label=label)
+            axes.plot(fit.sizes, fit.values, "o", color=colour)
+        for index, fit in enumerate(fits.values()):
+            colour = COLOURS[1] if alone else "black"
+            once = law.label if index == 0 else None
+            axes.plot(*law.line(fit), color=colour, linestyle="--", linewidth=1, label=once)
+        sizes = np.concatenate([fit.sizes for fit in fits.values()])
+        axes.set_xscale("log")
+        narrow = sizes.max() < 50 * sizes.min()  # then powers of ten are too few
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(size_name)
+        axes.set_ylabel(value_name)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.12 * rows * (high - low))  # the legend hides no point
+
+    return png(draw, 3 + 0.2 * rows)

@@ -1,7 +1,7 @@
-"""Which tokens a drafter may draft: those that the target writes most often (arXiv:2506.22694).
+"""Draft vocabulary: the target's most frequent tokens (VocabTrim, arXiv:2506.22694).
 
-A drafter's LM head needs rows for these alone. Its law is zero elsewhere, which every lossless
-rule allows: tokens that are left out come from corrections.
+The drafter's LM head has rows for these alone, and its distribution is 0 elsewhere. That stays
+lossless: other tokens come from the residual distribution.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.core.types import IntArray, ProbArray
 from paceline.errors import InvalidOption
-from paceline.types import IntArray, ProbArray
 
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
-    """The tokens that are kept.
+    """Tokens of the draft vocabulary.
 
     Attributes:
-        ids: int64 `[k]`, ascending: a drafter's index `i` means the target's token `ids[i]`.
-        size: width of the target's vocabulary.
-        coverage: share of the counted tokens that are kept.
+        ids: int64 `[k]`, ascending: draft index `i` is the target's token `ids[i]`.
+        size: of the target's vocabulary.
+        coverage: share of the counted tokens.
     """
 
     ids: IntArray
@@ -30,7 +30,7 @@ class DraftVocabulary:
     coverage: float
 
     def labels(self, tokens: IntArray) -> IntArray:
-        """int64, the index of each of the target's `tokens` among the kept; -1 for the others."""
+        """Return int64 draft indices of the target's `tokens`; -1 for others."""
         places = np.full(self.size, -1, dtype=np.int64)
         places[self.ids] = np.arange(len(self.ids))
         found: IntArray = places[tokens]
@@ -38,15 +38,7 @@ class DraftVocabulary:
 
 
 def count_tokens(texts: Iterable[IntArray], size: int) -> IntArray:
-    """How often each token of a vocabulary occurs.
-
-    Args:
-        texts: int64 token ids that the target wrote; prompts do not belong here.
-        size: of the vocabulary.
-
-    Returns:
-        int64 `[size]`.
-    """
+    """Count each token in int64 texts that the target wrote (without prompts); int64 `[size]`."""
     counts = np.zeros(size, dtype=np.int64)
     for text in texts:
         counts += np.bincount(text, minlength=size)
@@ -54,15 +46,10 @@ def count_tokens(texts: Iterable[IntArray], size: int) -> IntArray:
 
 
 def keep_frequent(counts: IntArray, k: int, always: Collection[int] = ()) -> DraftVocabulary:
-    """The `k` most frequent tokens, of equally frequent ones those with the lowest ids.
-
-    Args:
-        counts: int64 `[size]`.
-        k: how many to keep.
-        always: ids that are kept however rare, and count among the `k`: those that end a text.
+    """Return the `k` most frequent tokens, ties by lowest id; `always` (end tokens) are among them.
 
     Raises:
-        InvalidOption: `k` is less than one, than `always` needs, or more than there are.
+        InvalidOption: `k` is below one or `len(always)`, or above the vocabulary size.
     """
     if not max(1, len(set(always))) <= k <= len(counts):
         raise InvalidOption(
@@ -77,7 +64,7 @@ def keep_frequent(counts: IntArray, k: int, always: Collection[int] = ()) -> Dra
 
 
 def coverage_curve(counts: IntArray) -> ProbArray:
-    """float64 `[size]`: at `k - 1`, the share of tokens that the `k` most frequent cover.
+    """Return float64 `[size]`: at `k - 1`, the share of tokens that the `k` most frequent cover.
 
     Raises:
         InvalidOption: nothing was counted.

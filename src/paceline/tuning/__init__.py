@@ -1,1 +1,1 @@
-"""Finding the configuration that is fastest on a machine, for a model and prompts."""
+"""Search for the fastest configuration on a machine, for a model and prompts."""

@@ -1,8 +1,5 @@
-"""Which configuration to try next, and which trial is not worth going on with: Optuna's part.
-
-A tree-structured Parzen estimator proposes (Bergstra et al. 2011), asynchronous successive halving
-ends trials early (Li et al. 2020, arXiv:1810.05934). The study lives in a journal file, and so
-does the evidence: whatever ends a run, the next one goes on from there.
+"""Configuration search by Optuna: TPE proposals (Bergstra et al. 2011) with ASHA pruning
+(asynchronous successive halving, arXiv:1810.05934). Study and evidence are journaled: runs resume.
 """
 
 from __future__ import annotations
@@ -17,48 +14,41 @@ import optuna
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
+from paceline.core.cache import make_dir
 from paceline.errors import ModelError
-from paceline.models.cache import make_dir
-from paceline.tuned import Configuration, set_aside
-from paceline.tuning.evidence import Evidence
-from paceline.tuning.space import FIRST_SIZING, SIZINGS, Space, configuration
+from paceline.registry.tuned_choice import Configuration, set_aside
+from paceline.tuning.space import FIRST_SIZING, SIZINGS, Evidence, Space, configuration
 
+# Prompts before a trial can be pruned: on a single one all drafters may be useless.
 _RUNG = 3
-"""Prompts before a trial can be pruned: on a single one all drafters may be useless."""
 
+# Reduction factor of successive halving; rungs are at 3, 6 and 12 prompts.
 _HALVING = 2
-"""One in so many trials survives a rung; rungs stand at 3, 6 and 12 prompts."""
 
 _PRUNED = "pruned"
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A configuration on trial."""
+    """Configuration on trial."""
 
     configuration: Configuration
     trial: Trial
 
 
 class Search:
-    """A resumable study of a space; every configuration is tried once at most.
-
-    Attributes:
-        space: what is tried.
-        evidence: what was measured.
-    """
+    """Resumable study of a space; every configuration is tried once at most."""
 
     def __init__(
         self, path: Path, name: str, prompts: int, seed: int = 0, space: Space | None = None
     ) -> None:
-        """Open the study `name` in a journal, or begin it.
+        """Open the study `name` in the journal at `path`, or begin it.
 
         Args:
-            path: the journal. A damaged one is set aside with a warning.
-            name: of everything that the figures depend on; studies of other names are left alone.
-            prompts: prompts of a whole trial.
-            seed: of the proposals.
-            space: what to try; None is all that needs no trained weights.
+            path: a damaged journal is set aside with a warning.
+            name: of everything that the figures depend on.
+            prompts: of a whole trial.
+            space: None is all that needs no trained weights.
 
         Raises:
             ModelError: the cache cannot be written.
@@ -83,7 +73,7 @@ class Search:
             self._study.enqueue_trial(first, skip_if_exists=True)
 
     def cohort(self, size: int) -> list[Candidate]:
-        """Up to `size` configurations that have not been tried; none once all have been."""
+        """Propose up to `size` untried configurations; none once all were tried."""
         out: list[Candidate] = []
         while len(out) < size:
             tried = self._tried() | {each.configuration.name for each in out}
@@ -99,7 +89,7 @@ class Search:
         return out
 
     def prune(self, candidate: Candidate, speedup: float, prompts: int) -> bool:
-        """Book a trial's speed-up after some prompts; whether it should end here."""
+        """Record a trial's speedup after some prompts; return if it should end here."""
         candidate.trial.report(speedup, prompts)
         if not candidate.trial.should_prune():
             return False
@@ -108,7 +98,7 @@ class Search:
         return True
 
     def finish(self, candidate: Candidate, speedup: float, prompts: int) -> None:
-        """End a trial with what it measured; one cut short before the first rung is put back."""
+        """End a trial; one that ended before the first rung can be tried again."""
         if prompts >= min(_RUNG, self._prompts):
             self._study.tell(candidate.trial, speedup)
             return
@@ -117,7 +107,6 @@ class Search:
 
     @property
     def pruned(self) -> set[str]:
-        """Names of configurations that were given up early."""
         trials = self._study.get_trials(deepcopy=False)
         return {_of(trial.params).name for trial in trials if trial.user_attrs.get(_PRUNED)}
 
@@ -135,7 +124,7 @@ class Search:
 
 
 def _open(path: Path, name: str, seed: int, begins: int) -> tuple[optuna.Study, Evidence]:
-    """The study and what it knows; its first `begins` trials are no proposals."""
+    # The first `begins` trials are enqueued, not proposed.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(
@@ -152,11 +141,7 @@ def _open(path: Path, name: str, seed: int, begins: int) -> tuple[optuna.Study, 
 
 
 def _mend(path: Path) -> None:
-    """Drop a last line that a crash cut short: what is written next would be glued to it.
-
-    Raises:
-        ValueError: another line is no entry of a journal.
-    """
+    # Drop a last line that a crash truncated; ValueError if another line is no journal entry.
     if not path.exists():
         return
     content = path.read_bytes()

@@ -1,22 +1,33 @@
-"""What is tried: drafters alone and combined, and ways to set the size of their drafts."""
+"""Search space of tuning, the prompts it is measured on, and the measurements."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import gc
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
-from paceline.drafting import DEFAULT_DRAFTER, has_coarser
-from paceline.networks.shipped import shipped_cards
-from paceline.tuned import Configuration
+from paceline.core.types import SamplingParams
+from paceline.errors import PromptError
+from paceline.measure.agent import Dialogues
+from paceline.measure.prompts import BenchPrompt, spread
+from paceline.measure.report import BASELINE, Row, rows
+from paceline.measure.run import Race, Record, Run, warm_up
+from paceline.networks.weights import shipped_cards
+from paceline.registry.assembly import DEFAULT_DRAFTER, has_coarser
+from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.tuned_choice import Configuration
 
 if TYPE_CHECKING:
-    from paceline.loading import Loaded
+    from paceline.registry.loading import Loaded
 
+# Autoregressive decoding: the baseline, and the choice if nothing is faster.
 PLAIN = Configuration("none")
-"""What every candidate is measured against, and what is kept if none of them is faster."""
 
+# Most valuable first, for short time limits.
 _MODEL_FREE: tuple[str, ...] = (
     "suffix-decoding+recycling",
     "recycling",
@@ -32,8 +43,8 @@ _MODEL_FREE: tuple[str, ...] = (
     "suffix-decoding+recycling+cacheback",
     "suffix-decoding+recycling+aded",
 )
-"""Those first that are worth most where time is short."""
 
+# By network: drafters with its weights. For a small model, a network pays best after a free one.
 _TRAINED: Mapping[str, tuple[str, ...]] = {
     "eagle3": (
         "suffix-automaton>eagle3",
@@ -50,11 +61,9 @@ _TRAINED: Mapping[str, tuple[str, ...]] = {
     "block-parallel": ("suffix-automaton>block-parallel",),
     "draft-lm": ("suffix-automaton>draft-lm",),
 }
-"""By network: what to try with its weights. In front of a small model a network pays best behind a
-drafter that costs nothing."""
 
+# For fp32 models.
 _COARSER = ("suffix-automaton>quantised", "quantised")
-"""For models at fp32."""
 
 _SIZES: tuple[tuple[str, int | None, int | None], ...] = (
     ("cost-model", None, None),
@@ -70,42 +79,36 @@ _SIZES: tuple[tuple[str, int | None, int | None], ...] = (
     ("fixed", 15, 8),
 )
 
+# Controller, nodes and depth.
 SIZINGS: Mapping[str, tuple[str, int | None, int | None]] = {
     controller if nodes is None else f"{controller} {nodes}x{depth}": (controller, nodes, depth)
     for controller, nodes, depth in _SIZES
 }
-"""Controller, nodes and depth, by name."""
 
+# Tried with all drafters before other sizings.
 FIRST_SIZING = next(iter(SIZINGS))
-"""What all drafters are tried with before their sizes are varied."""
 
 
 def configuration(drafter: str, sizing: str) -> Configuration:
-    """A point of the space."""
     return Configuration(drafter, *SIZINGS[sizing])
 
 
+# Meaning of drafter "auto" without tuning.
 DEFAULT = configuration(DEFAULT_DRAFTER, FIRST_SIZING)
-"""What drafter "auto" is where nothing was tuned."""
 
 
 class Space:
-    """All drafters with all sizings.
+    """All drafters by all sizings.
 
     Attributes:
-        drafters: those first that are worth most where time is short, the default before all.
-        weights: by network that has weights for the model, what tells them from others.
+        drafters: the default first, then by value for short time limits.
+        weights: by network with weights for the model, their fingerprint.
     """
 
     def __init__(
         self, trained: Mapping[str, object] = MappingProxyType({}), coarser: bool = False
     ) -> None:
-        """Take the drafters that need no weights, and those of networks that have some.
-
-        Args:
-            trained: by network, what tells its weights from others.
-            coarser: whether the target's own weights can draft at int8.
-        """
+        """`coarser`: the target's own weights can draft at int8."""
         self.weights = {name: trained[name] for name in _TRAINED if name in trained}
         with_weights = [_TRAINED[name] for name in self.weights]
         best = [names[0] for names in with_weights]
@@ -116,7 +119,7 @@ class Space:
 
     @classmethod
     def of(cls, loaded: Loaded) -> Space:
-        """What there is to try with a loaded model."""
+        """Build the space of a loaded model."""
         target = loaded.target
         coarser = has_coarser(target.capabilities)
         if getattr(target, "run_network", None) is None or not target.capabilities.feature_layers:
@@ -128,13 +131,179 @@ class Space:
 
     @cached_property
     def everything(self) -> Mapping[str, Configuration]:
-        """All points by name."""
         return {found.name: found for sizing in SIZINGS for found in self._with(sizing)}
 
     def first_untried(self, tried: Collection[str]) -> tuple[str, str] | None:
-        """Drafter and sizing of the first point whose name is not among `tried`."""
+        """Return drafter and sizing of the first point whose name is not in `tried`."""
         points = ((drafter, sizing) for sizing in SIZINGS for drafter in self.drafters)
         return next((p for p in points if configuration(*p).name not in tried), None)
 
     def _with(self, sizing: str) -> Iterable[Configuration]:
         return (configuration(drafter, sizing) for drafter in self.drafters)
+
+
+# Where configurations are measured:
+
+FEWEST_PROMPTS = 4
+_MOST_PROMPTS = 24
+
+# From prompt, configurations and a stop check between slices to a record; raises Stopped.
+Play = Callable[[int, Sequence[Configuration], Callable[[], object]], Record]
+
+
+class Track(Protocol):
+    """Measurements for a search."""
+
+    @property
+    def searching(self) -> Sequence[int]:
+        """Return prompt numbers for the comparison of candidates."""
+
+    @property
+    def held_out(self) -> Sequence[int]:
+        """Return prompt numbers for finals."""
+
+    def open(self, configurations: Sequence[Configuration]) -> Play:
+        """Return fresh engines for configurations, without history of any prompt."""
+
+
+class ModelTrack:
+    """Track over a model: the first half of the prompts is for search, the second held out.
+
+    Raises:
+        PromptError: there are fewer than four prompts, or one is longer than the context.
+    """
+
+    def __init__(
+        self, loaded: Loaded, prompts: Sequence[BenchPrompt], params: SamplingParams
+    ) -> None:
+        if len(prompts) < FEWEST_PROMPTS:
+            raise PromptError(
+                f"tuning needs {FEWEST_PROMPTS} prompts or more, half of them to prove the winner "
+                f"on, and there are {len(prompts)}: add prompts"
+            )
+        self._loaded = loaded
+        self._params = params
+        self.work = Dialogues(spread(prompts, _MOST_PROMPTS))
+        count = len(self.work.prompts)
+        self.searching: Sequence[int] = range(count // 2)
+        self.held_out: Sequence[int] = range(count // 2, count)
+        self._plain = make_engine(loaded, drafter=PLAIN.drafter, max_batch=1)
+        self.work.check(self._plain, params)
+        warm_up({BASELINE: self._plain}, self.work.opening)
+        loaded.costs  # noqa: B018 (measured now, not within the time limit)
+        self._turn = 0
+
+    def open(self, configurations: Sequence[Configuration]) -> Play:
+        # Drafters learn from prompt to prompt, as in use.
+        gc.collect()  # engines of the round before hold tables and caches
+        engines = {BASELINE: self._plain}
+        for each in configurations:
+            engines[each.name] = make_engine(
+                self._loaded,
+                drafter=each.drafter,
+                controller=each.controller,
+                nodes=each.nodes,
+                depth=each.depth,
+                max_batch=1,
+            )
+        warm_up(engines, self.work.opening)
+
+        def play(prompt: int, who: Sequence[Configuration], stop: Callable[[], object]) -> Record:
+            names = [BASELINE, *(each.name for each in who)]
+            race = Race({name: engines[name] for name in names}, turn=self._turn, stop=stop)
+            self._turn += 1
+            [record] = self.work.play([prompt], race, self._params)
+            return record
+
+        return play
+
+
+# What was measured so far:
+
+_CATEGORY = "prompts"
+
+
+class Evidence:
+    """Paired runs, configuration against baseline, on equal prompts in interleaved time slices.
+
+    Only ratios within a pair are formed, so a machine that slows down affects both sides. `keep`
+    gets every changed key with its plain value; `kept` restores from these.
+    """
+
+    def __init__(
+        self,
+        kept: Mapping[str, Any] | None = None,
+        keep: Callable[[str, Any], None] = lambda key, value: None,
+    ) -> None:
+        self._keep = keep
+        self._pairs: dict[str, dict[int, Record]] = {}
+        for key, value in (kept or {}).items():
+            name, prompt = json.loads(key)
+            self._pairs.setdefault(name, {})[int(prompt)] = Record.from_dict(value)
+
+    def add(self, record: Record) -> None:
+        """Record the result of every configuration of a race on a prompt."""
+        for name in record.runs.keys() - {BASELINE}:
+            mine = self._pairs.setdefault(name, {})
+            runs = {each: Run() for each in (name, BASELINE)}
+            for source in filter(None, (mine.get(record.index), record)):
+                for each, run in runs.items():
+                    run.stats.add(source.runs[each].stats)
+            pair = Record(record.index, record.question_id, _CATEGORY, runs)
+            mine[record.index] = pair
+            self._keep(json.dumps([name, record.index]), pair.as_dict())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._pairs)
+
+    def forwards(self, name: str, prompt: int) -> int:
+        pair = self._pairs.get(name, {}).get(prompt)
+        return 0 if pair is None else pair.runs[name].stats.target_forwards
+
+    def speedup(self, name: str, prompts: Collection[int] | None = None) -> float:
+        """Return tokens per second relative to the baseline; 0 if nothing was measured."""
+        tokens = seconds = base_tokens = base_seconds = 0.0
+        for pair in self._chosen(name, prompts):
+            mine, base = pair.runs[name].stats, pair.runs[BASELINE].stats
+            tokens += mine.committed_tokens
+            seconds += mine.decode_seconds
+            base_tokens += base.committed_tokens
+            base_seconds += base.decode_seconds
+        plain = seconds * base_tokens
+        return tokens * base_seconds / plain if plain else 0.0
+
+    def ranked(self, prompts: Collection[int] | None = None) -> list[str]:
+        """Return configurations measured on some prompts (None: any), the fastest first.
+
+        Log speedups shrink to their mean by the weight of one prompt, against lucky prompts.
+        """
+        measured = {name: self.speedup(name, prompts) for name in self._pairs}
+        logs = {name: math.log(speedup) for name, speedup in measured.items() if speedup}
+        mean = sum(logs.values()) / max(len(logs), 1)
+
+        def score(name: str) -> float:
+            count = len(self._chosen(name, prompts))
+            return (count * logs[name] + mean) / (count + 1)
+
+        return sorted(logs, key=score, reverse=True)
+
+    def row(self, name: str, prompts: Collection[int] | None = None) -> Row | None:
+        """Return figures of a configuration over some prompts, or None.
+
+        Keys of `bench.report.rows`, and `forward_cost`: with drafting, in baseline forwards.
+        """
+        chosen = self._chosen(name, prompts)
+        if not chosen:
+            return None
+        row = rows(chosen, {name: True})[0]
+        speedup = row["speedup"]
+        return {**row, "forward_cost": row["block_efficiency"] / speedup if speedup else None}
+
+    def rows(self, prompts: Collection[int] | None = None) -> list[Row]:
+        found = (self.row(name, prompts) for name in self.ranked(prompts))
+        return [row for row in found if row is not None]
+
+    def _chosen(self, name: str, prompts: Collection[int] | None) -> list[Record]:
+        pairs = sorted(self._pairs.get(name, {}).items())
+        return [pair for prompt, pair in pairs if prompts is None or prompt in prompts]

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, Self
 
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.options import arguments
+from paceline.core.types import (
+    ROOT,
+    Capabilities,
+    Distribution,
+    LogitArray,
+    Needs,
+    SamplingScheme,
+    TokenTree,
+    Verdict,
+)
 from paceline.errors import IncompatibleDraft
-from paceline.options import arguments
-from paceline.randomness import Randomness
-from paceline.types import ROOT, Law, LawKind, LogitArray, Needs, TokenTree, Verdict
-from paceline.verifiers.context import VerifierContext
+from paceline.sampling.randomness import Randomness
+
+# Verifier inputs.
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierContext:
+    """Inputs for building a verifier.
+
+    Attributes:
+        target: capabilities of the target whose drafts it verifies.
+        model: fingerprint of the target's weights, for rules with trained heads.
+        encode: text to token ids, for rules with prompts of their own.
+        options: what the user set, as text.
+    """
+
+    target: Capabilities
+    model: str
+    encode: Callable[[str], list[int]]
+    options: Mapping[str, str] = field(default_factory=dict)
+
 
 # Chains alone, or trees, of which chains are the simplest.
 Shape = Literal["chain", "tree"]
@@ -20,7 +49,7 @@ Shape = Literal["chain", "tree"]
 _SUMS_TO_ONE = 1e-6
 
 
-class TargetLaws(Protocol):
+class TargetDistributions(Protocol):
     """Target's processed distributions at the root and at each node of a draft."""
 
     @property
@@ -28,15 +57,15 @@ class TargetLaws(Protocol):
         """Return the absolute position of the first drafted token."""
         ...
 
-    def law(self, node: int) -> Law:
+    def distribution(self, node: int) -> Distribution:
         """Return the distribution of the token after `node` (`ROOT` for the root)."""
         ...
 
-    def winner(self, node: int, position: int, randomness: Randomness) -> int:
+    def sample(self, node: int, position: int, randomness: Randomness) -> int:
         """Return the Gumbel-max token of `position` at `node`; cheaper than the distribution."""
         ...
 
-    def soft(self, node: int) -> Law:
+    def soft(self, node: int) -> Distribution:
         """Return the distribution, at temperature 1 where the request is greedy."""
         ...
 
@@ -52,14 +81,14 @@ class Verifier(ABC):
     lossless: ClassVar[bool]
     # Kinds of draft distribution that the rule is defined for; None stands for deterministic
     # drafts.
-    accepts: ClassVar[frozenset[LawKind | None]]
+    accepts: ClassVar[frozenset[SamplingScheme | None]]
     # Draft shapes that the rule is defined for.
     shape: ClassVar[Shape] = "tree"
     # Whether the guarantee holds at temperature 0 alone.
     greedy_only: ClassVar[bool] = False
     # Whether the rule's own tokens are the Gumbel-max winners of their position: drafts drawn
     # with the same noise agree more often.
-    follows_noise: ClassVar[bool] = False
+    gumbel_coupled: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs()
 
     @classmethod
@@ -68,7 +97,9 @@ class Verifier(ABC):
         return cls(**arguments(cls, "verifier", context.options))
 
     @abstractmethod
-    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
         """Return the accepted path of `draft` and the token after it.
 
         Raises:
@@ -82,9 +113,9 @@ class Verifier(ABC):
         return draft
 
 
-def check_law(verifier: Verifier, draft: TokenTree) -> None:
+def check_sampling(verifier: Verifier, draft: TokenTree) -> None:
     """Raise IncompatibleDraft unless the rule is exact for the draft's kind; empty drafts pass."""
-    kind = None if draft.law is None else draft.law.kind
+    kind = None if draft.sampling is None else draft.sampling.kind
     if len(draft) and kind not in verifier.accepts:
         known = ", ".join(sorted(k or "deterministic" for k in verifier.accepts))
         raise IncompatibleDraft(
@@ -93,28 +124,28 @@ def check_law(verifier: Verifier, draft: TokenTree) -> None:
         )
 
 
-def row(verifier: Verifier, draft: TokenTree, parent: int) -> Law:
+def row(verifier: Verifier, draft: TokenTree, parent: int) -> Distribution:
     """Return the distribution that the children of `parent` were drawn from.
 
     Raises:
         IncompatibleDraft: there is none, or it does not sum to one.
     """
-    law = None if draft.law is None else draft.law.rows.get(parent)
-    if law is None:
+    distribution = None if draft.sampling is None else draft.sampling.rows.get(parent)
+    if distribution is None:
         raise IncompatibleDraft(
             f"verifier '{verifier.name}': the draft reports no law for the children of "
             f"{trees.node_name(parent)}; the drafter must report the row it drew from"
         )
-    mass = float(law.probs.sum())
-    if not abs(mass - 1) < _SUMS_TO_ONE or law.probs.min() < 0:
+    mass = float(distribution.probs.sum())
+    if not abs(mass - 1) < _SUMS_TO_ONE or distribution.probs.min() < 0:
         raise IncompatibleDraft(
             f"verifier '{verifier.name}': the draft law at {trees.node_name(parent)} sums to "
             f"{mass:.6g} or holds negative entries; it must be a distribution"
         )
-    return law
+    return distribution
 
 
-def drawn_mass(verifier: Verifier, q: Law, draft: TokenTree, node: int) -> float:
+def drawn_mass(verifier: Verifier, q: Distribution, draft: TokenTree, node: int) -> float:
     """Return q of the token at `node`. IncompatibleDraft: zero, so it was not drawn from q."""
     token = int(draft.tokens[node])
     mass = q.prob(token)
@@ -133,16 +164,16 @@ def check_chain(verifier: Verifier, draft: TokenTree) -> None:
             f"verifier '{verifier.name}' takes chains, but this draft has branches; "
             "use verifier 'sample-match'"
         )
-    if draft.law is None:
+    if draft.sampling is None:
         return
-    for parent, drawn in draft.law.draws.items():
+    for parent, drawn in draft.sampling.draws.items():
         if len(drawn) > 1:
             raise IncompatibleDraft(
                 f"verifier '{verifier.name}' takes chains, but this draft drew {len(drawn)} times "
                 f"at {trees.node_name(parent)}; use verifier 'sample-match'"
             )
     # A row was reported where a child was drawn, so a row without a child tells of a lost one.
-    last = max(draft.law.rows, default=ROOT)
+    last = max(draft.sampling.rows, default=ROOT)
     if len(draft) and last >= len(draft) - 1:
         raise IncompatibleDraft(
             f"verifier '{verifier.name}': the draft reports a law for the children of "

@@ -10,16 +10,16 @@ from typing import ClassVar
 
 import numpy as np
 
+from paceline.core.types import ROOT, Distribution, SamplingScheme, TokenTree, Verdict
 from paceline.errors import IncompatibleDraft
-from paceline.law import residual
-from paceline.randomness import Draw, Purpose, Randomness
-from paceline.types import ROOT, Law, LawKind, TokenTree, Verdict
+from paceline.sampling.distributions import residual
+from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.verifiers.base import (
     Shape,
-    TargetLaws,
+    TargetDistributions,
     Verifier,
     check_chain,
-    check_law,
+    check_sampling,
     drawn_mass,
     row,
 )
@@ -30,16 +30,18 @@ class Block(Verifier):
 
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid", "paths", "factorised"})
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths", "factorised"})
     shape: ClassVar[Shape] = "chain"
 
-    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        check_law(self, draft)
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        check_sampling(self, draft)
         check_chain(self, draft)
-        if draft.law is not None and len(draft.law.paths) > 1:
+        if draft.sampling is not None and len(draft.sampling.paths) > 1:
             raise IncompatibleDraft(
                 f"verifier '{self.name}' takes a single path, but this draft drew "
-                f"{len(draft.law.paths)}; use verifier 'multipath-block'"
+                f"{len(draft.sampling.paths)}; use verifier 'multipath-block'"
             )
         path = range(len(draft))
         rows = [row(self, draft, node - 1) for node in path]
@@ -51,8 +53,8 @@ class Block(Verifier):
 def verify_path(
     draft: TokenTree,
     path: Sequence[int],
-    rows: Sequence[Law],
-    target: TargetLaws,
+    rows: Sequence[Distribution],
+    target: TargetDistributions,
     randomness: Randomness,
 ) -> Verdict:
     """Verify one path of a draft by block verification; `rows` are the distributions drawn from.
@@ -63,7 +65,9 @@ def verify_path(
     weights = [1.0]
     for node, parent, q in zip(path, parents, rows, strict=False):
         token = int(draft.tokens[node])
-        weights.append(min(1.0, weights[-1] * target.law(parent).prob(token) / q.prob(token)))
+        weights.append(
+            min(1.0, weights[-1] * target.distribution(parent).prob(token) / q.prob(token))
+        )
         if weights[-1] == 0:
             break  # the target cannot produce this prefix, nor a longer one
     root = target.position - 1
@@ -71,22 +75,24 @@ def verify_path(
     while reached:
         accept = weights[reached]
         if reached < len(path):
-            accept = chance(target.law(parents[reached]), rows[reached], accept)
+            accept = chance(target.distribution(parents[reached]), rows[reached], accept)
         draw = Draw(target.position + reached - 1, Purpose.ACCEPT, root=root)
         if accept > 0 and randomness.bernoulli(accept, draw):
             break
         reached -= 1
-    law = target.law(parents[reached])
+    distribution = target.distribution(parents[reached])
     position = target.position + reached
     if reached == len(path):
         draw = Draw(position, Purpose.TARGET)
     else:
-        law = residual(law, rows[reached], weights[reached])
+        distribution = residual(distribution, rows[reached], weights[reached])
         draw = Draw(position, Purpose.RESIDUAL, root=root)
-    return Verdict(tuple(path[:reached]), law.token(randomness.choice(law.probs, draw)))
+    return Verdict(
+        tuple(path[:reached]), distribution.token(randomness.choice(distribution.probs, draw))
+    )
 
 
-def chance(p: Law, q: Law, weight: float) -> float:
+def chance(p: Distribution, q: Distribution, weight: float) -> float:
     """Return the probability that a prefix of `weight` is accepted, its continuation not."""
     rest = weight * p.probs
     rest -= q.at(p.ids)

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.law import residual
-from paceline.types import Law, LawKind, TokenTree
+from paceline.core.types import Distribution, SamplingScheme, TokenTree
+from paceline.sampling.distributions import residual
 from paceline.verifiers.base import drawn_mass
 from paceline.verifiers.multi_draft import Coin, MultiDraft
 
@@ -31,11 +31,16 @@ class KSeq(MultiDraft):
 
     name: ClassVar[str] = "k-seq"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid", "paths"})
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 
     def _decide(
-        self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
-    ) -> int | Law:
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
+    ) -> int | Distribution:
         rho = scale(p, q, len(children))
         for sibling, child in enumerate(children):
             mass = drawn_mass(self, q, draft, child)
@@ -45,7 +50,7 @@ class KSeq(MultiDraft):
         return residual(p, q, weight=1 / rho)
 
 
-def scale(p: Law, q: Law, k: int) -> float:
+def scale(p: Distribution, q: Distribution, k: int) -> float:
     """Return the factor rho for `k` draws.
 
     With b(rho) = sum min(q, p / rho), the acceptance probability of one draw, rho solves

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from paceline import tree as trees
+from paceline.core import tree as trees
+from paceline.core.types import ROOT, Distribution, TokenTree, Verdict
 from paceline.errors import IncompatibleDraft
-from paceline.randomness import Draw, Purpose, Randomness
-from paceline.types import ROOT, Law, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, Verifier, check_law, row
+from paceline.sampling.randomness import Draw, Purpose, Randomness
+from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, row
 
 # From the acceptance probability and the place among the siblings to the outcome.
 Coin = Callable[[float, int], bool]
@@ -21,18 +21,25 @@ class MultiDraft(Verifier):
 
     @abstractmethod
     def _decide(
-        self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
-    ) -> int | Law:
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
+    ) -> int | Distribution:
         """Return the accepted child, or the distribution of the token to emit instead.
 
         `children` are in the order drawn, one entry per draw; `p` and `q` are the target's and the
         draft's distribution at their parent. Raises IncompatibleDraft: not drawn from `q`.
         """
 
-    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
         # A corrected token that happens to be drafted is a child like any other: its own
         # children were drawn from their own rows, whatever led there.
-        check_law(self, draft)
+        check_sampling(self, draft)
         below = drawn_children(self, draft)
         root = target.position - 1
         path: list[int] = []
@@ -45,8 +52,10 @@ class MultiDraft(Verifier):
                     probability, Draw(position, Purpose.ACCEPT, sibling, root)
                 )
 
-            decided = self._decide(draft, children, target.law(node), row(self, draft, node), coin)
-            if isinstance(decided, Law):
+            decided = self._decide(
+                draft, children, target.distribution(node), row(self, draft, node), coin
+            )
+            if isinstance(decided, Distribution):
                 draw = Draw(position, Purpose.RESIDUAL, root=root)
                 token = decided.token(randomness.choice(decided.probs, draw))
                 same = [child for child in children if draft.tokens[child] == token]
@@ -55,25 +64,25 @@ class MultiDraft(Verifier):
                 decided = same[0]
             path.append(decided)
             node = decided
-        law = target.law(node)
+        distribution = target.distribution(node)
         draw = Draw(target.position + len(path), Purpose.TARGET)
-        return Verdict(tuple(path), law.token(randomness.choice(law.probs, draw)))
+        return Verdict(tuple(path), distribution.token(randomness.choice(distribution.probs, draw)))
 
 
 def drawn_children(verifier: Verifier, draft: TokenTree) -> dict[int, tuple[int, ...]]:
     """Return each node's children in the order drawn. IncompatibleDraft: the tree was pruned."""
-    law = draft.law
+    distribution = draft.sampling
     nodes = trees.children(draft)
-    if law is None:
+    if distribution is None:
         return {}
     drawn: dict[int, list[int]] = {}
-    if law.kind == "paths":
-        for path in law.paths:
+    if distribution.kind == "paths":
+        for path in distribution.paths:
             for parent, node in pairwise((ROOT, *path)):
                 drawn.setdefault(parent, []).append(node)
     else:
-        drawn = nodes | {parent: list(order) for parent, order in law.draws.items()}
-    for parent in nodes.keys() | drawn.keys() | law.rows.keys():
+        drawn = nodes | {parent: list(order) for parent, order in distribution.draws.items()}
+    for parent in nodes.keys() | drawn.keys() | distribution.rows.keys():
         if not nodes.get(parent) or set(drawn.get(parent, ())) != set(nodes[parent]):
             raise IncompatibleDraft(
                 f"verifier '{verifier.name}': the children of {trees.node_name(parent)} are not "

@@ -6,14 +6,18 @@ a sort, and each node takes the number of competing draws that maximises its own
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import fmean
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from paceline.randomness import Randomness
-from paceline.types import ROOT, Law, LawKind, TokenTree, Verdict
-from paceline.verifiers.base import TargetLaws, Verifier, check_law, drawn_mass, row
+from paceline.core.types import ROOT, Distribution, SamplingScheme, TokenTree, Verdict
+from paceline.errors import InvalidOption
+from paceline.sampling.randomness import Randomness
+from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, drawn_mass, row
 from paceline.verifiers.block import verify_path
 from paceline.verifiers.multi_draft import drawn_children
 
@@ -26,29 +30,33 @@ class MultipathBlock(Verifier):
 
     name: ClassVar[str] = "multipath-block"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"paths"})
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"paths"})
 
-    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        check_law(self, draft)
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        check_sampling(self, draft)
         path, rows = self.select(draft, target)
         return verify_path(draft, path, rows, target, randomness)
 
-    def select(self, draft: TokenTree, target: TargetLaws) -> tuple[list[int], list[Law]]:
+    def select(
+        self, draft: TokenTree, target: TargetDistributions
+    ) -> tuple[list[int], list[Distribution]]:
         """Return the selected path, and the distributions that its nodes were selected from."""
         drawn_children(self, draft)  # for its checks
-        paths = () if draft.law is None else draft.law.paths
+        paths = () if draft.sampling is None else draft.sampling.paths
         path: list[int] = []
-        rows: list[Law] = []
+        rows: list[Distribution] = []
         node, weight = ROOT, 1.0
         while paths := tuple(each for each in paths if len(each) > len(path)):
             children = [each[len(path)] for each in paths]
-            p, q = target.law(node), row(self, draft, node)
+            p, q = target.distribution(node), row(self, draft, node)
             for child in set(children):
                 drawn_mass(self, q, draft, child)  # for its check
             node = children[0]
             if len(children) > 1:
                 competition = Competition(p, q)
-                count, q = competition.law(len(children), weight)
+                count, q = competition.distribution(len(children), weight)
                 node = children[competition.best(draft.tokens[children[:count]].tolist())]
             token = int(draft.tokens[node])
             weight = min(1.0, weight * p.prob(token) / q.prob(token))
@@ -66,7 +74,7 @@ class Competition:
     q(x) (F^k - F-^k) / (F - F-); no sort is needed.
     """
 
-    def __init__(self, p: Law, q: Law) -> None:
+    def __init__(self, p: Distribution, q: Distribution) -> None:
         self._q = q
         target = p.at(q.ids)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -95,7 +103,7 @@ class Competition:
         mass = float(self._masses[group])
         return float(self._upper[group]) - mass, mass
 
-    def law(self, most: int, weight: float) -> tuple[int, Law]:
+    def distribution(self, most: int, weight: float) -> tuple[int, Distribution]:
         """Return the number of competing draws, at most `most`, and the selected one's
         distribution.
 
@@ -117,8 +125,89 @@ class Competition:
             return 1, self._q
         probs = kept[self._groups]
         probs *= self._q.probs
-        return count, Law(probs, self._q.ids, self._q.size)
+        return count, Distribution(probs, self._q.ids, self._q.size)
 
     def _index(self, token: int) -> int:
         ids = self._q.ids
         return token if ids is None else int(np.searchsorted(ids, token))
+
+
+# Number of paths to draw for multi-path block verification, from measured acceptance.
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredChain:
+    """Drawn chain; per token, the distribution it was drawn from and the target's at its parent."""
+
+    tokens: Sequence[int]
+    draft: Sequence[Distribution]
+    target: Sequence[Distribution]
+
+
+class _State(NamedTuple):
+    # One way that the paths may have reached a prefix: `paths` pass through it, a share
+    # `weight` of the selected path's mass is accepted, and that mass is `lift` times Q.
+
+    paths: int
+    weight: float
+    lift: float
+
+
+def accepted(chain: MeasuredChain, count: int) -> float:
+    """Return `chain`'s estimate of the accepted tokens per round with `count` paths.
+
+    The mean over chains drawn from the drafter is the expectation; one path is block verification.
+    """
+    states, total = [_State(count, 1.0, 1.0)], 0.0
+    for token, q, p in zip(chain.tokens, chain.draft, chain.target, strict=True):
+        mass, wanted = q.prob(token), p.prob(token)
+        competition = Competition(p, q) if states[0].paths > 1 else None
+        lower, group = competition.masses(token) if competition else (0.0, mass)
+        following: list[_State] = []
+        for paths, weight, lift in states:
+            competing, selected = 1, mass
+            if competition and paths > 1:
+                competing, distribution = competition.distribution(paths, weight)
+                selected = distribution.prob(token)
+            weight = min(1.0, weight * wanted / selected)
+            total += lift * selected / mass * weight
+            for agreeing in range(1, competing + 1):
+                share = _share(competing, agreeing, mass, group, lower)
+                others = paths - competing
+                for more in range(others + 1):
+                    chance = comb(others, more) * mass**more * (1 - mass) ** (others - more)
+                    following.append(_State(agreeing + more, weight, lift * share / mass * chance))
+        states = sorted(following, reverse=True)
+    return total
+
+
+def choose_count(
+    chains: Sequence[MeasuredChain],
+    most: int,
+    cost: Callable[[int], float] = lambda count: 1.0,
+) -> int:
+    """Return the number of paths, 1 to `most`, that commits most tokens per unit of `cost`.
+
+    Raises:
+        InvalidOption: there is no chain, or `most` is below 1.
+    """
+    if not chains or most < 1:
+        raise InvalidOption("choosing a number of paths needs measured chains and 1 or more paths")
+
+    def rate(count: int) -> float:
+        return (1 + fmean(accepted(chain, count) for chain in chains)) / cost(count)
+
+    return max(range(1, most + 1), key=rate)
+
+
+def _share(draws: int, agreeing: int, mass: float, group: float, lower: float) -> float:
+    # Probability that a token is the best of `draws` and is drawn `agreeing` times. With t
+    # draws in its group and all others in lower ones, it must be the first of the t.
+    return sum(
+        comb(draws, t)
+        * lower ** (draws - t)
+        * comb(t - 1, agreeing - 1)
+        * mass**agreeing
+        * (group - mass) ** (t - agreeing)
+        for t in range(agreeing, draws + 1)
+    )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from paceline.law import residual
-from paceline.types import Law, LawKind, TokenTree
+from paceline.core.types import Distribution, SamplingScheme, TokenTree
+from paceline.sampling.distributions import residual, without
 from paceline.verifiers.base import drawn_mass
 from paceline.verifiers.multi_draft import Coin, MultiDraft
 
@@ -19,12 +19,17 @@ class Recursive(MultiDraft):
 
     name: ClassVar[str] = "recursive"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid", "paths"})
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "paths"})
 
     def _decide(
-        self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
-    ) -> int | Law:
-        left: Law | None = q
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
+    ) -> int | Distribution:
+        left: Distribution | None = q
         for sibling, child in enumerate(children):
             if left is None:
                 break
@@ -35,6 +40,19 @@ class Recursive(MultiDraft):
             p, left = residual(p, left), self._remaining(left, token)
         return p
 
-    def _remaining(self, q: Law, token: int) -> Law | None:
+    def _remaining(self, q: Distribution, token: int) -> Distribution | None:
         # The distribution of the next sibling after `token`; None if there cannot be one.
         return q
+
+
+# Recursive rejection without replacement (RSD:
+
+
+class RecursiveDistinct(Recursive):
+    """Lossless for trees whose siblings were drawn without replacement, in node order."""
+
+    name: ClassVar[str] = "recursive-distinct"
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"without_replacement"})
+
+    def _remaining(self, q: Distribution, token: int) -> Distribution | None:
+        return without(q, token)

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from paceline.law import residual
-from paceline.randomness import Draw, Purpose, Randomness
-from paceline.types import LawKind, TokenTree, Verdict
+from paceline.core.types import SamplingScheme, TokenTree, Verdict
+from paceline.sampling.distributions import residual
+from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.verifiers.base import (
     Shape,
-    TargetLaws,
+    TargetDistributions,
     Verifier,
     check_chain,
-    check_law,
+    check_sampling,
     drawn_mass,
     row,
 )
@@ -25,16 +25,18 @@ class Rejection(Verifier):
 
     name: ClassVar[str] = "rejection"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"iid", "factorised"})
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"iid", "factorised"})
     shape: ClassVar[Shape] = "chain"
 
-    def verify(self, draft: TokenTree, target: TargetLaws, randomness: Randomness) -> Verdict:
-        check_law(self, draft)
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        check_sampling(self, draft)
         check_chain(self, draft)
         root = target.position - 1
         for node, token in enumerate(draft.tokens.tolist()):
             position = target.position + node
-            p = target.law(node - 1)
+            p = target.distribution(node - 1)
             q = row(self, draft, node - 1)
             accept = min(1.0, p.prob(token) / drawn_mass(self, q, draft, node))
             if not randomness.bernoulli(accept, Draw(position, Purpose.ACCEPT, root=root)):
@@ -42,6 +44,6 @@ class Rejection(Verifier):
                 draw = Draw(position, Purpose.RESIDUAL, root=root)
                 return Verdict(tuple(range(node)), rest.token(randomness.choice(rest.probs, draw)))
         depth = len(draft)
-        law = target.law(depth - 1)
-        bonus = randomness.choice(law.probs, Draw(target.position + depth, Purpose.TARGET))
-        return Verdict(tuple(range(depth)), law.token(bonus))
+        distribution = target.distribution(depth - 1)
+        bonus = randomness.choice(distribution.probs, Draw(target.position + depth, Purpose.TARGET))
+        return Verdict(tuple(range(depth)), distribution.token(bonus))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from paceline.core.types import Distribution, SamplingScheme, TokenTree
 from paceline.errors import IncompatibleDraft
-from paceline.law import residual, without
-from paceline.types import Law, LawKind, TokenTree
+from paceline.sampling.distributions import residual, without
 from paceline.verifiers.base import drawn_mass
 from paceline.verifiers.multi_draft import Coin, MultiDraft
 
@@ -21,14 +21,19 @@ class TopAndOne(MultiDraft):
 
     name: ClassVar[str] = "top-and-one"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[LawKind | None]] = frozenset({"top_and_one"})
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"top_and_one"})
 
     def _decide(
-        self, draft: TokenTree, children: Sequence[int], p: Law, q: Law, coin: Coin
-    ) -> int | Law:
-        *likeliest, drawn = children
+        self,
+        draft: TokenTree,
+        children: Sequence[int],
+        p: Distribution,
+        q: Distribution,
+        coin: Coin,
+    ) -> int | Distribution:
+        *argmax, drawn = children
         rest = q
-        for child in likeliest:
+        for child in argmax:
             drawn_mass(self, rest, draft, child)
             left = without(rest, int(draft.tokens[child]))
             if left is None:

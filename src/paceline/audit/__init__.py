@@ -1,1 +1,0 @@
-"""Black-box audits of losslessness: the same output distribution with speculation on and off."""

@@ -1,1 +1,0 @@
-"""Measuring: speed of drafters against plain decoding, noise of logits, fidelity of precisions."""

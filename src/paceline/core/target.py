@@ -1,0 +1,131 @@
+"""Target contract: one ragged forward over committed tokens and draft trees, and its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from paceline.core.types import Capabilities, Layout, LogitArray, TokenTree
+from paceline.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """Load options of a runtime, see `paceline.load`; None leaves the choice to the runtime."""
+
+    device: str | None = None
+    precision: str | None = None
+    layout: Layout | None = None
+    threads: int | None = None
+    max_context: int | None = None
+    kv_tokens: int | None = None
+    prefix_tokens: int | None = None
+    kv_precision: str | None = None
+
+    def limit(self, context: int) -> int:
+        """Return the longest sequence for a model with that context; InvalidOption if below 2."""
+        if self.max_context is None:
+            return context
+        if self.max_context < 2:
+            raise InvalidOption(f"max_context must be 2 or more, not {self.max_context}")
+        return min(self.max_context, context)
+
+
+DEFAULT_OPTIONS = RuntimeOptions()
+
+
+class Cache(Protocol):
+    """Keys and values of one sequence in a target. Opaque except for its length in tokens."""
+
+    @property
+    def length(self) -> int: ...
+
+
+class Pass(NamedTuple):
+    """One sequence's part of a forward.
+
+    Attributes:
+        cache: holds the tokens before `pending`.
+        pending: committed tokens not cached yet, at least one; the last is the root. More than one
+            if a draft model lags its target.
+        hidden: return hidden states of root and nodes.
+        features: return features, of the pending tokens too.
+        likeliest: a hint: the caller can use argmax tokens.
+    """
+
+    cache: Any
+    pending: Sequence[int]
+    draft: TokenTree | None = None
+    hidden: bool = False
+    features: bool = False
+    argmax: bool = False
+
+
+class Output(NamedTuple):
+    """Result of a forward for one sequence. Row 0 is the root, row i + 1 is node i of the draft.
+
+    Attributes:
+        logits: float32 `[1 + nodes, vocabulary]`, a view that the next forward may overwrite.
+            float64 for models in float64 (strict tests).
+        hidden: float32 `[1 + nodes, hidden_size]` after the final norm, before the LM head.
+        features: float32 `[pending + nodes, 4 * hidden_size]`: the inputs of each of
+            `Capabilities.feature_layers` and the final hidden state, concatenated. A view.
+        likeliest: argmax per row, ties to the lowest id, or -1 if unknown; may be empty.
+    """
+
+    logits: LogitArray
+    hidden: LogitArray | None = None
+    features: LogitArray | None = None
+    argmax: Sequence[int] = ()
+
+
+class Target(Protocol):
+    """A model on a runtime. Lossless rules preserve its output distribution.
+
+    A step is `forward`, then `keep` per sequence. `forward` writes keys and values of pending
+    tokens and drafts after the cached prefix. `keep` appends the pending tokens and the accepted
+    path to the prefix and drops the rest. Without `keep` the cache is unchanged.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    def warm_up(self) -> None:
+        """Do all lazy initialisation now, before measurements."""
+        ...
+
+    def open(self) -> Any: ...
+
+    def prefill(
+        self, cache: Any, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
+        """Append `tokens` in chunks, without logits; return their `Output.features` if requested.
+
+        Raises OutOfMemory if the cache has no room.
+        """
+        ...
+
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+        """Run one ragged forward over all `passes`, in order.
+
+        `rows` is a hint for runtimes that pad (`Capabilities.row_buckets`): pad to this row count
+        if it suffices. It changes the time, never a result.
+        """
+        ...
+
+    def keep(self, cache: Any, pending: int, path: Sequence[int]) -> None:
+        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`."""
+        ...
+
+    def truncate(self, cache: Any, length: int) -> None:
+        """Drop all cached tokens from position `length` on."""
+        ...
+
+    def fork(self, cache: Any) -> Any:
+        """Return an independent cache with the same content."""
+        ...
+
+    def release(self, cache: Any) -> None:
+        """Free the cache; it must not be used again."""
+        ...

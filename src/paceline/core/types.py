@@ -1,0 +1,315 @@
+"""Core types of speculative decoding: distributions, token trees, verdicts, parameters.
+
+A *drafter* proposes a *draft* (`TokenTree`) under the *root*, the last committed token, whose keys
+and values are not cached yet. A *verdict* is the accepted path and the next token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import InvalidOption
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+LogitArray = npt.NDArray[np.float32]
+ProbArray = npt.NDArray[np.float64]
+
+SamplingScheme = Literal["iid", "paths", "without_replacement", "top_and_one", "factorised"]
+FinishReason = Literal["stop", "loop", "length", "cancelled"]
+Layout = Literal["exact", "masked"]
+
+# Parent index of children of the root.
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Probability distribution over the vocabulary, stored on its support.
+
+    `probs` is float64 `[k]`, summing to one. `ids` is int64 `[k]`, ascending token ids of the
+    support, or None for the whole vocabulary, `size` tokens.
+    """
+
+    probs: ProbArray
+    ids: IntArray | None
+    size: int
+
+    def token(self, index: int) -> int:
+        return index if self.ids is None else int(self.ids[index])
+
+    def prob(self, token: int) -> float:
+        if self.ids is None:
+            return float(self.probs[token])
+        index = int(np.searchsorted(self.ids, token))
+        hit = index < len(self.ids) and self.ids[index] == token
+        return float(self.probs[index]) if hit else 0.0
+
+    def at(self, ids: IntArray | None) -> ProbArray:
+        """Return float64 probabilities of `ids` (any int64 ids; None for the whole vocabulary)."""
+        if ids is None:
+            return self.dense()
+        if self.ids is None:
+            return self.probs[ids]
+        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[places] == ids, self.probs[places], 0.0)
+
+    def dense(self) -> ProbArray:
+        """Return float64 `[size]` with zeros outside the support."""
+        if self.ids is None:
+            return self.probs
+        out = np.zeros(self.size)
+        out[self.ids] = self.probs
+        return out
+
+    def argmax(self) -> int:
+        """Return the argmax token, ties to the lowest id."""
+        return self.token(int(self.probs.argmax()))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSampling:
+    """Sampling scheme of a draft.
+
+    Whether a node gets one more child is decided before that child is drawn (predictability), but
+    may depend on elder siblings; verifiers therefore try siblings in order. The kinds:
+
+    * "iid": children drawn independently from the node's row.
+    * "paths": `paths` drawn independently, each token from the row of its prefix, and merged.
+    * "without_replacement": children drawn one after another from the rest, in node order.
+    * "top_and_one": the row's most likely tokens, and a last child drawn from the rest.
+    * "factorised": a chain whose rows do not depend on earlier drafted tokens (Jacobi windows).
+
+    Attributes:
+        rows: by parent node, the draft distribution q of its children, after the same logits
+            processing as the target.
+        draws: kind "iid": by parent, children in the order drawn, with repeats. A parent without
+            an entry drew each child once, in node order.
+        paths: kind "paths": each path as node indices from a child of the root down.
+    """
+
+    kind: SamplingScheme
+    rows: Mapping[int, Distribution]
+    draws: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    paths: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """Draft tree: proposed tokens under the root, in topological order.
+
+    Attributes:
+        tokens: int64 `[n]`.
+        parents: int64 `[n]`, `ROOT` for children of the root; a parent precedes its children.
+        law: sampling scheme, or None if the draft is deterministic, a function of the committed
+            tokens alone. Lossless p/q rules must refuse the latter.
+        source: name of the drafter.
+        scores: float64 `[n]`, acceptance probability of each node, never above its parent's.
+        origins: per node, its drafter, where several worked together; else empty.
+    """
+
+    tokens: IntArray
+    parents: IntArray
+    sampling: DraftSampling | None = None
+    source: str = ""
+    scores: ProbArray | None = None
+    origins: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def origin(self, node: int) -> str:
+        return self.origins[node] if self.origins else self.source
+
+
+class Verdict(NamedTuple):
+    """Outcome of one verification: accepted path and correction or bonus token.
+
+    `path` is node indices from a child of the root downwards.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a draft. Drafts may end at nodes with an acceptance probability below `least`."""
+
+    nodes: int
+    depth: int
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Limits that a request sets to its drafts; None leaves them to the controller.
+
+    `enabled` False is autoregressive decoding. Lossless rules preserve the output distribution.
+    """
+
+    nodes: int | None = None
+    depth: int | None = None
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("nodes", self.nodes), ("depth", self.depth)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InvalidOption(
+                    f"speculation {name} must be 1 or more, not {value!r}: for plain decoding use "
+                    "enabled=False"
+                )
+
+    def cap(self, budget: Budget) -> Budget:
+        """Return `budget` reduced to these limits."""
+        if not self.enabled:
+            return Budget(0, 0)
+        if self.nodes is None and self.depth is None:
+            return budget
+        sizes = [size for size in (self.nodes, self.depth) if size is not None]
+        nodes = budget.nodes if self.nodes is None else min(budget.nodes, self.nodes)
+        return Budget(nodes, min(budget.depth, *sizes), budget.least)
+
+
+UNLIMITED = Speculation()
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Capabilities of a target, declared by its runtime.
+
+    Attributes:
+        hidden_states: whether `Pass.hidden` is supported.
+        feature_layers: layers whose inputs are in `Output.features`, lowest first; empty if
+            `Pass.features` is not supported.
+        bit_exact: logits do not depend on batch composition and draft, bit for bit (layout
+            "exact"). Otherwise near-ties may resolve differently.
+        attention: "paths" (native kernels) or "plugin" on runtime openvino; empty elsewhere.
+        tree: whether drafts may branch.
+        row_buckets: row counts that forwards are padded to, if any; a change of bucket is slow.
+        kv_precision: kv dtype, or None for that of the model.
+        kv_lossy: whether the kv dtype changes texts noticeably. Independent of `bit_exact`.
+    """
+
+    runtime: str
+    device: str
+    precision: str
+    vocab_size: int
+    max_context: int
+    hidden_size: int
+    hidden_states: bool
+    bit_exact: bool
+    layout: Layout
+    tree: bool = True
+    row_buckets: tuple[int, ...] = ()
+    feature_layers: tuple[int, ...] = ()
+    kv_precision: str | None = None
+    kv_lossy: bool = False
+    kv_bytes_per_token: int = 0
+    attention: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Outputs that a drafter or verifier needs: final hidden states of root and nodes, logits of
+    rejected nodes, features of several layers (`Output.features`).
+
+    `recent` limits features to the prompt's last tokens, so that the prefix cache can serve the
+    others; None needs all.
+    """
+
+    hidden: bool = False
+    node_logits: bool = False
+    features: bool = False
+    recent: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters and stop conditions.
+
+    Applied in this order: repetition, presence and frequency penalties, logit bias, banned tokens,
+    forced tokens, temperature, top-k, top-p, min-p.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: retain the k most likely tokens (and ties of the last); 0 is off.
+        top_p: retain the smallest set of most likely tokens with this mass, in (0, 1].
+        min_p: drop tokens below this times the largest probability, in [0, 1].
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or
+            output; 1 is off.
+        presence_penalty: subtracted once from logits of tokens in the output.
+        frequency_penalty: subtracted once per occurrence in the output.
+        logit_bias: token id to additive bias.
+        forced_tokens: output index (0 = first generated token) to token id.
+        stop: strings that end the text, cut from it.
+        stop_token_ids: ids that end generation, beside the model's own end tokens.
+        stop_loops: end on repetition (`loops.ends_in_loop`).
+        logprobs: number of most likely tokens to report (log-softmax of raw logits); 0 reports
+            only the committed token, None nothing.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_tokens: tuple[int, ...] = ()
+    forced_tokens: Mapping[int, int] = field(default_factory=dict)
+    seed: int = 0
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    stop_loops: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(good: bool, name: str, rule: str) -> None:
+            if not good:
+                raise InvalidOption(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+        finite = math.isfinite
+        check(
+            finite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or more"
+        )
+        check(self.top_k >= 0, "top_k", "0 (off) or a positive count")
+        check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
+        check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
+        check(
+            finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "more than 0 (1 is off)",
+        )
+        check(finite(self.presence_penalty), "presence_penalty", "a finite number")
+        check(finite(self.frequency_penalty), "frequency_penalty", "a finite number")
+        check(
+            all(finite(b) for b in self.logit_bias.values()), "logit_bias", "finite for every token"
+        )
+        check(self.max_new_tokens >= 1, "max_new_tokens", "1 or more")
+        check(not isinstance(self.stop, str), "stop", "a tuple of strings")
+        check(all(self.stop), "stop", "free of empty strings")
+        check(self.seed >= 0, "seed", "0 or more")
+        check(self.logprobs is None or self.logprobs >= 0, "logprobs", "0 or more, or None")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a committed token under the raw logits, and of the most likely others."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()

@@ -1,0 +1,66 @@
+"""Base of drafters that combine several drafters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from paceline.core.target import Output
+from paceline.core.types import LogitArray, Needs, TokenTree, Verdict
+from paceline.drafters.base import Drafter
+from paceline.errors import InvalidOption
+from paceline.sampling.sequence import Sequence
+
+MOST_PARTS = 6
+
+
+class CompositeDrafter(Drafter):
+    """Combination of drafters: forwards every event to all parts and unites their needs."""
+
+    def __init__(self, parts: List[Drafter]) -> None:
+        # Raises InvalidOption: fewer than two parts, or too many.
+        if not 2 <= len(parts) <= MOST_PARTS:
+            raise InvalidOption(f"combine 2 to {MOST_PARTS} drafters, not {len(parts)}")
+        self.parts = tuple(parts)
+        self.needs = union_needs([part.needs for part in parts])
+
+    def reset(self) -> None:
+        for part in self.parts:
+            part.reset()
+
+    def open(self, sequence: Sequence) -> None:
+        for part in self.parts:
+            part.open(sequence)
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        for part in self.parts:
+            if part.needs.features:
+                part.read(sequence, features)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        for part in self.parts:
+            part.observe(sequences, drafts, verdicts, outputs)
+
+    def close(self, sequence: Sequence) -> None:
+        for part in self.parts:
+            part.close(sequence)
+
+
+def union_needs(needs: List[Needs]) -> Needs:
+    """Return needs that satisfy all."""
+    return Needs(
+        hidden=any(each.hidden for each in needs),
+        node_logits=any(each.node_logits for each in needs),
+        features=any(each.features for each in needs),
+        recent=_widest([each.recent for each in needs if each.features]),
+    )
+
+
+def _widest(wanted: List[int | None]) -> int | None:
+    # None stands for the most.
+    return None if None in wanted else max(filter(None, wanted), default=None)

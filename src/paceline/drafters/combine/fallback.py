@@ -1,0 +1,345 @@
+"""Drafter cascade by price: the cheapest part always drafts, a dearer one only where it should add
+more tokens per second (`worth.py`). Drafts are merged by calibrated scores (`agreement.py`).
+Choices precede verification and drafts have no distribution, so every guarantee holds. In batches
+the first part drafts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
+from functools import reduce
+from operator import attrgetter
+from time import perf_counter
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
+from paceline.drafters.base import Drafter
+from paceline.drafters.combine.base import CompositeDrafter, union_needs
+from paceline.errors import InvalidOption
+from paceline.policy.acceptance import corrected
+from paceline.policy.draft_gate import MarginalGain, mean
+from paceline.sampling.sequence import Sequence
+
+# Wrapper that restricts a drafter to batch size 1, so that batches compute no features for it.
+
+_NEEDS = Needs()
+
+
+class SingleSequenceOnly(Drafter):
+    """Passes only single-sequence steps to a drafter, which must tolerate gaps."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.name = drafter.name  # type: ignore[misc]  # it stands for that one
+        self.needs = drafter.needs
+        self.kind = drafter.kind
+        self.gumbel_coupled = drafter.gumbel_coupled
+        self._drafter = drafter
+        self._behind: set[int] = set()
+
+    def reset(self) -> None:
+        self._drafter.reset()
+
+    def needs_of(self, sequences: List[Sequence]) -> Needs:
+        return self.needs if len(sequences) == 1 else _NEEDS
+
+    def knows(self, sequence: Sequence) -> bool:
+        """Return whether the drafter has seen the end of the sequence."""
+        return sequence.id not in self._behind
+
+    def open(self, sequence: Sequence) -> None:
+        self._drafter.open(sequence)
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        self._drafter.read(sequence, features)
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        if len(sequences) == 1 and self.knows(sequences[0]):
+            return self._drafter.propose(sequences, budgets)
+        return [trees.EMPTY] * len(sequences)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        if len(sequences) == 1:
+            self._behind.discard(sequences[0].id)
+            self._drafter.observe(sequences, drafts, verdicts, outputs)
+        else:
+            self._behind.update([each.id for each in sequences])
+
+    def close(self, sequence: Sequence) -> None:
+        self._behind.discard(sequence.id)
+        self._drafter.close(sequence)
+
+
+# Union of a copied draft and a network draft, with combined acceptance probabilities
+# (estimates).
+
+# Share of the copy's probability that counts as independent evidence on agreement.
+_AGREEING = 0.8
+
+
+def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
+    """Merge two drafts with scores, that of more expected accepted tokens first.
+
+    `other` knows more. Nodes of the second draft need a combined probability above `least`.
+    """
+    tokens, parents = copy.tokens.tolist(), copy.parents.tolist()
+    copied = _given_parents(copy, parents)
+    places = _join(other, tokens, parents)
+    said = dict(zip(places, _given_parents(other, other.parents.tolist()), strict=True))
+    scores = _together(copied, said, parents)
+    count = len(copied)
+    if sum(scores[:count]) >= sum(map(scores.__getitem__, places)):
+        order = [*range(count), *(n for n in places if n >= count and scores[n] > least)]
+    else:
+        order = [*places, *(n for n in range(count) if n not in said and scores[n] > least)]
+    moved = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
+    mine = copy.origins or (copy.source,) * count
+    theirs = dict(zip(places, other.origins or (other.source,) * len(places), strict=True))
+    named = [mine[node] if node < count else theirs[node] for node in order]
+    return TokenTree(
+        np.array([tokens[node] for node in order], dtype=np.int64),
+        np.array([moved[parents[node]] for node in order], dtype=np.int64),
+        source=named[0],
+        scores=np.array([scores[node] for node in order]),
+        origins=tuple(named) if len(set(named)) > 1 else (),
+    )
+
+
+def _given_parents(draft: TokenTree, parents: list[int]) -> list[float]:
+    # Conditional probability of each node given its parent.
+    assert draft.scores is not None
+    scores = draft.scores.tolist()
+    reached = [*scores, 1.0]  # that of the root stands at its index, -1
+    return [
+        score / reached[parent] if reached[parent] else 0.0
+        for score, parent in zip(scores, parents, strict=True)
+    ]
+
+
+def _join(other: TokenTree, tokens: list[int], parents: list[int]) -> list[int]:
+    # Appends the nodes of `other` to the union; returns their indices there.
+    known = dict(zip(zip(parents, tokens, strict=True), range(len(tokens)), strict=True))
+    places: list[int] = []
+    for token, parent in zip(other.tokens.tolist(), other.parents.tolist(), strict=True):
+        place = (places[parent] if parent != ROOT else ROOT, token)
+        node = known.get(place)
+        if node is None:
+            node = known[place] = len(tokens)
+            tokens.append(token)
+            parents.append(place[0])
+        places.append(node)
+    return places
+
+
+def _together(copied: list[float], said: Mapping[int, float], parents: list[int]) -> list[float]:
+    # Combined acceptance probability of each node of the union; nodes of the copy come first.
+    surest: dict[int, float] = {}  # by parent that the other goes on from: what it is surest of,
+    for node, chance in said.items():
+        above = parents[node]
+        surest[above] = max(surest.get(above, 0.0), chance)
+    against = dict.fromkeys(surest, 0.0)  # what the copy says there that it does not,
+    total = dict.fromkeys(surest, 0.0)  # and all of it together
+    for node, above in enumerate(parents[: len(copied)]):
+        if above in surest and node not in said:
+            against[above] += copied[node]
+    chances = copied + [0.0] * (len(parents) - len(copied))
+    for node, above in enumerate(parents):
+        if above not in surest:
+            continue
+        sure, doubt = surest[above], against[above]
+        if node in said:
+            agreeing = _AGREEING * chances[node]
+            chance = 1 - (1 - said[node]) * (1 - agreeing)
+            chance *= 2 * (1 - doubt) / (2 - doubt * (1 + sure))
+        else:
+            chance = (
+                chances[node] * (1 - sure) / (2 - doubt * (1 + sure)) if sure else chances[node]
+            )
+        chances[node] = chance
+        total[above] += chance
+    scores: list[float] = []
+    for chance, above in zip(chances, parents, strict=True):
+        share = chance / max(1.0, total[above]) if above in total else chance
+        scores.append(share * (scores[above] if above != ROOT else 1.0))
+    return scores
+
+
+# From this temperature on earlier text says little of what is drawn: parts that do not follow the
+# Gumbel noise are skipped if one does (`docs/results.md`, trained drafters).
+_FREE = 0.9
+
+# Acceptance probability from which on a node is drafted beside a better draft.
+_BESIDE = 0.1
+
+_NOTHING = Budget(0, 0)
+
+
+class _Made(NamedTuple):
+    # A non-empty draft of a part: `gain` expected accepted tokens, scores calibrated by `keeps`.
+
+    gain: float
+    part: int
+    keeps: float
+    draft: TokenTree
+
+    def corrected(self) -> TokenTree:
+        if self.draft.scores is None:
+            return self.draft
+        draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.keeps)
+        named = draft.source, np.array(scores), draft.origins
+        return TokenTree(draft.tokens, draft.parents, draft.sampling, *named)
+
+
+class FallbackDrafter(CompositeDrafter):
+    """Run its parts in order of price, each only where it should pay."""
+
+    name: ClassVar[str] = "prefer"
+
+    def __init__(self, parts: List[Drafter], *, clock: Callable[[], float] = perf_counter) -> None:
+        """Set the order.
+
+        Args:
+            parts: the drafters, the cheapest first.
+            clock: seconds, from any start.
+
+        Raises:
+            InvalidOption: fewer than two or too many, or one that reports a distribution: the
+                choice between drawn drafts must not depend on what was drawn.
+        """
+        super().__init__([*parts[:1], *map(_spare_batches, parts[1:])])
+        drawn = next((part for part in parts if part.kind is not None), None)
+        if drawn is not None:
+            raise InvalidOption(
+                f"drafter '{drawn.name}' draws {drawn.kind} drafts for this verifier, and drafts "
+                "with a law cannot be compared: use verifier 'coupled'"
+            )
+        hearing = [part for part in self.parts if not isinstance(part, SingleSequenceOnly)]
+        self._shared_needs = union_needs([part.needs for part in hearing])
+        self._follows = any(part.gumbel_coupled for part in self.parts)
+        self._clock = clock
+        self._begin = self._extra = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        super().reset()
+        self._worth = [MarginalGain() for _ in self.parts]
+        self._made: list[_Made] = []
+        self._asked: list[tuple[int, float]] = []  # parts, and what was promised before
+        self._step = 0.0
+
+    def needs_of(self, sequences: List[Sequence]) -> Needs:
+        return self.needs if len(sequences) == 1 else self._shared_needs
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        if len(sequences) == 1:
+            return [self._propose(sequences, budgets[0])]
+        for worth in self._worth[1:]:
+            worth.passed_over(0.0)
+        first, *others = self.parts
+        for part in others:
+            part.propose(sequences, [_NOTHING] * len(sequences))
+        return first.propose(sequences, budgets)
+
+    def _propose(self, alone: List[Sequence], budget: Budget) -> TokenTree:
+        self._begin = self._clock()
+        made, highest = self._made, 0.0
+        made.clear()
+        self._asked.clear()
+        self._extra = 0.0
+        wanted = bool(budget.nodes and budget.depth)
+        drawn = self._follows and alone[0].params.temperature >= _FREE
+        for index, part in enumerate(self.parts):
+            worth = self._worth[index]
+            asked = wanted and (part.gumbel_coupled or not drawn)
+            asked = asked and (not isinstance(part, SingleSequenceOnly) or part.knows(alone[0]))
+            if not asked or (index and not worth.pays(highest, self._step)):
+                worth.passed_over(highest)
+                part.propose(alone, [_NOTHING])
+                continue
+            begin = self._clock()
+            [draft] = part.propose(alone, [budget])
+            seconds = self._clock() - begin
+            worth.asked(highest, seconds)
+            self._extra += seconds if index else 0.0
+            self._asked.append((index, highest))
+            keeps = worth.keeps.factor(alone[0].id)
+            gain = keeps * _expected_accepted(draft)
+            if len(draft):
+                made.append(_Made(gain, index, keeps, draft))
+                highest = max(highest, gain)
+        if drawn and len(made) == 1:  # there is nothing to weigh it with, in any step
+            self._asked.clear()
+            return made.pop().draft
+        return self._union(budget)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        # The dearest part first, since it may begin to draft meanwhile.
+        for part in reversed(self.parts):
+            part.observe(sequences, drafts, verdicts, outputs)
+        if len(sequences) == 1:
+            seconds = self._clock() - self._begin - self._extra
+            self._step = mean(self._step or seconds, seconds)
+            path, token = verdicts[0]
+            self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
+
+    def close(self, sequence: Sequence) -> None:
+        for worth in self._worth:
+            worth.keeps.close(sequence.id)
+        super().close(sequence)
+
+    def _union(self, budget: Budget) -> TokenTree:
+        # Without scores: the draft with most expected accepted tokens.
+        if not self._made:
+            return trees.EMPTY
+        drafts = [each.corrected() for each in self._made]
+        if any(draft.scores is None for draft in drafts):
+            return max(self._made, key=attrgetter("gain")).draft
+        least = max(budget.least, _BESIDE)
+        union = reduce(lambda copy, other: weighed(copy, other, least), drafts)
+        return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
+
+    def _judge(self, id: int, committed: list[int]) -> None:
+        rights = {each.part: trees.follow(each.draft, committed) for each in self._made}
+        most = 0
+        for part, gain in self._asked:
+            right = rights.get(part, 0)
+            self._worth[part].learn(gain, max(0, right - most))
+            most = max(most, right)
+        for each in self._made:
+            right = rights[each.part]
+            known = each.draft
+            if right == len(committed):  # what comes behind it is not known yet
+                known = trees.limit(known, len(known), right)
+            promised = _expected_accepted(known)
+            if promised > 0:
+                self._worth[each.part].keeps.learn(id, right, promised)
+        self._made.clear()
+
+
+def _spare_batches(part: Drafter) -> Drafter:
+    # Costs batches no features if the part tolerates gaps.
+    return SingleSequenceOnly(part) if part.needs.features and part.tolerates_gaps else part
+
+
+def _expected_accepted(draft: TokenTree) -> float:
+    # Expected accepted tokens by the draft's own scores; without scores, half of a chain.
+    if draft.scores is None:
+        return 0.5 * len(draft)
+    scores: list[float] = draft.scores.tolist()  # few: a list is sooner summed than an array
+    return sum(scores)

@@ -1,0 +1,246 @@
+"""Tree merging: drafts of several drafters in one tree under one budget. A node's acceptance
+probability is the hit rate of its set of proposers at their level of confidence. Published ways
+are settings: Graft, and RASD (Quan et al. 2025, arXiv:2503.03434).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as List
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.options import require
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, TokenTree, Verdict
+from paceline.drafters.base import Drafter
+from paceline.drafters.candidates import CandidateTree, Offer, Workspace
+from paceline.drafters.combine.base import CompositeDrafter
+from paceline.errors import InvalidOption
+from paceline.native.library import calls, library
+from paceline.policy.acceptance import HitRates
+from paceline.sampling.sequence import Sequence
+from paceline.trees.shapes import confident
+
+# Union of several drafts, expanded best-first with learned acceptance probabilities.
+
+# Confidence bins.
+_LEVELS = 10
+
+# Conditional node probability in drafts without scores.
+_UNSCORED = 0.6
+
+# Prior weight of a hit rate, in trials.
+_BELIEF = 12.0
+
+_ABSENT = -2
+
+# The nodes, and per node the index of the first draft that has it.
+Blended = tuple[CandidateTree, list[int]]
+
+
+class Blender:
+    """Acceptance probabilities of nodes by proposing drafters and confidence.
+
+    Attributes:
+        rates: hit rates by (set of proposers, confidence bin), given that no likelier token comes.
+    """
+
+    def __init__(self, sources: int) -> None:
+        """Start from the prior that the drafters err independently."""
+        levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
+        self.rates = HitRates(np.tile(levels, (1 << sources, 1)), _BELIEF)
+        self._out = Workspace()
+
+    def blend(self, drafts: List[TokenTree], budget: Budget) -> Blended:
+        """Return the most probable nodes of the union, by native kernels if available."""
+        return self._in_python(drafts, budget) if library() is None else self._in_c(drafts, budget)
+
+    def _in_c(self, drafts: List[TokenTree], budget: Budget) -> Blended:
+        numbers, scores = [len(draft) for draft in drafts], array("d")
+        total = sum(numbers)
+        for draft in drafts:
+            numbers += draft.tokens.tolist()
+            numbers += draft.parents.tolist()
+            scores.extend(_scores(draft))
+        given = array("i", numbers)
+        rates, sources = self.rates.flat, array("i", bytes(4 * budget.nodes))
+        out = self._out
+        out.fit(budget.nodes, total)
+        nodes = calls("grow_").blend(
+            *(len(drafts), given.buffer_info()[0], scores.buffer_info()[0]),
+            *(budget.nodes, budget.depth, _LEVELS, rates.buffer_info()[0]),
+            *(out.numbers, out.chances, sources.buffer_info()[0]),
+        )
+        if nodes < 0:
+            raise MemoryError("no memory to blend drafts")
+        return out.guess(nodes), sources[:nodes].tolist()
+
+    def _in_python(self, drafts: List[TokenTree], budget: Budget) -> Blended:
+        readers = [_Reader(draft) for draft in drafts]
+
+        def offers(place: tuple[int, ...], reach: float) -> List[Offer]:
+            return self._offers(readers, place)
+
+        def follow(place: tuple[int, ...], token: int) -> tuple[int, ...]:
+            return tuple(
+                reader.child(node, token) for reader, node in zip(readers, place, strict=True)
+            )
+
+        root = (ROOT,) * len(drafts)
+        guess = CandidateTree.grow(root, budget, offers, follow)
+        places: list[tuple[int, ...]] = []
+        for parent, token in zip(guess.parents, guess.tokens, strict=True):
+            places.append(follow(root if parent == ROOT else places[parent], token))
+        return guess, [_first(place) for place in places]
+
+    def _offers(self, readers: List[_Reader], place: tuple[int, ...]) -> List[Offer]:
+        found: dict[int, tuple[float, int]] = {}
+        for index, (reader, node) in enumerate(zip(readers, place, strict=True)):
+            for token, chance in reader.offers(node):
+                miss, sources = found.get(token, (1.0, 0))
+                found[token] = (miss * (1 - chance), sources | 1 << index)
+        left = 1.0
+        out: list[Offer] = []
+        for token, (miss, sources) in sorted(found.items(), key=_likeliest):
+            level = min(int((1 - miss) * _LEVELS), _LEVELS - 1)
+            chance = left * self.rates.table[sources][level]
+            left -= chance
+            out.append((token, chance, (sources, level)))
+        return out
+
+
+class _Reader:
+    def __init__(self, draft: TokenTree) -> None:
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._offers: dict[int, list[tuple[int, float]]] = {}
+        scores = _scores(draft)
+        pairs = zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
+        for node, (parent, token) in enumerate(pairs):
+            self._nodes[parent, token] = node
+            above = 1.0 if parent == ROOT else scores[parent]
+            chance = scores[node] / above if above else 0.0
+            self._offers.setdefault(parent, []).append((token, chance))
+
+    def offers(self, node: int) -> List[tuple[int, float]]:
+        return self._offers.get(node, ())
+
+    def child(self, node: int, token: int) -> int:
+        return self._nodes.get((node, token), _ABSENT)
+
+
+def _scores(draft: TokenTree) -> list[float]:
+    # Path probability of each node; drafts without scores get a constant conditional probability.
+    scores: list[float] = [] if draft.scores is None else draft.scores.tolist()
+    if scores:
+        return scores
+    for parent in draft.parents.tolist():
+        scores.append(_UNSCORED * (1.0 if parent == ROOT else scores[parent]))
+    return scores
+
+
+def _first(place: tuple[int, ...]) -> int:
+    return next(index for index, node in enumerate(place) if node != _ABSENT)
+
+
+def _likeliest(item: tuple[int, tuple[float, int]]) -> float:
+    return item[1][0]
+
+
+Way = Literal["blend", "graft", "fuse"]
+
+
+class Merged(CompositeDrafter):
+    """Merge several deterministic drafters into one."""
+
+    name: ClassVar[str] = "merged"
+
+    def __init__(self, parts: List[Drafter], *, way: Way = "blend", floor: float = 0.3) -> None:
+        """Merge drafters.
+
+        Args:
+            parts: the drafters; for "graft" and "fuse" the leading one first.
+            way: "blend" takes the likeliest nodes of all; "graft" keeps the first drafter's nodes
+                down to `floor` and fills up with others; "fuse" takes all of the first drafter's
+                nodes, and those of others that begin with a token it drafted.
+            floor: of a node's estimated acceptance, in [0, 1]; "graft" alone reads it.
+
+        Raises:
+            InvalidOption: fewer than two parts or too many, or one that draws its drafts.
+        """
+        super().__init__(parts)
+        for part in parts:
+            if part.kind is not None:
+                raise InvalidOption(
+                    f"drafter '{part.name}' draws its drafts for this verifier, and drawn drafts "
+                    "cannot be merged: use verifier 'coupled'"
+                )
+        require(0 <= floor <= 1, "floor", floor, "in [0, 1]")
+        self._way = way
+        self._floor = floor
+        self._names = [part.name for part in parts]
+        self._blender = Blender(len(parts))
+        self._guesses: dict[int, tuple[int, CandidateTree]] = {}
+
+    def reset(self) -> None:
+        super().reset()
+        self._blender = Blender(len(self.parts))
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        drafts = zip(*(part.propose(sequences, budgets) for part in self.parts), strict=True)
+        if not any(budget.nodes and budget.depth for budget in budgets):
+            return [CandidateTree().tree(self.name) for _ in drafts]
+        if self._way != "blend":
+            merge = self._graft if self._way == "graft" else _fuse
+            return [merge(each, budget) for each, budget in zip(drafts, budgets, strict=True)]
+        out = []
+        for sequence, budget, each in zip(sequences, budgets, drafts, strict=True):
+            guess, sources = self._blender.blend(each, budget)
+            self._guesses[sequence.id] = (len(sequence.tokens), guess)
+            origins = tuple(map(self._names.__getitem__, sources))
+            out.append(guess.tree(self.name, origins))
+        return out
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        super().observe(sequences, drafts, verdicts, outputs)
+        for sequence in sequences:
+            open_guess = self._guesses.pop(sequence.id, None)
+            if open_guess is not None:
+                begin, guess = open_guess
+                guess.learn(sequence.tokens[begin:], self._blender.rates)
+
+    def close(self, sequence: Sequence) -> None:
+        super().close(sequence)
+        self._guesses.pop(sequence.id, None)
+
+    def _graft(self, drafts: List[TokenTree], budget: Budget) -> TokenTree:
+        return _fill(confident(drafts[0], self._floor), drafts[1:], budget)
+
+
+def _fuse(drafts: List[TokenTree], budget: Budget) -> TokenTree:
+    # The first draft, and of the others what begins with a token that it has under the root.
+    first, *others = drafts
+    known = set(first.tokens[first.parents == ROOT].tolist())
+    fitting = []
+    for draft in others:
+        keep = np.zeros(len(draft), dtype=np.bool_)
+        pairs = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
+        for node, (token, parent) in enumerate(pairs):
+            keep[node] = token in known if parent == ROOT else keep[parent]
+        fitting.append(trees.take(draft, np.flatnonzero(keep)))
+    return _fill(first, fitting, budget)
+
+
+def _fill(first: TokenTree, others: List[TokenTree], budget: Budget) -> TokenTree:
+    merged = first
+    for draft in others:
+        merged = trees.merge(merged, draft)
+    return trees.limit(merged, budget.nodes, budget.depth)

@@ -1,0 +1,118 @@
+"""Construction of a trained drafter: from its options to a network that is ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from paceline.core.options import arguments
+from paceline.drafters.base import DrafterContext
+from paceline.drafters.network.online import Learning, LearntFile, Online, find_learner
+from paceline.drafters.network.stopping_head import (
+    MIN_CHAIN_PROB,
+    AcceptanceHead,
+    AcceptanceStop,
+    check_steps,
+    load_acceptance_head,
+)
+from paceline.drafters.network.trees import TreeDrafts
+from paceline.drafters.network.weights import digest_of, fitting, resized, shipped
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.networks.runner import EarlyRunner, Runner
+from paceline.networks.weights import Trained
+
+_LEARNING = ("online", "rate", "save")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedNetwork:
+    """Network with certain weights, ready to run; `trees` None means argmax chains."""
+
+    runner: Runner
+    trees: TreeDrafts | None = None
+
+    @cached_property
+    def early(self) -> EarlyRunner | None:
+        """Return the runner if it can draft while other work goes on."""
+        return self.runner if isinstance(self.runner, EarlyRunner) else None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterParts:
+    """Parts of a trained drafter; `options` are those left for the drafter's constructor."""
+
+    begin: LoadedNetwork
+    options: dict[str, str]
+    trained: Trained
+    head: AcceptanceHead | None
+    online: Online[LoadedNetwork] | None
+
+    @classmethod
+    def of(cls, context: DrafterContext, name: str, sizes: tuple[str, ...], reads: bool) -> Self:
+        """Load the weights of option `weights`, or those that ship; `sizes` are options that
+        cut them.
+
+        Raises:
+            InvalidOption: an option is unknown or out of range, or there are no weights for this
+                network and target.
+            RuntimeUnavailable: the runtime gives no features, or runs no networks.
+        """
+        options = dict(context.options)
+        known = ("growth", "stop", "rivals", "head", *_LEARNING, *sizes)
+        given, growth, head = (options.pop(key, None) for key in ("weights", "growth", "head"))
+        for key in options:
+            if key not in known:
+                raise InvalidOption(
+                    f"drafter '{name}' has no option {key!r}: use weights, {', '.join(known)}"
+                )
+        chosen = {key: options.pop(key) for key in sizes if key in options}
+        learning = {key: options.pop(key) for key in _LEARNING if key in options}
+        settings = Learning(**arguments(Learning, "learning", learning))
+        if not settings.online and (alone := learning.keys() - {"online"}):
+            raise InvalidOption(f"option {min(alone)} goes with online=ROUNDS: add that")
+        drawn = growth or context.needs_q
+        if head is not None and (drawn or settings.online or "rivals" in options):
+            raise InvalidOption(
+                "option head ends chains of the likeliest tokens of weights that stay as they are: "
+                "leave it out with growth, online or rivals, or with a verifier of drawn drafts"
+            )
+        run = _runs(context, name, reads or bool(settings.online))
+        path = Path(given) if given else shipped(name, context.model)
+        trained = resized(fitting(path, name, context.model, context.target), chosen)
+        predicts = None
+        if head is not None:
+            check_steps(trained)
+            predicts = load_acceptance_head(Path(head), digest_of(path, chosen))
+
+        def ready(trained: Trained) -> LoadedNetwork:
+            runner = run(trained)
+            return LoadedNetwork(runner, TreeDrafts.chosen(context, runner, trained))
+
+        online = None
+        if settings.online:
+            file = LearntFile(path, settings.save, ships=given is None)
+            trained = file.begin(trained, chosen)
+            learner = find_learner(context, trained, settings)
+            online = Online(trained, learner, ready, every=settings.online, file=file)
+        return cls(ready(trained), options, trained, predicts, online)
+
+    def doubt(self, stop: float) -> AcceptanceStop | None:
+        """Return the chain stop of an acceptance head, if any; `stop` counts if the user set it."""
+        if self.head is None:
+            return None
+        stands = stop if "stop" in self.options else MIN_CHAIN_PROB
+        return AcceptanceStop(self.head, self.trained.draft_ids, stands)
+
+
+def _runs(context: DrafterContext, name: str, reads: bool) -> Callable[[Trained], Runner]:
+    run = context.run_network
+    if run is None or (reads and not context.target.feature_layers):
+        what = "runs none" if run is None else "gives no hidden states of several layers"
+        raise RuntimeUnavailable(
+            f"drafter '{name}' is a trained network, and runtime '{context.target.runtime}' "
+            f"{what}: use --runtime openvino or torch"
+        )
+    return run

@@ -1,0 +1,565 @@
+"""Drafters with a trained network (EAGLE, Medusa and others). The network reads the prompt and
+every later token with the target's features, and drafts a chain, or a tree (`context_update.py`), in one
+call. Networks are in `paceline.networks`; the runtime runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.options import arguments, require
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.network.build import DrafterParts, LoadedNetwork
+from paceline.drafters.network.online import Online
+from paceline.drafters.network.stopping_head import AcceptanceStop
+from paceline.drafters.network.trees import TreeDrafts
+from paceline.errors import OutOfMemory
+from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
+from paceline.policy.acceptance import PlattScaling
+from paceline.sampling.randomness import Draw, Purpose
+from paceline.sampling.sequence import Sequence
+
+# Progress of a trained drafter in a sequence:
+
+# Last rows of a prompt that a network reads in any case, even if others have cached them.
+RECENT = 128
+
+# Last rows of a longer prompt that it reads before the first draft. Fewer would cost accepted
+# tokens after long prompts.
+_PROMPT = 1024
+
+# Rows that may wait for a draft beyond those.
+_WAITING = 256
+
+
+@dataclass(slots=True)
+class ContextState:
+    """A sequence's cache in the network, and the rows that are not in it yet.
+
+    Attributes:
+        version: the network that drafts for it.
+        cache: from `Runner.open`.
+        features: float32 `[rows, 4 * width]` each; row i belongs to the position before
+            `tokens[i]`. They have no width if none are read.
+        tokens: those that wait, the root at the end.
+        begun: whether the cache holds any rows.
+        chain: the last that was drafted, until its verdict is known.
+        budget: of the last requested draft.
+        steady: steps in a row that requested one.
+    """
+
+    version: LoadedNetwork
+    cache: Any
+    features: list[LogitArray]
+    tokens: list[int]
+    begun: bool = False
+    chain: Chain | None = None
+    budget: Budget = field(default_factory=lambda: Budget(0, 0))
+    steady: int = 0
+
+    def note(
+        self, tokens: list[int], features: LogitArray, target: Any, reads_all: bool = False
+    ) -> None:
+        """Add rows for the next draft, and what follows each; `target` is the target's cache.
+
+        Of too many, old rows are dropped before the first draft (unless the network `reads_all`),
+        and run through the network after it.
+        """
+        most = _WAITING if self.begun else _PROMPT + _WAITING
+        self.tokens += tokens
+        self.features.append(features)
+        if len(self.tokens) <= most:
+            return
+        if self.begun or reads_all:
+            known = np.concatenate(self.features)
+            read = ContextUpdate(self.cache, known[:-1], self.tokens[:-1], target)
+            self.version.runner.draft([read], 0)
+            self._keep(1)  # which drafts start behind
+        else:
+            self._keep(_PROMPT)
+
+    def _keep(self, rows: int) -> None:
+        # Rows may be megabytes: they are copied only where a view would hold more memory than
+        # they need.
+        self.tokens = self.tokens[-rows:]
+        kept: list[LogitArray] = []
+        for features in reversed(self.features):
+            tail = features[-rows:]
+            kept.insert(0, tail if 2 * len(tail) >= len(features) else tail.copy())
+            rows -= len(tail)
+            if not rows:
+                break
+        self.features = kept
+
+    def asked(self, budget: Budget) -> None:
+        """Note the budget of a step."""
+        if min(budget.nodes, budget.depth) > 0:
+            self.budget = budget
+            self.steady += 1
+        else:
+            self.steady = 0
+
+    def context_update(self, target: Any, least: float, noise: Noise | None) -> ContextUpdate:
+        """Return the waiting rows, for a draft that may end below a chance of `least`."""
+        new = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
+        return ContextUpdate(self.cache, new, self.tokens, target, noise, least)
+
+    def taken(self) -> None:
+        """Note that the cache holds all rows."""
+        self.features, self.tokens, self.begun = [], [], True
+
+
+# Early drafting:
+
+# Consecutive steps with a draft before one begins early.
+_STEADY = 2
+
+
+class EarlyDraft:
+    """At most one draft in progress."""
+
+    def __init__(self) -> None:
+        self._progress: ContextState | None = None
+
+    def expects(self, progress: ContextState) -> bool:
+        """Return whether a sequence is likely to need a chain, and its network can begin one."""
+        version = progress.version
+        return progress.steady >= _STEADY and version.trees is None and version.early is not None
+
+    def has_begun(self, progress: ContextState) -> bool:
+        """Return whether the draft in progress is of this sequence."""
+        return self._progress is progress
+
+    def begin(self, progress: ContextState, context_update: ContextUpdate, depth: int) -> None:
+        """Begin a chain of up to `depth` tokens; one of another sequence is given up."""
+        if self._progress is not None:
+            self.give_up(self._progress)
+        runner = progress.version.early
+        assert runner is not None
+        try:
+            runner.begin(context_update, depth)
+        except OutOfMemory:  # who asks for the draft will hear of it
+            return
+        self._progress = progress
+
+    def finish(self, progress: ContextState) -> Chain | None:
+        """Return this sequence's chain, if begun. Raises OutOfMemory if the rows do not fit."""
+        if not self.has_begun(progress):
+            return None
+        self._progress = None
+        runner = progress.version.early
+        assert runner is not None
+        return runner.finish()
+
+    def give_up(self, progress: ContextState) -> None:
+        """Discard an unused draft; its rows are still in the network's KV cache."""
+        if self.finish(progress) is not None:
+            progress.taken()
+
+
+# Chains of a trained network:
+
+# Temperature that tokens are drawn at, beside the request's. A network that knows less than the
+# target spreads its distribution wider.
+_SHARPER = 0.9
+
+
+def chains(
+    drafted: List[Chain],
+    wanted: List[Budget],
+    lines: List[PlattScaling],
+    *,
+    source: str,
+    stop: float = 0.0,
+    runner_ups: bool = True,
+) -> list[tuple[TokenTree, Chain]]:
+    """Build a draft per sequence, as deep as its budget and chain allow; return both.
+
+    Args:
+        drafted: the network's chains.
+        wanted: a budget for each.
+        lines: acceptance statistics of each.
+        source: name of the drafter.
+        stop: a chain ends before the first token whose acceptance probability is below this.
+        rivals: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
+            the network has computed these already.
+    """
+    out = []
+    for chain, budget, line in zip(drafted, wanted, lines, strict=True):
+        depth = min(budget.nodes, budget.depth, len(chain.tokens))
+        if stop:
+            doubtful = (at for at in range(depth) if chain.chances[at] < stop)
+            depth = next(doubtful, depth)
+        room = budget.nodes - depth if runner_ups else 0
+        chances = line.of(chain.chances[:depth])
+        out.append((_draft(chain, chances, room, source), chain))
+    return out
+
+
+def _draft(chain: Chain, chances: List[float], room: int, source: str) -> TokenTree:
+    # The chain stands first, so that no cache row has to be moved to retain it.
+    depth = len(chances)
+    scores = list(accumulate(chances, mul))
+    tokens, parents = list(chain.tokens[:depth]), list(range(ROOT, depth - 1))
+    if room > 0:
+        above = [1.0, *scores]
+        # What a network says of rivals is what they keep, but for what the chain's own leave.
+        beside = [
+            above[at] * min(chain.runner_up_probs[at], 1 - chances[at]) for at in range(depth)
+        ]
+        likely = sorted(range(depth), key=beside.__getitem__, reverse=True)[:room]
+        for at in sorted(likely):
+            if beside[at] > 0:
+                tokens.append(chain.runner_ups[at])
+                parents.append(at - 1)
+                scores.append(beside[at])
+    return TokenTree(
+        np.array(tokens, dtype=np.int64),
+        np.array(parents, dtype=np.int64),
+        source=source,
+        scores=np.array(scores),
+    )
+
+
+def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
+    """Return the Gumbel noise of the `depth` positions after the root; None for greedy requests."""
+    temperature = sequence.params.temperature
+    if not temperature:
+        return None
+    begin, randomness = len(sequence.tokens), sequence.randomness
+    draws = (Draw(place, Purpose.NOISE) for place in range(begin, begin + depth))
+    return Noise(b"".join([randomness.noise(draw).key for draw in draws]), _SHARPER * temperature)
+
+
+class TrainedDrafter(Drafter):
+    """Draft with one network; a subclass names it."""
+
+    needs: Needs = Needs(features=True, recent=RECENT)
+    # Settings of the network that may be smaller than those of its weights.
+    sizes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, runner: Runner, *, stop: float = 0.0, runner_ups: bool = True) -> None:
+        """Bind a network that is ready to run.
+
+        Args:
+            runner: the network.
+            stop: a chain ends before the first token whose acceptance probability (`Chain.chances`)
+                is below this (second early exit of Kangaroo); 0 never stops. With option `head`:
+                least probability that the whole chain is accepted (`acceptance.py`).
+            rivals: whether runner-up tokens beside the chain's are drafted too, as far as a budget
+                has more nodes than the chain.
+
+        Raises:
+            InvalidOption: `stop` is out of range.
+        """
+        require(0 <= stop < 1, "stop", stop, "0 or more, and below 1")
+        self._begin = self._newest = LoadedNetwork(runner)
+        self._stop = stop
+        self._runner_ups = runner_ups
+        self._progress: dict[int, ContextState] = {}
+        self._lines: dict[float, PlattScaling] = {}  # by temperature
+        self._online: Online[LoadedNetwork] | None = None
+        self._doubt: AcceptanceStop | None = None
+        self._early = EarlyDraft()
+        self.gumbel_coupled = True
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Self:
+        """Load the weights of option `weights`, or those that ship; errors as in `DrafterParts.of`."""
+        made = DrafterParts.of(context, cls.name, cls.sizes, cls.needs.features)
+        drafter = cls(made.begin.runner, **arguments(cls, "drafter", made.options, "runner"))
+        drafter.grow_by(made.begin.trees)
+        drafter.gumbel_coupled = context.gumbel_coupled
+        drafter._doubt = made.doubt(drafter._stop)
+        if made.online is not None:
+            drafter.learn_by(made.online)
+        return drafter
+
+    def grow_by(self, trees: TreeDrafts | None) -> None:
+        """Draft trees, or argmax chains if None."""
+        self._begin = self._newest = replace(self._begin, trees=trees)
+        self.kind = None if trees is None else trees.kind
+
+    def learn_by(self, online: Online[LoadedNetwork]) -> None:
+        """Learn while serving. A sequence drafts with one version from first draft to last, so its
+        cache in the network never mixes versions.
+        """
+        self._online = online
+        self.needs = replace(TrainedDrafter.needs, recent=type(self).needs.recent)
+
+    def reset(self) -> None:
+        self._lines.clear()
+        if self._online is not None:
+            self._online.reset()
+            self._newest = self._begin
+
+    def open(self, sequence: Sequence) -> None:
+        # Without features, all tokens can be read at once.
+        version = self._take_up()
+        self._progress[sequence.id] = ContextState(version, version.runner.open(), [], [])
+        if not self._reads:
+            self._note(sequence, sequence.tokens, _no_features(len(sequence.tokens)))
+
+    def read(self, sequence: Sequence, features: LogitArray) -> None:
+        if self._reads:
+            self._note(sequence, sequence.tokens[len(sequence.tokens) - len(features) :], features)
+        if self._online is not None:
+            self._online.read(sequence, features)
+
+    @property
+    def tolerates_gaps(self) -> bool:
+        # A network that reads only the end of a prompt lacks tokens in any case; learning takes
+        # all.
+        return self._online is None and type(self).needs.recent is not None
+
+    @property
+    def _reads(self) -> bool:
+        # A drafter that learns needs features in any case.
+        return type(self).needs.features
+
+    def _line(self, sequence: Sequence) -> PlattScaling:
+        temperature = round(sequence.params.temperature, 1)
+        found = self._lines.get(temperature)
+        if found is None:
+            found = PlattScaling(not temperature, self.gumbel_coupled)
+            self._lines[temperature] = found
+        return found
+
+    def _take_up(self) -> LoadedNetwork:
+        # The newest version, of at most two in use.
+        older = any(each.version is not self._newest for each in self._progress.values())
+        if self._online is not None and not older:
+            self._newest = self._online.newest() or self._newest
+        return self._newest
+
+    def _note(self, sequence: Sequence, tokens: list[int], features: LogitArray) -> None:
+        reads_all = type(self).needs == Needs(features=True)
+        self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        # A version drafts for all its sequences in one run, except chains that have begun early.
+        drafts = [trees.EMPTY] * len(sequences)
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            self._progress[sequence.id].asked(budget)
+        if not any(budget.nodes and budget.depth for budget in budgets):
+            return drafts
+        asking: dict[tuple[LoadedNetwork, bool], list[int]] = {}
+        for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
+            progress = self._progress[sequence.id]
+            if min(budget.nodes, budget.depth) > 0 and progress.tokens:
+                apart = self._early.has_begun(progress)
+                asking.setdefault((progress.version, apart), []).append(index)
+        for (version, _), indices in asking.items():
+            parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
+            for index, draft in zip(indices, self._draft(version, *parts), strict=True):
+                drafts[index] = draft
+        return drafts
+
+    def _draft(
+        self, version: LoadedNetwork, sequences: List[Sequence], budgets: List[Budget]
+    ) -> list[TokenTree]:
+        progress = [self._progress[sequence.id] for sequence in sequences]
+        wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
+        early = self._early.finish(progress[0])
+        if early is not None:
+            drafted = self._chains(sequences, budgets, [early])
+        else:
+            context_update = list(map(self._grown, sequences, budgets))
+            if version.trees is not None:
+                drafted = list(
+                    map(self._named, version.trees.grow(sequences, budgets, context_update))
+                )
+            elif self._doubt is not None:
+                made = self._doubt.chains(version.runner, context_update, wanted)
+                drafted = list(map(self._named, made))
+            else:
+                chained = version.runner.draft(context_update, max(wanted))
+                drafted = self._chains(sequences, budgets, chained)
+        for each in progress:
+            each.taken()
+        return drafted
+
+    def _named(self, draft: TokenTree) -> TokenTree:
+        return replace(draft, source=self.name)
+
+    def _grown(self, sequence: Sequence, budget: Budget) -> ContextUpdate:
+        progress = self._progress[sequence.id]
+        noise = None
+        if progress.version.trees is None and self.gumbel_coupled:
+            depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
+            noise = noise_behind(sequence, depth)
+        return progress.context_update(
+            sequence.cache, self._line(sequence).said(budget.least), noise
+        )
+
+    def _chains(
+        self, sequences: List[Sequence], budgets: List[Budget], drafted: List[Chain]
+    ) -> list[TokenTree]:
+        lines = list(map(self._line, sequences))
+        made = chains(
+            *(drafted, budgets, lines),
+            source=self.name,
+            stop=self._stop,
+            runner_ups=self._runner_ups,
+        )
+        for sequence, (_, chain) in zip(sequences, made, strict=True):
+            self._progress[sequence.id].chain = chain
+        return [draft for draft, _ in made]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
+            if self._reads:
+                assert output.features is not None
+                features = _committed(output.features, verdict.path)
+            else:
+                features = _no_features(1 + len(verdict.path))
+            self._early.give_up(self._progress[sequence.id])
+            self._note(sequence, sequence.tokens[-len(features) :], features)
+        if len(sequences) == 1:
+            self._begin_early(sequences[0])
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            self._learn(sequence, sequence.tokens[-len(verdict.path) - 1 :])
+        if self._online is not None:
+            self._online.observe(sequences, drafts, verdicts, outputs)
+
+    def _learn(self, sequence: Sequence, committed: list[int]) -> None:
+        progress = self._progress[sequence.id]
+        if progress.chain is not None:
+            chances, tokens = progress.chain.chances, progress.chain.tokens
+            self._line(sequence).learn(chances, tokens, committed)
+            progress.chain = None
+
+    def _begin_early(self, sequence: Sequence) -> None:
+        progress = self._progress[sequence.id]
+        if self._doubt is None and not sequence.finish_reason and self._early.expects(progress):
+            budget = progress.budget
+            depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
+            self._early.begin(progress, self._grown(sequence, budget), depth)
+
+    def close(self, sequence: Sequence) -> None:
+        progress = self._progress.pop(sequence.id, None)
+        if progress is not None:
+            progress.version.runner.release(progress.cache)
+        if self._online is not None:
+            self._online.close(sequence)
+
+
+def _committed(features: LogitArray, path: List[int]) -> LogitArray:
+    # A copy: the next forward overwrites the rows.
+    if not path or path[-1] == len(path) - 1:  # a draft's first chain: they lie together
+        return features[: 1 + len(path)].copy()
+    rows: LogitArray = features[[0, *(node + 1 for node in path)]]
+    return rows
+
+
+def _no_features(rows: int) -> LogitArray:
+    return np.zeros((rows, 0), dtype=np.float32)
+
+
+# Trained drafters by name; `TrainedDrafter` holds their shared code.
+
+
+class MedusaDrafter(TrainedDrafter):
+    name: ClassVar[str] = "medusa"
+
+
+class HydraDrafter(TrainedDrafter):
+    name: ClassVar[str] = "hydra"
+
+
+class CloverDrafter(TrainedDrafter):
+    name: ClassVar[str] = "clover"
+
+
+class EagleDrafter(TrainedDrafter):
+    """EAGLE-1 and EAGLE-2."""
+
+    name: ClassVar[str] = "eagle"
+
+
+class Eagle3Drafter(TrainedDrafter):
+    """EAGLE-3."""
+
+    name: ClassVar[str] = "eagle3"
+
+
+class ChimeraDrafter(TrainedDrafter):
+    """Chimera's trigrams and layer."""
+
+    name: ClassVar[str] = "chimera"
+
+
+class FalconDrafter(TrainedDrafter):
+    """Falcon: a block of tokens per step."""
+
+    name: ClassVar[str] = "falcon"
+
+
+class CTCDrafter(TrainedDrafter):
+    """CTC drafter: slots that may stay blank."""
+
+    name: ClassVar[str] = "ctc"
+
+
+class SpecFormerDrafter(TrainedDrafter):
+    """SpecFormer's slots."""
+
+    name: ClassVar[str] = "specformer"
+
+
+class BlockParallelDrafter(TrainedDrafter):
+    """A block of tokens in one pass."""
+
+    name: ClassVar[str] = "block-parallel"
+
+
+class S2DDrafter(TrainedDrafter):
+    """Nested drafts; option `layers` cuts the network at a shallower exit."""
+
+    name: ClassVar[str] = "s2d"
+    sizes: ClassVar[tuple[str, ...]] = ("layers",)
+
+
+class LongSpecDrafter(TrainedDrafter):
+    """A drafter whose cache does not grow."""
+
+    name: ClassVar[str] = "longspec"
+    needs: Needs = Needs(features=True)
+
+
+class HiddenTransferDrafter(TrainedDrafter):
+    """Slots carried through the target's last layers."""
+
+    name: ClassVar[str] = "hidden-transfer"
+
+
+class DraftLMDrafter(TrainedDrafter):
+    """Small language model of its own."""
+
+    name: ClassVar[str] = "draft-lm"
+    needs: Needs = Needs()
+
+
+class KangarooDrafter(TrainedDrafter):
+    """Kangaroo: the target's first layers and an adapter; `stop` defaults to the paper's."""
+
+    name: ClassVar[str] = "kangaroo"
+    needs: Needs = Needs()
+
+    def __init__(self, runner: Runner, *, stop: float = 0.6, runner_ups: bool = True) -> None:
+        super().__init__(runner, stop=stop, runner_ups=runner_ups)

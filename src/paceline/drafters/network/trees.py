@@ -1,0 +1,161 @@
+"""Draft trees of a trained network, by any tree expansion.
+
+The network answers level by level over the batch; one step of a multi-token network answers
+several levels. Tokens outside the draft vocabulary have probability zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.types import (
+    Budget,
+    Distribution,
+    IntArray,
+    LogitArray,
+    SamplingParams,
+    TokenTree,
+)
+from paceline.drafters.base import DrafterContext
+from paceline.errors import InvalidOption
+from paceline.networks.runner import Branch, ContextUpdate, Runner
+from paceline.networks.weights import Trained
+from paceline.sampling.sampler import Sampler
+from paceline.sampling.sequence import Sequence
+from paceline.trees.base import DistributionRequest, TreeExpansion, run_batched
+from paceline.trees.choice import expansion_for
+
+# Logit outside the draft vocabulary: probability exactly zero, but finite, so that a
+# distribution exists even where all other tokens are banned.
+_NEVER = -1e30
+
+
+class TreeDrafts:
+    """Expands draft trees of one network."""
+
+    def __init__(self, runner: Runner, trained: Trained, growth: TreeExpansion) -> None:
+        """Bind a network. Raises InvalidOption if it drafts blank slots."""
+        if trained.network.blank:
+            raise InvalidOption(
+                f"drafter '{trained.network.name}' drafts slots that may stay blank, which make "
+                "chains alone: leave out growth, and use a verifier of deterministic drafts"
+            )
+        self._runner = runner
+        self._expansion = growth
+        self._width = trained.network.width
+        self._ids = trained.draft_ids
+        self._size = trained.network.geometry.vocab_size
+        self.kind = growth.kind
+
+    @classmethod
+    def chosen(cls, context: DrafterContext, runner: Runner, trained: Trained) -> TreeDrafts | None:
+        """Choose by option `growth` or the verifier; None means argmax chains, which cost one call.
+
+        Raises InvalidOption if the expansion is unknown, or does not fit network or verifier.
+        """
+        named = context.options.get("growth", "")
+        if not named and not context.needs_q:
+            return None
+        for option in ("stop", "rivals"):
+            if option in context.options:
+                raise InvalidOption(
+                    f"option {option} is for chains of the likeliest tokens: leave it out with a "
+                    "growth, or with a verifier of drawn drafts"
+                )
+        return cls(runner, trained, expansion_for(context.accepts, context.shape, named))
+
+    def grow(
+        self, sequences: List[Sequence], budgets: List[Budget], context_update: List[ContextUpdate]
+    ) -> list[TokenTree]:
+        """Draft one tree per sequence. Raises OutOfMemory if the network's KV cache is full."""
+        known: list[dict[tuple[int, ...], Branch]]
+        known = [{(): root} for root in self._runner.start(context_update)]
+        growing = [
+            self._expansion.grow(
+                replace(budget, depth=min(budget.depth, self._runner.depth)),
+                sequence.randomness,
+                len(sequence.tokens),
+            )
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
+
+        def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
+            paths = {index: list(map(tuple, _paths(ask))) for index, ask in asks.items()}
+            self._advance(known, paths)
+            return {
+                index: [
+                    self._distribution(sequences[index], known[index], path)
+                    for path in paths[index]
+                ]
+                for index in asks
+            }
+
+        return run_batched(growing, answer)
+
+    def _advance(
+        self,
+        known: List[dict[tuple[int, ...], Branch]],
+        paths: Mapping[int, List[tuple[int, ...]]],
+    ) -> None:
+        # Runs the missing whole steps of all paths in one call.
+        missing = [
+            (index, steps)
+            for index, asked in paths.items()
+            for steps in dict.fromkeys(map(self._whole, asked))
+            if steps not in known[index]
+        ]
+        if not missing:
+            return
+        width = self._width
+        asked = [(known[index][steps[:-width]], steps[-width:]) for index, steps in missing]
+        for (index, steps), branch in zip(missing, self._runner.advance(asked), strict=True):
+            known[index][steps] = branch
+
+    def _whole(self, path: tuple[int, ...]) -> tuple[int, ...]:
+        return path[: len(path) - len(path) % self._width]
+
+    def _distribution(
+        self, sequence: Sequence, known: Mapping[tuple[int, ...], Branch], path: tuple[int, ...]
+    ) -> Distribution:
+        steps = self._whole(path)
+        logits = known[steps].logits[len(path) - len(steps)]
+        soft = self._expansion.soft
+        return draft_sampling(sequence.sampler, logits, self._ids, self._size, path, soft=soft)
+
+
+def draft_sampling(
+    sampler: Sampler,
+    logits: LogitArray,
+    ids: IntArray,
+    size: int,
+    path: List[int],
+    *,
+    soft: bool,
+) -> Distribution:
+    """Return a request's distribution over a draft vocabulary, as one over `size` tokens.
+
+    `ids` are int64 `[draft vocabulary]`, ascending token ids of the float32 `logits`.
+    """
+    if _names_tokens(sampler.params):
+        wide = np.full(size, _NEVER, dtype=np.float32)
+        wide[ids] = logits
+        return sampler.distribution(wide, path, soft=soft)
+    distribution = sampler.distribution(logits, path, soft=soft)
+    return Distribution(
+        distribution.probs, ids if distribution.ids is None else ids[distribution.ids], size
+    )
+
+
+def _names_tokens(params: SamplingParams) -> bool:
+    # True if the request treats tokens differently, so that logits need the target's ids.
+    penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
+    return bool(any(penalties) or params.logit_bias or params.banned_tokens or params.forced_tokens)
+
+
+def _paths(ask: DistributionRequest) -> list[list[int]]:
+    return [ask.tree.tokens[list(trees.path_to(ask.tree, node))].tolist() for node in ask.nodes]

@@ -1,0 +1,201 @@
+"""Token recycling (Luo et al. 2024, arXiv:2408.08696): a matrix of each token's top-8 successors in
+the target's last logits, read as a draft tree by ranks. Every verified row refreshes it, and it
+persists across requests. Added: prompt bigrams fill unknown rows, and nodes are ordered by the
+hit rates of their ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence as List
+from typing import ClassVar, Self
+
+import numpy as np
+
+from paceline.core.options import arguments
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, IntArray, LogitArray, Needs, TokenTree, Verdict
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.candidates import CandidateTree
+from paceline.native.sampling import best, rank_into
+from paceline.policy.acceptance import HitRates
+from paceline.policy.draft_gate import LearnThrottle
+from paceline.sampling.sequence import Sequence
+from paceline.trees.shapes import TOKEN_RECYCLING as TEMPLATE
+from paceline.trees.shapes import layout
+
+# Top-k of several logits rows at once.
+
+# Entries that share a maximum. They lie far apart, so that maxima are taken of whole vectors.
+_STRIDE = 32
+
+
+def top_rows(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray]:
+    """Return int64 `[n, k]` ids and values of each row's `k` largest entries, largest first."""
+    k = min(k, logits.shape[1])
+    return best(logits, k) or _by_numpy(logits, k)
+
+
+def _by_numpy(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray]:
+    count, width = logits.shape
+    columns = width // _STRIDE
+    if columns <= 2 * k:
+        ids = np.broadcast_to(np.arange(width), logits.shape)
+        values = logits
+    else:
+        # The k largest lie in the k columns with the largest maxima, or in the ragged end.
+        blocks = logits[:, : columns * _STRIDE].reshape(count, _STRIDE, columns)
+        widest = np.argpartition(blocks.max(axis=1), columns - k, axis=1)[:, columns - k :]
+        values = np.take_along_axis(blocks, widest[:, None], 2).reshape(count, -1)
+        ids = (widest[:, None] + columns * np.arange(_STRIDE)[:, None]).reshape(count, -1)
+        if columns * _STRIDE < width:
+            rest = np.arange(columns * _STRIDE, width)
+            values = np.concatenate([values, logits[:, rest]], axis=1)
+            ids = np.concatenate([ids, np.broadcast_to(rest, (count, len(rest)))], axis=1)
+    if values.shape[1] > k:
+        chosen = np.argpartition(values, values.shape[1] - k, axis=1)[:, values.shape[1] - k :]
+        values, ids = np.take_along_axis(values, chosen, 1), np.take_along_axis(ids, chosen, 1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+
+
+# Recycled successors per token.
+WIDTH = 8
+
+_UNKNOWN = -1
+
+DEPTH = len(TEMPLATE[-1])
+
+_PARENTS, _RANKS, _DEPTHS = (column.tolist() for column in layout(TEMPLATE))
+# Children of the root, and of each node of the template.
+_BELOW = [
+    [node for node, above in enumerate(_PARENTS) if above == at]
+    for at in range(ROOT, len(TEMPLATE))
+]
+
+# Share of steps in which the child of each rank was the target's token, by depth of the child,
+# given that its parent was reached: a start value, replaced by what is observed.
+_PRIOR = np.array([0.36, 0.10, 0.055, 0.035, 0.025, 0.02, 0.015, 0.01])
+
+
+class Recycling(Drafter):
+    """Draft trees from the target's rejected candidates: no training, under 2 MB."""
+
+    name: ClassVar[str] = "recycling"
+    needs: Needs = Needs(node_logits=True)
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._proposed: dict[int, int] = {}
+        self._idle = LearnThrottle()
+        self._nothing = CandidateTree().tree(self.name)
+        self.reset()
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Self:
+        chosen = arguments(cls, "drafter", context.options, "vocab_size")
+        return cls(context.target.vocab_size, **chosen)
+
+    def reset(self) -> None:
+        # Row by row. Single entries are read and written at every step.
+        self._successors = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
+        self._rates = HitRates(np.tile(_PRIOR, (DEPTH, 1)), weight=50.0)
+        self._steps = 0
+        self._order()
+
+    def open(self, sequence: Sequence) -> None:
+        known = self._successors
+        for token, successor in zip(sequence.tokens, sequence.tokens[1:], strict=False):
+            row = known[token * WIDTH : (token + 1) * WIDTH]
+            if _UNKNOWN in row and successor not in row:
+                known[token * WIDTH + row.index(_UNKNOWN)] = successor
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        if self._idle.skips(budgets):
+            return [self._nothing] * len(sequences)
+        if self._steps % 32 == 0:
+            self._order()
+        self._steps += 1
+        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        if not self._proposed:  # the step was left out
+            return
+        for sequence in sequences:
+            begin = self._proposed[sequence.id]
+            self._score(sequence.tokens[begin - 1 :])
+        known = self._successors
+        for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
+            rows = [sequence.tokens[self._proposed.pop(sequence.id) - 1], *draft.tokens.tolist()]
+            if not rank_into(output.logits, rows, known, WIDTH):
+                _rank_into(output.logits[: len(rows)], rows, known)
+
+    def close(self, sequence: Sequence) -> None:
+        self._proposed.pop(sequence.id, None)
+
+    def _order(self) -> None:
+        rates = self._rates.table
+        values: list[float] = []
+        for parent, rank, depth in zip(_PARENTS, _RANKS, _DEPTHS, strict=True):
+            values.append((1.0 if parent == ROOT else values[parent]) * rates[depth - 1][rank])
+        self._values = values
+        self._ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+
+    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        self._proposed[sequence.id] = len(sequence.tokens)
+        known, values = self._successors, self._values
+        tokens: list[int] = []
+        parents: list[int] = []
+        scores: list[float] = []
+        places = {ROOT: ROOT}
+        # A node is worth no more than its parent and stands behind it, so parents come first.
+        for node in self._ranking if budget.nodes > 0 else ():
+            parent = places.get(_PARENTS[node])
+            if parent is None or _DEPTHS[node] > budget.depth:
+                continue
+            above = sequence.root if parent == ROOT else tokens[parent]
+            token = known[above * WIDTH + _RANKS[node]]
+            if token != _UNKNOWN:
+                places[node] = len(tokens)
+                tokens.append(token)
+                parents.append(parent)
+                scores.append(values[node])
+                if len(tokens) == budget.nodes:
+                    break
+        return TokenTree(
+            np.array(tokens, dtype=np.int64),
+            np.array(parents, dtype=np.int64),
+            source=self.name,
+            scores=np.array(scores, dtype=np.float64),
+        )
+
+    def _score(self, tokens: list[int]) -> None:
+        # Count hits and misses by rank along the committed tokens.
+        node, known = ROOT, self._successors
+        for depth, (above, token) in enumerate(itertools.pairwise(tokens[: DEPTH + 1])):
+            hit = ROOT
+            for child in _BELOW[node + 1]:
+                found = known[above * WIDTH + _RANKS[child]]
+                if found == _UNKNOWN:
+                    continue
+                match = hit == ROOT and found == token
+                self._rates.count(depth * WIDTH + _RANKS[child], match)
+                if match:
+                    hit = child
+            if hit == ROOT:
+                return
+            node = hit
+
+
+def _rank_into(logits: LogitArray, tokens: list[int], table: array[int]) -> None:
+    # Reference implementation of `rank_into`.
+    best, _ = top_rows(logits, WIDTH)
+    for token, row in zip(tokens, best.tolist(), strict=True):
+        table[token * WIDTH : token * WIDTH + len(row)] = array("i", row)

@@ -1,0 +1,238 @@
+"""STAND (Song et al. 2025, arXiv:2506.04708): draft from stored n-gram distributions of the target,
+averaged and shared by all sequences. Without-replacement drafts use Gumbel-top-k. Added: all
+context lengths contribute, prompts are read, and the tree expands by acceptance rates
+(`paceline.drafters.statistics.stand`) instead of a fixed shape.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as List
+from dataclasses import replace
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.options import arguments
+from paceline.core.target import Output
+from paceline.core.types import ROOT, Budget, Distribution, Needs, ProbArray, TokenTree, Verdict
+from paceline.drafters.base import DrafterContext
+from paceline.drafters.candidates import CandidateDrafter, CandidateTree, Offer, Place
+from paceline.drafters.statistics.context_model import PROMPT_WEIGHT, ContextModel
+from paceline.policy.acceptance import HitRates
+from paceline.sampling.distributions import without
+from paceline.sampling.randomness import Draw, Purpose, Randomness
+from paceline.sampling.sequence import Sequence
+from paceline.trees.base import Names, TreeBuilder
+
+# Sampling a draft tree without replacement from candidates with estimated probabilities.
+
+Lots = Literal["noise", "one-by-one"]
+
+# Most candidates per node.
+_SPAN = 16
+
+# Bins of nodes by the probability sum of their candidates.
+_PROMISES = (0.3, 0.6, 0.85)
+
+# Start values of acceptance by rank of the child and kind of its parent.
+_PRIOR = np.array([[0.2, 0.4, 0.65, 0.85], [0.1, 0.15, 0.15, 0.1], [0.05, 0.08, 0.08, 0.05]])
+
+
+def acceptance_rates() -> HitRates:
+    """Return fresh acceptance rates by (rank of a child, bin of its parent)."""
+    return HitRates(_PRIOR, weight=16.0)
+
+
+class Drawn(CandidateTree):
+    """A draft whose tokens were sampled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[int, int] = {}
+        self._tree = trees.EMPTY
+
+    @classmethod
+    def draw(
+        cls,
+        place: Place,
+        budget: Budget,
+        offers: Callable[[Place, float], List[Offer]],
+        follow: Callable[[Place, int], Place],
+        size: int,
+        position: int,
+        randomness: Randomness,
+        accepted: HitRates,
+        lots: Lots,
+    ) -> Drawn:
+        """Sample children where acceptance is most probable, until the budget is spent.
+
+        Args:
+            place, budget, offers, follow: as for `CandidateTree.grow`.
+            size: of the vocabulary.
+            position: absolute position of the first drafted token.
+            accepted: see `acceptance_rates`.
+            lots: "noise" samples by Gumbel-top-k; "one-by-one" has the same distribution, in draws
+                that can be enumerated.
+        """
+        guess = cls()
+        sapling = TreeBuilder(budget, position)
+        rates = accepted.table
+        heap: list[tuple[float, int, int, int, Place, float, Iterator[int]]] = []
+        serial = 0
+        noise = np.zeros((0, 0))
+
+        def wait(node: int, rank: int, place: Place, reach: float, tokens: Iterator[int]) -> None:
+            nonlocal serial
+            serial += 1
+            rate = rates[min(rank, len(rates) - 1)][guess._kinds[node]]
+            heapq.heappush(heap, (-reach * rate, serial, node, rank, place, reach, tokens))
+
+        def begin(node: int, place: Place, reach: float) -> None:
+            found = guess._offers[node] = offers(place, reach)[:_SPAN]
+            if not found:
+                return
+            guess._kinds[node] = bisect_right(_PROMISES, sum(chance for _, chance, _ in found))
+            q = sapling.rows[node] = _distribution(found, size)
+            if lots == "noise":
+                tokens = _race(q, noise[node + 1])
+            else:
+                tokens = _one_by_one(q, sapling.names(node), randomness)
+            wait(node, 0, place, reach, tokens)
+
+        if budget.nodes > 0 and budget.depth > 0:
+            if lots == "noise":
+                draw = Draw(position, Purpose.DRAFT, root=position - 1)
+                uniform = randomness.uniform((budget.nodes + 1) * _SPAN, draw)
+                noise = uniform.reshape(-1, _SPAN)
+            begin(ROOT, place, 1.0)
+        while heap and sapling.room:
+            value, _, parent, rank, above, reach, tokens = heapq.heappop(heap)
+            token = next(tokens, None)
+            if token is None:
+                continue
+            node = sapling.add(parent, token)
+            guess._children[parent, token] = node
+            if sapling.depth(node) < budget.depth and sapling.room:
+                begin(node, follow(above, token), -value)
+            wait(parent, rank + 1, above, reach + value, tokens)
+        guess._tree = sapling.finish("without_replacement")
+        return guess
+
+    def tree(self, source: str, origins: tuple[str, ...] = ()) -> TokenTree:
+        return replace(self._tree, source=source, origins=origins)
+
+    def is_source_of(self, draft: TokenTree) -> bool:
+        """Return whether `tree` made this draft."""
+        return draft.sampling is self._tree.sampling
+
+    def settle(self, verdict: Verdict, accepted: HitRates) -> None:
+        """Count the children tried along the accepted path as hits and misses."""
+        below = trees.children(self._tree)
+        above = ROOT
+        for stood in (*verdict.path, None):
+            for rank, child in enumerate(below.get(above, ())):
+                cell = (min(rank, len(_PRIOR) - 1), self._kinds[above])
+                accepted.add(cell, child == stood)
+                if child == stood:
+                    break
+            above = ROOT if stood is None else stood
+
+
+def _distribution(offers: List[Offer], size: int) -> Distribution:
+    pairs = sorted((token, chance) for token, chance, _ in offers)
+    chances = np.array([chance for _, chance in pairs])
+    ids = np.array([token for token, _ in pairs], dtype=np.int64)
+    return Distribution(chances / chances.sum(), ids, size)
+
+
+def _one_by_one(q: Distribution, names: Names, randomness: Randomness) -> Iterator[int]:
+    rest: Distribution | None = q
+    while rest is not None:
+        token = rest.token(randomness.choice(rest.probs, names()))
+        yield token
+        rest = without(rest, token)
+
+
+def _race(q: Distribution, uniform: ProbArray) -> Iterator[int]:
+    # Exponential race: same distribution as `_one_by_one`, with all draws made at once.
+    assert q.ids is not None
+    racers = zip(uniform.tolist(), q.probs.tolist(), q.ids.tolist(), strict=False)
+    finish = sorted((-math.log(u) / p, token) for u, p, token in racers)
+    return iter([token for _, token in finish])
+
+
+# Tokens of the longest context.
+ORDER = 3
+
+# Stored contexts.
+CAPACITY = 1 << 16
+
+
+class Stand(CandidateDrafter[ContextModel]):
+    """Draft from stored target distributions, as likeliest trees or as drawn ones."""
+
+    name: ClassVar[str] = "stand"
+    needs: Needs = Needs(node_logits=True)
+    ranks: ClassVar[bool] = True
+
+    def __init__(self, vocab_size: int, *, drawn: bool = False, lots: Lots = "noise") -> None:
+        """Make an empty model; `drawn` reports a distribution, `lots` is as in `Drawn.draw`."""
+        self._vocab_size = vocab_size
+        self._drawn = drawn
+        self.kind = "without_replacement" if drawn else None
+        self._lots: Lots = lots
+        super().__init__()
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Self:
+        # Drawn where the verifier takes drawn drafts alone.
+        drawn = context.needs_q and "without_replacement" in context.accepts
+        chosen = arguments(cls, "drafter", context.options, "vocab_size", "drawn")
+        return cls(context.target.vocab_size, drawn=drawn, **chosen)
+
+    def reset(self) -> None:
+        self._model = ContextModel(ORDER, CAPACITY)
+        self._accepted = acceptance_rates()
+
+    def open(self, sequence: Sequence) -> None:
+        self._model.read(sequence.tokens, 0, PROMPT_WEIGHT)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        for sequence, draft, verdict, output in zip(
+            sequences, drafts, verdicts, outputs, strict=True
+        ):
+            if self._left_out(sequence):
+                continue
+            begin, guess = self._settle(sequence)
+            if isinstance(guess, Drawn) and guess.is_source_of(draft):
+                guess.settle(verdict, self._accepted)
+            self._model.recycle(
+                sequence.tokens[max(0, begin - ORDER) : begin], draft, output.logits
+            )
+
+    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+        model = self._model
+        if self.kind is None:
+            return model.grow(sequence.tokens, budget)
+        return Drawn.draw(
+            model.tail(sequence.tokens),
+            budget,
+            model.offers,
+            model.follow,
+            self._vocab_size,
+            len(sequence.tokens),
+            sequence.randomness,
+            self._accepted,
+            self._lots,
+        )

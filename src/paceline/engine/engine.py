@@ -1,0 +1,329 @@
+"""Engine: admission, continuous batching, streaming and cancelling of requests."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple, overload
+
+from paceline.core.metrics import GenerationStats
+from paceline.core.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
+from paceline.engine.loop import AutoregressiveDecoder, Commit
+from paceline.engine.requests import Message as Message
+from paceline.engine.requests import Prompt as Prompt
+from paceline.engine.requests import parameters, token_ids
+from paceline.engine.scheduler import Limits, Request, Scheduler
+from paceline.engine.stopping import Transcript
+from paceline.errors import InvalidOption, OutOfMemory, PromptError
+from paceline.models.text import Tokenizer
+from paceline.sampling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished generation.
+
+    `text` is without end tokens and cut before a stop string; `token_ids` has the end token, if one
+    came. `sources` names per token the drafter that proposed it, or None if the target chose it.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    sources: tuple[str | None, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason
+    stats: GenerationStats
+
+
+class Event(NamedTuple):
+    """Result of one step for one request; `completion` is set once the request has ended.
+
+    `text` is text that became final: empty while a character or stop string is incomplete.
+    """
+
+    request: int
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str | None, ...]
+    completion: Completion | None = None
+
+
+class Engine:
+    """Generate text for any number of requests, `max_batch` at a time. Not thread-safe.
+
+    Most callers need only `generate` and `stream`; servers drive `add`, `step` and `cancel`.
+    Scheduling never changes the tokens of a request.
+    """
+
+    def __init__(
+        self,
+        decoder: AutoregressiveDecoder,
+        tokenizer: Tokenizer,
+        *,
+        max_batch: int = 8,
+        max_waiting: int | None = None,
+        step_tokens: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Bind the parts; `paceline.load` is the usual way.
+
+        Args:
+            max_waiting: most requests beyond `max_batch`; None sets no limit.
+            step_tokens: most rows of a forward that combines prefill and decoding; None chooses by
+                measured costs.
+            config: what the engine was loaded with, for reports.
+        """
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.config = dict(config or {})
+        self.scheduler = Scheduler(Limits(max_batch, max_waiting, step_tokens), decoder.memory)
+        self._mail: dict[int, deque[Event]] = {}
+        self._next_id = 0
+
+    @overload
+    def generate(
+        self, prompt: str | List[Message] | List[int], params: SamplingParams | None = ..., **o: Any
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: List[str] | List[List[Message]], params: SamplingParams | None = ..., **o: Any
+    ) -> list[Completion]: ...
+
+    def generate(
+        self, prompt: Any, params: SamplingParams | None = None, **options: Any
+    ) -> Completion | list[Completion]:
+        """Generate to the end.
+
+        Args:
+            prompt: text or chat messages; a list of these is decoded as a ragged batch, and a
+                list is returned.
+            params: single fields may be given as keywords instead.
+            **options: fields of `SamplingParams`, and `raw`, `system` and `speculation` as in
+                `add`.
+
+        Raises:
+            PromptError: the prompt is empty or longer than the context.
+            InvalidOption: an option is unknown or out of range.
+        """
+        many = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
+        requests: list[int] = []
+        try:
+            for each in prompt if many else [prompt]:
+                requests.append(self._post(each, params, options))
+            done = [self._last_event(request) for request in requests]
+        finally:
+            for request in requests:
+                self._drop(request)
+        return done if many else done[0]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[str]:
+        """Yield text as it becomes final. Closing the iterator cancels the request."""
+        for event in self.events(prompt, params, **options):
+            if event.text:
+                yield event.text
+
+    def events(
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[Event]:
+        """Yield events: text as in `stream`, with tokens, their sources and the completion."""
+        request = self._post(prompt, params, options)
+        try:
+            while True:
+                event = self._read(request)
+                yield event
+                if event.completion is not None:
+                    return
+        finally:
+            self._drop(request)
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        system: str | None = None,
+        speculation: Speculation = UNLIMITED,
+        **options: Any,
+    ) -> int:
+        """Queue a request and return its id.
+
+        Args:
+            prompt: text (a user turn under the model's chat template), messages, or token ids.
+            raw: do not apply the chat template.
+            system: system message before a text prompt.
+            speculation: limits of the drafts for this request; the output is the same.
+            **options: single fields of `SamplingParams`.
+
+        Raises:
+            PromptError: the prompt is empty or longer than the context.
+            OutOfMemory: the key-value cache cannot hold the prompt even alone.
+            QueueFull: the queue is full.
+            InvalidOption: an option is unknown or out of range.
+        """
+        if not isinstance(speculation, Speculation):
+            raise InvalidOption(
+                f"speculation must be a Speculation, such as Speculation(enabled=False), not "
+                f"{speculation!r}"
+            )
+        target = self.decoder.target.capabilities
+        params = parameters(params or SamplingParams(), options, target.vocab_size)
+        if not params.greedy and self.decoder.verifier.name == "greedy":
+            raise InvalidOption(
+                f"verifier 'greedy' cannot sample at temperature {params.temperature}: "
+                "use verifier 'coupled' or temperature 0"
+            )
+        ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
+        self.scheduler.check(len(ids))
+        if len(ids) >= target.max_context:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
+                "which one must stay free: shorten the prompt"
+            )
+        sequence = Sequence.start(self._next_id, ids, params, speculation=speculation)
+        self._next_id += 1
+        self.scheduler.add(Request(sequence, Transcript(self.tokenizer, params.stop)))
+        return sequence.id
+
+    def step(self) -> list[Event]:
+        """Admit requests, prefill prompts, and decode one step for all running requests.
+
+        Returns no events when no request is left, or when the step only did prefill. Raises
+        OutOfMemory if a request found no room though it ran alone; it has ended then.
+        """
+        while True:
+            try:
+                decoding, commits = self._round()
+                break
+            except OutOfMemory:
+                if not self._preempt():
+                    raise
+        events = list(map(self._event, decoding, commits))
+        for event in events:
+            if event.request in self._mail:
+                self._mail[event.request].append(event)
+        return events
+
+    def cancel(self, request: int) -> Completion | None:
+        """End a request. Return its completion so far (also its stream's last event), or None."""
+        for each in self.scheduler:
+            if each.sequence.id == request:
+                each.sequence.finish_reason = "cancelled"
+                self._leave(each)
+                completion = self._complete(each)
+                if request in self._mail:
+                    text = each.transcript.take()
+                    self._mail[request].append(Event(request, text, (), (), completion))
+                return completion
+        return None
+
+    @property
+    def pending(self) -> int:
+        return len(self.scheduler)
+
+    def _post(self, prompt: Any, params: SamplingParams | None, options: Mapping[str, Any]) -> int:
+        # Events are stored until `_read`, no matter which caller drives `step`.
+        request = self.add(prompt, params, **options)
+        self._mail[request] = deque()
+        return request
+
+    def _read(self, request: int) -> Event:
+        mail = self._mail[request]
+        while not mail:
+            self.step()
+        return mail.popleft()
+
+    def _last_event(self, request: int) -> Completion:
+        while (completion := self._read(request).completion) is None:
+            pass
+        return completion
+
+    def _drop(self, request: int) -> None:
+        self._mail.pop(request, None)
+        self.cancel(request)
+
+    def _round(self) -> tuple[tuple[Request, ...], list[Commit]]:
+        # One forward: decode all running requests, with prefill chunks of others.
+        scheduler, costs = self.scheduler, self.decoder.controller.costs
+        self._admit()
+        self._begin()
+        running = scheduler.running
+        if not running and (chunks := scheduler.chunks(costs)):
+            self.decoder.read(chunks)  # no request is decoding
+            self._begin()
+            running = scheduler.running
+        sequences = [request.sequence for request in running]
+        while scheduler.short(sequences) and self._preempt():
+            running = scheduler.running
+            sequences = [request.sequence for request in running]
+        if not running:
+            return (), []
+        self.decoder.controller.queue = len(scheduler) - len(scheduler.placed)
+        return running, self.decoder.step(sequences, scheduler.chunks(costs))
+
+    def _admit(self) -> None:
+        while (request := self.scheduler.candidate()) is not None:
+            placed = False
+            try:
+                self.decoder.admit(request.sequence, request.transcript)
+                placed = self.scheduler.place(request)
+            except OutOfMemory:
+                if not self.scheduler.placed:
+                    self.scheduler.remove(request)
+                    raise
+            finally:
+                if not placed:
+                    self.decoder.close(request.sequence)
+            if not placed:
+                return  # until a running request gives memory back
+
+    def _begin(self) -> None:
+        for request in self.scheduler.reading:
+            self.decoder.begin(request.sequence)
+
+    def _preempt(self) -> bool:
+        # False if the newest request ran alone; it has ended then.
+        request = self.scheduler.preempt()
+        if request is not None:
+            self.decoder.close(request.sequence)
+            return True
+        for alone in self.scheduler.placed:
+            self._leave(alone)
+        return False
+
+    def _leave(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        if request.sequence.cache is not None:
+            self.decoder.close(request.sequence)
+
+    def _event(self, request: Request, commit: Commit) -> Event:
+        stats = request.sequence.stats
+        if stats.first_token_seconds is None:
+            stats.first_token_seconds = perf_counter() - request.added
+        completion = None
+        if commit.finish_reason is not None:
+            self._leave(request)
+            completion = self._complete(request)
+        text = request.transcript.take()
+        return Event(request.sequence.id, text, commit.tokens, commit.sources, completion)
+
+    def _complete(self, request: Request) -> Completion:
+        sequence = request.sequence
+        assert sequence.finish_reason is not None
+        request.transcript.finish()
+        return Completion(
+            request.transcript.text,
+            tuple(sequence.generated),
+            tuple(sequence.logprobs),
+            tuple(sequence.sources),
+            sequence.prompt_length,
+            sequence.finish_reason,
+            sequence.stats,
+        )

@@ -1,0 +1,141 @@
+"""Paged key-value memory: block counts of requests and drafts.
+
+Budgets are cut by lengths alone, before any token is drafted (predictability), so sampled drafts
+keep their distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from paceline.core.target import Target
+from paceline.core.types import Budget
+from paceline.sampling.sequence import Sequence
+
+# Positions written by a step without a draft: the root, and a second row that makes the CPU
+# runtime use the same attention kernel.
+PLAIN_ROWS = 2
+
+
+class BlockCache(Protocol):
+    """A sequence's paged cache."""
+
+    @property
+    def length(self) -> int: ...
+
+    def needed(self, tokens: int) -> int:
+        """Return the number of new blocks for the next `tokens` positions."""
+        ...
+
+    def reserve(self, tokens: int) -> None:
+        """Allocate them now; raises OutOfMemory."""
+        ...
+
+    def share(self, tokens: List[int]) -> None:
+        """Take the longest cached prefix of `tokens` from the prefix cache, if it is longer."""
+        ...
+
+    def publish(self, tokens: List[int]) -> None:
+        """Add this cache's blocks of `tokens` to the prefix cache."""
+        ...
+
+
+class Memory(Protocol):
+    """Paged memory of a target."""
+
+    # Prefix sharing between sequences.
+    sharing: bool
+
+    @property
+    def block(self) -> int: ...
+
+    @property
+    def blocks(self) -> int: ...
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def bytes_per_token(self) -> int: ...
+
+
+@runtime_checkable
+class Paged(Protocol):
+    """A target that exposes its paged memory; its caches are `BlockCache`s."""
+
+    @property
+    def memory(self) -> Memory: ...
+
+
+def memory_of(target: Target) -> Memory | None:
+    """Return the paged memory of a target, or None."""
+    return target.memory if isinstance(target, Paged) else None
+
+
+def keep_apart(target: Target) -> None:
+    """Disable prefix sharing, for fair comparison of engines on the same prompts."""
+    memory = memory_of(target)
+    if memory is not None:
+        memory.sharing = False
+
+
+def capacity(memory: Memory) -> int:
+    """Return the number of tokens that all sequences together may have cached."""
+    return memory.block * memory.blocks
+
+
+def fits(memory: Memory, cache: BlockCache, tokens: int, running: int) -> bool:
+    """Return whether a cache may extend to `tokens` with one spare block per running sequence."""
+    spare = running + 1 if running else 0
+    return cache.needed(tokens - cache.length + PLAIN_ROWS) + spare <= memory.free
+
+
+def plain_step_fits(memory: Memory, sequences: List[Sequence]) -> bool:
+    """Return whether one step of all sequences without drafts fits into memory."""
+    if len(sequences) * _most(memory, PLAIN_ROWS) <= memory.free:
+        return True  # as in all steps but few: no need to look closer
+    needed: int = sum(sequence.cache.needed(PLAIN_ROWS) for sequence in sequences)
+    return needed <= memory.free
+
+
+def with_draft(memory: Memory, cache: BlockCache, budget: Budget) -> int:
+    """Return the most blocks that a step takes for a draft within `budget`, whatever its shape."""
+    # The first path uses the sequence's own blocks. Every other, at most one per node, copies the
+    # last block and needs room of its own.
+    rows = max(PLAIN_ROWS, 1 + min(budget.nodes, budget.depth))
+    path = -(-(cache.length % memory.block + rows) // memory.block)
+    return cache.needed(rows) + max(0, budget.nodes - 1) * path
+
+
+def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budget]) -> list[Budget]:
+    """Return budgets cut to a common size so that all drafts fit into memory."""
+    if memory is None or not any(budget.nodes for budget in budgets):
+        return list(budgets)
+    if _drafts_fit(memory, sequences, budgets):
+        return list(budgets)
+    for most in range(max(budget.nodes for budget in budgets) - 1, 0, -1):
+        cut = [
+            replace(budget, nodes=min(budget.nodes, most), depth=min(budget.depth, most))
+            for budget in budgets
+        ]
+        if _drafts_fit(memory, sequences, cut):
+            return cut
+    return [Budget(0, 0)] * len(budgets)
+
+
+def _drafts_fit(memory: Memory, sequences: List[Sequence], budgets: List[Budget]) -> bool:
+    paths, rows = 0, PLAIN_ROWS
+    for budget in budgets:
+        paths += max(1, budget.nodes)
+        rows = max(rows, 1 + min(budget.nodes, budget.depth))
+    if paths * _most(memory, rows) <= memory.free:
+        return True  # as in all steps but few
+    pairs = zip(sequences, budgets, strict=True)
+    return sum(with_draft(memory, s.cache, budget) for s, budget in pairs) <= memory.free
+
+
+def _most(memory: Memory, rows: int) -> int:
+    # One extra block: rows may begin inside a block, which is copied if shared.
+    return -(-rows // memory.block) + 1

@@ -1,0 +1,75 @@
+"""Request intake: prompts become token ids, options become checked sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import replace
+from typing import Any
+
+from paceline.core.types import SamplingParams
+from paceline.errors import InvalidOption, PromptError
+from paceline.models.text import Tokenizer
+
+Message = Mapping[str, str]
+# Text (a user turn, or raw text), chat messages, or token ids.
+Prompt = str | List[Message] | List[int]
+
+
+def parameters(
+    params: SamplingParams, options: Mapping[str, Any], vocabulary: int
+) -> SamplingParams:
+    """Return sampling parameters with single fields replaced; InvalidOption if out of range."""
+    unknown = set(options) - set(SamplingParams.__slots__)
+    if unknown:
+        raise InvalidOption(
+            f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, "
+            f"{', '.join(SamplingParams.__slots__)}"
+        )
+    if isinstance(options.get("stop"), str):
+        options = {**options, "stop": (options["stop"],)}
+    params = replace(params, **options)
+    for name in ("logit_bias", "banned_tokens", "forced_tokens", "stop_token_ids"):
+        given = getattr(params, name)
+        for token in given.values() if name == "forced_tokens" else given:
+            if not 0 <= token < vocabulary:
+                raise InvalidOption(
+                    f"{name} holds token {token}, but the vocabulary has ids 0 to {vocabulary - 1}"
+                )
+    if len(set(params.banned_tokens)) >= vocabulary:
+        raise InvalidOption("banned_tokens holds the whole vocabulary: leave some token")
+    return params
+
+
+def token_ids(
+    prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
+) -> list[int]:
+    """Encode a prompt (see `Engine.add`); PromptError if it is empty or of no known form."""
+    ids = _encoded(prompt, tokenizer, vocabulary, raw, system)
+    if not ids:
+        raise PromptError("the prompt is empty: give some text")
+    return ids
+
+
+def _encoded(
+    prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
+) -> list[int]:
+    if isinstance(prompt, str):
+        if not prompt.strip() and not raw:
+            return []
+        if raw or tokenizer.chat_template is None:
+            return tokenizer.encode(prompt)
+        before = [{"role": "system", "content": system}] if system else []
+        return tokenizer.chat([*before, {"role": "user", "content": prompt}])
+    ids = [token for token in prompt if isinstance(token, int)]
+    messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
+    if (ids and messages) or len(ids) + len(messages) != len(prompt):
+        raise PromptError("a prompt is text, a list of messages, or a list of token ids")
+    if messages:
+        return tokenizer.chat(messages)
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise PromptError(
+                f"the prompt holds token {token}, but the vocabulary has ids 0 to {vocabulary - 1}"
+            )
+    return ids

@@ -1,0 +1,157 @@
+"""First-come, first-served scheduler that preempts the newest running request.
+
+Running requests are older than waiting ones and the oldest always progresses: no starvation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from paceline.core.options import require
+from paceline.engine.memory import Memory, capacity, fits, plain_step_fits
+from paceline.engine.prefill import Chunk, beside, shared_out
+from paceline.engine.stopping import Transcript
+from paceline.errors import OutOfMemory, PacelineError
+from paceline.policy.cost import CostModel
+from paceline.sampling.sequence import Sequence
+
+# Limits of an engine, and the error of a request beyond them.
+
+
+class QueueFull(PacelineError):
+    """The request queue is full: try again once some have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Most sequences decoded together, most queued requests, most rows of a forward that combines
+    prefill and decoding. None sets no limit, or chooses rows by measured costs.
+    """
+
+    running: int = 8
+    waiting: int | None = None
+    step_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.running >= 1, "max_batch", self.running, "1 or more")
+        require(self.waiting is None or self.waiting >= 0, "max_waiting", self.waiting, "0 or more")
+        require(
+            self.step_tokens is None or self.step_tokens >= 1,
+            "step_tokens",
+            self.step_tokens,
+            "1 or more",
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A request in flight; `added` is its arrival in `perf_counter` seconds."""
+
+    sequence: Sequence
+    transcript: Transcript
+    added: float = field(default_factory=perf_counter)
+
+
+class Scheduler:
+    """Decide on admission, prefill and preemption; the engine executes."""
+
+    def __init__(self, limits: Limits, memory: Memory | None) -> None:
+        self.limits = limits
+        self.preemptions = 0
+        self._memory = memory
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._crowded = False  # preempted, and no request has ended since
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._running
+        yield from self._waiting
+
+    def __len__(self) -> int:
+        return len(self._running) + len(self._waiting)
+
+    @property
+    def placed(self) -> tuple[Request, ...]:
+        """Admitted requests, in prefill or decoding."""
+        return tuple(self._running)
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests that decode."""
+        return tuple([each for each in self._running if not each.sequence.reading])
+
+    @property
+    def reading(self) -> tuple[Request, ...]:
+        """Requests in prefill."""
+        return tuple([each for each in self._running if each.sequence.reading])
+
+    def check(self, prompt: int) -> None:
+        """Raise OutOfMemory if the prompt exceeds the cache, QueueFull if the queue is full."""
+        if self._memory is not None and prompt >= capacity(self._memory):
+            raise OutOfMemory(
+                f"the prompt has {prompt} tokens and the key-value cache holds "
+                f"{capacity(self._memory)}: shorten the prompt, or load the model with a larger "
+                "kv_tokens"
+            )
+        places = self.limits.running - len(self._running)
+        if self.limits.waiting is not None and len(self._waiting) >= places + self.limits.waiting:
+            raise QueueFull(
+                f"{len(self)} requests are in flight, the most that max_batch "
+                f"{self.limits.running} and max_waiting {self.limits.waiting} allow: try again "
+                "later"
+            )
+
+    def add(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def candidate(self) -> Request | None:
+        """Return the head of the queue, if it may be admitted."""
+        full = self._crowded or len(self._running) >= self.limits.running
+        return self._waiting[0] if self._waiting and not full else None
+
+    def place(self, request: Request) -> bool:
+        """Admit the candidate and reserve memory for its prefill; False if it must wait."""
+        sequence = request.sequence
+        if self._memory is not None:
+            read = len(sequence.tokens) - 1
+            running = len(self._running)
+            if running and not fits(self._memory, sequence.cache, read, running):
+                return False
+            sequence.cache.reserve(read - sequence.cache.length)
+        self._waiting.popleft()
+        self._running.append(request)
+        return True
+
+    def chunks(self, costs: CostModel | None) -> list[Chunk]:
+        """Return the prefill chunks of the next forward."""
+        reading = [request.sequence for request in self.reading]
+        if not reading:
+            return []
+        tokens = beside(len(self.running), costs, self.limits.step_tokens)
+        return shared_out(reading, tokens, self._memory.block if self._memory else None)
+
+    def short(self, running: List[Sequence]) -> bool:
+        """Return whether memory is too short for a step of these requests without drafts."""
+        return self._memory is not None and not plain_step_fits(self._memory, running)
+
+    def preempt(self) -> Request | None:
+        """Return the newest running request to the head of the queue; None if it is alone."""
+        if len(self._running) < 2:
+            return None
+        newest = max(self._running, key=lambda request: request.sequence.id)
+        self._running.remove(newest)
+        self._waiting.appendleft(newest)
+        self._crowded = True
+        self.preemptions += 1
+        return newest
+
+    def remove(self, request: Request) -> None:
+        if request in self._running:
+            self._running.remove(request)
+            self._crowded = False
+        else:
+            self._waiting.remove(request)

@@ -1,0 +1,116 @@
+"""Stop rules: cut an accepted path where autoregressive decoding would have stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from collections.abc import Sequence as TokenIds
+from typing import Protocol
+
+from paceline.core.types import FinishReason
+from paceline.models.text import StopStrings, Tokenizer
+from paceline.sampling.sequence import Sequence
+
+# Repetition detection, for small models that repeat themselves under greedy decoding.
+
+_TIMES = 3
+# Shorter repetition is legitimate: a row of dots, three equal lines, a number full of zeros.
+_LEAST = 24
+
+_LONGEST = 128
+
+# Length of the suffix that `ends_in_loop` looks at.
+WINDOW = _TIMES * _LONGEST
+
+
+def ends_in_loop(tokens: List[int]) -> bool:
+    """Return whether a text ends in a repetition: a run of up to 128 tokens three times over."""
+    backwards = list(tokens[: -WINDOW - 1 : -1])
+    period = 0
+    while True:
+        try:  # a run ends with the last token, and so does every earlier copy of it
+            period = backwards.index(backwards[0], period + 1, _LONGEST + 1)
+        except (ValueError, IndexError):
+            return False
+        span = max(_TIMES * period, _LEAST)
+        if span <= len(backwards) and backwards[period:span] == backwards[: span - period]:
+            return True
+
+
+class TextWatch(Protocol):
+    """Watch the text of one sequence for stop strings."""
+
+    def feed(self, token: int) -> bool:
+        """Add the next token; return True once the text holds a stop string."""
+        ...
+
+
+class StopRules:
+    """Stop conditions: end tokens, stop tokens, stop strings, repetition, length, context."""
+
+    def __init__(self, eos_token_ids: TokenIds[int], max_context: int) -> None:
+        self._eos = frozenset(eos_token_ids)
+        self._max_context = max_context
+
+    def cut(
+        self, sequence: Sequence, run: TokenIds[int], watch: TextWatch | None = None
+    ) -> tuple[int, FinishReason | None]:
+        """Return how many tokens of a run to commit (stop token included) and the finish reason."""
+        params = sequence.params
+        eos = () if params.ignore_eos else self._eos
+        room = min(sequence.room, self._max_context - len(sequence.tokens))
+        said = [*sequence.generated[-WINDOW:]] if params.stop_loops else []
+        for index, token in enumerate(run):
+            kept = index + 1
+            if token in eos or token in params.stop_token_ids:
+                return kept, "stop"
+            if watch is not None and watch.feed(token):
+                return kept, "stop"
+            if params.stop_loops:
+                said.append(token)
+                if ends_in_loop(said):
+                    return kept, "loop"
+            if kept >= room:
+                return kept, "length"
+        return len(run), None
+
+
+# Text of one sequence:
+
+
+class Transcript:
+    """Text of a sequence; releases the part that can no longer change."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: List[str]) -> None:
+        self._decoder = tokenizer.stream()
+        self._stops = StopStrings(stops)
+        # Ends before the stop string once one was found.
+        self.text = ""
+        self._released = 0
+        self._stopped = False
+
+    def feed(self, token: int) -> bool:
+        searched = len(self.text)
+        self.text += self._decoder.feed([token])
+        return self._cut(searched)
+
+    def finish(self) -> None:
+        """Flush the decoder; no tokens follow."""
+        if not self._stopped:
+            searched = len(self.text)
+            self.text += self._decoder.finish()
+            self._cut(searched)
+            self._stopped = True
+
+    def take(self) -> str:
+        """Return new text that cannot become part of a stop string."""
+        end = len(self.text) - (0 if self._stopped else self._stops.held(self.text))
+        piece = self.text[self._released : end]
+        self._released = max(self._released, end)
+        return piece
+
+    def _cut(self, searched: int) -> bool:
+        cut = self._stops.find(self.text, searched)
+        if cut is not None:
+            self.text = self.text[:cut]
+            self._stopped = True
+        return self._stopped

@@ -1,1 +1,0 @@
-"""Exactness audit: proof by enumeration, on tabular models, that verifiers are lossless."""

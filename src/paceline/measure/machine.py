@@ -1,0 +1,58 @@
+"""What a bench ran on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.core.processor import cores
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores that this process may use, and memory in GiB (None where unknown)."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _processor(),
+        "cores": cores(),
+        "memory_gib": _memory(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
+    except (OSError, StopIteration, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def _memory() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):  # no such figures on this system
+        return None
+
+
+# JSON without NaN or Infinity, which no other parser would read back.
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """`value` as JSON; numbers that are not finite become null."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,260 @@
+"""What every verifier reaches on a real drafter and a real target, and how far that is from the
+most that any rule could reach.
+
+Chains are drafted, verified and committed as in use, so contexts are those of the target's own
+text. At the root of every round the laws p and q are at hand, and acceptance follows from them
+without drawing (`paceline.proof.bounds`); the chain itself tells what rules accept that
+verify more than one token at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from paceline.core.types import ROOT, SamplingParams, TokenTree, Verdict
+from paceline.drafters.draft_model import DraftModel
+from paceline.engine.engine import Engine
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.policy.controller import Fixed
+from paceline.proof.bounds import RULES, Rule, by_token
+from paceline.registry.loading import Loaded
+from paceline.sampling.randomness import Randomness
+from paceline.trees.drawn import Iid
+from paceline.verifiers.base import TargetDistributions
+from paceline.verifiers.multipath_block import MeasuredChain, accepted
+from paceline.verifiers.rejection import Rejection
+
+PATHS = (2, 3)
+"""Numbers of paths that multi-path block verification is reported for."""
+
+_RESAMPLES = 2000
+
+_ROUNDING = 1e-9
+"""Difference up to which two figures count as equal."""
+
+Key = tuple[str, str, int]
+"""Verifier, how drafts come about, and how many drafts (of a node) or paths (of a round)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one drafted chain and its root say.
+
+    Attributes:
+        nodes: acceptance at the root and its bound, for rules that decide node by node.
+        chains: expected number of accepted tokens, for rules that verify chains.
+    """
+
+    nodes: Mapping[Key, tuple[float, float]]
+    chains: Mapping[Key, float]
+
+
+class Watch(Rejection):
+    """Token rejection that shows what it verifies."""
+
+    def __init__(self, see: Callable[[TokenTree, TargetDistributions], None]) -> None:
+        """Call `see` before every verification."""
+        self._see = see
+
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        """Show, then decide."""
+        self._see(draft, target)
+        return super().verify(draft, target, randomness)
+
+
+def measure(
+    target: Loaded,
+    draft: Loaded,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    *,
+    drafts: Sequence[int],
+    depth: int,
+) -> Iterator[list[Round]]:
+    """Rounds of speculative decoding with `draft` as draft model, prompt by prompt.
+
+    Args:
+        target: the model whose law is kept.
+        draft: the draft model, with the same tokenizer.
+        prompts: user turns.
+        params: sampling parameters of every prompt.
+        drafts: numbers of drafts of a node to tell about.
+        depth: length of the chains.
+    """
+    rounds: list[Round] = []
+
+    def see(tree: TokenTree, distributions: TargetDistributions) -> None:
+        if len(tree) == depth:  # where room ends, the last chains are shorter
+            rounds.append(_round(tree, distributions, drafts))
+
+    capabilities = target.target.capabilities
+    decoder = AutoregressiveDecoder(
+        target.target,
+        DraftModel(draft.target, capabilities.vocab_size, Iid([1])),
+        Watch(see),
+        Fixed(depth, depth),
+        StopRules(target.tokenizer.eos_token_ids, capabilities.max_context),
+    )
+    engine = Engine(decoder, target.tokenizer, max_batch=1)
+    for prompt in prompts:
+        rounds = []
+        engine.generate(prompt, params)
+        yield rounds
+
+
+def _round(tree: TokenTree, distributions: TargetDistributions, drafts: Sequence[int]) -> Round:
+    assert tree.sampling is not None
+    p, q = distributions.distribution(ROOT), tree.sampling.rows[ROOT]
+    bounds: dict[tuple[Any, int], float] = {}
+
+    def bound(rule: Rule, count: int) -> float:
+        if (rule.bound, count) not in bounds:
+            bounds[rule.bound, count] = rule.bound(p, q, count)
+        return bounds[rule.bound, count]
+
+    nodes = {
+        (rule.verifier, rule.drafts, count): (rule.acceptance(p, q, count), bound(rule, count))
+        for count in drafts
+        for rule in RULES
+        if rule.takes(count)
+    }
+    parents = range(-1, len(tree) - 1)
+    chain = MeasuredChain(
+        tree.tokens.tolist(),
+        [tree.sampling.rows[parent] for parent in parents],
+        [distributions.distribution(parent) for parent in parents],
+    )
+    chains = {("rejection", "one path", 1): by_token(chain)}
+    chains["block", "one path", 1] = accepted(chain, 1)
+    for count in PATHS:
+        chains["multipath-block", "independent paths", count] = accepted(chain, count)
+    return Round(nodes, chains)
+
+
+def rows(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
+    """Acceptance at a node by verifier and number of drafts, with bound and spread.
+
+    Intervals hold 90% of bootstrap means over prompts, ranges 80% of the nodes.
+    """
+    out = []
+    for verifier, drafts, count in _first(prompts).nodes:
+        key = verifier, drafts, count
+        values = [np.array([r.nodes[key] for r in rounds]) for rounds in prompts if rounds]
+        acceptance, bound = np.concatenate(values).mean(axis=0).tolist()
+        low, high = interval([each[:, 0] for each in values])
+        least, most = np.quantile(np.concatenate(values)[:, 0], [0.1, 0.9]).tolist()
+        out.append(
+            {
+                "verifier": verifier,
+                "draft_law": drafts,
+                "drafts": count,
+                "acceptance": acceptance,
+                "acceptance_low": low,
+                "acceptance_high": high,
+                "node_low": least,
+                "node_high": most,
+                "bound": bound,
+                "gap": bound - acceptance,
+                "share_of_bound": acceptance / bound if bound else None,
+            }
+        )
+    return out
+
+
+def chain_rows(prompts: Sequence[Sequence[Round]], depth: int) -> list[dict[str, Any]]:
+    """Accepted tokens per round by verifier of chains, with spread as in `rows`."""
+    out = []
+    for verifier, drafts, count in _first(prompts).chains:
+        key = verifier, drafts, count
+        values = [np.array([r.chains[key] for r in rounds]) for rounds in prompts if rounds]
+        low, high = interval(values)
+        out.append(
+            {
+                "verifier": verifier,
+                "draft_law": drafts,
+                "paths": count,
+                "depth": depth,
+                "nodes": depth * count,
+                "accepted": float(np.concatenate(values).mean()),
+                "accepted_low": low,
+                "accepted_high": high,
+            }
+        )
+    return out
+
+
+def orderings(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
+    """Inequalities that theory promises, with the least and mean difference over all rounds."""
+    rounds = [each for prompt in prompts for each in prompt]
+    counts = sorted({count for _, _, count in rounds[0].nodes if count > 1})
+
+    def entry(claim: str, differences: Sequence[float]) -> dict[str, Any]:
+        return {
+            "claim": claim,
+            "cases": len(differences),
+            "least": min(differences),
+            "mean": fmean(differences),
+            "holds": min(differences) > -_ROUNDING,
+        }
+
+    def pair(first: str, second: str, part: int) -> list[float]:
+        """Differences at every root and number of drafts."""
+        return [
+            above[part] - below[part]
+            for each in rounds
+            for (verifier, _, count), above in each.nodes.items()
+            for (other, _, same), below in each.nodes.items()
+            if (verifier, other) == (first, second) and count == same
+        ]
+
+    gaps = [
+        bound - reached
+        for each in rounds
+        for (verifier, _, count), (reached, bound) in each.nodes.items()
+        if verifier != "coupled" or count == 1  # an estimate errs on both sides
+    ]
+    chains = [
+        each.chains["block", "one path", 1] - each.chains["rejection", "one path", 1]
+        for each in rounds
+    ]
+    out = [
+        entry("no rule exceeds its bound", gaps),
+        entry("block accepts no less of a chain than rejection", chains),
+    ]
+    if counts:
+        out += [
+            entry(
+                "recursive-distinct accepts no less than recursive",
+                pair("recursive-distinct", "recursive", 0),
+            ),
+            entry(
+                "the bound without replacement is no less than that with it",
+                pair("recursive-distinct", "recursive", 1),
+            ),
+        ]
+    return out
+
+
+def _first(prompts: Sequence[Sequence[Round]]) -> Round:
+    return next(each for rounds in prompts for each in rounds)
+
+
+def interval(values: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Bootstrap 90% interval over prompts of the mean over all nodes.
+
+    Args:
+        values: per prompt, float64 `[nodes]`.
+    """
+    sums = np.array([[each.sum(), len(each)] for each in values])
+    picks = np.random.default_rng(0).integers(0, len(sums), (_RESAMPLES, len(sums)))
+    total, count = sums[picks].sum(axis=1).T
+    low, high = np.quantile(total / count, [0.05, 0.95])
+    return float(low), float(high)

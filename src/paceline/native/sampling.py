@@ -1,0 +1,106 @@
+"""The race of a row's tokens in one native call (`race.hpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence as List
+
+import numpy as np
+
+from paceline.core.types import IntArray, LogitArray, ProbArray, SamplingParams
+from paceline.native.library import address, calls, library
+
+_Memory = ctypes.c_char * 1
+"""Seen so, an array lends its address at a third of what numpy's own ways to it take."""
+
+
+class Choice(ctypes.Structure):
+    """`Choice` of `race.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_double) for name in ("temperature", "top_p", "log_min_p")),
+        ("top_k", ctypes.c_int64),
+    )
+
+
+class Race:
+    """Finds winners for one request."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        """Take temperature and truncation; the temperature is not 0."""
+        lowest = float(np.log(params.min_p)) if params.min_p > 0 else -np.inf
+        self._choice = Choice(params.temperature, params.top_p, lowest, params.top_k)
+        self._at = ctypes.addressof(self._choice)
+        loaded = library()
+        self._find = (
+            {"f": loaded.paceline_winner, "d": loaded.paceline_winner_wide} if loaded else {}
+        )
+
+    def sample(self, logits: LogitArray | ProbArray, key: bytes) -> int | None:
+        """The token that wins under a position's noise.
+
+        Args:
+            logits: float32 or float64 `[vocabulary]`, after penalties.
+            key: the noise's 16 bytes.
+
+        Returns:
+            The token; None where numpy has to find it: there is no library, rounding might decide,
+            or the logits are broken, or cannot be lent as they are.
+        """
+        find = self._find.get(logits.dtype.char)
+        if find is None:
+            return None
+        try:
+            row = _Memory.from_buffer(logits.data)
+        except (TypeError, ValueError):
+            return None
+        token: int = find(row, len(logits), self._at, key)
+        return None if token < 0 else token
+
+
+# The largest logits of several rows in one native call (`best.hpp`).
+
+
+def best(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray] | None:
+    """Ids and values of each row's `k` largest entries, largest first; of equal ones the first.
+
+    Args:
+        logits: float32 `[n, vocabulary]`.
+        k: how many, from 1 to the vocabulary.
+
+    Returns:
+        int64 `[n, k]` and float32 `[n, k]`; None where there is no library, or a row has too few
+        numbers, or rows do not lie one after the other.
+    """
+    loaded = library()
+    if loaded is None or logits.dtype != np.float32 or not logits.flags.c_contiguous:
+        return None
+    rows, width = logits.shape
+    ids, values = np.empty((rows, k), np.int64), np.empty((rows, k), np.float32)
+    addresses = ids.ctypes.data, values.ctypes.data
+    done: int = loaded.paceline_best(logits.ctypes.data, rows, width, k, *addresses)
+    return (ids, values) if done == rows else None
+
+
+def rank_into(logits: LogitArray, tokens: List[int], table: array[int], width: int) -> bool:
+    """Write into a table what rows rank highest; of a token that stands twice, the last row.
+
+    Args:
+        logits: float32 `[n, vocabulary]`.
+        tokens: the tokens that the first rows belong to.
+        table: int32 `[vocabulary * width]`; a narrower vocabulary leaves the last places of a
+            token as they are.
+        width: places per token.
+
+    Returns:
+        Whether it was done: not without a library, nor where rows do not lie one after the other.
+    """
+    if library() is None or logits.dtype != np.float32 or not logits.flags.c_contiguous:
+        return False
+    size, named = logits.shape[1], array("i", tokens)
+    calls("rank_").into(
+        *(address(logits), len(tokens), size, min(size, width), width),
+        *(named.buffer_info()[0], table.buffer_info()[0]),
+    )
+    return True

@@ -1,0 +1,120 @@
+"""Controller contract: draft budgets, decided before the tokens are drawn."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+from paceline.core.options import arguments
+from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.errors import InvalidOption
+from paceline.policy.cost import CostModel
+from paceline.sampling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerContext:
+    """Inputs for building a controller.
+
+    Attributes:
+        costs: measures forward costs on this machine, or reads them from the cache.
+        nodes: draft size that the user asked for, or None.
+        depth: draft depth that the user asked for, or None.
+        options: what the user set, as text.
+    """
+
+    costs: Callable[[], CostModel]
+    nodes: int | None = None
+    depth: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def budget(self) -> Budget | None:
+        """Return the requested size, one figure standing for both if alone; None without any.
+
+        Raises:
+            InvalidOption: a size below 1.
+        """
+        for name, value in (("nodes", self.nodes), ("depth", self.depth)):
+            if value is not None and value < 1:
+                raise InvalidOption(f"{name} must be 1 or more, not {value}")
+        nodes, depth = self.nodes or self.depth, self.depth or self.nodes
+        return None if nodes is None or depth is None else Budget(nodes, depth)
+
+    def chosen(self, factory: type[Controller]) -> dict[str, Any]:
+        """Return constructor arguments: options, and `nodes` and `depth`. Raises InvalidOption."""
+        given = arguments(factory, "controller", self.options)
+        sizes = {name: given.pop(name) for name in ("nodes", "depth") if name in given}
+        size = replace(self, **sizes).budget()
+        return given if size is None else given | {"nodes": size.nodes, "depth": size.depth}
+
+
+class Controller(ABC):
+    """Set budgets before drafting, and maybe prune deterministic drafts after it."""
+
+    name: ClassVar[str]
+    # Rows to pad the next forward to, on a runtime that pads; 0 leaves it to the runtime.
+    rows: int = 0
+    # Rows of prefill in the next forward, beside roots and drafts. Set by the loop before budgets.
+    beside: int = 0
+    # Requests that wait for a place; where there are any, tokens that come sooner make room.
+    # Set by the engine before each step.
+    queue: int = 0
+    # Forward costs, where the controller knows them.
+    costs: CostModel | None = None
+
+    @classmethod
+    def create(cls, context: ControllerContext) -> Self:
+        """Build from the user's options and the machine's costs. Raises InvalidOption."""
+        return cls(**context.chosen(cls))
+
+    @abstractmethod
+    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        """Return the largest draft worth asking for, per sequence."""
+
+    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+        """Return the part of each draft worth verifying. Sampled drafts must pass unchanged."""
+        return list(drafts)
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        draft_seconds: float,
+        forward_seconds: float,
+    ) -> None:
+        """Learn from a step: what was verified, what was accepted, what it cost."""
+
+    def close(self, sequence: Sequence) -> None:
+        """Drop a sequence that has ended."""
+
+
+def shallower(limit: Budget, depth: int) -> Budget:
+    """Return a budget cut to a depth, with its nodes in proportion: a level keeps its width."""
+    return Budget(max(depth, -(-limit.nodes * depth // limit.depth)), depth)
+
+
+# Fixed budget for every sequence at every step.
+
+
+class Fixed(Controller):
+    """Ask for `nodes` nodes up to depth `depth` at every step."""
+
+    name: ClassVar[str] = "fixed"
+
+    def __init__(self, nodes: int, depth: int) -> None:
+        self._budget = Budget(nodes, depth)
+
+    @classmethod
+    def create(cls, context: ControllerContext) -> Self:
+        """Build from the user's sizes. InvalidOption: none was given, or one is below 1."""
+        size = context.chosen(cls)
+        if not size:
+            raise InvalidOption("controller 'fixed' needs a size: give nodes, depth or both")
+        return cls(**size)
+
+    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        return [self._budget] * len(sequences)

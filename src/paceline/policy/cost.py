@@ -1,0 +1,329 @@
+"""Cost model c(n) of a forward over n rows, refined online by observed times."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.cache import cache_dir, write_atomically
+from paceline.core.target import Pass, Target
+from paceline.core.types import ROOT, IntArray, ProbArray, TokenTree
+
+# Present price of a row, relative to the measured one:
+
+# Decay per step: a machine changes within seconds, of some hundred steps each.
+_MEMORY = 0.99
+
+# Weight of the measured price: as steps whose measured costs, in units of one row's, have this sum
+# of squares about their mean.
+_BELIEF = 0.1
+
+# Bounds of a price.
+_LEAST, _MOST = 0.25, 4.0
+
+# A step that takes more than so many times as long as was expected counts as so many.
+_OUTLIER = 1.5
+
+
+class RowPrice:
+    """Running least-squares line through recent steps."""
+
+    def __init__(self) -> None:
+        # Of a row, in units of the measured one.
+        self.price = 1.0
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, measured: float, seconds: float) -> None:
+        """Add a forward: measured cost of its further rows, and time, in forwards of one row."""
+        if self._weight > 1:
+            pace = self._y / (self._weight + self.price * self._x)
+            seconds = min(seconds, _OUTLIER * pace * (1 + self.price * measured))
+        self._weight = _MEMORY * self._weight + 1
+        self._x = _MEMORY * self._x + measured
+        self._y = _MEMORY * self._y + seconds
+        self._xx = _MEMORY * self._xx + measured * measured
+        self._xy = _MEMORY * self._xy + measured * seconds
+        pace = self._y / (self._weight + self._x)  # if rows cost what was measured
+        spread = self._xx - self._x * self._x / self._weight
+        together = self._xy - self._x * self._y / self._weight
+        slope = (together + _BELIEF * pace) / (spread + _BELIEF)
+        begin = (self._y - slope * self._x) / self._weight
+        price = slope / begin if begin > 0 else _MOST
+        self.price = min(max(price, _LEAST), _MOST)
+
+
+# Weight of one observed step in the running estimate; a timing here is noisy.
+_SMOOTHING = 0.02
+
+
+@dataclass
+class CostModel:
+    """Seconds of one forward by number of rows, and of sequences that they belong to.
+
+    Attributes:
+        sizes: rows, ascending, starting at 1.
+        seconds: median seconds at each size in a steady run of that size, never decreasing.
+        switch: extra seconds of a forward whose size differs from the one before.
+        padded: whether the runtime pads rows up to the next size, so that time is a staircase;
+            else it is linear between sizes.
+        branch: seconds of one more root-to-leaf path per token of context.
+        fork: seconds of any branching, however many paths: a chain takes a simpler attention path.
+        sequence: seconds of one more sequence beyond its rows.
+    """
+
+    sizes: Sequence[int]
+    seconds: list[float]
+    switch: float = 0.0
+    padded: bool = False
+    branch: float = 0.0
+    fork: float = 0.0
+    sequence: float = 0.0
+    _drift: float = field(default=1.0, init=False)
+    _rows: RowPrice = field(default_factory=RowPrice, init=False)
+    _measured: list[float] = field(init=False)
+    _places: list[tuple[int, int, float]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._measured = list(self.seconds)
+
+    def size(self, rows: int) -> int:
+        """Return the number of rows that a forward over `rows` is padded to."""
+        above = bisect_left(self.sizes, rows) if self.padded else len(self.sizes)
+        return self.sizes[above] if above < len(self.sizes) else rows
+
+    def times(self, rows: IntArray, sequences: int = 1) -> ProbArray:
+        """Return estimated seconds of forwards over int64 `[n]` rows, each in a steady run."""
+        return np.array([self.time(count, sequences) for count in rows.tolist()])
+
+    def time(self, rows: int, sequences: int = 1) -> float:
+        """Return estimated seconds of a forward over `rows` tokens in a steady run of that size."""
+        return self.span(rows, 0, sequences)[0]
+
+    def span(self, rows: int, more: int, sequences: int = 1) -> list[float]:
+        """Return `time` of forwards over `rows` to `rows + more` tokens, in one call."""
+        while len(self._places) <= rows + more:
+            self._places.append(self._place(len(self._places)))
+        seconds, price = self.seconds, self._rows.price
+        fixed = (1 - price) * seconds[0] + self.sequence * (sequences - 1)
+        return [
+            fixed + price * ((1 - part) * seconds[below] + part * seconds[above])
+            for below, above, part in self._places[rows : rows + more + 1]
+        ]
+
+    def _place(self, rows: int) -> tuple[int, int, float]:
+        # Two measured sizes to interpolate between, and the share of the second. After the last
+        # size its line goes on.
+        sizes = self.sizes
+        place = bisect_left(sizes, rows)
+        above = min(place, len(sizes) - 1)
+        if not above or (self.padded and place == above):
+            return above, above, 1.0
+        below = above - 1
+        return below, above, (rows - sizes[below]) / (sizes[above] - sizes[below])
+
+    @property
+    def pace(self) -> float:
+        """Return the machine's present speed: seconds that pass per estimated one."""
+        return self._drift
+
+    def c(self, rows: int) -> float:
+        """Return the cost of a forward over `rows` tokens in units of a forward over one."""
+        return self.time(rows) / self.time(1)
+
+    def curve(self) -> dict[int, float]:
+        """Return c(n) at the measured sizes."""
+        return {size: round(self.c(size), 3) for size in self.sizes}
+
+    def observe(self, rows: int, seconds: float, sequences: int = 1) -> None:
+        """Refine the estimate at `rows` by a step that did not switch sizes."""
+        ratio = seconds / self.time(rows, sequences)
+        self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
+        size = self.size(rows)
+        if size > self.sizes[-1]:
+            return
+        below, above, part = self._place(size)
+        relative = min(max(ratio / self._drift, 0.8), 1.25)
+        self.seconds[below] *= 1 + (1 - part) * _SMOOTHING * (relative - 1)
+        self.seconds[above] *= 1 + part * _SMOOTHING * (relative - 1)
+        self.seconds[:] = accumulate(self.seconds, max)
+        if not self.padded:
+            one, beyond = self._measured[0], self.sequence * (sequences - 1)
+            measured = ((1 - part) * self._measured[below] + part * self._measured[above]) / one
+            self._rows.observe(measured - 1, (seconds - beyond * self._drift) / one)
+
+
+# Measurement of forward costs, cached on disk per machine and model.
+
+# Rows per forward at which the cost is measured, for runtimes that do not pad.
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+# Larger forwards of a padding runtime share one shape-changing instance: they are estimated.
+_LARGEST_PADDED = 16
+
+# Raised when what is measured changes, so that older figures on disk are not read.
+COST_FORMAT = 19
+
+_CONTEXT = 256
+_ROUNDS = 7
+# Share of a plain step under which a change of size counts as free, and so do branches.
+_NOTICEABLE = 0.03
+
+
+def measure(target: Target) -> CostModel:
+    """Time forwards over drafted chains of every size after a prefix; see `load_or_measure`."""
+    capabilities = target.capabilities
+    padded = bool(capabilities.row_buckets)
+    context = min(_CONTEXT, capabilities.max_context // 2)
+    known = [size for size in capabilities.row_buckets if size <= _LARGEST_PADDED] or SIZES
+    sizes = [size for size in known if size <= capabilities.max_context - context]
+    rng = np.random.default_rng(0)
+    target.warm_up()
+    cache = target.open()
+
+    def timed(size: int) -> float:
+        draft = trees.chain(rng.integers(0, capabilities.vocab_size, size - 1).tolist())
+        begin = perf_counter()
+        target.forward([Pass(cache, [0], draft)])
+        return perf_counter() - begin
+
+    try:
+        target.prefill(cache, rng.integers(0, capabilities.vocab_size, context).tolist())
+        sweeps = np.array([_sweep(timed, sizes) for _ in range(4)][1:])  # the first compiles
+        switch = _switch_seconds(timed, sizes[:3]) if padded and len(sizes) > 1 else 0.0
+        several = sizes[-1] >= _STAR
+        noticed = _NOTICEABLE * float(np.median(sweeps[:, 0]))
+        branch, fork = _branch_seconds(target, cache, noticed) if several else (0.0, 0.0)
+        sequence = _sequence_seconds(target, cache) if several else 0.0
+    finally:
+        target.release(cache)
+    # The machine may be slower in one sweep than in another: sizes are compared within sweeps.
+    relative = np.median(sweeps / sweeps[:, :1], axis=0)
+    seconds = np.median(sweeps[:, 0]) * np.maximum.accumulate(relative)
+    if switch < noticed:
+        switch = 0.0
+    return CostModel(sizes, seconds.tolist(), switch, padded, branch, fork, sequence)
+
+
+def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
+    # Per size, the median of a steady run after a forward that changed to it.
+    steady = []
+    for size in sizes:
+        timed(size)
+        steady.append(float(np.median([timed(size) for _ in range(_ROUNDS)])))
+    return np.array(steady)
+
+
+def _switch_seconds(timed: Callable[[int], float], sizes: Sequence[int]) -> float:
+    # A steadily used size finds part of its weights in the last-level cache. Median over rounds
+    # of the mean over `sizes`: alternating sizes against steady runs.
+    extra = []
+    for _ in range(_ROUNDS):
+        steady = []
+        for size in sizes:
+            timed(size)
+            steady.append(np.mean([timed(size) for _ in range(2)]))
+        alternate = np.mean([[timed(size) for size in sizes] for _ in range(2)], axis=0)
+        extra.append(float(np.mean(alternate - np.array(steady))))
+    return float(np.median(extra))
+
+
+_STAR = 8
+
+
+def _branch_seconds(target: Target, cache: Any, noticed: float) -> tuple[float, float]:
+    # Seconds per extra path and token of context, and seconds for branching at all: a chain,
+    # two paths and a star of as many rows. Below `noticed` seconds branches count as free.
+    if not target.capabilities.tree:
+        return 0.0, 0.0
+    tokens = np.arange(_STAR - 1)
+    twin = np.array([ROOT, *range(_STAR - 3), ROOT])
+    star = np.full(_STAR - 1, ROOT)
+    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, twin), TokenTree(tokens, star))
+    samples: list[list[float]] = [[], [], []]
+    for _ in range(3):
+        for draft, times in zip(drafts, samples, strict=True):
+            for repeat in range(4):
+                begin = perf_counter()
+                target.forward([Pass(cache, [0], draft)])
+                if repeat:  # not the one that pays for the change of shape
+                    times.append(perf_counter() - begin)
+    one, two, most = (float(np.median(times)) for times in samples)
+    paths = most - max(two, one)
+    path = paths / (_STAR - 3) if paths >= noticed else 0.0
+    fork = two - one - path
+    return path / max(int(cache.length), 1), fork if fork >= noticed else 0.0
+
+
+def _sequence_seconds(target: Target, cache: Any) -> float:
+    # A chain against sequences of a row each.
+    caches = [cache, *(target.fork(cache) for _ in range(_STAR - 1))]
+    ways = (
+        [Pass(cache, [0], trees.chain([0] * (_STAR - 1)))],
+        [Pass(each, [0]) for each in caches],
+    )
+    samples: tuple[list[float], list[float]] = ([], [])
+    try:
+        for _ in range(3):
+            for passes, times in zip(ways, samples, strict=True):
+                for repeat in range(4):
+                    begin = perf_counter()
+                    target.forward(passes)
+                    if repeat:  # not the one that pays for the change of shape
+                        times.append(perf_counter() - begin)
+    finally:
+        for each in caches[1:]:
+            target.release(each)
+    chain, apart = (float(np.median(times)) for times in samples)
+    return max(0.0, apart - chain) / (_STAR - 1)
+
+
+def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
+    """Return the cached cost model, or measure one; `key` is all that the figures depend on."""
+    name = "-".join(str(value).replace("/", "_") for value in key.values())
+    path = cache_dir() / "costs" / f"{name}.json"
+    cached = _read(path)
+    if cached is not None:
+        return cached
+    model = measure(target)
+    content = {
+        "key": dict(key),
+        "sizes": list(model.sizes),
+        "seconds": model.seconds,
+        "switch": model.switch,
+        "padded": model.padded,
+        "branch": model.branch,
+        "fork": model.fork,
+        "sequence": model.sequence,
+    }
+    with suppress(OSError):  # an unwritable cache costs a second at the next start, nothing else
+        write_atomically(path, json.dumps(content, indent=1))
+    return model
+
+
+def _read(path: Path) -> CostModel | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        sizes = [int(size) for size in content["sizes"]]
+        seconds = [float(second) for second in content["seconds"]]
+        switch, padded = float(content["switch"]), bool(content["padded"])
+        branch, fork = float(content["branch"]), float(content["fork"])
+        sequence = float(content["sequence"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    rising = sizes == sorted(set(sizes)) and seconds == sorted(seconds)
+    finite = bool(np.isfinite([*seconds, switch, branch, fork, sequence]).all())
+    good = len(sizes) == len(seconds) > 0 and sizes[0] == 1 and seconds[0] > 0
+    good = good and min(switch, branch, fork, sequence) >= 0
+    if not (good and rising and finite):
+        return None
+    return CostModel(sizes, seconds, switch, padded, branch, fork, sequence)

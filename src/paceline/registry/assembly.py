@@ -1,0 +1,214 @@
+"""Assembly of drafter and controller by name, or from the choices of `paceline tune`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.options import split_options
+from paceline.core.target import Target
+from paceline.core.types import Capabilities
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.networks.weights import shipped_file
+from paceline.policy.controller import Controller, ControllerContext, Fixed
+from paceline.registry import table as registry
+from paceline.registry import tuned_choice as tuned
+from paceline.registry.expressions import make_drafter
+from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration
+from paceline.verifiers.base import Verifier
+
+if TYPE_CHECKING:
+    from paceline.registry.loading import Loaded
+
+# Drafter "auto" without a tuned choice.
+DEFAULT_DRAFTER = "suffix-automaton"
+
+# The same, for a target that can also be loaded at a lower precision.
+_DEFAULT_COARSER = "suffix-automaton>quantised"
+
+# The same, for a target with a shipped draft network. Sampled requests also need a verifier that
+# uses the Gumbel noise that the network drafts with.
+_DEFAULT_TRAINED = "suffix-automaton>eagle3"
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Drafter and controller of an engine, and the resolved `Configuration` fields for reports.
+
+    `settings` also holds `auto`: None, "tuned" or "default".
+    """
+
+    drafter: Drafter
+    controller: Controller
+    settings: dict[str, Any]
+
+
+class SpeculationBuilder:
+    """Build drafters and controllers for a loaded target under one verifier."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        rule: Verifier,
+        verifier: str,
+        draft_model: str | None,
+        load_draft: Callable[[str], Target],
+    ) -> None:
+        self._loaded = loaded
+        self._rule = rule
+        self._verifier = verifier
+        self._draft_model = draft_model
+        self._load_draft = load_draft
+        self._unused = draft_model is not None
+
+    def make(self, asked: Configuration) -> Drafting:
+        """Build the drafter and controller for all requests.
+
+        For drafter "auto", a controller or sizes in `asked` replace the tuned ones.
+
+        Raises:
+            InvalidOption: a name or option is unknown, or parts do not go together.
+            RuntimeUnavailable: the runtime lacks what the drafter needs.
+        """
+        if asked.drafter != "auto":
+            done = self._pair(self._drafter(asked.drafter), asked, None)
+        else:
+            greedy, sampled = self._automatic(asked)
+            done = greedy if greedy is sampled else _by_kind(greedy, sampled)
+        if self._unused:
+            raise InvalidOption(
+                f"drafter '{done.settings['drafter']}' uses no draft model: use drafter "
+                f"'draft-model' or leave out {self._draft_model}"
+            )
+        return done
+
+    def _automatic(self, asked: Configuration) -> list[Drafting]:
+        # Kinds with equal configurations share one drafter, and so what it learns.
+        # Rules for sampled drafts need other drafters than the tuned ones.
+        saved = tuned.read(self._loaded.place) if None in self._rule.accepts else {}
+        if self._rule.greedy_only:
+            saved = dict.fromkeys(TEMPERATURE_KINDS, saved["greedy"]) if "greedy" in saved else {}
+        wanted = {kind: _under(choice.configuration, asked) for kind, choice in saved.items()}
+        made = {each: self._tuned(each) for each in dict.fromkeys(wanted.values())}
+        found = [made[wanted[kind]] if kind in wanted else None for kind in TEMPERATURE_KINDS]
+        if None not in found:
+            return [each for each in found if each is not None]
+        defaults = [self._default(kind) for kind in TEMPERATURE_KINDS]
+        untuned = {
+            name: self._pair(self._drafter(name), _under(Configuration(name), asked), "default")
+            for name, known in zip(defaults, found, strict=True)
+            if known is None
+        }
+        return [
+            untuned[name] if known is None else known
+            for name, known in zip(defaults, found, strict=True)
+        ]
+
+    def _default(self, kind: str) -> str:
+        loaded = self._loaded
+        capabilities = loaded.target.capabilities
+        if has_coarser(capabilities):
+            return _DEFAULT_COARSER
+        # A network's draft is cheap beside its target where both run on native kernels.
+        able = capabilities.attention == "paths" and None in self._rule.accepts
+        agrees = kind == "greedy" or self._rule.gumbel_coupled
+        if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
+            return _DEFAULT_TRAINED
+        return DEFAULT_DRAFTER
+
+    def _tuned(self, sought: Configuration) -> Drafting | None:
+        # None, with a warning, if the drafter is no longer available.
+        try:
+            drafter = self._drafter(sought.drafter)
+        except (InvalidOption, RuntimeUnavailable) as error:
+            print(
+                f"paceline: warning: the tuned drafter '{sought.drafter}' cannot be had any more "
+                f"({error}): using '{DEFAULT_DRAFTER}'; run paceline tune again",
+                file=sys.stderr,
+            )
+            return None
+        return self._pair(drafter, sought, "tuned")
+
+    def _pair(self, drafter: Drafter, sought: Configuration, auto: str | None) -> Drafting:
+        controller, nodes, depth = sought.controller, sought.nodes, sought.depth
+        if controller == "auto":
+            controller = "cost-model" if nodes is None and depth is None else "fixed"
+        sizing, options = split_options(controller, "controller")
+        create = registry.find("controller", sizing).load().create
+        context = ControllerContext(lambda: self._loaded.costs, nodes, depth, options)
+        sizes = create(context) if sought.drafter != "none" else Fixed(0, 0)
+        if sought.drafter == "none":
+            controller, nodes, depth = "fixed", 1, 1
+        chosen = Configuration(sought.drafter, controller, nodes, depth)
+        return Drafting(drafter, sizes, {**asdict(chosen), "auto": auto})
+
+    def _drafter(self, name: str) -> Drafter:
+        drafter = make_drafter(name, self._context(name))
+        if name != "none" and drafter.kind not in self._rule.accepts:
+            takes = ", ".join(sorted(kind or "deterministic" for kind in self._rule.accepts))
+            raise InvalidOption(
+                f"verifier '{self._verifier}' takes {takes} drafts, and drafter '{name}' makes "
+                f"{drafter.kind or 'deterministic'} ones: use verifier 'coupled' or drafter "
+                "'draft-model'"
+            )
+        return drafter
+
+    def _context(self, name: str) -> DrafterContext:
+        target, rule = self._loaded.target, self._rule
+
+        def draft_model() -> Target:
+            if self._draft_model is None:
+                raise InvalidOption(
+                    f"drafter '{name}' needs a draft model: name one with --draft-model"
+                )
+            self._unused = False
+            return self._load_draft(self._draft_model)
+
+        return DrafterContext(
+            target.capabilities,
+            draft_model,
+            rule.accepts,
+            rule.shape,
+            rule.gumbel_coupled,
+            model=self._loaded.source.fingerprint,
+            run_network=getattr(target, "run_network", None),
+            # A lossy rule could accept nodes that hold an embedding instead of a token.
+            add_embeddings=getattr(target, "add_embeddings", None) if rule.lossless else None,
+            costs=lambda: self._loaded.costs,
+            source=self._loaded.source,
+            coarser=self._coarser if has_coarser(target.capabilities) else None,
+        )
+
+    def _coarser(self) -> Target:
+        options = replace(self._loaded.options, precision="int8", kv_precision=None)
+        target: Target = type(self._loaded.target).load(self._loaded.source, options)  # type: ignore[attr-defined]
+        return target
+
+
+def has_coarser(capabilities: Capabilities) -> bool:
+    """Return whether drafter "quantised" can draft for a target."""
+    return capabilities.runtime == "openvino" and capabilities.precision == "fp32"
+
+
+def _under(found: Configuration, asked: Configuration) -> Configuration:
+    if asked.controller == "auto" and asked.nodes is None and asked.depth is None:
+        return found
+    return replace(asked, drafter=found.drafter)
+
+
+def _by_kind(greedy: Drafting, sampled: Drafting) -> Drafting:
+    pairs = zip(greedy.settings.items(), sampled.settings.values(), strict=True)
+    settings = {
+        key: one if one == other else f"{one} (greedy), {other} (sampled)"
+        for (key, one), other in pairs
+    }
+    kinds = {greedy.settings["auto"], sampled.settings["auto"]}
+    return Drafting(
+        DraftersByKind(greedy.drafter, sampled.drafter),
+        ControllersByKind(greedy.controller, sampled.controller),
+        {**settings, "auto": "tuned" if "tuned" in kinds else "default"},
+    )

@@ -1,0 +1,302 @@
+"""Loading: resolve model, runtime, drafter, verifier and controller by name into an engine."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from paceline.core import processor
+from paceline.core.options import split_options
+from paceline.core.target import RuntimeOptions, Target
+from paceline.core.types import Layout
+from paceline.engine.engine import Engine
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
+from paceline.models.pull import DEFAULT_MODEL
+from paceline.models.source import FirstLayers, ModelSource, resolve
+from paceline.models.text import Tokenizer
+from paceline.policy.cost import COST_FORMAT, CostModel, load_or_measure
+from paceline.registry import table as registry
+from paceline.registry.assembly import SpeculationBuilder
+from paceline.registry.tuned_choice import Configuration
+from paceline.verifiers.base import VerifierContext
+from paceline.version import __version__
+
+# Imports of the built-in runtimes.
+_PACKAGES = {
+    "openvino": ("openvino",),
+    "torch": ("torch",),
+    "transformers": ("transformers", "torch"),
+}
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on a runtime. Several engines may share it."""
+
+    source: ModelSource
+    tokenizer: Tokenizer
+    target: Target
+    options: RuntimeOptions
+
+    @property
+    def place(self) -> dict[str, object]:
+        """Key of measured costs and tuned choices: model, runtime settings and machine."""
+        capabilities = self.target.capabilities
+        kv = capabilities.kv_precision
+        return {
+            **({} if kv in (None, "fp32") else {"kv": kv}),
+            "model": self.source.fingerprint,
+            "runtime": capabilities.runtime,
+            "device": capabilities.device,
+            "precision": capabilities.precision,
+            "layout": capabilities.layout,
+            "context": capabilities.max_context,
+            "machine": f"{platform.machine()}-{_processor()}-{os.cpu_count()}-"
+            f"{self.options.threads}",
+        }
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """Forward cost c(n) on this machine, cached on disk; measured at first use."""
+        return load_or_measure(
+            self.target,
+            {
+                "version": f"{__version__}.{COST_FORMAT}",
+                **self.place,
+                "attention": self.target.capabilities.attention,
+            },
+        )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.processor()
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def installed(runtime: str) -> bool:
+    return all(importlib.util.find_spec(name) for name in _PACKAGES.get(runtime, ()))
+
+
+def choose_runtime(device: str | None, source: ModelSource) -> str:
+    """Choose for `runtime="auto"`; RuntimeUnavailable if no runtime that fits is installed."""
+    try:
+        source.config  # noqa: B018 (raises for families that the compact model does not cover)
+        wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
+    except ModelError:
+        wanted = ("transformers",)
+    for runtime in filter(installed, wanted):
+        if processor.runs(runtime):
+            return runtime
+        _LOG.warning("this processor lacks instructions that runtime '%s' needs", runtime)
+    raise RuntimeUnavailable(
+        f"no runtime for {source.name} is installed: pip install 'paceline[{wanted[0]}]'"
+    )
+
+
+def load_model(
+    model: str = DEFAULT_MODEL,
+    *,
+    runtime: str = "auto",
+    options: RuntimeOptions | None = None,
+    layers: int | None = None,
+    progress: bool = True,
+) -> Loaded:
+    """Load a model on a runtime, without a drafter; arguments and errors as for `load`.
+
+    `layers` loads only the first layers, as an early-exit draft model.
+    """
+    options = options or RuntimeOptions()
+    if runtime != "auto":
+        registry.find("runtime", runtime)
+    source = resolve(model, progress=progress)
+    if layers is not None:
+        source = FirstLayers(source, layers)
+    name = choose_runtime(options.device, source) if runtime == "auto" else runtime
+    if not installed(name):
+        raise RuntimeUnavailable(
+            f"runtime '{name}' is not installed: pip install 'paceline[{name}]'"
+        )
+    if options.kv_precision is not None and name != "openvino":
+        raise InvalidOption(
+            f"runtime '{name}' keeps keys and values as the model computes them: leave out "
+            f"kv_precision {options.kv_precision}, or use runtime openvino"
+        )
+    if layers is not None and name == "transformers":  # it reads the model's own files
+        raise InvalidOption("runtime 'transformers' loads whole models: use another for an exit")
+    target = registry.find("runtime", name).load().load(source, options)
+    return Loaded(source, source.tokenizer(), target, options)
+
+
+def load_draft(
+    loaded: Loaded,
+    model: str,
+    *,
+    precision: str | None = None,
+    layers: int | None = None,
+    progress: bool = True,
+) -> Loaded:
+    """Load a draft model for `loaded`, likewise; InvalidOption if the vocabularies differ."""
+    small = load_model(
+        model,
+        runtime=loaded.target.capabilities.runtime,
+        options=replace(loaded.options, precision=precision),
+        layers=layers,
+        progress=progress,
+    )
+    if small.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+        raise InvalidOption(
+            f"draft model {model} and target {loaded.source.name} have different "
+            "vocabularies: use a draft model of the target's family"
+        )
+    return small
+
+
+def make_engine(
+    loaded: Loaded,
+    *,
+    drafter: str = "auto",
+    verifier: str = "auto",
+    controller: str = "auto",
+    nodes: int | None = None,
+    depth: int | None = None,
+    draft_model: str | None = None,
+    max_batch: int = 8,
+    max_waiting: int | None = None,
+    step_tokens: int | None = None,
+    progress: bool = True,
+) -> Engine:
+    """Build an engine over a loaded model, which engines may share. Arguments as for `load`."""
+    verifier = "coupled" if verifier == "auto" else verifier
+    named, settings = split_options(verifier, "verifier")
+    rule = (
+        registry.find("verifier", named)
+        .load()
+        .create(
+            VerifierContext(
+                loaded.target.capabilities,
+                loaded.source.fingerprint,
+                loaded.tokenizer.encode,
+                settings,
+            )
+        )
+    )
+    assembly = SpeculationBuilder(
+        loaded,
+        rule,
+        verifier,
+        draft_model,
+        lambda model: load_draft(loaded, model, progress=progress).target,
+    )
+    drafting = assembly.make(Configuration(drafter, controller, nodes, depth))
+    decoder = AutoregressiveDecoder(
+        loaded.target,
+        drafting.drafter,
+        rule,
+        drafting.controller,
+        StopRules(loaded.tokenizer.eos_token_ids, loaded.target.capabilities.max_context),
+    )
+    capabilities = loaded.target.capabilities
+    config: dict[str, Any] = {
+        "model": loaded.source.name,
+        "runtime": capabilities.runtime,
+        "device": capabilities.device,
+        "precision": capabilities.precision,
+        "layout": capabilities.layout,
+        "kv_precision": capabilities.kv_precision,
+        "kv_lossy": capabilities.kv_lossy,
+        **drafting.settings,
+        "verifier": verifier,
+        "lossless": rule.lossless,
+        "draft_model": draft_model,
+        "version": __version__,
+    }
+    return Engine(
+        decoder,
+        loaded.tokenizer,
+        max_batch=max_batch,
+        max_waiting=max_waiting,
+        step_tokens=step_tokens,
+        config=config,
+    )
+
+
+def load(
+    model: str = DEFAULT_MODEL,
+    *,
+    runtime: str = "auto",
+    device: str | None = None,
+    precision: str | None = None,
+    layout: Layout | None = None,
+    threads: int | None = None,
+    max_context: int | None = None,
+    kv_tokens: int | None = None,
+    prefix_tokens: int | None = None,
+    kv_precision: str | None = None,
+    drafter: str = "auto",
+    verifier: str = "auto",
+    controller: str = "auto",
+    nodes: int | None = None,
+    depth: int | None = None,
+    draft_model: str | None = None,
+    max_batch: int = 8,
+    max_waiting: int | None = None,
+    step_tokens: int | None = None,
+    progress: bool = True,
+) -> Engine:
+    """Load a model and return an engine for it.
+
+    Args:
+        model: "smollm2-135m" (downloaded at first use), a GGUF file, a Hugging Face directory, or
+            a hub id.
+        runtime: "openvino", "torch", "transformers", or "auto".
+        device: "cpu" or "cuda"; default by runtime.
+        precision: "int8", "int4", "fp32", "bf16", as the runtime supports.
+        layout: tree layout, "exact" or "masked".
+        max_context: longest sequence in tokens.
+        kv_tokens: size of the key-value cache in tokens, over all requests.
+        prefix_tokens: part of it that the prefix cache retains of ended requests; 0 disables it.
+        kv_precision: kv dtype: "fp32", "fp16", or "u8" (lossy).
+        drafter: see `paceline methods`; "none" is autoregressive decoding; "auto" is the choice
+            of `paceline tune`, else a default. Sizes and controller given here override it.
+        verifier: see `paceline methods`; "auto" is "coupled". "NAME:key=value" sets options.
+        controller: "auto" chooses draft sizes by measured costs, or fixes `nodes` (draft size in
+            tokens) and `depth` where they are given.
+        draft_model: model for drafter "draft-model", on the same runtime.
+        max_waiting: most queued requests.
+        step_tokens: most rows of a forward that combines prefill and decoding.
+
+    Raises:
+        PacelineError: one line that names the fault and the fix.
+    """
+    options = RuntimeOptions(
+        device, precision, layout, threads, max_context, kv_tokens, prefix_tokens, kv_precision
+    )
+    loaded = load_model(model, runtime=runtime, options=options, progress=progress)
+    return make_engine(
+        loaded,
+        drafter=drafter,
+        verifier=verifier,
+        controller=controller,
+        nodes=nodes,
+        depth=depth,
+        draft_model=draft_model,
+        max_batch=max_batch,
+        max_waiting=max_waiting,
+        step_tokens=step_tokens,
+        progress=progress,
+    )

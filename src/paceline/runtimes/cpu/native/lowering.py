@@ -1,0 +1,401 @@
+"""What a network computes, as expressions that nobody has worked out yet.
+
+So what is done to rows next is known when they are written: norms join the product behind them,
+sums and gates the one before, and of rows that only their last ones are read of, only those are
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.types import LogitArray
+from paceline.native import drafting
+from paceline.native.drafting import DraftProgram
+from paceline.native.packed import Packed
+from paceline.native.program import Columns
+from paceline.networks.head_preview import REFINED
+
+LANES = 16
+"""Numbers that operations take together."""
+
+
+@dataclass(eq=False)
+class Rows:
+    """An expression.
+
+    Attributes:
+        slots: draft rows of a sequence; 0 for context rows.
+        width: numbers of a row.
+        written: where they are, once the program computes them.
+    """
+
+    slots: int
+    width: int
+    written: Columns | None = None
+
+    def __add__(self, other: Operand) -> Rows:
+        """Number by number."""
+        return Sum(*_both(self, other), first=self, second=other)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Operand) -> Rows:
+        """Number by number."""
+        return Times(*_both(self, other), first=self, second=other)
+
+    __rmul__ = __mul__
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A parameter, `[width]` or `[slots, width]`, for all rows."""
+
+    array: LogitArray
+
+
+Operand: TypeAlias = Rows | Weight
+
+
+@dataclass(eq=False, kw_only=True)
+class Embedded(Rows):
+    """Embeddings of token ids, see `Program.embed`."""
+
+    ids: str | Columns
+    stride: int = 1
+    offset: int = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class Normed(Rows):
+    """RMS norm."""
+
+    of: Rows
+    name: str
+
+
+@dataclass(eq=False, kw_only=True)
+class Linear(Rows):
+    """Product with a matrix."""
+
+    of: Rows
+    name: str
+
+
+@dataclass(eq=False, kw_only=True)
+class Rescored(Rows):
+    """Logits, of which the head makes the best few exact."""
+
+    of: Rows
+    hidden: Rows
+
+
+@dataclass(eq=False, kw_only=True)
+class Silu(Rows):
+    """x sigmoid(x)."""
+
+    of: Rows
+
+
+@dataclass(eq=False, kw_only=True)
+class Part(Rows):
+    """Some columns."""
+
+    of: Rows
+    begin: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Joined(Rows):
+    """Parts side by side."""
+
+    parts: tuple[Rows, ...]
+
+
+@dataclass(eq=False, kw_only=True)
+class Last(Rows):
+    """Of the context rows of each sequence the last, as a draft row."""
+
+    of: Rows
+
+
+@dataclass(eq=False, kw_only=True)
+class Attended(Rows):
+    """What attention of context rows makes, if anybody reads more of it than the last rows.
+
+    Attributes:
+        whole: int32 `[1]`, whether somebody does: attention looks there when it runs.
+    """
+
+    whole: npt.NDArray[np.int32]
+
+
+@dataclass(eq=False, kw_only=True)
+class Unfolded(Rows):
+    """Slots of what stands side by side in a row."""
+
+    of: Rows
+
+
+@dataclass(eq=False, kw_only=True)
+class Sum(Rows):
+    """Of rows and rows or weights."""
+
+    first: Rows
+    second: Operand
+
+
+@dataclass(eq=False, kw_only=True)
+class Times(Rows):
+    """Of rows and rows or weights, number by number."""
+
+    first: Rows
+    second: Operand
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """Side by side; what was split before is put together again."""
+    out: list[Rows] = []
+    for each in parts:
+        if out and isinstance(each, Part) and isinstance(out[-1], Part):
+            last = out[-1]
+            if last.of is each.of and last.begin + last.width == each.begin:
+                out[-1] = part(each.of, last.begin, last.width + each.width)
+                continue
+        out.append(each)
+    if len(out) == 1:
+        return out[0]
+    width = sum(each.width for each in out)
+    return Joined(out[0].slots, width, parts=tuple(out))
+
+
+def part(of: Rows, begin: int, width: int) -> Rows:
+    """Some columns; of what was joined, that which they came from."""
+    if (begin, width) == (0, of.width):
+        return of
+    if isinstance(of, Joined):
+        at = 0
+        for each in of.parts:
+            if (at, each.width) == (begin, width):
+                return each
+            at += each.width
+    return Part(of.slots, width, of=of, begin=begin)
+
+
+def gates(x: Rows) -> Linear | None:
+    """The product whose upper half gates its lower one, if `x` is that."""
+    if not isinstance(x, Times) or not isinstance(x.first, Silu):
+        return None
+    gate, other = x.first.of, x.second
+    if not isinstance(gate, Part) or not isinstance(other, Part):
+        return None
+    both = gate.of
+    halves = (gate.begin, other.begin, 2 * x.width) == (0, x.width, both.width)
+    fits = halves and both is other.of and x.width % LANES == 0
+    return both if fits and isinstance(both, Linear) else None
+
+
+def _both(first: Rows, second: Operand) -> tuple[int, int]:
+    """Slots and width of what they come to."""
+    if isinstance(second, Rows):
+        return max(first.slots, second.slots), first.width
+    slots = len(second.array) if second.array.ndim > 1 else 1
+    return (max(first.slots, slots) if first.slots else 0), first.width
+
+
+# Writes expressions (`native_network_rows`) down as operations of a program.
+
+Tensors = Mapping[str, np.ndarray]
+
+
+class Writing:
+    """A program that is being written.
+
+    Buffers have "rows" context rows, or "slots1", "slots2", ... draft rows, so many per sequence.
+    """
+
+    def __init__(
+        self, program: DraftProgram, tensors: Tensors, packed: Packed, norm_eps: float
+    ) -> None:
+        """Begin.
+
+        Args:
+            program: what operations are added to.
+            tensors: weights by name.
+            packed: matrices that were used before.
+            norm_eps: epsilon of RMS norms.
+        """
+        self.program = program
+        self._tensors = tensors
+        self._packed = packed
+        self._eps = norm_eps
+        self._rooms: dict[int, int] = {}
+        self._slots = {1}
+
+    @property
+    def operations(self) -> int:
+        """How many there are so far."""
+        return len(self.program.names)
+
+    def columns(self, x: Rows, to: Columns | None = None) -> Columns:
+        """Where rows are, or will be when the program has come so far.
+
+        Args:
+            x: the rows.
+            to: where they are wanted; None where it does not matter.
+        """
+        if x.written is None:
+            if to is None and isinstance(x, Part):
+                x.written = self.columns(x.of).part(x.begin, x.width)
+            else:
+                x.written = to or self.buffer(x.slots, x.width)
+                self._write(x, x.written)
+        elif to is not None and x.written != to:
+            self.program.gather(x.written, None, to)
+        if isinstance(x, Attended):
+            x.whole[:] = 1
+        return x.written
+
+    def buffer(self, slots: int, width: int) -> Columns:
+        """A new one, with room for products, which write past the end of odd widths."""
+        room = width if width % LANES == 0 else (width // LANES + 2) * LANES
+        self._slots.add(slots)
+        made = self.program.buffer(rows_of(slots), room)
+        self._rooms[made.buffer] = room
+        return made.part(0, width)
+
+    def counts(self, sequences: int, rows: int = 0) -> dict[str, int]:
+        """How many rows buffers have in a run.
+
+        Args:
+            sequences: how many there are, or branches.
+            rows: how many context rows.
+        """
+        return {rows_of(each): each * sequences if each else rows for each in self._slots}
+
+    def read(self, of: Columns, rows: int) -> LogitArray:
+        """float32 `[rows, width]` of the last run, a view that the next overwrites."""
+        whole = self.program.read(Columns(of.buffer, 0, self._rooms[of.buffer]), rows)
+        return whole[:, of.begin : of.begin + of.width]
+
+    def _write(self, x: Rows, to: Columns) -> None:
+        """Add the operations that compute rows."""
+        program = self.program
+        match x:
+            case Embedded():
+                program.embed(self._tensors, x.ids, to, stride=x.stride, offset=x.offset)
+            case Normed():
+                norm = self._tensors[x.name]
+                program.gather(self.columns(x.of), None, to, norm, self._eps)
+            case Linear():
+                self._product(x, to)
+            case Rescored():
+                hidden = self.columns(x.hidden)
+                self.columns(x.of, to)
+                program.rescore_top_k(self._tensors, hidden, to, REFINED)
+            case Part():
+                program.gather(self.columns(x.of).part(x.begin, x.width), None, to)
+            case Joined():
+                begin = 0
+                for each in x.parts:
+                    self.columns(each, to.part(begin, each.width))
+                    begin += each.width
+            case Last():
+                of = x.of.written if isinstance(x.of, Attended) else self.columns(x.of)
+                assert of is not None
+                program.gather(of, "last_rows", to)
+            case Unfolded():
+                program.unfold(self.columns(x.of), x.slots, to)
+            case Silu():
+                rows = self._operand(x.of, x.slots)
+                program.join(drafting.SILU, rows, rows, to)
+            case Times():
+                both = gates(x)
+                if both is not None and both.written is None:
+                    self._product(both, to, gated=True)
+                else:
+                    self._join(drafting.PRODUCT, x, to)
+            case Sum():
+                self._sum(x, to)
+            case _:
+                raise TypeError(f"rows of {type(x).__name__} are written by whoever makes them")
+
+    def _sum(self, x: Sum, to: Columns) -> None:
+        """With the product that one of both may be."""
+        for product, other in ((x.first, x.second), (x.second, x.first)):
+            match product, other:
+                case Linear(written=None), Rows() if product.slots == other.slots:
+                    self._product(product, to, residual=self.columns(other))
+                    return
+        self._join(drafting.SUM, x, to)
+
+    def _join(self, how: int, x: Sum | Times, to: Columns) -> None:
+        first, second = (self._operand(each, x.slots) for each in (x.first, x.second))
+        self.program.join(how, first, second, to)
+
+    def _operand(self, x: Operand, slots: int) -> drafting.Operand:
+        if isinstance(x, Weight):
+            return drafting.Operand(None, weights=x.array)
+        return drafting.Operand(self.columns(x), repeat=slots // x.slots if x.slots else 1)
+
+    def _product(
+        self, x: Linear, to: Columns, residual: Columns | None = None, gated: bool = False
+    ) -> None:
+        """With the norm before it."""
+        at, norm = x.of, None
+        if isinstance(at, Normed) and at.written is None:
+            norm, at = self._tensors[at.name], at.of
+        columns = self.columns(at)
+        matrix = self._packed.matrix(self._tensors, x.name, gated=gated)
+        self.program.product(
+            x.name, matrix, columns, to, norm=norm, eps=self._eps, residual=residual
+        )
+
+
+def rows_of(slots: int) -> str:
+    """What the number of rows of such buffers is called."""
+    return f"slots{slots}" if slots else "rows"
+
+
+# What expressions (`native_network_rows`) come to in the last context row of every sequence.
+
+
+class Lasts:
+    """Finds what the last context row of every sequence comes to.
+
+    Of rows that nothing has asked for, only those of the last are made.
+    """
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._known: dict[Rows, Rows] = {}
+
+    def __call__(self, x: Rows) -> Rows:
+        """Draft rows of one slot."""
+        if x not in self._known:
+            again = self._again(x) if x.written is None else {}
+            kept = {key: each for key, each in vars(x).items() if key not in again}
+            self._known[x] = (
+                type(x)(**{**kept, **again, "slots": 1}) if again else Last(1, x.width, of=x)
+            )
+        return self._known[x]
+
+    def _again(self, x: Rows) -> dict[str, Any]:
+        """What the same is made of there; nothing if it cannot be made of last rows."""
+        match x:
+            case Linear() | Normed() | Silu():
+                return {"of": self(x.of)}
+            case Part() if x.of.written is None:
+                return {"of": self(x.of)}
+            case Joined():
+                return {"parts": tuple(map(self, x.parts))}
+            case Sum() | Times():
+                second = x.second
+                other = self(second) if isinstance(second, Rows) else second
+                return {"first": self(x.first), "second": other}
+        return {}

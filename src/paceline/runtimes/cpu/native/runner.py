@@ -1,0 +1,333 @@
+"""Runs a drafter network by native operations, for ragged batches of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.types import LogitArray
+from paceline.native.drafting import noise_records
+from paceline.native.packed import Packed
+from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
+from paceline.networks.weights import Trained
+from paceline.runtimes.cpu.native.fit import packed_head_preview, padded, quantized_int4
+from paceline.runtimes.cpu.native.ops import NetworkCache, pool_for, rotary_table
+from paceline.runtimes.cpu.native.programs import Chains, CompositeDrafter, Input, Steps, bits
+from paceline.runtimes.kv_cache import BLOCK, PagedCache
+from paceline.runtimes.weights import packed
+
+# Trees of drafter networks by native operations:
+
+Asked = tuple[Branch, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of a branch.
+
+    Attributes:
+        value: float32 `[slots, ...]`, the network's.
+        places: where its sequence's cache holds what its steps wrote, in order.
+    """
+
+    value: LogitArray
+    places: tuple[int, ...] = ()
+
+
+class Branches:
+    """Steps of branches."""
+
+    def __init__(self, parts: CompositeDrafter, chains: Chains, threads: int) -> None:
+        """Write the program.
+
+        Args:
+            parts: of the network.
+            chains: where branches begin.
+            threads: to run on.
+        """
+        network = parts[0]
+        self._steps = Steps(parts, chains)
+        self._threads = threads
+        self._width = network.width
+        self._attends = network.layers > 0
+        self._behind = chains.behind
+
+    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+        """As `networks.runner.Runner.advance`; what is stored is counted in the caches."""
+        inputs: dict[str, Input] = {
+            "above": bits(np.stack([branch.state.value for branch, _ in asked])),
+            "tokens": [token for _, tokens in asked for token in tokens],
+        }
+        places: list[tuple[int, ...]] = [()] * len(asked)
+        if self._attends:
+            places = [self._store(branch) for branch, _ in asked]
+            inputs |= self._paths(asked, places)
+        found = self._steps.run(len(asked), inputs, self._threads)
+        return [
+            Branch(branch.cache, branch, tokens, State(state, stored), row)
+            for (branch, tokens), stored, state, row in zip(asked, places, *found, strict=True)
+        ]
+
+    def _store(self, branch: Branch) -> tuple[int, ...]:
+        """Find room for the rows of a step.
+
+        Returns:
+            Places of all rows of the branch, those of the branches above it first.
+
+        Raises:
+            OutOfMemory: the cache is full.
+        """
+        cache: NetworkCache = branch.cache
+        behind = self._behind + cache.branched
+        cache.paged.reserve(behind + self._width)
+        cache.branched += self._width
+        begin = cache.paged.length + behind
+        return (*branch.state.places, *range(begin, begin + self._width))
+
+    def _paths(self, asked: Sequence[Asked], places: Sequence[tuple[int, ...]]) -> dict[str, Input]:
+        """What rows see, as `Plan` in `native/path_attention.hpp` says."""
+        rows: list[int] = []
+        tables: list[int] = []
+        singles: list[int] = []
+        last: PagedCache | None = None
+        table = 0
+        for (branch, _), stored in zip(asked, places, strict=True):
+            paged: PagedCache = branch.cache.paged
+            if paged is not last:
+                last, table = paged, len(tables)
+                tables += paged.blocks
+            # Rows that the first step wrote behind the context are seen by every branch.
+            run, begin = paged.length + self._behind, len(singles)
+            singles += stored
+            for seen in range(len(stored) - self._width, len(stored)):
+                slot = paged.blocks[stored[seen] // BLOCK] * BLOCK + stored[seen] % BLOCK
+                rows += (run + seen, slot, table, run, begin)
+        return {"rows": rows, "tables": tables, "singles": singles}
+
+
+_CHUNK = 512
+"""Context rows of a prompt taken in together."""
+
+
+class NativeRunner:
+    """A network as programs. Implements `networks.runner.Runner`."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        target: Mapping[str, np.ndarray],
+        threads: int,
+        *,
+        precision: str,
+        max_context: int,
+        kv_tokens: int,
+    ) -> None:
+        """Pack the weights and write the program of chains.
+
+        Args:
+            trained: network and parameters; one that `native_network_fit.takes` takes.
+            target: the target's prepared weights: embedding, head and what is borrowed.
+            threads: to run on.
+            precision: of the network's matrices, "fp32" or "int8".
+            max_context: longest sequence.
+            kv_tokens: capacity of the network's own cache over all sequences.
+
+        Raises:
+            InvalidOption: the target lacks layers that the network borrows.
+            MemoryError: there is none for the cache.
+        """
+        network, self._threads = trained.network, threads
+        self._network = network
+        self._pool = pool_for(network, kv_tokens, precision)
+        tensors = quantized_int4(
+            padded(packed(trained, target, precision)), trained.parameters, precision
+        )
+        tensors |= packed_head_preview(trained.head_preview, precision)
+        angles = rotary_table(network, max_context + network.depth + 1)
+        ids = trained.draft_ids
+        self._parts: CompositeDrafter = (
+            network,
+            tensors,
+            Packed(often=True),
+            self._pool,
+            angles,
+            len(ids),
+        )
+        self._chains = Chains(self._parts, ids, previewed=True)
+        self._roots = None if trained.head_preview is not None else self._chains
+        """Where trees begin, whose logits are the whole head's."""
+        self._ids = ids
+        self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
+        self._branches: Branches | None = None
+        self._begun: tuple[ContextUpdate, int] | None = None
+        self._finished: Chain | None = None
+
+    @property
+    def depth(self) -> int:
+        """Most tokens of a draft."""
+        return self._network.depth
+
+    def warm_up(self) -> None:
+        """Draft once: memory of rows and weights is there then."""
+        cache = self.open()
+        width = 4 * self._network.geometry.width if self._network.reads_features else 0
+        self.draft([ContextUpdate(cache, np.zeros((1, width), dtype=np.float32), [0])], self.depth)
+        self.release(cache)
+
+    def open(self) -> NetworkCache:
+        """A new, empty cache."""
+        return NetworkCache(PagedCache(self._pool), Tail(self._network))
+
+    def release(self, cache: NetworkCache) -> None:
+        """Give its blocks back."""
+        self._settle()
+        cache.paged.release()
+
+    def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
+        """Take in what is new and draft."""
+        self._settle()
+        network = self._network
+        steps, until = self._steps(depth)
+        steps = self._take_in(self._chains, context_update, until, steps * network.width)
+        if not steps:
+            return []
+        return chains(network, *self._chains.drafted(len(context_update), steps), depth)
+
+    def begin(self, context_update: ContextUpdate, depth: int) -> None:
+        """The same for one sequence of few new rows, on other threads while the caller goes on."""
+        self._settle()
+        steps, until = self._steps(depth)
+        rows, inputs = self._inputs([context_update], steps * self._network.width)
+        self._chains.begin(rows, inputs, self._threads, until)
+        self._begun = context_update, depth
+
+    def finish(self) -> Chain:
+        """What was begun."""
+        self._settle()
+        chain, self._finished = self._finished, None
+        assert chain is not None
+        return chain
+
+    def _settle(self) -> None:
+        """Wait for what was begun, and keep what came of it: its buffers are wanted."""
+        if self._begun is None:
+            return
+        (context_update, depth), self._begun = self._begun, None
+        steps = self._chains.finish()
+        self._taken([context_update])
+        [self._finished] = chains(self._network, *self._chains.drafted(1, steps), depth)
+
+    def _steps(self, depth: int) -> tuple[int, int]:
+        """Steps that so many tokens take, and the operations of those."""
+        steps = min(-(-depth // self._network.width), self._network.steps)
+        return steps, self._chains.ends[steps - 1] if steps else self._chains.taken_in
+
+    def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
+        """Take in what is new, and stop at the first step's logits."""
+        self._settle()
+        if self._roots is None:
+            self._roots = Chains(self._parts, self._ids)
+        self._take_in(self._roots, context_update, self._roots.started, self._roots.behind)
+        states, logits = self._roots.root(len(context_update))
+        return [
+            Branch(each.cache, None, (), State(state), row)
+            for each, state, row in zip(context_update, states, logits, strict=True)
+        ]
+
+    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+        """One step of all branches at once."""
+        self._settle()
+        if self._branches is None:
+            self._branches = Branches(self._parts, self._chains, self._threads)
+        return self._branches.advance(asked)
+
+    def hidden(self, branch: Branch) -> LogitArray:
+        """As it left the program."""
+        state: State = branch.state
+        return state.value
+
+    def _take_in(
+        self, program: Chains, context_update: Sequence[ContextUpdate], until: int, ahead: int
+    ) -> int:
+        """Run so many operations; long prompts go before them in chunks.
+
+        Args:
+            program: of chains, with or without the screen.
+            grown: one per sequence.
+            until: operations to run.
+            ahead: rows that they write behind the context of each sequence.
+
+        Returns:
+            Steps that were drafted.
+        """
+        rest = []
+        for each in context_update:
+            if len(each.tokens) > _CHUNK:
+                *heads, each = each.parts(_CHUNK)
+                for head in heads:
+                    self._run(program, [head], program.taken_in, 0)
+            rest.append(each)
+        return self._run(program, rest, until, ahead)
+
+    def _run(
+        self, program: Chains, context_update: Sequence[ContextUpdate], until: int, ahead: int
+    ) -> int:
+        rows, inputs = self._inputs(context_update, ahead)
+        drafted = program.run(rows, len(context_update), inputs, self._threads, until)
+        self._taken(context_update)
+        return drafted
+
+    def _inputs(
+        self, context_update: Sequence[ContextUpdate], ahead: int
+    ) -> tuple[int, dict[str, Input]]:
+        """How many rows are new, and what a run is given; there is room for them then, and for
+        `ahead` more."""
+        network, rows = self._network, 0
+        tokens: list[int] = []
+        last_rows: list[int] = []
+        sequences: list[int] = []
+        tables: list[int] = []
+        for each in context_update:
+            cache, count = each.cache, len(each.tokens)
+            rows += count
+            last_rows.append(rows - 1)
+            if network.window > 1:
+                tokens += cache.tail.windows(each.tokens).ravel().tolist()
+            else:
+                tokens += each.tokens
+            if network.layers:
+                cache.prune()
+                cache.paged.reserve(count + ahead)
+                sequences += (cache.paged.length, count, len(tables))
+                tables += cache.paged.blocks
+        inputs: dict[str, Input] = {
+            "tokens": tokens,
+            "last_rows": last_rows,
+            "sequences": sequences,
+            "tables": tables,
+            "noise": self._noise(context_update),
+            "least": bits(np.array([each.least for each in context_update], dtype=np.float32)),
+        }
+        if network.reads_features:
+            features = [each.features for each in context_update]
+            inputs["features"] = bits(
+                features[0] if len(features) == 1 else np.concatenate(features)
+            )
+        return rows, inputs
+
+    def _taken(self, context_update: Sequence[ContextUpdate]) -> None:
+        """What was new is in the caches."""
+        for each in context_update:
+            each.cache.paged.length += len(each.tokens) if self._network.layers else 0
+            each.cache.tail.extend(each.tokens)
+
+    def _noise(self, context_update: Sequence[ContextUpdate]) -> Input:
+        """Records of all sequences, zero where tokens are not drawn."""
+        depth = self._chains.tokens
+        if len(context_update) == 1:
+            noise = context_update[0].noise
+            return noise_records(*noise, depth).ravel() if noise else self._silence
+        given = (each.noise or (b"", 1.0) for each in context_update)
+        return np.concatenate([noise_records(*each, depth) for each in given]).ravel()

@@ -1,0 +1,430 @@
+"""Runs a drafter network on the CPU, for ragged batches of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from paceline.core.types import LogitArray
+from paceline.networks.base import Network
+from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
+from paceline.networks.weights import Trained
+from paceline.runtimes.cpu.batch import Input
+from paceline.runtimes.cpu.openvino.graph import Tensors, core
+from paceline.runtimes.cpu.openvino.ops import OpenVinoOps, begun, build, model
+from paceline.runtimes.cpu.openvino.requests import Instance
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.weights import packed
+
+# Trees of drafter networks as OpenVINO graphs:
+
+Asked = tuple[Branch, Sequence[int]]
+
+_SIZES = (1, 2, 4, 8)
+"""Branches of a step are padded to the next of these, and run on graphs of fixed shape: small
+networks spend more on working out shapes than on rows that nobody wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of a branch.
+
+    Attributes:
+        value: float32 `[slots, ...]`, the network's.
+        table: holds what its steps wrote; None before the first.
+    """
+
+    value: LogitArray
+    table: PagedCache | None = None
+
+
+class BranchOps(OpenVinoOps):
+    """Draft rows with block tables of their own, one subsequence per branch."""
+
+    def attend_draft(self, layer: int, queries: Any, keys: Any, values: Any) -> Any:
+        """Attention of a branch's rows over the context and those before them."""
+        slots = queries.get_output_partial_shape(0)[1].get_length()
+        return self._attend(layer, (queries, keys, values), self._rotation, self._paging, slots)
+
+
+def build_start(network: Network, tensors: Tensors, max_context: int) -> ov.Model:
+    """The graph that takes in context rows, with inputs as `openvino_network.build`.
+
+    Outputs, float32: `state`, and `logits` `[s, width, draft vocabulary]` of the first step.
+    """
+    ops, state = begun(network, tensors, max_context)
+    outputs = {"logits": network.logits(ops, state, 0), "state": state}
+    return model(outputs, ops.inputs.parameters, network.name)
+
+
+class Branches:
+    """Steps of branches.
+
+    Inputs of the graph: `above` float32, the states that steps start from, `tokens` int32
+    `[branches, width]`; where a step attends, paging as in `openvino_network.build`, with a
+    subsequence per branch. Outputs, float32: `state` and `logits` `[branches, width, draft
+    vocabulary]`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        tensors: Tensors,
+        max_context: int,
+        pool: BlockPool,
+        compiled: Callable[[ov.Model], Instance],
+    ) -> None:
+        """Build nothing yet but what tells shapes.
+
+        Args:
+            network: what branches; its step has the same weights at every depth.
+            tensors: packed parameters by name, "embed" and "head".
+            max_context: greatest position.
+            pool: the network's cache.
+            compiled: compiles a graph and binds the caches.
+        """
+        self._parts = network, tensors, max_context
+        self._width = network.width
+        self._pool = pool
+        self._compiled = compiled
+        ops, state = begun(*self._parts)
+        self._drafted = ops.drafted
+        self._shape = list(state.get_output_partial_shape(0))
+        names = {port.get_any_name() for port in self._graph(0).inputs}
+        self._names = names
+        self._attends = "past_lens" in names
+        self._instances: dict[int, Instance] = {}
+
+    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+        """As `networks.runner.Runner.advance`; tables are noted in the caches' `branches`."""
+        count = len(asked)
+        size = next((each for each in _SIZES if each >= count), 0)
+        idle = max(size - count, 0)
+        rows = [*asked, *[asked[0]] * idle]
+        tables = [self._table(branch) for branch, _ in asked] if self._attends else [None] * count
+        inputs: dict[str, Input] = {
+            "above": np.stack([branch.state.value for branch, _ in rows]),
+            "tokens": np.array([tokens for _, tokens in rows], dtype=np.int32),
+        }
+        if self._attends:
+            left = [branch.cache.left for branch, _ in asked]
+            inputs |= self._paging([each for each in tables if each is not None], left, idle)
+        if size not in self._instances:
+            self._instances[size] = self._compiled(self._graph(size))
+        instance = self._instances[size]
+        instance.run({name: each for name, each in inputs.items() if name in self._names})
+        states, logits = (instance.output(name)[:count].copy() for name in ("state", "logits"))
+        out = []
+        for (branch, tokens), table, state, row in zip(asked, tables, states, logits, strict=True):
+            if table is not None:
+                table.length += self._width
+            out.append(Branch(branch.cache, branch, tokens, State(state, table), row))
+        return out
+
+    def _table(self, branch: Branch) -> PagedCache:
+        """A block table for one more step."""
+        above = branch.state.table
+        if above is None:
+            own = branch.cache.paged
+            # Rows that the first step wrote behind the context are seen by every branch.
+            above = PagedCache(self._pool, own.blocks, own.length + self._drafted)
+        table: PagedCache = above.fork()
+        branch.cache.branches.append(table)
+        table.reserve(self._width)
+        return table
+
+    def _paging(
+        self, tables: Sequence[PagedCache], left: Sequence[int], idle: int
+    ) -> dict[str, Input]:
+        """By name of the input; idle branches write to a block that nobody reads."""
+        width = self._width
+        past = [*(table.length for table in tables), *[0] * idle]
+        gone = [*left, *[0] * idle]
+        blocks = [*(table.blocks for table in tables), *[[self._pool.scratch]] * idle]
+        return {
+            "positions": [
+                place + begin + away
+                for begin, away in zip(past, gone, strict=True)
+                for place in range(width)
+            ],
+            "past_lens": past,
+            "subsequence_begins": list(range(0, (len(past) + 1) * width, width)),
+            "block_indices": [block for each in blocks for block in each],
+            "block_indices_begins": np.cumsum([0, *map(len, blocks)]).tolist(),
+            "max_context_len": max(past) + width,
+            "qq_bias_begins": [0] * (len(past) + 1),
+        }
+
+    def _graph(self, size: int) -> ov.Model:
+        """For so many branches, or for any number if 0."""
+        network, ops = self._parts[0], BranchOps(*self._parts)
+        above = ops.inputs.add("above", np.float32, self._shape)
+        tokens = ops.inputs.add("tokens", np.int32, [-1, network.width])
+        state = network.advance(ops, above, tokens, 1)
+        outputs = {"logits": network.logits(ops, state, 1), "state": state}
+        read = [each for each in ops.inputs.parameters if each.output(0).get_target_inputs()]
+        graph = model(outputs, read, network.name)
+        if size:
+            begins = ("subsequence_begins", "block_indices_begins", "qq_bias_begins")
+            counts = {
+                **dict.fromkeys(("above", "tokens", "past_lens"), size),
+                **dict.fromkeys(begins, size + 1),
+                "positions": size * network.width,
+            }
+            ports = {port.get_any_name(): port.get_partial_shape() for port in graph.inputs}
+            shapes = {
+                name: [counts[name], *list(ports[name])[1:]] for name in counts if name in ports
+            }
+            graph.reshape({name: ov.PartialShape(each) for name, each in shapes.items()})
+        return graph
+
+
+_CHUNK = 512
+"""Context rows of a prompt taken in together."""
+
+_STEPS = (2, 3)
+"""Steps of graphs that are compiled beside the deepest. A step too many costs little, a graph for
+every depth costs time at the start."""
+
+_FEW = (1, 4, 8)
+"""A lone sequence that has gained no more rows than the last of these runs on a graph of fixed
+shape, which saves half of the time: the network is so small that working out shapes counts. Rows
+are padded to the next of these; what they write is overwritten before anything sees it."""
+
+
+@dataclass(eq=False, slots=True)
+class NetworkCache:
+    """Context rows of one sequence.
+
+    Attributes:
+        paged: keys and values of the network's layers.
+        tail: the last tokens taken in.
+        left: rows that have left the cache, since no row to come sees so far back.
+        branches: what branches hold until the next draft.
+    """
+
+    paged: PagedCache
+    tail: Tail
+    left: int = 0
+    branches: list[PagedCache] = field(default_factory=list)
+
+    def prune(self) -> None:
+        """Give the blocks of all branches back."""
+        for table in self.branches:
+            table.release()
+        self.branches.clear()
+
+    def slide(self, reach: int) -> None:
+        """Drop the blocks that are out of sight for rows that see so far back; 0 is all."""
+        while reach and self.paged.length + 1 - reach >= BLOCK:
+            self.paged.pool.drop([self.paged.blocks.pop(0)])
+            self.paged.length -= BLOCK
+            self.left += BLOCK
+
+
+class OpenVinoRunner:
+    """A compiled network. Implements `networks.runner.Runner`."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        target: Mapping[str, np.ndarray],
+        settings: Mapping[str, str],
+        *,
+        precision: str,
+        max_context: int,
+        kv_tokens: int,
+    ) -> None:
+        """Pack the weights; graphs are compiled when their size is first wanted.
+
+        Args:
+            trained: network and parameters.
+            target: the target's prepared weights: embedding, head and what is borrowed.
+            settings: of the plugin.
+            precision: of the network's matrices, "fp32"; any other stands for "int8".
+            max_context: longest sequence.
+            kv_tokens: capacity of the network's own cache over all sequences.
+
+        Raises:
+            InvalidOption: the target lacks layers that the network borrows.
+        """
+        network = self._network = trained.network
+        self._ids = trained.draft_ids
+        self._settings = dict(settings)
+        self._max_context = max_context + network.depth + 1
+        self._tensors = packed(trained, target, precision)
+        geometry = network.geometry
+        self._pool = BlockPool(
+            max(network.layers, 1),
+            geometry.kv_heads,
+            geometry.head_dim,
+            kv_tokens // BLOCK,
+            keep=0,
+        )
+        self._instances: dict[tuple[int, int], Instance] = {}
+        self._branches: Branches | None = None
+
+    @property
+    def depth(self) -> int:
+        """Most tokens of a draft."""
+        return self._network.depth
+
+    def warm_up(self) -> None:
+        """Compile the graphs that a lone sequence needs, a tenth of a second each."""
+        most = self._network.steps
+        for steps in {min(each, most) for each in (*_STEPS, most)}:
+            for rows in _FEW:
+                self._instance(steps, rows)
+
+    def open(self) -> NetworkCache:
+        """A new, empty cache."""
+        return NetworkCache(PagedCache(self._pool), Tail(self._network))
+
+    def release(self, cache: NetworkCache) -> None:
+        """Give its blocks back."""
+        cache.prune()
+        cache.paged.release()
+
+    def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
+        """Take in what is new and draft."""
+        instance = self._take_in(context_update, -(-depth // self._network.width))
+        if not depth:
+            return []
+        drafted, chances = instance.output("drafted"), instance.output("chances")
+        return chains(self._network, drafted, chances, depth)
+
+    def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
+        """Take in what is new; the graph stops at the first step's logits."""
+        instance = self._take_in(context_update, 0)
+        states, logits = instance.output("state").copy(), instance.output("logits").copy()
+        return [
+            Branch(each.cache, None, (), State(state), row)
+            for each, state, row in zip(context_update, states, logits, strict=True)
+        ]
+
+    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+        """One step of all branches at once."""
+        if self._branches is None:
+            parts = self._network, self._tensors, self._max_context
+            self._branches = Branches(*parts, self._pool, self._compile)
+        return self._branches.advance(asked)
+
+    def hidden(self, branch: Branch) -> LogitArray:
+        """As it left the graph."""
+        state: State = branch.state
+        return state.value
+
+    def _take_in(self, context_update: Sequence[ContextUpdate], steps: int) -> Instance:
+        """Run the graph of so many steps; long prompts go before it in chunks."""
+        rest = []
+        for each in context_update:
+            *heads, last = each.parts(_CHUNK)
+            for head in heads:
+                self._run([head], 0)
+            rest.append(last)
+        return self._run(rest, steps)
+
+    def _run(self, context_update: Sequence[ContextUpdate], steps: int) -> Instance:
+        counts = [len(each.tokens) for each in context_update]
+        fixed = next((size for size in _FEW if len(context_update) == 1 and counts[0] <= size), 0)
+        steps = self._at_least(steps)
+        instance = self._instance(steps, fixed)
+        idle = max(0, fixed - counts[0])
+        last_rows = np.cumsum(counts) - 1
+        picked = [*range(sum(counts)), *[sum(counts) - 1] * idle]
+        windows = np.concatenate([each.cache.tail.windows(each.tokens) for each in context_update])
+        inputs: dict[str, Input] = {
+            "tokens": windows[picked].astype(np.int32),
+            "last_rows": last_rows.tolist(),
+        }
+        if self._network.reads_features:
+            inputs["features"] = np.concatenate([each.features for each in context_update])[picked]
+        if self._network.layers:
+            inputs |= self._paging(context_update, idle, max(steps, 1) * self._network.width)
+        instance.run(inputs)
+        for each in context_update:
+            each.cache.paged.length += len(each.tokens)
+            each.cache.tail.extend(each.tokens)
+        return instance
+
+    def _at_least(self, steps: int) -> int:
+        """Steps of the graph to run: few sizes are compiled, since a step too many costs little."""
+        sizes = (0, *_STEPS, self._network.steps)
+        return min((size for size in sizes if steps <= size <= self._network.steps), default=steps)
+
+    def _paging(
+        self, context_update: Sequence[ContextUpdate], idle: int, depth: int
+    ) -> dict[str, Input]:
+        for each in context_update:
+            each.cache.prune()
+            each.cache.slide(self._network.reach)
+        past = [each.cache.paged.length for each in context_update]
+        after = [p + len(each.tokens) for p, each in zip(past, context_update, strict=True)]
+        ends = [end + idle for end in after]
+        left = [each.cache.left for each in context_update]
+        blocks: list[int] = []
+        block_begins = [0]
+        for each in context_update:
+            each.cache.paged.reserve(len(each.tokens) + max(depth, idle))
+            blocks += each.cache.paged.blocks
+            block_begins.append(len(blocks))
+        return {
+            "positions": [
+                place + gone
+                for begin, end, gone in zip(past, ends, left, strict=True)
+                for place in range(begin, end)
+            ],
+            "past_lens": past,
+            "subsequence_begins": np.cumsum(
+                [0, *(end - begin for begin, end in zip(past, ends, strict=True))]
+            ).tolist(),
+            "block_indices": blocks,
+            "block_indices_begins": block_begins,
+            "max_context_len": max(after) + max(depth, idle),
+            "qq_bias_begins": [0] * (len(context_update) + 1),
+            "draft_past": after,
+            "draft_positions": [a + gone for a, gone in zip(after, left, strict=True)],
+            "draft_begins": list(range(len(context_update) + 1)),
+        }
+
+    def _instance(self, steps: int, rows: int) -> Instance:
+        """The graph for so many steps, 0 for that which starts branches, fixed to one sequence of
+        `rows` new rows unless 0."""
+        if (steps, rows) not in self._instances:
+            network = self._network
+            if steps:
+                graph = build(network, self._tensors, self._ids, steps, self._max_context)
+            else:
+                graph = build_start(network, self._tensors, self._max_context)
+            if rows:
+                graph.reshape(_fixed(graph, rows))
+            self._instances[steps, rows] = self._compile(graph)
+        return self._instances[steps, rows]
+
+    def _compile(self, graph: ov.Model) -> Instance:
+        """An instance with the caches that the graph reads."""
+        request = core().compile_model(graph, "CPU", self._settings).create_infer_request()
+        names = {port.get_any_name() for port in graph.inputs}
+        for layer in range(self._network.layers):
+            for offset, kind in enumerate(("key", "value")):
+                blocks = ov.Tensor(self._pool.memory[2 * layer + offset], shared_memory=True)
+                if f"{kind}_cache.{layer}" in names:
+                    request.set_tensor(f"{kind}_cache.{layer}", blocks)
+        return Instance(request)
+
+
+def _fixed(graph: ov.Model, rows: int) -> dict[str, ov.PartialShape]:
+    """Input shapes for one sequence that has gained so many rows."""
+    by_rows = ("features", "tokens", "positions")
+    one = ("last_rows", "past_lens", "draft_past", "draft_positions")
+    two = ("subsequence_begins", "block_indices_begins", "qq_bias_begins", "draft_begins")
+    shapes = {}
+    for port in graph.inputs:
+        name, shape = port.get_any_name(), port.get_partial_shape()
+        size = rows if name in by_rows else 1 if name in one else 2 if name in two else None
+        shapes[name] = shape if size is None else ov.PartialShape([size, *list(shape)[1:]])
+    return shapes

@@ -1,0 +1,164 @@
+"""What a model gets of what is asked of the CPU: whose operations, which cache, and how exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.core.types import Capabilities, Layout
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.config import ModelConfig, feature_layers
+from paceline.native.library import has_bf16_dot
+from paceline.runtimes.cpu.backend import Steps
+from paceline.runtimes.cpu.kv_formats import (
+    KvFormat,
+    check_kv_precision,
+    check_processor,
+    products_are_exact,
+    quantises_activations,
+)
+from paceline.runtimes.cpu.native.target_program import takes
+from paceline.runtimes.kv_cache import BLOCK
+from paceline.runtimes.weights import Precision
+
+KV_TOKENS = 65_536
+"""Tokens that may be cached by default."""
+
+PREFIX_TOKENS = 4_096
+"""Tokens of ended sequences that are kept by default: 180 MiB for a model of 135M weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model is run.
+
+    Attributes:
+        own: whether by our own operations, not the plugin's.
+        layout: of branches.
+        kv_precision: name of `kv`.
+        kv: how keys and values are kept.
+        quantised: whether products take int8 activations.
+        exact: whether a row is the same numbers however it was batched and drafted.
+        kv_tokens: capacity of the cache over all sequences.
+        keep: blocks of it that are kept of ended sequences.
+    """
+
+    own: bool
+    layout: Layout
+    kv_precision: str
+    kv: KvFormat
+    quantised: bool
+    exact: bool
+    kv_tokens: int
+    keep: int
+
+    @property
+    def blocks(self) -> int:
+        """Of the cache."""
+        return self.kv_tokens // BLOCK
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that these blocks hold."""
+        return self.blocks * BLOCK
+
+    def capabilities(self, config: ModelConfig, precision: Precision, steps: Steps) -> Capabilities:
+        """What a target can do that runs so, by `steps`."""
+        return Capabilities(
+            runtime="openvino",
+            device="cpu",
+            precision=precision,
+            vocab_size=config.vocab_size,
+            max_context=min(config.max_context, self.capacity),
+            hidden_size=config.hidden_size,
+            hidden_states=True,
+            bit_exact=self.exact,
+            layout=self.layout,
+            attention=steps.name,
+            row_buckets=steps.row_buckets,
+            feature_layers=feature_layers(config.layers),
+            kv_precision=self.kv_precision,
+            kv_lossy=self.kv.lossy,
+            kv_bytes_per_token=steps.pool.bytes_per_token,
+        )
+
+
+def plan(
+    config: ModelConfig,
+    tensors: Mapping[str, np.ndarray],
+    precision: Precision,
+    *,
+    layout: Layout = "exact",
+    kv_tokens: int | None = None,
+    prefix_tokens: int | None = None,
+    kv_precision: str | None = None,
+    attention: str | None = None,
+) -> Plan:
+    """Decide how to run a model on this processor.
+
+    Args:
+        config: shape of the model.
+        tensors: weights from `openvino_weights.prepare`.
+        precision: what `tensors` were packed as.
+        layout: "exact" (bit-exact branches) or "masked" (one packed tree under a mask: cheaper
+            attention, approximate).
+        kv_tokens: capacity of the key-value cache over all sequences; memory is used as it fills,
+            not reserved. Default `KV_TOKENS`.
+        prefix_tokens: how much of it is kept of ended sequences, for others that begin alike; 0
+            shares nothing. Nothing is shared either where rows depend on how they were batched:
+            layout "masked", precision "int4", coarse caches. Default `PREFIX_TOKENS`.
+        kv_precision: of the key-value cache: "fp32" (exact), "fp16", "bf16" (multiplied in pairs,
+            in our own operations on processors that can), or "u8" (lossy). Default at int8 in our
+            own operations, whose rounding is far coarser, bf16 or else fp16; and else fp32.
+        attention: "paths" (all by our own operations), "plugin", or None for the first that can be
+            had.
+
+    Raises:
+        InvalidOption: unknown layout, attention or cache precision, or too small a cache.
+        RuntimeUnavailable: the processor lacks instructions that attention needs, or "paths" was
+            asked for and cannot be had.
+    """
+    if layout not in ("exact", "masked"):
+        raise InvalidOption(f"layout {layout!r} is unknown: use exact or masked")
+    kv_tokens = KV_TOKENS if kv_tokens is None else kv_tokens
+    prefix_tokens = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
+    if kv_tokens < 2 * BLOCK or prefix_tokens < 0:
+        raise InvalidOption(
+            f"kv_tokens must be {2 * BLOCK} or more and prefix_tokens 0 or more, not "
+            f"{kv_tokens} and {prefix_tokens}"
+        )
+    if attention not in (None, "paths", "plugin"):
+        raise InvalidOption(f"attention {attention!r} is unknown: use paths or plugin")
+    check_processor()
+    kv = check_kv_precision(kv_precision or "fp32")
+    quantised = quantises_activations(precision)
+    own = attention != "plugin" and layout == "exact" and takes(config, tensors, kv, quantised)
+    if attention == "paths" and not own:
+        raise RuntimeUnavailable(
+            "attention 'paths' needs a C++ compiler, int8 or fp32 weights, a processor with "
+            "AVX-512 (VNNI for int8), layout exact and a cache of fp32, fp16 or bf16"
+        )
+    if kv_precision == "bf16" and not own:
+        raise InvalidOption(
+            "a key-value cache of bf16 needs our own operations and a processor with AVX512_BF16: "
+            "use fp16 or fp32"
+        )
+    if kv_precision is None:
+        half = "bf16" if has_bf16_dot() else "fp16"
+        kv_precision = half if own and precision == "int8" else "fp32"
+        kv = check_kv_precision(kv_precision)
+    exact = layout == "exact" and products_are_exact(config, precision, quantised)
+    # Shared rows must be those that their new holder would have computed, to the last bit.
+    shared = exact and (own or kv_precision == "fp32")
+    return Plan(
+        own,
+        layout,
+        kv_precision,
+        kv,
+        quantised,
+        exact,
+        kv_tokens,
+        prefix_tokens // BLOCK if shared else 0,
+    )

@@ -1,0 +1,299 @@
+"""The CPU runtime: paged attention over ragged batches of token trees, bit-exact by construction.
+
+Attention gives a token the same numbers however its pass was composed, and everything else (matrix
+products, norms) is computed row by row with the same result whatever the other rows are. That is so
+in our own operations (`native_steps`), and, where those cannot be compiled or do not take a model,
+in graphs that the plugin runs (`openvino_plugin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.processor import usable_threads
+from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
+from paceline.core.types import Capabilities, Layout, LogitArray
+from paceline.errors import InvalidOption, OutOfMemory
+from paceline.models.config import ModelConfig
+from paceline.models.source import ModelSource
+from paceline.networks.runner import Runner
+from paceline.networks.weights import Trained
+from paceline.runtimes.cpu.backend import Outcome, Steps
+from paceline.runtimes.cpu.backends import make_runner, make_steps
+from paceline.runtimes.cpu.batch import Batch
+from paceline.runtimes.cpu.kv_formats import check_kv_precision, check_processor
+from paceline.runtimes.cpu.openvino.graph import Tensors
+from paceline.runtimes.cpu.openvino.requests import NO_ROOM
+from paceline.runtimes.cpu.plan import plan
+from paceline.runtimes.cpu.profile import Counted
+from paceline.runtimes.kv_cache import BlockPool, PagedCache
+from paceline.runtimes.passes import no_rows, with_rows
+from paceline.runtimes.weights import Precision, check_precision, load_prepared
+
+# Forwards over passes:
+
+_CHUNK = 512
+"""Prompt tokens per prefill pass."""
+
+
+class Forwards:
+    """Runs passes by `Steps`.
+
+    Attributes:
+        seconds: what the last forward took, inputs and outputs left out.
+    """
+
+    def __init__(self, steps: Steps, hidden_size: int) -> None:
+        """For a model of that width."""
+        self.seconds = 0.0
+        self._steps = steps
+        self._hidden_size = hidden_size
+
+    def prefill(
+        self, cache: PagedCache, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
+        """Append `tokens` in chunks. Where chunks end does not change a bit of the cache."""
+        seen = [np.zeros((0, 4 * self._hidden_size), dtype=np.float32)]
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = list(tokens[start : start + _CHUNK])
+            batch = self._steps.batch()
+            first = batch.add(cache, chunk, trees.EMPTY)
+            batch.logit_rows.append(first)  # the LM head needs a row; its result is not used
+            if features:
+                batch.feature_rows += range(first, first + len(chunk))
+            outcome = self._run(batch)
+            cache.length += len(chunk)
+            if features:
+                seen.append(outcome.output("features").copy())
+        return np.concatenate(seen) if features else None
+
+    def forward(self, passes: Sequence[Pass], rows: int) -> list[Output]:
+        """One ragged forward, padded as if of `rows` rows at least. Logits and features are views
+        that the next forward overwrites."""
+        if not passes:
+            return []
+        batch, spans = self._batch(passes, rows)
+        outcome = self._run(batch)
+        logits = outcome.output("logits")
+        hidden = outcome.output("hidden") if any(each.hidden for each in passes) else None
+        features = outcome.output("features") if batch.feature_rows else None
+        argmax = outcome.argmax()
+        return [
+            Output(
+                logits[rows],
+                hidden[rows].copy() if each.hidden and hidden is not None else None,
+                features[read] if each.features and features is not None else None,
+                argmax[rows] if each.argmax else (),
+            )
+            for each, (rows, read) in zip(passes, spans, strict=True)
+        ]
+
+    def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
+        """Repeat a forward on an instance whose nodes count their time; it commits nothing."""
+        return self._steps.counted(self._batch(passes, 0)[0], runs)
+
+    def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
+        """The inputs of a forward, and what `_add` says of each pass."""
+        batch = self._steps.batch()
+        try:
+            spans = [_add(batch, each) for each in passes]
+        except OutOfMemory:
+            for each in passes:  # their branches would keep others from trying with less
+                each.cache.discard()
+            raise
+        self._steps.pad(batch, rows)
+        return batch, spans
+
+    def _run(self, batch: Batch) -> Outcome:
+        outcome = self._steps.run(batch)
+        self.seconds = outcome.seconds
+        return outcome
+
+
+def _add(batch: Batch, each: Pass) -> tuple[slice, slice]:
+    """Add one pass's rows to the batch.
+
+    Returns:
+        Which rows of the logits and of the features are the pass's.
+    """
+    logits, features = len(batch.logit_rows), len(batch.feature_rows)
+    draft = each.draft or trees.EMPTY
+    first = batch.add(each.cache, each.pending, draft)
+    last, behind = first + len(each.pending) - 1, first + len(each.pending) + len(draft)
+    batch.logit_rows += range(last, behind)
+    if each.features:
+        batch.feature_rows += range(first, behind)
+    batch.argmax = batch.argmax or each.argmax
+    return slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))
+
+
+class OpenVinoTarget:
+    """A Llama-family model on the CPU through OpenVINO."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Tensors,
+        precision: Precision,
+        *,
+        layout: Layout = "exact",
+        kv_tokens: int | None = None,
+        prefix_tokens: int | None = None,
+        threads: int | None = None,
+        kv_precision: str | None = None,
+        attention: str | None = None,
+    ) -> None:
+        """Build and compile the graph.
+
+        Args:
+            config: shape of the model.
+            tensors: weights from `openvino_weights.prepare`.
+            precision: what `tensors` were packed as.
+            layout: as for `openvino_plan.plan`, and so are the others not named here.
+            threads: default all cores this process may use.
+
+        Raises:
+            InvalidOption: as for `openvino_plan.plan`.
+            RuntimeUnavailable: likewise.
+            OutOfMemory: there is no memory for the model or the cache.
+        """
+        self._plan = plan(
+            config,
+            tensors,
+            precision,
+            layout=layout,
+            kv_tokens=kv_tokens,
+            prefix_tokens=prefix_tokens,
+            kv_precision=kv_precision,
+            attention=attention,
+        )
+        self.threads = usable_threads(threads)
+        self._tensors = tensors  # the graph shares their memory
+        self._steps = make_steps(config, tensors, self._plan, self.threads)
+        self._forwards = Forwards(self._steps, config.hidden_size)
+        self._extra = no_rows(config.hidden_size)
+        self._start()
+        self._capabilities = self._plan.capabilities(config, precision, self._steps)
+
+    @classmethod
+    def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> OpenVinoTarget:
+        """Load a model, keeping its prepared weights on disk for the next start.
+
+        Raises:
+            InvalidOption: unknown precision, layout or device, and as for `OpenVinoTarget`.
+            ModelError: the model is damaged or not of the Llama family.
+            OutOfMemory: the model does not fit.
+        """
+        if options.device not in (None, "cpu"):
+            raise InvalidOption(
+                f"runtime 'openvino' runs on cpu, not {options.device!r}: use --runtime torch"
+            )
+        precision = check_precision(options.precision or "int8")
+        check_kv_precision(options.kv_precision or "fp32")  # before anything takes long
+        check_processor()
+        config = replace(source.config, max_context=options.limit(source.config.max_context))
+        try:
+            tensors = load_prepared(source, precision)
+        except MemoryError as error:
+            raise OutOfMemory(NO_ROOM) from error
+        return cls(
+            config,
+            tensors,
+            precision,
+            layout=options.layout or "exact",
+            kv_tokens=options.kv_tokens,
+            prefix_tokens=options.prefix_tokens,
+            threads=options.threads,
+            kv_precision=options.kv_precision,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+        return self._capabilities
+
+    def run_network(self, trained: Trained) -> Runner:
+        """Make a drafter network ready to run, as the target does if it can: in the same precision,
+        or int8."""
+        return make_runner(trained, self._tensors, self._plan, self.threads, self._capabilities)
+
+    def add_embeddings(self, rows: LogitArray) -> int:
+        """Let nodes of drafts carry embeddings in place of tokens.
+
+        The graph is compiled again; what it makes of tokens stays the same to the last bit.
+
+        Args:
+            rows: float32 `[m, hidden_size]`, at least one.
+
+        Returns:
+            The id of the first row, at least `vocab_size`; the others follow it. Rows that were
+            added before keep their ids.
+
+        Raises:
+            InvalidOption: the rows are none, of another width, or not finite.
+            OutOfMemory: the graph does not fit a second time.
+        """
+        table, first = with_rows(self._extra, rows)
+        if table is not self._extra:
+            self._extra = table
+            self._start()
+        return self._capabilities.vocab_size + first
+
+    @property
+    def memory(self) -> BlockPool:
+        """The key-value memory of all sequences."""
+        return self._steps.pool
+
+    def warm_up(self) -> None:
+        """Compile the instances of fixed shape that use would bring about."""
+        self._steps.complete()
+
+    def open(self) -> PagedCache:
+        """A new, empty cache."""
+        return PagedCache(self._steps.pool)
+
+    def prefill(
+        self, cache: PagedCache, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
+        """Append `tokens` in chunks. Where chunks end does not change a bit of the cache."""
+        return self._forwards.prefill(cache, tokens, features)
+
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+        """One ragged forward. Logits are views that the next forward overwrites."""
+        return self._forwards.forward(passes, rows)
+
+    @property
+    def inference_seconds(self) -> float:
+        """What the last forward took, inputs and outputs left out."""
+        return self._forwards.seconds
+
+    def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
+        """Repeat a forward on an instance whose nodes count their time; it commits nothing."""
+        return self._forwards.counted(passes, runs)
+
+    def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
+        """Commit the pending tokens and a path."""
+        self._steps.keep(cache, pending, path)
+
+    def truncate(self, cache: PagedCache, length: int) -> None:
+        """Forget all cached tokens from position `length` on."""
+        cache.truncate(length)
+
+    def fork(self, cache: PagedCache) -> PagedCache:
+        """An independent cache with the same content; blocks are copied when written."""
+        return cache.fork()
+
+    def release(self, cache: PagedCache) -> None:
+        """Give the cache's blocks back."""
+        cache.release()
+
+    def _start(self) -> None:
+        """Make ready with the embeddings that there are."""
+        try:
+            self._steps.start(self._extra)
+        except MemoryError as error:
+            raise OutOfMemory(NO_ROOM) from error

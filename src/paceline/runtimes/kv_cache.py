@@ -1,0 +1,369 @@
+"""The memory of a paged key-value cache: blocks of 32 tokens with reference counts.
+
+A full block whose tokens are known stays after its last holder has gone, for the next sequence
+that begins with them, until its memory is wanted or too many are kept: then the longest unused
+goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import OutOfMemory
+
+# Which full blocks hold which tokens, so that requests with a common beginning share them.
+
+_START = 0
+"""Stands for the empty chain."""
+
+
+class PrefixIndex:
+    """Chains of full blocks by the tokens that they hold."""
+
+    def __init__(self, block: int) -> None:
+        """Know nothing yet; a full block holds `block` tokens."""
+        self._size = block
+        self._links: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
+        self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}
+        # Numbers of links are never used twice: what hung on a removed block is not found again.
+        self._numbers = count(_START + 1)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._keys
+
+    def find(self, tokens: Sequence[int]) -> list[int]:
+        """Ids of the blocks that hold `tokens` from the first on, as many as are known."""
+        found: list[int] = []
+        link = _START
+        for part in self._parts(tokens):
+            entry = self._links.get((link, part))
+            if entry is None:
+                break
+            link, block = entry
+            found.append(block)
+        return found
+
+    def add(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+        """Make known that `blocks` hold `tokens`; where others are known to, those stay."""
+        link = _START
+        for part, block in zip(self._parts(tokens), blocks, strict=False):
+            key = (link, part)
+            entry = self._links.get(key)
+            if entry is None:
+                self.remove(block)  # it may be known under a chain that has broken
+                entry = self._links[key] = (next(self._numbers), block)
+                self._keys[block] = key
+            link = entry[0]
+
+    def remove(self, block: int) -> None:
+        """Forget a block; nothing happens if it is not known."""
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._links[key]
+
+    def _parts(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        for end in range(self._size, len(tokens) + 1, self._size):
+            yield tuple(tokens[end - self._size : end])
+
+
+BLOCK = 32
+"""Tokens per block, fixed by the attention kernel."""
+
+
+Layout = Literal["tokens", "numbers", "pairs"]
+"""How a block lies in memory; see `BlockPool`."""
+
+Place = tuple[int, int]
+"""A token's block, and its row there."""
+
+
+class BlockPool:
+    """The memory of all blocks, with reference counts.
+
+    `memory` is `[2 * layers, blocks + 1, kv_heads, 32, head_dim]`; slice 2l holds the keys of layer
+    l and slice 2l + 1 its values. By "tokens", a block holds the numbers of its first token, then
+    those of the second, and so on. By "numbers", that is so for values; a block of keys holds the
+    first number of its 32 tokens, then the second, and so on. By "pairs", it holds numbers 0 and 1
+    of its 32 tokens, then 2 and 3, and so on; and a block of values, number after number, those of
+    tokens 0 and 1, then of 2 and 3, and so on. Pages are only touched (and paid for) once used.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        blocks: int,
+        *,
+        keep: int | None = None,
+        dtype: type[np.generic] = np.float32,
+        layout: Layout = "tokens",
+    ) -> None:
+        """Reserve address space.
+
+        Args:
+            layers: of the model.
+            kv_heads: per layer.
+            head_dim: width of a head, with what coarse rows hold beside their numbers.
+            blocks: how many sequences may hold in all; one more is made for `scratch`.
+            keep: most blocks to keep for sequences to come; None sets no limit, and at 0 no
+                sequence shares another's.
+            dtype: of the numbers.
+            layout: see above.
+        """
+        self.memory: npt.NDArray[Any] = np.zeros(
+            (2 * layers, blocks + 1, kv_heads, BLOCK, head_dim), dtype=dtype
+        )
+        keys, values = self.memory[0::2], self.memory[1::2]
+        self._keys = _turned(keys, 1 if layout == "numbers" else 2) if layout != "tokens" else keys
+        self._values = _paired(values) if layout == "pairs" else values
+        self._together = 2 if layout == "pairs" else 1
+        self.scratch = blocks
+        """A block that no sequence gets, for rows whose results nobody wants."""
+        self.sharing = keep != 0
+        self._keep = blocks if keep is None else keep
+        self.index = PrefixIndex(BLOCK)
+        self._references = [0] * blocks
+        # Low ids first, so that a lightly used pool touches few pages.
+        self._free = list(range(blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # known, without holders
+
+    @property
+    def block(self) -> int:
+        """Tokens per block."""
+        return BLOCK
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that sequences may hold, in all."""
+        return len(self._references)
+
+    @property
+    def free(self) -> int:
+        """Blocks nobody holds, whether or not their tokens are known."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that a cached token takes."""
+        return int(self.memory.nbytes) // ((self.blocks + 1) * BLOCK)
+
+    def take(self, count: int) -> list[int]:
+        """Hand out `count` blocks.
+
+        Raises:
+            OutOfMemory: fewer are free; nothing is taken then.
+        """
+        if count > self.free:
+            raise OutOfMemory(
+                f"the key-value cache is full ({self.blocks * BLOCK} tokens): finish or "
+                "cancel requests, or load the model with a larger kv_tokens"
+            )
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Count one more holder of each block."""
+        for block in blocks:
+            self._references[block] += 1
+            self._idle.pop(block, None)
+
+    def drop(self, blocks: Sequence[int]) -> None:
+        """Count one holder less of each of a sequence's blocks; those without become free."""
+        for block in reversed(blocks):  # the end of a chain is the first to be evicted
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if block in self.index:
+                    self._idle[block] = None
+                else:
+                    self._free.append(block)
+        while len(self._idle) > self._keep:
+            self._free.append(self._evict())
+
+    def shared(self, block: int) -> bool:
+        """Whether more than one holder reads this block."""
+        return self._references[block] > 1
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        self.index.remove(block)
+        return block
+
+    def copy(self, source: int, destination: int) -> None:
+        """Copy the keys and values of a block in all layers."""
+        self.memory[:, destination] = self.memory[:, source]
+
+    def move(self, sources: Sequence[Place], destinations: Sequence[Place]) -> None:
+        """Move single tokens in all layers, one after the other."""
+        for old, new in zip(sources, destinations, strict=True):
+            for to, at in zip(self.token(*new), self.token(*old), strict=True):
+                to[:] = at
+
+    def token(self, block: int, row: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Keys and values of a token in all layers, `[layers, kv_heads, head_dim]` each (or that
+        with pairs apart): views that may be written to."""
+        line, odd = divmod(row, self._together)
+        values = self._values[:, block, :, line]
+        return self._keys[:, block, :, row], values[..., odd] if self._together > 1 else values
+
+
+def _turned(keys: npt.NDArray[Any], together: int) -> npt.NDArray[Any]:
+    """`[layers, blocks, kv_heads, 32, ...]` of keys whose numbers lie so many at a time."""
+    parts = keys.reshape(*keys.shape[:3], keys.shape[4] // together, BLOCK, together)
+    return parts.swapaxes(3, 4)
+
+
+def _paired(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """`[layers, blocks, kv_heads, 16, head_dim, 2]` of values whose tokens lie two at a time."""
+    return values.reshape(*values.shape[:3], BLOCK // 2, values.shape[4], 2)
+
+
+# The block table of one sequence:
+
+
+@dataclass(eq=False)
+class PagedCache:
+    """Block table of one sequence.
+
+    Attributes:
+        pool: where the blocks live.
+        blocks: ids, in order of positions.
+        length: cached tokens.
+        places: between a forward and its `keep`, where attention stored each drafted node: its
+            position in this table. Empty where branches are kept apart.
+        branches: between a forward and its `keep`, one entry per root-to-leaf path: the nodes,
+            and the private blocks that hold them (None: the sequence's own blocks do).
+    """
+
+    pool: BlockPool
+    blocks: list[int] = field(default_factory=list)
+    length: int = 0
+    places: list[int] = field(default_factory=list)
+    branches: list[tuple[tuple[int, ...], list[int] | None]] = field(default_factory=list)
+
+    def share(self, tokens: Sequence[int]) -> None:
+        """Go on from the full blocks that are known to hold the head of `tokens`.
+
+        Of these the cache must hold the first already; it changes if more are known.
+        """
+        found = self.pool.index.find(tokens) if self.pool.sharing else []
+        if len(found) * BLOCK > self.length:
+            self.pool.share(found)
+            self.pool.drop(self.blocks[: len(found)])
+            self.blocks[: len(found)] = found
+            self.length = len(found) * BLOCK
+
+    def publish(self, tokens: Sequence[int]) -> None:
+        """Let others begin with the full blocks of this cache, whose tokens are `tokens`.
+
+        Either may be longer than the other; what both have must agree.
+        """
+        if self.pool.sharing:
+            full = min(self.length, len(tokens)) // BLOCK
+            self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
+
+    def needed(self, tokens: int) -> int:
+        """Blocks that `reserve` would take."""
+        return self._missing(tokens) + len(self._to_copy())
+
+    def reserve(self, tokens: int) -> None:
+        """Make the next `tokens` positions writable by this sequence alone.
+
+        Raises:
+            OutOfMemory: the pool is full; the cache is unchanged then.
+        """
+        copied = self._to_copy()
+        missing = self._missing(tokens)
+        if copied or missing:
+            fresh = self.pool.take(missing + len(copied))
+            for index in copied:
+                block = fresh.pop()
+                self.pool.copy(self.blocks[index], block)
+                self.pool.drop([self.blocks[index]])
+                self.blocks[index] = block
+            self.blocks += fresh
+        for block in self.blocks[self.length // BLOCK :]:
+            self.pool.index.remove(block)  # what it holds is about to change
+
+    def _missing(self, tokens: int) -> int:
+        """Blocks that the next `tokens` positions lack."""
+        return max(-(-(self.length + tokens) // BLOCK) - len(self.blocks), 0)
+
+    def _to_copy(self) -> list[int]:
+        """Places in the block table that this sequence would write to and others read."""
+        first = self.length // BLOCK
+        return [i for i in range(first, len(self.blocks)) if self.pool.shared(self.blocks[i])]
+
+    def branch(self, nodes: tuple[int, ...], tokens: int) -> list[int]:
+        """A block table for another continuation of the cached prefix.
+
+        Full blocks are shared; the last, partial one is copied. `tokens` positions behind the
+        prefix are writable.
+        """
+        first = self.length // BLOCK
+        private = self.pool.take(-(-(self.length + tokens) // BLOCK) - first)
+        if self.length % BLOCK:
+            self.pool.copy(self.blocks[first], private[0])
+        self.branches.append((nodes, private))
+        return self.blocks[:first] + private
+
+    def adopt(self, pending: int, path: Sequence[int]) -> None:
+        """Keep the branch that starts with `path`, extend the prefix, drop the other branches."""
+        kept = tuple(path)
+        for index, (nodes, private) in enumerate(self.branches):
+            if nodes[: len(kept)] == kept:
+                if private is not None:
+                    first = self.length // BLOCK
+                    self.pool.drop(self.blocks[first:])
+                    self.blocks[first:] = private
+                    del self.branches[index]
+                break
+        else:
+            raise ValueError(f"no branch of the last forward starts with {kept}")
+        self.discard()
+        self.length += pending + len(kept)
+
+    def discard(self) -> None:
+        """Drop all that was drafted."""
+        self.places = []
+        for _, private in self.branches:
+            if private is not None:
+                self.pool.drop(private)
+        self.branches.clear()
+
+    def move(self, sources: Sequence[int], destination: int) -> None:
+        """Move the rows at ascending positions `sources` to those from `destination` on."""
+
+        def place(position: int) -> Place:
+            return self.blocks[position // BLOCK], position % BLOCK
+
+        moves = [(s, destination + i) for i, s in enumerate(sources) if s != destination + i]
+        if moves:
+            self.pool.move([place(old) for old, _ in moves], [place(new) for _, new in moves])
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on and give whole unused blocks back."""
+        self.discard()
+        used = -(-length // BLOCK)
+        self.pool.drop(self.blocks[used:])
+        del self.blocks[used:]
+        self.length = length
+
+    def fork(self) -> PagedCache:
+        """A second cache over the same blocks; whoever writes first copies."""
+        used = self.blocks[: -(-self.length // BLOCK)]
+        self.pool.share(used)
+        return PagedCache(self.pool, list(used), self.length)
+
+    def release(self) -> None:
+        """Give all blocks back."""
+        self.truncate(0)

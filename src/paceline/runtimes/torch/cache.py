@@ -1,0 +1,115 @@
+"""Keys and values of one sequence in PyTorch, and attention over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.errors import OutOfMemory
+from paceline.networks.runner import Tail
+
+_GROW = 256  # smallest capacity of a cache in tokens
+
+
+@dataclass(slots=True)
+class TorchCache:
+    """Keys and values of one sequence.
+
+    Attributes:
+        data: `[layers, 2, kv_heads, capacity, head_dim]`, keys at 0 and values at 1.
+        length: number of cached tokens. Rows behind it belong to the last forward, until `keep`.
+    """
+
+    data: Tensor
+    length: int = 0
+
+    @classmethod
+    def empty(
+        cls, layers: int, kv_heads: int, head_dim: int, like: tuple[torch.dtype, torch.device]
+    ) -> TorchCache:
+        """Without any token yet, of a dtype and on a device."""
+        dtype, device = like
+        shape = (layers, 2, kv_heads, 0, head_dim)
+        return cls(torch.empty(shape, dtype=dtype, device=device))
+
+
+def attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of one sequence in one layer, after writing its new rows to the cache.
+
+    Args:
+        cache: `[2, kv_heads, capacity, head_dim]`.
+        mask: bool `[rows, cached + rows]`.
+        queries: `[rows, heads, head_dim]`.
+        keys: `[rows, kv_heads, head_dim]`.
+        values: `[rows, kv_heads, head_dim]`.
+    """
+    rows, total = mask.shape
+    cache[0, :, total - rows : total] = keys.transpose(0, 1)
+    cache[1, :, total - rows : total] = values.transpose(0, 1)
+    out = functional.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None],
+        cache[0, None, :, :total],
+        cache[1, None, :, :total],
+        attn_mask=mask,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)
+
+
+def reserve(cache: TorchCache, needed: int) -> None:
+    """Make room for `needed` tokens, doubling so that growth costs little in the long run.
+
+    Raises:
+        OutOfMemory: there is no memory; the cache is unchanged then.
+    """
+    old = cache.data
+    held = old.shape[3]
+    if needed <= held:
+        return
+    capacity = max(_GROW, needed, 2 * held)
+    try:
+        context_update = old.new_empty((*old.shape[:3], capacity, old.shape[4]))
+    except RuntimeError as error:  # torch's out-of-memory errors are of this kind
+        raise OutOfMemory(
+            f"no memory for a cache of {capacity} tokens: use shorter or fewer sequences"
+        ) from error
+    context_update[:, :, :, :held] = old
+    cache.data = context_update
+
+
+# What a drafter network knows of one sequence, on PyTorch.
+
+
+@dataclass(eq=False, slots=True)
+class NetworkCache:
+    """Context rows of one sequence.
+
+    Attributes:
+        rows: keys and values of the network's layers.
+        tail: the last tokens taken in.
+        drafted: draft rows behind the context that branches may see.
+        left: rows that have left the cache, since no row to come sees so far back.
+        target: keys and values that the target lends of the context, where they are read.
+    """
+
+    rows: TorchCache
+    tail: Tail
+    drafted: int = 0
+    left: int = 0
+    target: Tensor | None = None
+
+    def slide(self, reach: int) -> None:
+        """Drop rows out of sight for those to come, which see so far back; 0 is all.
+
+        Only if more go than stay: then moving costs little in the long run.
+        """
+        stay = max(0, reach - 1)
+        gone = self.rows.length - stay
+        if reach and gone > stay:
+            data = self.rows.data
+            data[:, :, :, :stay] = data[:, :, :, gone : gone + stay]
+            self.rows.length = stay
+            self.left += gone

@@ -1,0 +1,236 @@
+"""Runs a drafter network on PyTorch, on CPU and CUDA, for ragged batches of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.types import IntArray, LogitArray
+from paceline.errors import RuntimeUnavailable
+from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
+from paceline.networks.weights import Trained
+from paceline.runtimes.torch.cache import NetworkCache, TorchCache, reserve
+from paceline.runtimes.torch.ops import Span, TorchDraftOps
+
+_CHUNK = 512
+"""Context rows of a prompt taken in together: bounds the mask and the activations."""
+
+Asked = tuple[Branch, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Of a branch.
+
+    Attributes:
+        value: `[slots, ...]`, the network's.
+        sees: rows of the cache behind the context that its steps wrote.
+    """
+
+    value: Tensor
+    sees: tuple[int, ...]
+
+
+class TorchRunner:
+    """A network with its weights on a device. Implements `networks.runner.Runner`."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        embedding: Tensor,
+        head: Tensor,
+        target_weights: Mapping[str, Tensor],
+    ) -> None:
+        """Bind the weights; the embedding's device and dtype are those of everything.
+
+        Args:
+            trained: network and parameters.
+            embedding: `[vocabulary, width]`, the target's.
+            head: `[vocabulary, width]`, the target's LM head.
+            borrowed: what the network borrows of the target, by its own names.
+        """
+        self._network = trained.network
+        self._place = embedding.dtype, embedding.device
+        blank = [-1] if trained.network.blank else []
+        self._ids = self._tensor(np.array([*trained.draft_ids, *blank], dtype=np.int64))
+        parameters = {
+            name: self._tensor(array).to(embedding.dtype)
+            for name, array in trained.parameters.items()
+        }
+        rows = head[self._tensor(trained.draft_ids)]
+        reach = trained.network.reach
+        self._weights = (
+            *(trained.network.geometry, {**parameters, **target_weights}, embedding),
+            *(rows, reach),
+        )
+
+    @property
+    def depth(self) -> int:
+        """Most tokens of a draft."""
+        return self._network.depth
+
+    def open(self) -> NetworkCache:
+        """A new, empty cache."""
+        network, shape = self._network, self._network.geometry
+        rows = TorchCache.empty(network.layers, shape.kv_heads, shape.head_dim, self._place)
+        return NetworkCache(rows, Tail(network))
+
+    def release(self, cache: NetworkCache) -> None:
+        """Give its memory back."""
+        cache.rows.data = cache.rows.data[:, :, :, :0].clone()
+        cache.rows.length = 0
+        cache.target = None
+
+    @torch.inference_mode()
+    def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
+        """Take in what is new and draft; every step's tokens stay on the device."""
+        network = self._network
+        steps = -(-depth // network.width)
+        ops, state = self._take_in(context_update, max(steps, 1))
+        drafted: list[Tensor] = []
+        chances: list[Tensor] = []
+        for step in range(steps):
+            if step:
+                state = network.advance(ops, state, drafted[-1][..., 0], step)
+            distribution = network.logits(ops, state, step).float().softmax(-1)
+            sure, best = distribution.topk(2)
+            drafted.append(self._ids[best])
+            chances.append(sure)
+        if not drafted:
+            return []
+        tokens, sure = (torch.cat(each, dim=1).cpu().numpy() for each in (drafted, chances))
+        return chains(network, tokens, sure, depth)
+
+    @torch.inference_mode()
+    def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
+        """Take in what is new; the roots see the draft rows that the first step wrote."""
+        ops, state = self._take_in(context_update, 1)
+        sees = [
+            tuple(range(cache.rows.length, cache.rows.length + cache.drafted))
+            for cache in (each.cache for each in context_update)
+        ]
+        asked = [(each.cache, None, ()) for each in context_update]
+        return self._branches(ops, state, sees, asked, 0)
+
+    @torch.inference_mode()
+    def advance(self, asked: Sequence[Asked]) -> list[Branch]:
+        """One step of all branches at once; their rows stay behind those of the others."""
+        spans, sees = self._spans(asked) if self._network.layers else ([], [()] * len(asked))
+        ops = TorchDraftOps(*self._weights, (), spans)
+        above = torch.stack([branch.state.value for branch, _ in asked])
+        tokens = self._tensor(np.array([tokens for _, tokens in asked], dtype=np.int64))
+        state = self._network.advance(ops, above, tokens, 1)
+        places = [(branch.cache, branch, tokens) for branch, tokens in asked]
+        return self._branches(ops, state, sees, places, 1)
+
+    def hidden(self, branch: Branch) -> LogitArray:
+        """A copy on the CPU."""
+        out: LogitArray = branch.state.value.float().cpu().numpy()
+        return out
+
+    def _take_in(
+        self, context_update: Sequence[ContextUpdate], steps: int
+    ) -> tuple[TorchDraftOps, Tensor]:
+        """Append context rows, long prompts in chunks; room for so many steps is made."""
+        rest = []
+        for each in context_update:
+            *heads, last = each.parts(_CHUNK)
+            for head in heads:
+                self._run([head], 1)
+            rest.append(last)
+        return self._run(rest, steps)
+
+    def _run(
+        self, context_update: Sequence[ContextUpdate], steps: int
+    ) -> tuple[TorchDraftOps, Tensor]:
+        caches: list[NetworkCache] = [each.cache for each in context_update]
+        reach = self._network.reach
+        spans = []
+        for cache, each in zip(caches, context_update, strict=True):
+            cache.slide(reach)
+            past, rows = cache.rows.length, len(each.tokens)
+            reserve(cache.rows, past + rows + steps * self._network.width)
+            cache.target = self._lent(each, cache.left + past + rows)
+            spans.append(Span.causal(cache.rows, past, rows, reach, cache.left, cache.target))
+        ops = TorchDraftOps(*self._weights, spans)
+        features: Tensor | None = None
+        if self._network.reads_features:
+            read = np.concatenate([each.features for each in context_update])
+            features = self._tensor(read).to(self._place[0])
+        windows = [
+            cache.tail.windows(g.tokens) for cache, g in zip(caches, context_update, strict=True)
+        ]
+        tokens = self._tensor(np.concatenate(windows))
+        if tokens.shape[1] == 1:
+            tokens = tokens[:, 0]
+        state: Tensor = self._network.start(ops, features, tokens)
+        for cache, each in zip(caches, context_update, strict=True):
+            cache.rows.length += len(each.tokens)
+            cache.tail.extend(each.tokens)
+            cache.drafted = ops.written
+        return ops, state
+
+    def _lent(self, context_update: ContextUpdate, rows: int) -> Tensor | None:
+        """The target's keys and values of the context, in its own memory, if they are read.
+
+        Raises:
+            RuntimeUnavailable: the drafter gave no cache of the target.
+        """
+        if not self._network.reads_target:
+            return None
+        if context_update.target is None:
+            raise RuntimeUnavailable(
+                f"network '{self._network.name}' reads keys and values of its target, and was "
+                "given none: give `ContextUpdate` the target's cache"
+            )
+        target_weights_for: Tensor = context_update.target.data[self._network.runs.start]
+        return target_weights_for[:, :, :rows]
+
+    def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
+        """Rows of branches, a step's slots each: they see the context, and those above them."""
+        width, reach = self._network.width, self._network.reach
+        spans: list[Span] = []
+        sees: list[tuple[int, ...]] = []
+        for cache, group in groupby(asked, key=lambda each: each[0].cache):
+            branches = [branch for branch, _ in group]
+            context, rows = cache.rows.length, len(branches) * width
+            first = context + cache.drafted
+            reserve(cache.rows, first + rows)
+            mask = np.zeros((rows, first + rows), dtype=np.bool_)
+            places = np.empty(rows, dtype=np.int64)
+            for index, branch in enumerate(branches):
+                begin = index * width
+                seen = (*branch.state.sees, *range(first + begin, first + begin + width))
+                for slot in range(width):
+                    end = context + len(seen) - width + slot + 1  # by position
+                    oldest = max(0, end - reach) if reach else 0
+                    mask[begin + slot, oldest:context] = True
+                    mask[begin + slot, seen[max(0, oldest - context) : end - context]] = True
+                    places[begin + slot] = end - 1 + cache.left
+                sees.append(seen)
+            cache.drafted += rows
+            parts = cache.rows, self._tensor(places), self._tensor(mask)
+            spans.append(Span(*parts, cache.left, cache.target))
+        return spans, sees
+
+    def _branches(
+        self,
+        ops: TorchDraftOps,
+        state: Tensor,
+        sees: Sequence[tuple[int, ...]],
+        places: Sequence[tuple[NetworkCache, Branch | None, Sequence[int]]],
+        step: int,
+    ) -> list[Branch]:
+        logits = self._network.logits(ops, state, step).float().cpu().numpy()
+        return [
+            Branch(*place, _State(value, seen), row)
+            for place, value, seen, row in zip(places, state, sees, logits, strict=True)
+        ]
+
+    def _tensor(self, array: IntArray | np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._place[1])

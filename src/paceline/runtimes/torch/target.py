@@ -1,0 +1,303 @@
+"""The PyTorch runtime: the readable reference, on CPU and CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.processor import usable_threads
+from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
+from paceline.core.types import Capabilities, IntArray, Layout, LogitArray
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.config import ModelConfig, feature_layers
+from paceline.models.llama import Llama, NamedTensors
+from paceline.models.source import ModelSource
+from paceline.networks.weights import Trained
+from paceline.runtimes.passes import (
+    no_rows,
+    pass_mask,
+    pass_positions,
+    pass_rows,
+    pass_tokens,
+    with_rows,
+)
+from paceline.runtimes.torch.cache import TorchCache, attend, reserve
+from paceline.runtimes.torch.ops import target_weights_for
+from paceline.runtimes.torch.runner import TorchRunner
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+"""Dtype of weights, activations and cache by precision name."""
+
+_CHUNK = 512  # tokens per prefill pass: bounds the mask and the activations
+
+
+class TorchTarget:
+    """A Llama-family model as a `Target`.
+
+    Linear layers run over the rows of all sequences at once; attention runs per sequence, over its
+    own cache, with a boolean mask, so a batch is ragged and nothing is padded. Logits are float32,
+    or float64 at precision "fp64".
+
+    Args:
+        config: the model's shape.
+        tensors: weights by Hugging Face name, for example a state dict.
+        device: "cpu", "cuda" or "cuda:N".
+        precision: "fp32", "bf16" or "fp64".
+
+    Raises:
+        InvalidOption: unknown device or precision.
+        RuntimeUnavailable: there is no such device.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: NamedTensors,
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> None:
+        self._device = torch_device(device)
+        self._dtype = torch_dtype(precision)
+        self._network = Llama.build(config, tensors, self._device, self._dtype)
+        self.config = config
+        self._extra = no_rows(config.hidden_size)
+        self._capabilities = Capabilities(
+            runtime="torch",
+            device=self._device.type,
+            precision=precision,
+            vocab_size=config.vocab_size,
+            max_context=config.max_context,
+            hidden_size=config.hidden_size,
+            hidden_states=True,
+            bit_exact=False,
+            layout="masked",
+            feature_layers=feature_layers(config.layers),
+        )
+
+    @classmethod
+    def load(
+        cls,
+        source: ModelSource,
+        options: RuntimeOptions = DEFAULT_OPTIONS,
+    ) -> TorchTarget:
+        """Read a model's weights.
+
+        Raises:
+            ModelError: the model is unreadable or of another family.
+            InvalidOption: unknown device, precision or layout.
+            RuntimeUnavailable: there is no such device.
+        """
+        require_masked(options.layout, "torch")
+        if options.threads is not None:
+            torch.set_num_threads(usable_threads(options.threads))
+        config = source.config
+        config = replace(config, max_context=options.limit(config.max_context))
+        return cls(config, source.weights(), options.device or "cpu", options.precision or "fp32")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this target can do."""
+        return self._capabilities
+
+    def run_network(self, trained: Trained) -> TorchRunner:
+        """Make a drafter network ready to run, in the same precision."""
+        embedding = self._network.embed_tokens.weight
+        head = embedding if self.config.tied_embeddings else self._network.lm_head.weight
+        return TorchRunner(
+            trained, embedding, head, target_weights_for(trained.network, self._network)
+        )
+
+    def warm_up(self) -> None:
+        """Nothing is left to do after loading."""
+
+    def open(self) -> TorchCache:
+        """A new, empty cache."""
+        config = self.config
+        place = self._dtype, self._device
+        return TorchCache.empty(config.layers, config.kv_heads, config.head_dim, place)
+
+    @torch.inference_mode()
+    def prefill(
+        self, cache: TorchCache, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
+        """Append `tokens` to the cache in chunks, computing no logits."""
+        seen = [np.zeros((0, 4 * self.config.hidden_size), dtype=np.float32)]
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = tokens[start : start + _CHUNK]
+            streams: list[Tensor] | None = [] if features else None
+            self._hidden([Pass(cache, chunk)], streams=streams)
+            cache.length += len(chunk)
+            if streams:
+                seen.append(to_numpy(torch.cat(streams, dim=-1)))
+        return np.concatenate(seen) if features else None
+
+    @torch.inference_mode()
+    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+        """One ragged forward over all `passes`."""
+        if not passes:
+            return []
+        streams: list[Tensor] | None = [] if any(p.features for p in passes) else None
+        hidden = self._hidden(passes, streams=streams)
+        sizes = [pass_rows(p) for p in passes]
+        features = torch.cat(streams, dim=-1) if streams else hidden
+        # Pending tokens before the root need no logits.
+        wanted = [
+            rows[len(p.pending) - 1 :]
+            for p, rows in zip(passes, hidden.split_with_sizes(sizes), strict=True)
+        ]
+        counts = [len(rows) for rows in wanted]
+        logits = to_numpy(self._network.logits(torch.cat(wanted)))
+        starts = np.cumsum([0, *counts])
+        return [
+            Output(
+                logits[start : start + count],
+                to_numpy(rows) if p.hidden else None,
+                to_numpy(streamed) if p.features else None,
+            )
+            for p, rows, start, count, streamed in zip(
+                passes, wanted, starts[:-1], counts, features.split_with_sizes(sizes), strict=True
+            )
+        ]
+
+    def add_embeddings(self, rows: LogitArray) -> int:
+        """Let nodes of drafts carry embeddings in place of tokens.
+
+        Args:
+            rows: float32 `[m, hidden_size]`, at least one.
+
+        Returns:
+            The id of the first row, at least `vocab_size`; the others follow it. Rows that were
+            added before keep their ids.
+
+        Raises:
+            InvalidOption: the rows are none, of another width, or not finite.
+        """
+        self._extra, first = with_rows(self._extra, rows)
+        return self.config.vocab_size + first
+
+    @torch.inference_mode()
+    def forward_superposed(
+        self, cache: TorchCache, tokens: Sequence[int], weights: Sequence[float]
+    ) -> LogitArray:
+        """Append one position whose input is a weighted sum of token embeddings.
+
+        Args:
+            cache: of one sequence; grows by one.
+            tokens: `[k]` token ids, at least one.
+            weights: `[k]` weights, which sum to one.
+
+        Returns:
+            float32 `[vocabulary]`, the logits after that position.
+        """
+        embeddings = self._network.embed_tokens.weight[list(tokens)]
+        exact = torch.tensor([list(weights)], dtype=torch.float64)
+        weighted = exact.to(embeddings) @ embeddings
+        hidden = self._hidden([Pass(cache, tokens[:1])], weighted)
+        cache.length += 1
+        logits: LogitArray = to_numpy(self._network.logits(hidden))[0]
+        return logits
+
+    @torch.inference_mode()
+    def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
+        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`."""
+        start = cache.length + pending
+        if list(path) != list(range(len(path))):
+            rows = torch.tensor(path, device=self._device) + start
+            cache.data[:, :, :, start : start + len(path)] = cache.data[:, :, :, rows]
+        cache.length = start + len(path)
+
+    def truncate(self, cache: TorchCache, length: int) -> None:
+        """Forget all cached tokens from position `length` on."""
+        cache.length = min(cache.length, length)
+
+    def fork(self, cache: TorchCache) -> TorchCache:
+        """An independent cache with the same content."""
+        return TorchCache(cache.data[:, :, :, : cache.length].clone(), cache.length)
+
+    def release(self, cache: TorchCache) -> None:
+        """Give the cache's memory back; the cache must not be used again."""
+        cache.data = cache.data[:, :, :, :0].clone()
+        cache.length = 0
+
+    def _hidden(
+        self,
+        passes: Sequence[Pass],
+        embeddings: Tensor | None = None,
+        streams: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Final hidden states `[rows of all passes, hidden_size]`; fills the caches.
+
+        `embeddings`, of the same shape, stand in for those of the tokens; `streams` gets the four
+        parts of the features.
+        """
+        sizes = [pass_rows(p) for p in passes]
+        for p, size in zip(passes, sizes, strict=True):
+            reserve(p.cache, p.cache.length + size)
+        masks = [torch.from_numpy(pass_mask(p, p.cache.length)).to(self._device) for p in passes]
+
+        def attended(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
+            parts = zip(passes, masks, *split, strict=True)
+            return torch.cat([attend(p.cache.data[layer], m, *qkv) for p, m, *qkv in parts])
+
+        positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
+        if embeddings is None:
+            tokens = np.concatenate([pass_tokens(p) for p in passes])
+            embeddings = self._embed(tokens)
+        places = torch.from_numpy(positions).to(self._device)
+        hidden: Tensor = self._network(embeddings, places, attended, streams)
+        return hidden
+
+    def _embed(self, ids: IntArray) -> Tensor:
+        """`[rows, hidden_size]` of token ids, and of ids that name added embeddings."""
+        extra = ids >= self.config.vocab_size
+        tokens = torch.from_numpy(np.where(extra, 0, ids)).to(self._device)
+        embeddings: Tensor = self._network.embed_tokens(tokens)
+        if extra.any():
+            rows = torch.from_numpy(self._extra[ids[extra] - self.config.vocab_size])
+            embeddings[torch.from_numpy(extra).to(self._device)] = rows.to(embeddings)
+        return embeddings
+
+
+def to_numpy(x: Tensor) -> LogitArray:
+    """A float32 array (float64 of a float64 tensor) in host memory."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    array: LogitArray = wide.cpu().numpy()
+    return array
+
+
+def torch_device(name: str) -> torch.device:
+    """The device called `name`.
+
+    Raises:
+        InvalidOption: torch knows no such kind of device.
+        RuntimeUnavailable: this machine has no such device.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidOption(f"unknown device {name!r}: use cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidOption(f"device {name!r} is not supported: use cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RuntimeUnavailable(f"torch sees no device {name!r} here: use --device cpu")
+    return device
+
+
+def torch_dtype(precision: str) -> torch.dtype:
+    """The dtype of a precision name; InvalidOption if unknown."""
+    if precision not in PRECISIONS:
+        raise InvalidOption(
+            f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, which this runtime has"
+        )
+    return PRECISIONS[precision]
+
+
+def require_masked(layout: Layout | None, runtime: str) -> None:
+    """InvalidOption unless `layout` is "masked", the only one of the torch-based runtimes."""
+    if layout not in (None, "masked"):
+        raise InvalidOption(f"the {runtime} runtime has no layout {layout!r}: use masked")

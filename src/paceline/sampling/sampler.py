@@ -1,0 +1,329 @@
+"""Logits to next-token distribution at any tree node: penalties, temperature, truncation."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core.target import Output
+from paceline.core.tree import node_name
+from paceline.core.types import (
+    ROOT,
+    Distribution,
+    IntArray,
+    LogitArray,
+    ProbArray,
+    SamplingParams,
+    TokenLogprob,
+    TokenTree,
+)
+from paceline.errors import BadLogits
+from paceline.native.sampling import Race
+from paceline.sampling.distributions import one_hot
+from paceline.sampling.gumbel import GumbelNoise, block_maxima, gumbel_argmax, gumbel_race
+from paceline.sampling.randomness import Draw, Purpose, Randomness
+
+
+def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
+    """Return the ids of the k largest of `[n]` values, largest first, ties to the lower id."""
+    n = len(values)
+    width = 256
+    if n <= width * k or n % width:
+        candidates = np.arange(n)
+    else:
+        blocks = values.reshape(-1, width)
+        maxima = blocks.max(axis=1)
+        bound = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
+        rows = np.flatnonzero(maxima >= bound)
+        candidates = (rows[:, None] * width + np.arange(width)).ravel()
+    chosen = values[candidates]
+    if len(chosen) > 4 * k:
+        bound = np.partition(chosen, len(chosen) - k)[len(chosen) - k]
+        inside = np.flatnonzero(chosen >= bound)
+        candidates, chosen = candidates[inside], chosen[inside]
+    order = np.lexsort((candidates, -chosen))[:k]
+    result: IntArray = candidates[order].astype(np.int64)
+    return result
+
+
+# Bound on the relative error of a float32 sum of exponentials over a vocabulary.
+_ROUGH = 1e-5
+
+# Temperature too large for float32 division.
+_HOT = 1e30
+
+
+def _nucleus(
+    logits: LogitArray | ProbArray, peak: float, temperature: float, top_p: float
+) -> IntArray:
+    # Top-p set, ascending. Mass is summed in float32, and in float64 only where its error could
+    # move the cut. Likely entries are sorted first, all only if those do not reach `top_p`.
+
+    def mass() -> float:
+        return float(np.exp(_scaled(logits, peak, temperature)).sum())
+
+    error = _ROUGH if 1e-3 < temperature < _HOT else 0.0
+    if error:
+        rough = (logits - peak).astype(np.float32, copy=False)
+        if temperature != 1:
+            rough /= temperature
+        goal = top_p * float(np.exp(rough, out=rough).sum())
+    else:
+        goal = top_p * mass()
+    for floor in (-5.0, -10.0, -np.inf) if temperature < _HOT else (-np.inf,):
+        inside = np.flatnonzero(logits >= peak + floor * temperature)
+        likely = logits[inside]
+        order = np.argsort(-likely, kind="stable")  # ties to the lower id
+        reached = np.cumsum(np.exp(_scaled(likely[order], peak, temperature))).tolist()
+        if reached[-1] >= goal * (1 + error):
+            break
+    cut = bisect_left(reached, goal * (1 - error))
+    if cut < bisect_left(reached, goal * (1 + error)):
+        cut = bisect_left(reached, top_p * mass())
+    return np.sort(inside[order[: cut + 1]])
+
+
+def _adjust(
+    logits: LogitArray, params: SamplingParams, prompt: IntArray, output: Counter[int]
+) -> ProbArray:
+    x = logits.astype(np.float64)
+    seen = np.fromiter(output.keys(), np.int64, len(output))
+    if params.repetition_penalty != 1:
+        ids = np.union1d(prompt, seen)
+        scale = np.where(x[ids] > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+        x[ids] *= scale
+    if len(seen) and (params.presence_penalty or params.frequency_penalty):
+        counts = np.fromiter(output.values(), np.float64, len(output))
+        x[seen] -= params.presence_penalty + params.frequency_penalty * counts
+    for token, bias in params.logit_bias.items():
+        x[token] += bias
+    if params.banned_tokens:
+        x[list(params.banned_tokens)] = -np.inf
+    return x
+
+
+def _truncate(
+    logits: LogitArray | ProbArray, params: SamplingParams
+) -> tuple[IntArray | None, ProbArray]:
+    # Top-k, top-p, min-p. Returns ascending ids, or None for all.
+    size = len(logits)
+    peak = _peak(logits)
+    temperature = params.temperature
+    ids: IntArray | None = None
+    if 0 < params.top_k < size:
+        ids = np.flatnonzero(logits >= logits[top_k_ids(logits, params.top_k)[-1]])
+        logits = logits[ids]
+    if params.top_p < 1:
+        keep = _nucleus(logits, peak, temperature, params.top_p)
+        ids, logits = keep if ids is None else ids[keep], logits[keep]
+    x = _scaled(logits, peak, temperature)
+    if params.min_p > 0:
+        with np.errstate(divide="ignore"):
+            keep = np.flatnonzero(x >= np.log(params.min_p))
+        ids, x = keep if ids is None else ids[keep], x[keep]
+    return ids, x
+
+
+def _softmax(logits: ProbArray, ids: IntArray | None, size: int) -> Distribution:
+    np.exp(logits, out=logits)
+    logits /= logits.sum()
+    return Distribution(logits, ids, size)
+
+
+def _scaled(logits: LogitArray | ProbArray, peak: float, temperature: float) -> ProbArray:
+    # Subtract the peak before dividing: low temperatures would overflow.
+    x: ProbArray = logits.astype(np.float64)
+    x -= peak
+    if temperature != 1:
+        with np.errstate(over="ignore"):
+            x /= temperature
+    return x
+
+
+def _peak(x: LogitArray | ProbArray) -> float:
+    peak = float(x.max())
+    if not math.isfinite(peak):
+        raise BadLogits(
+            "the logits hold NaN or infinity: the model or its weights are broken"
+            if math.isnan(peak) or peak > 0
+            else "every token is banned or has probability 0: relax banned tokens or biases"
+        )
+    return peak
+
+
+def _argmax(x: LogitArray | ProbArray) -> int:
+    # A NaN counts as the largest entry; `_peak` then raises.
+    token = int(x.argmax())
+    if not math.isfinite(x[token]):
+        _peak(x)
+    return token
+
+
+class Sampler:
+    """Next-token distribution of a request, given logits and the path inside a draft."""
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self.params = params
+        self._soft = replace(params, temperature=1.0) if params.greedy else params
+        self._prompt = np.unique(np.asarray(prompt, dtype=np.int64))
+        self._output: Counter[int] = Counter()
+        self._generated = 0
+        self._plain = (
+            params.repetition_penalty == 1
+            and params.presence_penalty == 0
+            and params.frequency_penalty == 0
+            and not params.logit_bias
+            and not params.banned_tokens
+        )
+        truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self._whole = not params.greedy and not truncated
+        self._race = None if params.greedy else Race(params)
+        self._argmax_ids = params.greedy and self._plain and not params.forced_tokens
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        if not self._plain:
+            self._output.update(tokens)
+        self._generated += len(tokens)
+
+    def distribution(
+        self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False
+    ) -> Distribution:
+        """Return the distribution of the token after the committed ones and the drafted `path`.
+
+        `logits` is float32 `[vocabulary]` at the end of the path. `soft` uses temperature 1 for a
+        greedy request. Raises BadLogits if logits hold NaN, or nothing finite.
+        """
+        params = self._soft if soft else self.params
+        size = len(logits)
+        forced = params.forced_tokens.get(self._generated + len(path))
+        if forced is not None:
+            return one_hot(forced, size)
+        x = self._adjusted(logits, path)
+        if params.greedy:
+            return one_hot(_argmax(x), size)
+        ids, scaled = _truncate(x, params)
+        return _softmax(scaled, ids, size)
+
+    @property
+    def greedy_argmax(self) -> bool:
+        """True if the next token is always the argmax of the raw logits."""
+        return self._argmax_ids
+
+    def sample(
+        self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
+    ) -> int:
+        """Return the Gumbel-max token of `distribution` at an absolute position, without computing `distribution`."""
+        params = self.params
+        forced = params.forced_tokens.get(self._generated + len(path))
+        if forced is not None:
+            return forced
+        x = logits if self._plain else self._adjusted(logits, path)
+        if self._race is None:
+            return _argmax(x)
+        noise = randomness.noise(Draw(position, Purpose.NOISE))
+        token = self._race.sample(x, noise.key)
+        return self._searched(x, noise) if token is None else token
+
+    def _searched(self, logits: LogitArray | ProbArray, noise: GumbelNoise) -> int:
+        # Numpy fallback of the native race.
+        if self._whole:
+            maxima = block_maxima(logits)
+            peak, temperature = _peak(maxima), self.params.temperature
+            return gumbel_race(
+                logits, maxima, lambda values: _scaled(values, peak, temperature), noise
+            )[0]
+        ids, scaled = _truncate(logits, self.params)
+        return gumbel_argmax(np.arange(len(scaled)) if ids is None else ids, scaled, noise)
+
+    def _adjusted(self, logits: LogitArray, path: Sequence[int]) -> LogitArray | ProbArray:
+        if self._plain:
+            return logits
+        output = self._output + Counter(path) if path else self._output
+        return _adjust(logits, self.params, self._prompt, output)
+
+
+class TreeDistributions:
+    """Lazy distributions of the target at the root and nodes of one draft.
+
+    `position` is that of the first drafted token, `rule` the verifier's name for messages.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        draft: TokenTree,
+        output: Output,
+        position: int,
+        rule: str,
+    ) -> None:
+        self.position = position
+        self._sampler = sampler
+        self._draft = draft
+        self._output = output
+        self._argmax_ids = output.argmax if sampler.greedy_argmax else ()
+        self._rule = rule
+        self._known: dict[tuple[int, bool], Distribution] = {}
+        self._paths: dict[int, tuple[int, ...]] = {ROOT: ()}
+
+    def distribution(self, node: int) -> Distribution:
+        """Return the distribution after `node` (`ROOT` for the root); raises BadLogits."""
+        return self._distribution(node, soft=False)
+
+    def soft(self, node: int) -> Distribution:
+        """Return `distribution`, at temperature 1 if the request is greedy."""
+        return self._distribution(node, soft=True)
+
+    def sample(self, node: int, position: int, randomness: Randomness) -> int:
+        """Return the Gumbel-max token at `node` for `position`; BadLogits as `distribution`."""
+        if self._argmax_ids and self._argmax_ids[node + 1] >= 0:
+            return self._argmax_ids[node + 1]
+        row, path = self._output.logits[node + 1], self._path(node)
+        try:
+            return self._sampler.sample(row, path, position, randomness)
+        except BadLogits as error:
+            raise self._blamed(node, error) from None
+
+    def _distribution(self, node: int, soft: bool) -> Distribution:
+        known = self._known.get((node, soft))
+        if known is None:
+            row, path = self._output.logits[node + 1], self._path(node)
+            try:
+                known = self._sampler.distribution(row, path, soft=soft)
+            except BadLogits as error:
+                raise self._blamed(node, error) from None
+            self._known[node, soft] = known
+        return known
+
+    def _path(self, node: int) -> tuple[int, ...]:
+        # Cached: verifiers walk down, so the parent's path is mostly known.
+        path = self._paths.get(node)
+        if path is None:
+            above = self._path(int(self._draft.parents[node]))
+            path = self._paths[node] = (*above, int(self._draft.tokens[node]))
+        return path
+
+    def _blamed(self, node: int, error: BadLogits) -> BadLogits:
+        return BadLogits(f"verifier '{self._rule}' at {node_name(node)}: {error}")
+
+    def hidden(self, node: int) -> LogitArray:
+        """Return float32 `[hidden_size]`, the target's final hidden state at `node`."""
+        if self._output.hidden is None:
+            raise ValueError(f"verifier '{self._rule}' reads hidden states but does not need them")
+        row: LogitArray = self._output.hidden[node + 1]
+        return row
+
+
+def logprobs(logits: LogitArray, token: int, top: int) -> TokenLogprob:
+    """Return the log-softmax of a raw logits row at `token` and its `top` most likely tokens."""
+    x = logits.astype(np.float64)
+    peak = x.max()
+    total = peak + np.log(np.exp(x - peak).sum())
+    best = top_k_ids(x, min(top, len(x))) if top else ()
+    return TokenLogprob(
+        token, float(x[token] - total), tuple((int(i), float(x[i] - total)) for i in best)
+    )

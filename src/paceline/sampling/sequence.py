@@ -1,0 +1,74 @@
+"""Decoding state of one sequence: tokens, sampler, randomness and cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.metrics import GenerationStats
+from paceline.core.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
+from paceline.sampling.randomness import KeyedRandomness, Randomness
+from paceline.sampling.sampler import Sampler
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request (or one sample of it) in flight; `id` is unique within its engine.
+
+    `tokens` is prompt and committed tokens. `cache` is None before admission; `reading` is True
+    in prefill, until the drafter is open. `sources` names per generated token the drafter that
+    proposed it, or None if the target chose it.
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_length: int
+    params: SamplingParams
+    sampler: Sampler
+    randomness: Randomness
+    speculation: Speculation = UNLIMITED
+    cache: Any = None
+    reading: bool = False
+    sources: list[str | None] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stats: GenerationStats = field(default_factory=GenerationStats)
+    finish_reason: FinishReason | None = None
+
+    @classmethod
+    def start(
+        cls,
+        id: int,
+        prompt: TokenIds[int],
+        params: SamplingParams,
+        stream: int = 0,
+        speculation: Speculation = UNLIMITED,
+    ) -> Sequence:
+        """Create a sequence; `stream` separates samples of one request."""
+        return cls(
+            id,
+            list(prompt),
+            len(prompt),
+            params,
+            Sampler(params, prompt),
+            KeyedRandomness(params.seed, stream),
+            speculation,
+        )
+
+    @property
+    def root(self) -> int:
+        """The last committed token, not cached yet."""
+        return self.tokens[-1]
+
+    @property
+    def unread(self) -> int:
+        """Number of tokens before the root that are not cached yet."""
+        return len(self.tokens) - 1 - (self.cache.length if self.cache is not None else 0)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def room(self) -> int:
+        return self.params.max_new_tokens - (len(self.tokens) - self.prompt_length)

@@ -1,1 +1,0 @@
-"""Training text that the target writes itself, kept in shards on disk."""

@@ -1,0 +1,221 @@
+"""Self-generated training text (self-distillation): prompts, a plan by index, batched decoding."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paceline.core.types import IntArray, SamplingParams
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidOption, PromptError
+
+# What texts a data set is made of:
+
+# Keeps seeds of one data set apart from those of the next seed.
+_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Plan of a data set. Text `i` is a function of the plan, the model and `i`.
+
+    Attributes:
+        prompts: user turns from files, used in turn.
+        self_written: share of texts whose user turn the target writes itself, in [0, 1].
+        temperatures: of the answers, by turns; 0 is greedy.
+        new_tokens: longest answer.
+        turn_tokens: longest user turn that the target writes.
+    """
+
+    prompts: Sequence[str]
+    self_written: float = 0.5
+    temperatures: tuple[float, ...] = (0.0,)
+    new_tokens: int = 256
+    turn_tokens: int = 160
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.self_written <= 1:
+            raise InvalidOption(f"self_written must be in [0, 1], not {self.self_written}")
+        if self.self_written < 1 and not self.prompts:
+            raise InvalidOption("no prompts are given: name JSONL files, or set self_written to 1")
+        if not self.temperatures:
+            raise InvalidOption("temperatures is empty: give one or more, 0 for greedy")
+        for name in ("new_tokens", "turn_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"{name} must be 1 or more, not {getattr(self, name)}")
+        self.answer(0)
+
+    def prompt(self, index: int) -> str | None:
+        """Return the user turn of a text, or None if the target writes it."""
+        written = int((index + 1) * self.self_written) - int(index * self.self_written)
+        if written:
+            return None
+        return self.prompts[(index - int(index * self.self_written)) % len(self.prompts)]
+
+    def turn(self, index: int) -> SamplingParams:
+        # The tail of the distribution is cut, or user turns lose sense.
+        return SamplingParams(
+            temperature=1.0,
+            top_p=0.95,
+            seed=self._seed(index),
+            max_new_tokens=self.turn_tokens,
+        )
+
+    def answer(self, index: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.temperatures[index % len(self.temperatures)],
+            seed=self._seed(index) + 1,
+            max_new_tokens=self.new_tokens,
+        )
+
+    def _seed(self, index: int) -> int:
+        return 2 * (self.seed * _STRIDE + index)
+
+
+# Placeholder of the user's words in a rendered chat; no text holds it.
+_MARK = "\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Prompt and answer as int64 `[length]` tokens; `index` is its place in the plan."""
+
+    index: int
+    tokens: IntArray
+    prompt_length: int
+
+
+def write_texts(
+    engine: Engine,
+    plan: Plan,
+    indices: Iterable[int],
+    batch: int,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[int, Text | None]]:
+    """Yield texts of a plan by index, in order of completion.
+
+    None for an index where the target wrote an empty user turn, or the prompt exceeds the context.
+    Once `stopped` (checked between steps) is true, unfinished texts are dropped.
+
+    Raises:
+        InvalidOption: the model has no chat template, so it cannot write user turns.
+    """
+    header = _header(engine) if plan.self_written else []
+    waiting = iter(indices)
+    turns: dict[int, int] = {}
+    answers: dict[int, tuple[int, list[int]]] = {}
+    context = engine.decoder.target.capabilities.max_context
+
+    def ask(index: int, prompt: str) -> bool:
+        ids = _prompt(engine, prompt) if prompt else []
+        good = 0 < len(ids) < context - plan.new_tokens
+        if good:
+            answers[engine.add(ids, plan.answer(index))] = (index, ids)
+        return good
+
+    while True:
+        # Some wait beside those that run, so that an ended text is followed at once.
+        while engine.pending < 2 * batch and (index := next(waiting, None)) is not None:
+            prompt = plan.prompt(index)
+            if prompt is None:
+                turns[engine.add(header, plan.turn(index))] = index
+            elif not ask(index, prompt):
+                yield index, None
+        if not engine.pending or stopped():
+            break
+        for event in engine.step():
+            if event.completion is None:
+                continue
+            if event.request in turns:
+                index = turns.pop(event.request)
+                if not ask(index, event.completion.text.strip()):
+                    yield index, None
+            else:
+                index, prompt_ids = answers.pop(event.request)
+                tokens = np.array([*prompt_ids, *event.completion.token_ids], dtype=np.int64)
+                yield index, Text(index, tokens, len(prompt_ids))
+    for request in (*turns, *answers):
+        engine.cancel(request)
+
+
+def _prompt(engine: Engine, words: str) -> list[int]:
+    if engine.tokenizer.chat_template is None:
+        return engine.tokenizer.encode(words)
+    return engine.tokenizer.chat([{"role": "user", "content": words}])
+
+
+def _header(engine: Engine) -> list[int]:
+    tokenizer = engine.tokenizer
+    if tokenizer.chat_template is None:
+        raise InvalidOption(
+            "the model has no chat template, so it cannot write user turns: give prompts and set "
+            "self-written to 0"
+        )
+    text = tokenizer.decode(_prompt(engine, _MARK), skip_special=False)
+    before, mark, _ = text.partition(_MARK)
+    if not mark:
+        raise PromptError("the chat template drops the user's words: set self-written to 0")
+    return tokenizer.encode(before, special=True)
+
+
+# User turns from JSONL files of several common shapes.
+
+_KEYS = ("prompt", "question", "instruction")
+
+
+def read_texts(paths: Sequence[Path]) -> list[str]:
+    """Read one prompt per JSONL line: `turns` (the first), `prompt`, `question`, or `instruction`.
+
+    Raises:
+        PromptError: a file cannot be read, a line holds no prompt, or there is none at all.
+    """
+    texts = []
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise PromptError(
+                f"cannot read prompts from {path} ({reason}): give a JSONL file"
+            ) from (error)
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                text = _text(line)
+                if not text:
+                    raise PromptError(
+                        f"line {number} of {path} holds no prompt: each line is an object with "
+                        f"turns, {', '.join(_KEYS)}"
+                    )
+                texts.append(text)
+    if not texts:
+        raise PromptError(
+            "the prompt files are empty: give a JSONL file with a prompt on each line"
+        )
+    return texts
+
+
+def digest(texts: Sequence[str]) -> str:
+    """Return a short hash that identifies a set of prompts."""
+    return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _text(line: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return ""
+    if not isinstance(entry, dict):
+        return ""
+    turns = entry.get("turns")
+    candidates = [turns[0] if isinstance(turns, list) and turns else None, *map(entry.get, _KEYS)]
+    text = next((each for each in candidates if isinstance(each, str) and each.strip()), "")
+    instances = entry.get("instances")
+    if text and isinstance(instances, list) and instances and isinstance(instances[0], dict):
+        text += f"\n\n{instances[0].get('input') or ''}"
+    return text.strip()

@@ -1,0 +1,75 @@
+"""Greedy verification: accept while the draft holds the target's argmax."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.core.types import SamplingScheme, TokenTree, Verdict
+from paceline.sampling.randomness import Draw, Purpose, Randomness
+from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, walk
+
+
+class Greedy(Verifier):
+    """Lossless for greedy requests; the engine refuses it at a temperature above 0."""
+
+    name: ClassVar[str] = "greedy"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
+    )
+    greedy_only: ClassVar[bool] = True
+
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        check_sampling(self, draft)
+        return walk(draft, lambda node, depth: target.distribution(node).argmax())
+
+
+# Sample-and-match verification:
+
+
+class SampleMatch(Verifier):
+    """Lossless for every tree built independently of the target's draws, at any temperature."""
+
+    name: ClassVar[str] = "sample-match"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
+    )
+
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        # By inversion, keyed by position: the same seed draws the same at every position.
+        check_sampling(self, draft)
+
+        def pick(node: int, depth: int) -> int:
+            distribution = target.distribution(node)
+            draw = Draw(target.position + depth, Purpose.TARGET)
+            return distribution.token(randomness.choice(distribution.probs, draw))
+
+        return walk(draft, pick)
+
+
+# Gumbel-coupled verification:
+
+
+class Coupled(Verifier):
+    """Lossless and seed-exact for every tree that depends on the Gumbel noise at most."""
+
+    name: ClassVar[str] = "coupled"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
+        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
+    )
+    gumbel_coupled: ClassVar[bool] = True
+
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        check_sampling(self, draft)
+        return walk(
+            draft,
+            lambda node, depth: target.sample(node, target.position + depth, randomness),
+        )

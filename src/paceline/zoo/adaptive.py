@@ -1,0 +1,97 @@
+"""Adaptive draft length (ADL) of DiffuSpec (Li et al. 2025, arXiv:2510.02358), from moving averages
+of the drafted length G and the accepted length A. Changed, since drafters here fill their budget
+and G would never shrink: clip(floor(1 + A) + rise * [A >= 0.8 G], least, depth). Only past steps
+count, so every guarantee holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import ClassVar, NamedTuple
+
+from paceline.core import tree as trees
+from paceline.core.options import require
+from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.policy.controller import Controller, shallower
+from paceline.sampling.sequence import Sequence
+
+# Share of the drafted length from which drafts count as accepted whole.
+_WHOLE = 0.8
+
+
+class _Lengths(NamedTuple):
+    drafted: float
+    accepted: float
+
+
+class Adaptive(Controller):
+    """Set a draft length per sequence from the accepted length of its last drafts."""
+
+    name: ClassVar[str] = "adaptive"
+
+    def __init__(
+        self,
+        memory: float = 0.5,
+        rise: int = 2,
+        least: int = 1,
+        *,
+        nodes: int = 8,
+        depth: int = 8,
+    ) -> None:
+        """Set the rule's constants.
+
+        Args:
+            memory: weight of the past in the averages, in [0, 1).
+            rise: tokens that are added while whole drafts are accepted; at least 1.
+            least: shortest draft to ask for, 1 to `depth`.
+            nodes: largest draft; a shorter one has proportionally fewer nodes.
+            depth: longest draft to ask for.
+
+        Raises:
+            InvalidOption: a constant is out of range.
+        """
+        require(0 <= memory < 1, "memory", memory, "in [0, 1)")
+        require(rise >= 1, "rise", rise, "1 or more")
+        require(1 <= least <= depth, "least", least, f"1 to the greatest depth, {depth}")
+        self._memory = memory
+        self._rise = rise
+        self._least = least
+        self._limit = Budget(nodes, depth)
+        self._lengths: dict[int, _Lengths] = {}
+
+    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        return [shallower(self._limit, self._length(sequence)) for sequence in sequences]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        draft_seconds: float,
+        forward_seconds: float,
+    ) -> None:
+        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+            if len(draft):
+                drafted, accepted = trees.deepest(draft), len(verdict.path)
+                self._lengths[sequence.id] = self._moved(sequence, drafted, accepted)
+
+    def close(self, sequence: Sequence) -> None:
+        self._lengths.pop(sequence.id, None)
+
+    def _length(self, sequence: Sequence) -> int:
+        lengths = self._lengths.get(sequence.id)
+        if lengths is None:
+            return max(self._least, (1 + self._limit.depth) // 2)
+        whole = lengths.accepted >= _WHOLE * lengths.drafted
+        length = int(1 + lengths.accepted) + self._rise * whole
+        return min(max(length, self._least), self._limit.depth)
+
+    def _moved(self, sequence: Sequence, drafted: int, accepted: int) -> _Lengths:
+        last = self._lengths.get(sequence.id)
+        if last is None:
+            return _Lengths(drafted, accepted)
+        fresh = 1 - self._memory
+        return _Lengths(
+            self._memory * last.drafted + fresh * drafted,
+            self._memory * last.accepted + fresh * accepted,
+        )

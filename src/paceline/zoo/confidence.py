@@ -1,0 +1,86 @@
+"""Early exit by confidence, as in Kangaroo (Liu et al. 2024, arXiv:2404.18911), SWIFT (Xia et al.
+2024, arXiv:2410.06916) and SpecDec++ (Huang et al. 2024, arXiv:2405.19715): a node is verified if
+its acceptance probability (product along the path) is at least `threshold`. Drawn drafts must not
+be pruned: their depth follows the recent acceptance of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.options import require
+from paceline.core.types import Budget, TokenTree, Verdict
+from paceline.policy.acceptance import RecentReach
+from paceline.policy.controller import Controller, shallower
+from paceline.sampling.sequence import Sequence
+
+
+class Confidence(Controller):
+    """Verify nodes that are likely enough to be accepted; always drafts one token or more."""
+
+    name: ClassVar[str] = "confidence"
+
+    def __init__(self, threshold: float = 0.1, *, nodes: int = 16, depth: int = 8) -> None:
+        """Set the threshold.
+
+        Args:
+            threshold: least acceptance probability, in (0, 1]. SpecDec++ has 0.7, for drafts that
+                cost much; rows of a small forward are cheap and pay far below that.
+            nodes: largest draft to ask for.
+            depth: deepest draft to ask for.
+
+        Raises:
+            InvalidOption: the threshold is out of range.
+        """
+        require(0 < threshold <= 1, "threshold", threshold, "in (0, 1]")
+        self._threshold = threshold
+        self._limit = Budget(nodes, depth)
+        self._recent: dict[int, RecentReach] = {}
+        self._prunable: dict[int, bool] = {}
+
+    def budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        return [self._budget(sequence) for sequence in sequences]
+
+    def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+        return [self._select(*each) for each in zip(sequences, drafts, strict=True)]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        draft_seconds: float,
+        forward_seconds: float,
+    ) -> None:
+        for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
+            drafted = trees.deepest(draft)
+            recent = self._recent_of(sequence)
+            recent.fade()
+            recent.add(drafted, len(verdict.path))
+
+    def close(self, sequence: Sequence) -> None:
+        self._recent.pop(sequence.id, None)
+        self._prunable.pop(sequence.id, None)
+
+    def _budget(self, sequence: Sequence) -> Budget:
+        if self._prunable.get(sequence.id, True):
+            return self._limit
+        likely = self._recent_of(sequence).reach >= self._threshold
+        return shallower(self._limit, max(1, int(likely.sum())))
+
+    def _select(self, sequence: Sequence, draft: TokenTree) -> TokenTree:
+        if not len(draft):
+            return draft
+        self._prunable[sequence.id] = draft.sampling is None and draft.scores is not None
+        if draft.sampling is not None or draft.scores is None:
+            return draft
+        # No node has a higher score than its parent, so what is kept is a tree.
+        keep = np.flatnonzero(draft.scores >= self._threshold)
+        return draft if len(keep) == len(draft) else trees.take(draft, keep)
+
+    def _recent_of(self, sequence: Sequence) -> RecentReach:
+        return self._recent.setdefault(sequence.id, RecentReach(self._limit.depth))

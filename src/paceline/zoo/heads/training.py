@@ -1,0 +1,350 @@
+"""Training of judge and pivot heads: mismatches of greedy decoding, labelled by target rollouts.
+
+Labels are the target's own, not graded truth. Judge: the loss of mean log-probability per token
+from accepting, over the greedy continuation. Pivot: the loss of multiset overlap with the target's
+greedy text, over sampled continuations with common random numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from paceline.core.target import Cache, Pass, Target
+from paceline.core.types import (
+    ROOT,
+    IntArray,
+    LogitArray,
+    Needs,
+    ProbArray,
+    SamplingParams,
+    SamplingScheme,
+    TokenTree,
+    Verdict,
+)
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidOption
+from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
+from paceline.sampling.sampler import Sampler, logprobs
+from paceline.training.quality import Quality, fit_logistic, judge_quality
+from paceline.verifiers.base import TargetDistributions, Verifier
+from paceline.verifiers.matching import Greedy
+from paceline.zoo.heads.verifiers import LinearHead, features
+from paceline.zoo.relaxed_acceptance import entropy
+
+# Mismatches as verification meets them:
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Drafted token that differs from the target's.
+
+    Attributes:
+        own: the target's token.
+        logprob: of the drafted token under the target, in nats.
+        features: float32 `[4 + hidden_size]` of `features`, hidden state last.
+    """
+
+    position: int
+    token: int
+    own: int
+    logprob: float
+    features: LogitArray
+
+
+class Recorder(Verifier):
+    """Greedy verification that records the mismatches after each accepted path."""
+
+    name: ClassVar[str] = "recorder"
+    lossless: ClassVar[bool] = True
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = Greedy.accepts
+    needs: ClassVar[Needs] = Needs(hidden=True)
+
+    def __init__(self) -> None:
+        self._rule = Greedy()
+        self.found: list[Mismatch] = []
+
+    def verify(
+        self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
+    ) -> Verdict:
+        verdict = self._rule.verify(draft, target, randomness)
+        last = verdict.path[-1] if verdict.path else ROOT
+        children = np.flatnonzero(draft.parents == last).tolist()
+        if children:
+            distribution, own = target.soft(last), verdict.next_token
+            unsure = entropy(distribution)
+            for child in children:
+                token = int(draft.tokens[child])
+                seen = features(distribution, unsure, own, token, target.hidden(child))
+                position = target.position + len(verdict.path)
+                self.found.append(Mismatch(position, token, own, float(seen[0]), seen))
+        return verdict
+
+
+# What a target writes after each of many beginnings, decoded together.
+
+# From float32 `[vocabulary]` logits and a position to a token.
+Choose = Callable[[LogitArray, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Token after a cached prefix; `position` is absolute, `choose` continues the text."""
+
+    position: int
+    token: int
+    choose: Choose
+
+
+@dataclass(slots=True)
+class Continuation:
+    """Tokens up to the wanted length or an end token (included), with log-probabilities in nats."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+def greedy(logits: LogitArray, position: int) -> int:
+    return int(logits.argmax())
+
+
+def sampled(temperature: float, top_k: int, seed: int, stream: int) -> Choose:
+    """Sample with common random numbers: equal draws at a position for all texts of a stream."""
+    sampler = Sampler(SamplingParams(temperature=temperature, top_k=top_k), ())
+    randomness = KeyedRandomness(seed, stream)
+
+    def choose(logits: LogitArray, position: int) -> int:
+        distribution = sampler.distribution(logits)
+        return distribution.token(
+            randomness.choice(distribution.probs, Draw(position, Purpose.TARGET))
+        )
+
+    return choose
+
+
+def continue_all(
+    target: Target,
+    cache: Cache,
+    beginnings: Sequence[Beginning],
+    length: int,
+    ends: Sequence[int],
+    batch: int = 16,
+) -> list[Continuation]:
+    """Continue beginnings of one cached text, `batch` per forward; the cache stays unchanged."""
+    out = [Continuation() for _ in beginnings]
+    for start in range(0, len(beginnings), batch):
+        group = list(zip(beginnings, out, strict=True))[start : start + batch]
+        running = [
+            (begin, done, target.fork(cache)) for begin, done in group if begin.token not in ends
+        ]
+        try:
+            for begin, _, fork in running:
+                target.truncate(fork, begin.position)
+            live = running
+            for _ in range(length):
+                if not live:
+                    break
+                outputs = target.forward(
+                    [Pass(fork, [(done.tokens or [begin.token])[-1]]) for begin, done, fork in live]
+                )
+                for (begin, done, fork), output in zip(live, outputs, strict=True):
+                    target.keep(fork, 1, ())
+                    row = output.logits[0]
+                    token = begin.choose(row, begin.position + 1 + len(done.tokens))
+                    done.tokens.append(token)
+                    done.logprobs.append(logprobs(row, token, 0).logprob)
+                live = [each for each in live if each[1].tokens[-1] not in ends]
+        finally:
+            for _, _, fork in running:
+                target.release(fork)
+    return out
+
+
+# Labels that the target makes itself, by going on from a mismatch and from its own token.
+
+Kind = Literal["judge", "pivot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Prompt and greedy answer of the target.
+
+    Attributes:
+        cache: holds all tokens but the last.
+        logprobs: of every answer token under the target, in nats.
+        ends: end tokens.
+    """
+
+    cache: Cache
+    tokens: Sequence[int]
+    prompt_length: int
+    logprobs: Sequence[float]
+    ends: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Settings of continuations.
+
+    Attributes:
+        ahead: tokens after the mismatch.
+        samples: sampled continuations per token, for pivot.
+    """
+
+    ahead: int = 12
+    samples: int = 2
+    temperature: float = 0.7
+    top_k: int = 40
+    seed: int = 0
+
+
+def losses(
+    kind: Kind, target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+) -> list[float]:
+    """Return the cost of accepting each mismatch: nats per token (judge), or a share (pivot)."""
+    if kind == "judge":
+        return _likelihood_lost(target, text, found, rollouts)
+    return _agreement_lost(target, text, found, rollouts)
+
+
+def _likelihood_lost(
+    target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+) -> list[float]:
+    beginnings = [Beginning(each.position, each.token, greedy) for each in found]
+    continued = continue_all(target, text.cache, beginnings, rollouts.ahead, text.ends)
+    out = []
+    for each, after in zip(found, continued, strict=True):
+        start = each.position - text.prompt_length
+        own = text.logprobs[start : start + 1 + rollouts.ahead]
+        theirs = [each.logprob, *after.logprobs]
+        out.append(sum(own) / len(own) - sum(theirs) / len(theirs))
+    return out
+
+
+def _agreement_lost(
+    target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+) -> list[float]:
+    # The target's own token is rolled out once per position, however many mismatches are there.
+    tokens = list(dict.fromkeys((e.position, t) for e in found for t in (e.own, e.token)))
+    shares = dict.fromkeys(tokens, 0.0)
+    for stream in range(rollouts.samples):
+        choose = sampled(rollouts.temperature, rollouts.top_k, rollouts.seed, stream)
+        beginnings = [Beginning(position, token, choose) for position, token in tokens]
+        continued = continue_all(target, text.cache, beginnings, rollouts.ahead, text.ends)
+        for (position, token), after in zip(tokens, continued, strict=True):
+            reference = text.tokens[position + 1 : position + 1 + rollouts.ahead]
+            common = (Counter(after.tokens) & Counter(reference)).total()
+            shares[position, token] += common / len(reference) / rollouts.samples
+    return [shares[e.position, e.own] - shares[e.position, e.token] for e in found]
+
+
+def train_head(
+    kind: Kind,
+    features: LogitArray,
+    losses: ProbArray,
+    prompts: IntArray,
+    *,
+    hidden_size: int,
+    margin: float,
+    cost: float,
+    penalty: float,
+    held_out: float,
+    seed: int,
+    metadata: Mapping[str, str],
+) -> tuple[LinearHead, Quality]:
+    """Fit a head on some prompts and judge it on the others; prompts are never split.
+
+    Args:
+        kind: "judge" finds losses of at most `margin` from the hidden state alone; "pivot" finds
+            larger ones from all features.
+        features: float32 `[n, 4 + hidden_size]`, log-probability first and hidden state last.
+        losses: float64 `[n]`.
+        prompts: int64 `[n]`, prompt of each example.
+        cost: relative weight of mismatches that must not pass.
+        held_out: share of held-out prompts, in (0, 1).
+
+    Raises:
+        InvalidOption: a part has examples of one class alone.
+    """
+    labels = losses <= margin if kind == "judge" else losses > margin
+    inputs = features[:, -hidden_size:] if kind == "judge" else features
+    names = np.random.default_rng(seed).permutation(np.unique(prompts))
+    apart = np.isin(prompts, names[: max(1, round(held_out * len(names)))])
+    for rows in (apart, ~apart):
+        if not labels[rows].any() or labels[rows].all():
+            raise InvalidOption(
+                f"all of {int(rows.sum())} examples are of one class: give more prompts, or "
+                f"another --margin than {margin}"
+            )
+    weights = np.where(losses > margin, cost, 1.0)
+    weight, bias = fit_logistic(inputs[~apart], labels[~apart], weights[~apart], penalty)
+    head = LinearHead(weight, bias, {**metadata, "kind": kind})
+    scores = np.array([head.probability(row) for row in inputs[apart]])
+    sign = 1.0 if kind == "judge" else -1.0
+    signed = sign * features[apart, 0].astype(np.float64)
+    quality = judge_quality(scores, labels[apart], signed, prompts[apart])
+    figures = {"margin": str(margin), "held_out": json.dumps(quality.as_dict())}
+    return replace(head, metadata={**head.metadata, **figures}), quality
+
+
+# From prompts to labelled mismatches:
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Mismatches of one prompt: float32 `[n, 4 + hidden_size]` features, float64 `[n]` losses."""
+
+    features: LogitArray
+    losses: ProbArray
+
+
+def collect(
+    engine: Engine,
+    kind: Kind,
+    prompt: str,
+    *,
+    new_tokens: int,
+    per_prompt: int,
+    rollouts: Rollouts,
+    seed: int,
+) -> Labelled:
+    """Label up to `per_prompt` mismatches of one prompt's greedy answer, its last tokens left out.
+
+    The engine's verifier is replaced while this runs.
+    """
+    decoder, tokenizer = engine.decoder, engine.tokenizer
+    asked = [{"role": "user", "content": prompt}]
+    ids = tokenizer.chat(asked) if tokenizer.chat_template else tokenizer.encode(prompt)
+    recorder, rule = Recorder(), decoder.verifier
+    decoder.verifier = recorder
+    try:
+        answer = engine.generate(ids, max_new_tokens=new_tokens, logprobs=0)
+    finally:
+        decoder.verifier = rule
+    length = len(ids)
+    last = length + len(answer.token_ids) - rollouts.ahead
+    chosen = _choose([each for each in recorder.found if each.position < last], per_prompt, seed)
+    target = decoder.target
+    if not chosen:
+        width = 4 + target.capabilities.hidden_size
+        return Labelled(np.zeros((0, width), np.float32), np.zeros(0))
+    tokens = [*ids, *answer.token_ids]
+    cache = target.open()
+    try:
+        target.prefill(cache, tokens[:-1])
+        written = [each.logprob for each in answer.logprobs]
+        text = Text(cache, tokens, length, written, tokenizer.eos_token_ids)
+        found = losses(kind, target, text, chosen, rollouts)
+    finally:
+        target.release(cache)
+    return Labelled(np.stack([each.features for each in chosen]), np.array(found))
+
+
+def _choose(found: Sequence[Mismatch], count: int, seed: int) -> list[Mismatch]:
+    picks = np.random.default_rng(seed).permutation(len(found))[:count]
+    return [found[i] for i in sorted(picks.tolist())]

@@ -1,0 +1,169 @@
+"""Linear heads of trained rules: weights, bias and provenance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import ClassVar, Self
+
+import numpy as np
+
+from paceline.core.cache import whole_file
+from paceline.core.options import arguments, require
+from paceline.core.types import Distribution, LogitArray, Needs
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.verifiers.base import VerifierContext
+from paceline.zoo.relaxed_acceptance import RelaxedAcceptance, Round
+
+_SHIPPED = "paceline.weights"
+
+
+@dataclass(frozen=True, slots=True)
+class LinearHead:
+    """Classifier sigmoid(weight . features + bias).
+
+    `metadata` is provenance: "kind" names the rule, "model" the fingerprint of the target.
+    """
+
+    weight: LogitArray
+    bias: float
+    metadata: Mapping[str, str]
+
+    def probability(self, features: LogitArray) -> float:
+        """Return the trained class's probability for float32 `[features]`. Raises InvalidOption."""
+        if features.shape != self.weight.shape:
+            kind = self.metadata.get("kind", "linear")
+            raise InvalidOption(
+                f"the {kind} head takes {len(self.weight)} features and this model gives "
+                f"{len(features)}: {_advice(kind)}"
+            )
+        score = float(self.weight @ features) + self.bias
+        return 1 / (1 + math.exp(-score)) if score > -700 else 0.0
+
+    def check_model(self, context: VerifierContext) -> None:
+        """Raise InvalidOption unless the head was trained for the target's weights."""
+        if self.metadata.get("model") != context.model:
+            kind = self.metadata.get("kind", "linear")
+            raise InvalidOption(f"the {kind} head was trained for another model: {_advice(kind)}")
+
+
+def load_head(kind: str, path: str = "") -> LinearHead:
+    """Load a head from `path`, or the one that ships. Raises InvalidOption."""
+    if path:
+        return _read(kind, Path(path))
+    with as_file(files(_SHIPPED) / f"{kind}-smollm2-135m.safetensors") as shipped:
+        return _read(kind, shipped)
+
+
+def save_head(path: Path, head: LinearHead) -> None:
+    """Write a head atomically. InvalidOption: the file cannot be written."""
+    from safetensors.numpy import save
+
+    tensors = {"weight": head.weight, "bias": np.array([head.bias], dtype=np.float32)}
+    try:
+        with whole_file(path) as part:
+            part.write_bytes(save(tensors, metadata=dict(head.metadata)))
+    except OSError as error:
+        reason = error.strerror or error
+        raise InvalidOption(f"cannot write {path} ({reason}): give another --out") from error
+
+
+def _read(kind: str, path: Path) -> LinearHead:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+            weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidOption(f"{path} holds no {kind} head ({reason}): {_advice(kind)}") from error
+    if metadata.get("kind") != kind or weight.ndim != 1 or bias.shape != (1,):
+        raise InvalidOption(f"{path} holds no {kind} head: {_advice(kind)}")
+    return LinearHead(weight.astype(np.float32), float(bias[0]), metadata)
+
+
+def _advice(kind: str) -> str:
+    return f"train one with `paceline train {kind}` and use verifier '{kind}:head=FILE'"
+
+
+# Base of rules with a trained head on the hidden state at a drafted token.
+
+
+class Headed(RelaxedAcceptance):
+    """Accept drafts of every kind, from targets that give hidden states."""
+
+    needs: ClassVar[Needs] = Needs(hidden=True)
+
+    def __init__(self, threshold: float = 0.5, head: str = "") -> None:
+        """Set the threshold, and load the head; empty is the one that ships for the default model.
+
+        Raises:
+            InvalidOption: the threshold is out of [0, 1], or the file holds no head of this rule.
+        """
+        require(0 <= threshold <= 1, "threshold", threshold, "in [0, 1]")
+        self.threshold = threshold
+        self.head = load_head(self.name, head)
+
+    @classmethod
+    def create(cls, context: VerifierContext) -> Self:
+        """Build the rule. RuntimeUnavailable: no hidden states. InvalidOption: foreign head."""
+        rule = cls(**arguments(cls, "verifier", context.options))
+        if not context.target.hidden_states:
+            raise RuntimeUnavailable(
+                f"verifier '{cls.name}' reads hidden states, which runtime "
+                f"'{context.target.runtime}' does not give: use runtime openvino or torch"
+            )
+        rule.head.check_model(context)
+        return rule
+
+
+# Judge Decoding (Bachmann et al.
+
+
+class Judge(Headed):
+    """Relaxed acceptance of mismatches that the head finds acceptable."""
+
+    name: ClassVar[str] = "judge"
+
+    def relaxes(self, step: Round, node: int, child: int, depth: int) -> bool:
+        return self.head.probability(step.target.hidden(child)) > self.threshold
+
+
+# Pivot-aware decoding (PAD), lossy:
+
+# Probabilities are read as at least this, so that their logarithms stay finite.
+_LEAST = 1e-12
+
+
+def features(
+    distribution: Distribution, unsure: float, own: int, token: int, hidden: LogitArray
+) -> LogitArray:
+    """Return float32 `[4 + hidden_size]`, the classifier's features of a mismatch.
+
+    Args:
+        law: the target's (soft) distribution where the mismatch stands.
+        unsure: its entropy in nats.
+        own: the target's own token there.
+        token: the drafted token.
+        hidden: float32 `[hidden_size]`, the target's final hidden state at the drafted token.
+    """
+    p = max(distribution.prob(token), _LEAST)
+    rank = int((distribution.probs > distribution.prob(token)).sum())
+    scalars = (np.log(p), np.log(max(distribution.prob(own), _LEAST) / p), unsure, np.log1p(rank))
+    return np.concatenate([np.array(scalars, dtype=np.float32), hidden])
+
+
+class Pivot(Headed):
+    """Relaxed acceptance of mismatches that the head finds harmless."""
+
+    name: ClassVar[str] = "pivot"
+
+    def relaxes(self, step: Round, node: int, child: int, depth: int) -> bool:
+        distribution, token = step.target.soft(node), int(step.draft.tokens[child])
+        own, hidden = step.own(node, depth), step.target.hidden(child)
+        seen = features(distribution, step.entropy(node), own, token, hidden)
+        return self.head.probability(seen) < self.threshold

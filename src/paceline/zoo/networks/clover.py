@@ -1,0 +1,74 @@
+"""Clover drafter: sequential heads with an attention decoder (Xiao et al. 2024).
+
+An augmenting block (one decoder layer) encodes the context. At each depth the last drafted token
+queries the earlier states and the context; the result is the next state (regressive connection).
+All depths share weights. The paper does not publish its sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import decoder_layer, feed_forward, feed_forward_shapes, layer_shapes
+from paceline.networks.ops import Ops, Rows
+
+
+class Clover(Network):
+    """Draft one token per step; `ffn_size`, of both blocks, 0 takes the target's own."""
+
+    name: ClassVar[str] = "clover"
+    layers: ClassVar[int] = 1
+
+    def __init__(self, geometry: Geometry, *, steps: int = 4, ffn_size: int = 0) -> None:
+        super().__init__(geometry, steps=steps)
+        self.ffn_size = ffn_size or geometry.ffn_size
+
+    def settings(self) -> dict[str, Any]:
+        return {"steps": self.steps, "ffn_size": self.ffn_size}
+
+    def shapes(self) -> Shapes:
+        shape = self.geometry
+        width, wide, narrow = shape.width, *_head_widths(shape)
+        return {
+            "scale": (4 * width,),
+            "fuse": (width, 4 * width),
+            "fuse_norm": (width,),
+            **layer_shapes("augment", shape, width, self.ffn_size),
+            "embed_norm": (width,),
+            "memory_norm": (width,),
+            "decoder.q": (wide, width),
+            "decoder.kv": (2 * narrow, width),
+            "decoder.o.residual": (width, wide),
+            "decoder.token.residual": (width, width),
+            **feed_forward_shapes("decoder", shape, self.ffn_size),
+            "norm": (width,),
+        }
+
+    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
+        fused = ops.linear(features * ops.weight("scale"), "fuse")
+        read = ops.norm(fused, "fuse_norm")
+        shape, size = self.geometry, self.ffn_size
+        x = decoder_layer(ops, "augment", shape, size, fused, read, ops.attend_context)
+        return self._decode(ops, ops.last(x), ops.last(ops.embed(tokens)))
+
+    def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
+        return ops.head(ops.norm(state, "norm"))
+
+    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
+        return self._decode(ops, state, ops.embed(tokens))
+
+    def _decode(self, ops: Ops, state: Rows, embeddings: Rows) -> Rows:
+        asking = ops.norm(embeddings, "embed_norm")
+        _, narrow = _head_widths(self.geometry)
+        memory = ops.linear(ops.norm(state, "memory_norm"), "decoder.kv")
+        keys, values = ops.split(memory, (narrow, narrow))
+        # The augmenting block's cache holds the context; states join it as draft rows.
+        answer = ops.attend_draft(0, ops.linear(asking, "decoder.q"), keys, values)
+        x = state + ops.linear(answer, "decoder.o.residual")
+        x = x + ops.linear(asking, "decoder.token.residual")
+        return feed_forward(ops, "decoder", self.ffn_size, x)
+
+
+def _head_widths(shape: Geometry) -> tuple[int, int]:
+    return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim

@@ -1,0 +1,381 @@
+"""Training of prompt tokens for parallel prompt decoding (PPD, arXiv:2405.18628, section 3).
+
+The target is frozen; only a few embeddings are trained, by distillation at the true offset. Chains
+of prompt tokens see the text before them and themselves, so keys and values of the text are
+computed once, without gradients, for all chains.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from paceline.core.options import require
+from paceline.core.types import BoolArray, IntArray, LogitArray
+from paceline.errors import InvalidOption
+from paceline.models.llama import Llama
+from paceline.training import checkpoint
+from paceline.training.batches import order
+from paceline.training.card import Card, Cost, Data, HeldOut
+from paceline.training.losses import find_loss, fused
+from paceline.training.objective import Hits
+from paceline.training.run_card import Course
+from paceline.training.trainer import Report, check_finite, cosine
+from paceline.training.writing import Text
+from paceline.trees.shapes import RankCounts
+from paceline.zoo.ppd.prompt_tokens import NETWORK, PromptTokens
+
+# The forward that prompt tokens are trained with:
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Text with starts of prompt token chains.
+
+    Attributes:
+        tokens: int64 `[length]`.
+        starts: int64 `[chains]`, position of the last token that each chain sees.
+    """
+
+    tokens: IntArray
+    starts: IntArray
+
+    def ahead(self, depth: int) -> IntArray:
+        """Return int64 `[chains, depth]`, positions of the prompt tokens."""
+        return self.starts[:, None] + np.arange(1, depth + 1)
+
+    def labels(self, depth: int) -> IntArray:
+        """Return int64 `[chains, depth]`, the token after each of these positions."""
+        return self.tokens[self.ahead(depth) + 1]
+
+    def mask(self, depth: int) -> BoolArray:
+        """Return the bool `[rows, length + rows]` attention mask of the chains' rows."""
+        rows = len(self.starts) * depth
+        text = np.arange(len(self.tokens)) <= np.repeat(self.starts, depth)[:, None]
+        own = np.kron(np.eye(len(self.starts), dtype=bool), np.tri(depth, dtype=bool))
+        return np.concatenate([text, own.reshape(rows, rows)], axis=1)
+
+
+def place(text: Text, chains: int, depth: int, generator: np.random.Generator) -> Chains:
+    """Put up to `chains` chains at random places whose labels are all in the answer."""
+    places = np.arange(max(0, text.prompt_length - 2), len(text.tokens) - 1 - depth)
+    chosen = generator.permutation(places)[:chains]
+    return Chains(text.tokens, np.sort(chosen))
+
+
+def guesses(
+    network: Llama, embeddings: Tensor, batch: Sequence[Chains]
+) -> tuple[Tensor, Tensor, IntArray]:
+    """Run prompt tokens; return their logits, the target's logits (no gradient) and labels.
+
+    `[rows, vocabulary]` twice and int64 `[rows]`; rows go by text, chain and offset.
+    `embeddings` is `[depth, width]`.
+    """
+    device, depth = embeddings.device, len(embeddings)
+    lengths = [len(each.tokens) for each in batch]
+    seen: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
+
+    def over_texts(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        split = [x.split_with_sizes(lengths) for x in (queries, keys, values)]
+        seen.append((split[1], split[2]))
+        return torch.cat([_attend(q, k, v) for q, k, v in zip(*split, strict=True)])
+
+    tokens = torch.from_numpy(np.concatenate([each.tokens for each in batch])).to(device)
+    places = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
+    offsets = np.cumsum([0, *lengths[:-1]])
+    ahead = [each.ahead(depth).ravel() for each in batch]
+    rows = torch.from_numpy(np.concatenate([o + a for o, a in zip(offsets, ahead, strict=True)]))
+    with torch.no_grad():
+        hidden = network(network.embed_tokens(tokens), places, over_texts)
+        teacher = network.logits(hidden[rows.to(device)])
+
+    masks = [torch.from_numpy(each.mask(depth)).to(device) for each in batch]
+    sizes = [len(each) for each in ahead]
+
+    def over_chains(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
+        out = []
+        for text_keys, text_values, mask, q, k, v in zip(*seen[layer], masks, *split, strict=True):
+            out.append(_attend(q, torch.cat([text_keys, k]), torch.cat([text_values, v]), mask))
+        return torch.cat(out)
+
+    positions = torch.from_numpy(np.concatenate(ahead)).to(device)
+    chains = embeddings.repeat(len(positions) // depth, 1)
+    student = network.logits(network(chains, positions, over_chains))
+    return student, teacher, np.concatenate([each.labels(depth).ravel() for each in batch])
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+    # `[rows, heads, head_dim]` of one text; causal without a mask.
+    q, k, v = (x.to(values.dtype).transpose(0, 1)[None] for x in (queries, keys, values))
+    out = functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+    )
+    return out[0].transpose(0, 1)
+
+
+# How prompt tokens are trained.
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecipe:
+    """Hyperparameters of prompt tokens.
+
+    Attributes:
+        depth: prompt tokens, one per offset.
+        loss: as for `losses.find_loss`.
+        batch_tokens: text tokens of an update, padding included.
+        chains: per text, at new places each time.
+        rate: peak learning rate of AdamW.
+        warm_up: share of the updates.
+        decay: weight of an offset relative to the one before.
+        clip: gradient norm limit.
+        precision: of matmuls, "fp32" or "bf16".
+    """
+
+    steps: int = 300
+    depth: int = 3
+    loss: str = "forward-kl"
+    batch_tokens: int = 512
+    chains: int = 64
+    rate: float = 1e-2
+    warm_up: float = 0.05
+    decay: float = 0.8
+    clip: float = 1.0
+    precision: str = "bf16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "depth", "batch_tokens", "chains"):
+            value = getattr(self, name)
+            require(value >= 1, name.replace("_", " "), value, "1 or more")
+        require(self.precision in ("fp32", "bf16"), "precision", self.precision, "fp32 or bf16")
+        require(self.rate > 0, "rate", self.rate, "more than 0")
+        find_loss(self.loss)
+
+
+# Top-k ranks per prompt token whose accuracy is measured.
+RANKS = 10
+
+_HELD_OUT_EVERY = 41
+_HELD_OUT_MOST = 64
+
+
+class Judged(NamedTuple):
+    """Held-out quality of prompt tokens.
+
+    Attributes:
+        hits: of the argmax.
+        ranks: of each rank, given that all labels before were among the ranks.
+    """
+
+    loss: float
+    hits: Hits
+    ranks: RankCounts
+
+
+class PromptTrainer:
+    """Resumable training run of prompt tokens; iterate over `run`.
+
+    Raises:
+        InvalidOption: there are too few texts, or the checkpoint has other settings.
+        ModelError: the checkpoint is damaged.
+    """
+
+    def __init__(
+        self,
+        network: Llama,
+        texts: Sequence[Text],
+        recipe: PromptRecipe,
+        *,
+        checkpoint_at: Path | None = None,
+    ) -> None:
+        fitting = [t for t in texts if len(t.tokens) >= max(t.prompt_length, 2) + recipe.depth]
+        self.held_out = fitting[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY][:_HELD_OUT_MOST]
+        apart = {text.index for text in self.held_out}
+        self._texts = [text for text in fitting if text.index not in apart]
+        if not self.held_out:
+            raise InvalidOption(
+                f"{len(fitting)} texts whose answers have {recipe.depth} tokens are too few to "
+                f"train on: write {_HELD_OUT_EVERY} or more with `paceline train data`"
+            )
+        self.recipe = recipe
+        self.steps = recipe.steps
+        self.step = 0
+        self.tokens = 0
+        # The caller's JSON-serialisable values, saved in checkpoints.
+        self.notes: dict[str, Any] = {}
+        self._network = network
+        self._loss = fused(find_loss(recipe.loss))
+        generator = torch.Generator().manual_seed(recipe.seed)
+        self._module = _Embeddings(network.embed_tokens.weight, recipe.depth, generator)
+        rows = self._module.rows
+        self._optimiser = torch.optim.AdamW([rows], lr=recipe.rate, weight_decay=0.0)
+        self._state = checkpoint.Run(
+            self._module, [self._optimiser], generator, np.random.default_rng(recipe.seed)
+        )
+        self._settings = {**asdict(recipe), "width": rows.shape[1], "texts": len(self._texts)}
+        self._place = checkpoint_at
+        self._saved = checkpoint_at is not None and checkpoint_at.exists()
+        if checkpoint_at is not None and self._saved:
+            progress = checkpoint.load(checkpoint_at, self._state, self._settings)
+            self.step, self.tokens = progress.step, int(progress.data["tokens"])
+            self.notes = dict(progress.data["notes"])
+
+    def run(self) -> Iterator[Report]:
+        """Train to the end, one update at a time; InvalidOption if the loss is not finite."""
+        groups: list[list[Text]] = []
+        begin = number = 0
+        while self.step < self.steps:
+            while self.step >= begin + len(groups):
+                begin += len(groups)
+                groups = order(self._texts, self.recipe.batch_tokens, self.recipe.seed + number)
+                number += 1
+            yield self._update(groups[self.step - begin])
+
+    def save(self) -> None:
+        if self._place is not None:
+            data = {"tokens": self.tokens, "notes": self.notes}
+            progress = checkpoint.Progress(self.step, data)
+            checkpoint.save(self._place, self._state, progress, self._settings)
+            self._saved = True
+
+    def judge(self) -> Judged:
+        losses, found = [], None
+        counts = RankCounts("ppd", self.recipe.depth, RANKS)
+        draws = np.random.default_rng(0)
+        for text in self.held_out:
+            with torch.no_grad():
+                student, loss, labels = self._forward([self._chains(text, draws)])
+            losses.append(float(loss))
+            ranks = _ranks(student, labels)
+            for chain in ranks.tolist():
+                for offset, rank in enumerate(chain):
+                    counts.add(offset, RANKS, rank if rank < RANKS else None)
+                    if rank >= RANKS:
+                        break
+            each = _hits(ranks)
+            found = each if found is None else found + each
+        assert found is not None
+        return Judged(float(np.mean(losses)), found, counts)
+
+    def embeddings(self) -> LogitArray:
+        """Return float32 `[depth, width]`."""
+        rows: LogitArray = self._module.rows.detach().float().cpu().numpy()
+        return rows
+
+    def _update(self, texts: Sequence[Text]) -> Report:
+        recipe = self.recipe
+        # Named by the step, so that a run which resumes draws the same.
+        draws = np.random.default_rng((recipe.seed, self.step))
+        warm = round(recipe.warm_up * self.steps) if self.steps > 1 else 0
+        rate = cosine(
+            self.step, peak=recipe.rate, steps=self.steps, warm=warm, floor=0.02 * recipe.rate
+        )
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        self._optimiser.zero_grad(set_to_none=True)
+        _, loss, _ = self._forward([self._chains(text, draws) for text in texts])
+        value = float(loss.detach())
+        check_finite(value, self.step, self._place if self._saved else None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._module.parameters(), recipe.clip)
+        self._optimiser.step()
+        self.step += 1
+        self.tokens += sum(len(text.tokens) for text in texts)
+        return Report(self.step, self.tokens, value)
+
+    def _chains(self, text: Text, draws: np.random.Generator) -> Chains:
+        return place(text, self.recipe.chains, self.recipe.depth, draws)
+
+    def _forward(self, batch: Sequence[Chains]) -> tuple[Tensor, Tensor, IntArray]:
+        # Logits `[chains, depth, vocabulary]`, the loss, and labels `[chains, depth]`.
+        depth, rows = self.recipe.depth, self._module.rows
+        half = self.recipe.precision == "bf16"
+        with torch.autocast(rows.device.type, dtype=torch.bfloat16, enabled=half):
+            student, teacher, labels = guesses(self._network, rows, batch)
+        weights = self.recipe.decay ** torch.arange(depth, dtype=torch.float32)
+        loss = self._loss(
+            student.float(),
+            teacher.float(),
+            torch.from_numpy(labels).to(rows.device),
+            weights.repeat(len(labels) // depth).to(rows.device),
+        )
+        guessed = student.detach().reshape(-1, depth, student.shape[1])
+        return guessed, loss, labels.reshape(-1, depth)
+
+
+class _Embeddings(nn.Module):
+    # Initialised with the mean and spread of the vocabulary's embeddings.
+
+    def __init__(self, table: Tensor, depth: int, generator: torch.Generator) -> None:
+        super().__init__()
+        noise = torch.randn(depth, table.shape[1], generator=generator).to(table.device)
+        self.rows = nn.Parameter(table.float().mean(0) + table.float().std() * noise)
+
+
+def _ranks(guessed: Tensor, labels: IntArray) -> IntArray:
+    # int64 `[chains, depth]`, the number of tokens with a larger logit than the label's.
+    own = guessed.gather(2, torch.from_numpy(labels).to(guessed.device)[..., None])
+    ranks: IntArray = (guessed > own).sum(2).cpu().numpy()
+    return ranks
+
+
+def _hits(ranks: IntArray) -> Hits:
+    return Hits(len(ranks), np.cumprod(ranks == 0, axis=1).sum(axis=0))
+
+
+# The card of trained prompt tokens.
+
+
+def card_of(
+    out: Path,
+    trained: PromptTokens,
+    course: Course,
+    recipe: PromptRecipe,
+    data: Mapping[str, str],
+    texts: Sequence[Text],
+    held_out: Sequence[Text],
+    judged: Judged,
+) -> Card:
+    """Build the model card of trained prompt tokens at `out`."""
+    return Card(
+        drafter=NETWORK,
+        target=trained.metadata["model_name"],
+        target_digest=trained.metadata["model"],
+        licence="as the base model's, whose text they were trained on",
+        command=trained.metadata["command"],
+        parameters=trained.embeddings.size,
+        file_bytes=out.stat().st_size,
+        settings=asdict(recipe),
+        data=Data(
+            ("answers of the target to prompts from files, and to user turns of its own",),
+            len(texts),
+            sum(len(text.tokens) - text.prompt_length for text in texts),
+            data["prompts"],
+            dict(data),
+        ),
+        losses=tuple(course.points),
+        held_out=HeldOut(
+            len(held_out),
+            judged.hits.starts,
+            "chains of likeliest guesses against texts as they stand, a chain behind every node",
+            judged.hits.block_efficiency,
+            judged.hits.acceptance,
+        ),
+        cost=Cost(
+            f"{platform.machine()}, {platform.system()}",
+            course.seconds,
+            course.tokens,
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        ),
+    )

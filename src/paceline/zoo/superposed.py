@@ -1,0 +1,229 @@
+"""Superposed decoding (Shen et al., NeurIPS 2024, arXiv:2405.18400): k drafts per forward. Lossy.
+
+The input is the sum of the drafts' last token embeddings, weighted by their probabilities. N-gram
+models separate the drafts, here by stupid back-off (Brants et al. 2007) instead of fixed weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from paceline.core.target import Pass, Target
+from paceline.core.types import LogitArray, ProbArray
+from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
+
+# Cost in nats of a continuation that no n-gram contains.
+MISS = 200.0
+
+_BACK_OFF = math.log(0.4)
+
+# State of the n-gram automaton, and how many tokens of the text it covers.
+Context = tuple[int, int]
+
+
+@runtime_checkable
+class Superposing(Protocol):
+    """A target that accepts weighted sums of token embeddings as input."""
+
+    def forward_superposed(
+        self, cache: Any, tokens: TokenIds[int], weights: TokenIds[float]
+    ) -> LogitArray:
+        """Append one position to a cache; return float32 `[vocabulary]` logits after it."""
+        ...
+
+
+class NGrams:
+    """N-gram counts of texts, for contexts of 1 to `depth` tokens."""
+
+    def __init__(self, texts: Iterable[TokenIds[int]], depth: int = 5) -> None:
+        self._texts = Automaton(depth)
+        for text in texts:
+            self._texts.begin()
+            self._texts.extend(text)
+
+    def context(self, tokens: TokenIds[int]) -> Context:
+        """Return the longest known context at the end of `tokens`."""
+        context = (ROOT_STATE, 0)
+        for token in tokens[-self._texts.depth :]:
+            context = self.follow(context, token)
+        return context
+
+    def follow(self, context: Context, token: int) -> Context:
+        return self._texts.follow(*context, token)
+
+    def logprob(self, context: Context, token: int) -> float:
+        """Return the stupid back-off log score of `token`, factor 0.4; `-MISS` if unseen."""
+        texts, (state, _), discount = self._texts, context, 0.0
+        while state != ROOT_STATE:
+            after = texts.step(state, token)
+            if after:
+                return discount + math.log(texts.count[after] / texts.followed(state))
+            state, _ = texts.back_off(state)
+            discount += _BACK_OFF
+        return -MISS
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One continuation; `score` is the sum of interpolated log-probabilities, in nats."""
+
+    tokens: tuple[int, ...]
+    score: float
+    context: Context
+    ended: bool = False
+
+
+def superpose(
+    target: Target,
+    prompt: TokenIds[int],
+    k: int,
+    tokens: int,
+    *,
+    ngrams: NGrams | None = None,
+    alpha: float = 0.0,
+    end: TokenIds[int] = (),
+) -> tuple[list[Draft], int]:
+    """Return the `k` best continuations by superposed decoding, and the number of forwards.
+
+    `prompt` has at least one token, and fits the context with `tokens`. `alpha` weights `ngrams`,
+    from 0 (target alone) to 1; it must be 0 without `ngrams`.
+    """
+    assert isinstance(target, Superposing)
+    start = ngrams.context(prompt) if ngrams else (ROOT_STATE, 0)
+    drafts, forwards = [Draft((), 0.0, start)], 0
+    cache = target.open()
+    try:
+        target.prefill(cache, prompt[:-1])
+        while forwards < tokens and not all(draft.ended for draft in drafts):
+            if forwards:
+                live = [draft for draft in drafts if not draft.ended]
+                last = [draft.tokens[-1] for draft in live]
+                logits = target.forward_superposed(cache, last, weights(live).tolist())
+            else:
+                [output] = target.forward([Pass(cache, prompt[-1:])])
+                target.keep(cache, 1, ())
+                logits = output.logits[0]
+            forwards += 1
+            drafts = _extend(drafts, logits, k, ngrams, alpha, frozenset(end))
+    finally:
+        target.release(cache)
+    return drafts, forwards
+
+
+def weights(drafts: TokenIds[Draft]) -> ProbArray:
+    """Return the drafts' probabilities, normalised, float64."""
+    scores = np.array([draft.score for draft in drafts])
+    shares = np.exp(scores - scores.max())
+    normalised: ProbArray = shares / shares.sum()
+    return normalised
+
+
+def _extend(
+    drafts: TokenIds[Draft],
+    logits: LogitArray,
+    k: int,
+    ngrams: NGrams | None,
+    alpha: float,
+    end: frozenset[int],
+) -> list[Draft]:
+    exact = logits.astype(np.float64)
+    logprobs = exact - exact.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
+    argmax = np.argsort(-logprobs, kind="stable")[:k].tolist()
+    out = []
+    for draft in drafts:
+        if draft.ended:
+            out.append(draft)
+            continue
+        for token in argmax:
+            gain = float(logprobs[token])
+            context = draft.context
+            if ngrams is not None:
+                gain = (1 - alpha) * gain + alpha * ngrams.logprob(context, token)
+                context = ngrams.follow(context, token)
+            out.append(Draft((*draft.tokens, token), draft.score + gain, context, token in end))
+    return sorted(out, key=lambda draft: -draft.score)[:k]
+
+
+# Suggestions:
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One continuation; `score` is the sum of its interpolated log-probabilities, in nats."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestions:
+    """Continuations, best first; `forwards` is one per token, for all of them together."""
+
+    suggestions: tuple[Suggestion, ...]
+    forwards: int
+    lossless: bool = False
+
+
+def suggest(
+    engine: Engine,
+    prompt: str,
+    *,
+    k: int = 3,
+    tokens: int = 10,
+    alpha: float | None = None,
+    corpus: List[str] = (),
+) -> Suggestions:
+    """Continue a raw text in `k` ways by superposed decoding.
+
+    Args:
+        engine: on a runtime that accepts input embeddings ("torch"); its drafter is not used.
+        alpha: weight of n-gram counts against the model, 0 to 1. Default: 0.3 with a corpus, else
+            0. With 0 and `k` of 1 the result is greedy text.
+        corpus: texts for the n-gram counts; the prompt itself if empty.
+
+    Raises:
+        InvalidOption: `k`, `tokens` or `alpha` is out of range.
+        PromptError: the prompt is empty, or longer than the context with `tokens`.
+        RuntimeUnavailable: the runtime accepts no embeddings.
+    """
+    target, tokenizer = engine.decoder.target, engine.tokenizer
+    vocabulary, context = target.capabilities.vocab_size, target.capabilities.max_context
+    if alpha is None:
+        alpha = 0.3 if corpus else 0.0
+    if not 1 <= k <= vocabulary:
+        raise InvalidOption(f"k must be from 1 to {vocabulary} (the vocabulary), not {k}")
+    if tokens < 1:
+        raise InvalidOption(f"tokens must be 1 or more, not {tokens}")
+    if not 0 <= alpha <= 1:
+        raise InvalidOption(f"alpha must be from 0 (model alone) to 1, not {alpha}")
+    if not isinstance(target, Superposing):
+        raise RuntimeUnavailable(
+            f"the {target.capabilities.runtime} runtime takes no embeddings as input: use torch"
+        )
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise PromptError("the prompt is empty: give some text")
+    if len(ids) + tokens > context:
+        raise PromptError(
+            f"the prompt has {len(ids)} tokens and the context holds {context}, of which {tokens} "
+            "must stay free: shorten the prompt"
+        )
+    ngrams = None
+    if alpha > 0:
+        texts = [tokenizer.encode(text) for text in corpus] if corpus else [ids]
+        ngrams = NGrams(texts)
+    end = tokenizer.eos_token_ids
+    drafts, forwards = superpose(target, ids, k, tokens, ngrams=ngrams, alpha=alpha, end=end)
+    found = [Suggestion(tokenizer.decode(d.tokens), d.tokens, d.score) for d in drafts]
+    return Suggestions(tuple(found), forwards)

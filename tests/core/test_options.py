@@ -1,0 +1,81 @@
+"""Options of methods: read from text by the types that constructors declare, or refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.core.options import arguments, split_options
+from paceline.errors import InvalidOption
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.verifiers.base import VerifierContext
+from paceline.verifiers.matching import Coupled
+from paceline.zoo.reflective import PROMPT, Reflective
+from paceline.zoo.relaxed import Relaxed
+from paceline.zoo.top_gap import TopGap
+from paceline.zoo.typical import Typical
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("coupled", ("coupled", {})),
+        ("auto", ("auto", {})),
+        ("top-gap:beta=3", ("top-gap", {"beta": "3"})),
+        ("top-gap: beta = 3 , gap=1.5", ("top-gap", {"beta": "3", "gap": "1.5"})),
+        ("judge:head=a=b.safetensors", ("judge", {"head": "a=b.safetensors"})),
+    ],
+)
+def test_options_follow_the_name(text: str, expected: tuple[str, dict[str, str]]) -> None:
+    assert split_options(text, "verifier") == expected
+
+
+@pytest.mark.parametrize("text", ["x:", "x:beta", "x:=3", "x:beta=1,", "x:beta=1,beta=2"])
+def test_what_is_no_option_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InvalidOption, match="write x:key=value") as caught:
+        split_options(text, "verifier")
+    assert "\n" not in str(caught.value)
+
+
+def test_values_get_the_types_of_the_constructor() -> None:
+    assert arguments(TopGap, "verifier", {"beta": "3", "gap": "1.5"}) == {"beta": 3, "gap": 1.5}
+    assert arguments(Typical, "verifier", {"greedy_next": "false"}) == {"greedy_next": False}
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "says"),
+    [
+        (TopGap, {"tau": "3"}, "has no option 'tau': use beta, gap"),
+        (TopGap, {"beta": "2.5"}, "option beta of verifier 'top-gap' must be a whole number"),
+        (Typical, {"delta": "much"}, "must be a number, not 'much'"),
+        (Typical, {"greedy_next": "1"}, "must be true or false"),
+        (Coupled, {"beta": "1"}, "verifier 'coupled' has no option 'beta': it has none"),
+        (Reflective, {"prompt": "1"}, "has no option 'prompt': use alpha"),
+    ],
+)
+def test_wrong_options_are_named_with_the_choices(
+    rule: type, options: dict[str, str], says: str
+) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        arguments(rule, "verifier", options)
+
+
+def made(rule: type, **options: str) -> object:
+    """A rule as the engine makes it."""
+    target = TabularTarget(TabularModel(4, 1, 1).logits, 4).capabilities
+    return rule.create(VerifierContext(target, "model", lambda text: [len(text)], options))
+
+
+def test_rules_are_made_from_text() -> None:
+    rule = made(Relaxed, ratio="1.5")
+    assert isinstance(rule, Relaxed)
+    assert rule.ratio == 1.5
+    with pytest.raises(InvalidOption, match="ratio must be 1"):
+        made(Relaxed, ratio="0.5")
+    assert isinstance(made(Coupled), Coupled)
+
+
+def test_the_reflection_prompt_is_in_the_targets_tokens() -> None:
+    rule = made(Reflective, alpha="0.5")
+    assert isinstance(rule, Reflective)
+    assert rule.alpha == 0.5
+    assert rule.prompt.tolist() == [len(PROMPT)]

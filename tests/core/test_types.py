@@ -1,0 +1,60 @@
+"""Parameters are checked where they are made, and errors name them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from paceline.core.types import SamplingParams
+from paceline.errors import InvalidOption, PacelineError
+
+BAD: list[tuple[str, list[object]]] = [
+    ("temperature", [-0.1, math.nan, math.inf]),
+    ("top_k", [-1]),
+    ("top_p", [0.0, -0.5, 1.01, math.nan]),
+    ("min_p", [-0.01, 1.5, math.nan]),
+    ("repetition_penalty", [0.0, -1.0, math.inf, math.nan]),
+    ("presence_penalty", [math.inf, math.nan]),
+    ("frequency_penalty", [-math.inf, math.nan]),
+    ("logit_bias", [{3: math.inf}, {3: math.nan}]),
+    ("max_new_tokens", [0, -5]),
+    ("stop", [("",), ("ok", "")]),
+    ("seed", [-1]),
+    ("logprobs", [-1]),
+]
+
+GOOD: list[tuple[str, list[object]]] = [
+    ("temperature", [0.0, 2.5]),
+    ("top_k", [0, 10**6]),
+    ("top_p", [1e-9, 1.0]),
+    ("min_p", [0.0, 1.0]),
+    ("repetition_penalty", [0.5, 2.0]),
+    ("presence_penalty", [-2.0, 2.0]),
+    ("frequency_penalty", [-2.0, 2.0]),
+    ("logit_bias", [{}, {0: -100.0}]),
+    ("max_new_tokens", [1]),
+    ("stop", [(), ("end",)]),
+    ("seed", [0, 2**70]),
+    ("logprobs", [None, 0, 20]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in BAD for v in values])
+def test_bad_values_are_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    message = str(caught.value)
+    assert message.startswith(f"{name} must be ")
+    assert "\n" not in message
+    assert isinstance(caught.value, PacelineError)
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in GOOD for v in values])
+def test_good_values_are_taken(name: str, value: object) -> None:
+    assert getattr(SamplingParams(**{name: value}), name) == value  # type: ignore[arg-type]
+
+
+def test_greedy_is_temperature_zero() -> None:
+    assert SamplingParams().greedy
+    assert not SamplingParams(temperature=0.1).greedy

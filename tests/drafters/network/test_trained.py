@@ -1,0 +1,498 @@
+"""Trained drafters from a file to the text: never another text, and no file that is not theirs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from tests.helpers import tiny_model as tiny
+from tests.runtimes import tiny_openvino
+
+from paceline.core import tree as trees
+from paceline.core.types import Budget, Capabilities, SamplingParams
+from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
+from paceline.drafters.network import drafter as trained_networks
+from paceline.drafters.network import weights as module
+from paceline.drafters.network.drafter import TrainedDrafter, chains
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.native.library import has_float_products
+from paceline.networks.base import Geometry, Network
+from paceline.networks.catalogue import NETWORKS, build
+from paceline.networks.draft_lm import DraftLM
+from paceline.networks.kangaroo import Kangaroo
+from paceline.networks.runner import Chain
+from paceline.networks.weights import Trained, load_network, save_network
+from paceline.policy.acceptance import PlattScaling
+from paceline.policy.controller import Fixed
+from paceline.sampling.sequence import Sequence
+from paceline.verifiers.matching import Coupled
+
+CONFIG = tiny_openvino.config(layers=3)
+TENSORS = tiny.random_tensors(CONFIG)
+GEOMETRY = Geometry.of(CONFIG)
+MODEL = "fingerprint"
+DRAFTERS: dict[str, type[TrainedDrafter]] = {
+    each.name: each
+    for each in vars(trained_networks).values()
+    if isinstance(each, type) and issubclass(each, TrainedDrafter) and each is not TrainedDrafter
+}
+PROMPTS = ([5, 9, 17, 3], [7], [11, 30, 30, 4, 250, 2, 8], [40, 41] * 25)
+GREEDY = SamplingParams(max_new_tokens=6)
+SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
+
+
+def on_openvino(attention: str) -> Any:
+    """With networks as graphs of the plugin, or, beside attention along paths, as programs."""
+    pytest.importorskip("openvino")
+    if attention == "paths" and not has_float_products():
+        pytest.skip("needs a C++ compiler and AVX-512")
+    return tiny_openvino.target("fp32", CONFIG, attention=attention)
+
+
+@pytest.fixture(autouse=True)
+def one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of any number of rows alone: a graph for each number takes a while to compile."""
+    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._FEW", ())
+
+
+def on_torch() -> Any:
+    torch = pytest.importorskip("paceline.runtimes.torch.target")
+    return torch.TorchTarget(CONFIG, TENSORS, "cpu", "fp32")
+
+
+TARGETS: dict[str, Callable[[], Any]] = {
+    "openvino": cache(lambda: on_openvino("plugin")),
+    "native": cache(lambda: on_openvino("paths")),
+    "torch": cache(on_torch),
+}
+every_runtime = pytest.mark.parametrize("runtime", TARGETS)
+
+
+def random_weights(network: Network, seed: int = 0) -> Trained:
+    """Half of the vocabulary can be drafted."""
+    rng = np.random.default_rng(seed)
+    parameters = {
+        name: rng.normal(1.0 if len(shape) == 1 else 0.0, 0.1, shape).astype(np.float32)
+        for name, shape in network.shapes().items()
+    }
+    ids = np.arange(0, CONFIG.vocab_size, 2)
+    return Trained(network, parameters, ids, {"model": MODEL, "model_name": "tiny"})
+
+
+def saved(path: Path, trained: Trained) -> Path:
+    save_network(path, trained)
+    return path
+
+
+def context(target: Any, **options: str) -> DrafterContext:
+    def no_model() -> Any:
+        raise AssertionError("no draft model was named")
+
+    return DrafterContext(
+        target.capabilities,
+        no_model,
+        options=options,
+        model=MODEL,
+        run_network=getattr(target, "run_network", None),
+    )
+
+
+def generate(
+    target: Any, drafter: Drafter, params: SamplingParams, depth: int = 2
+) -> list[Sequence]:
+    """All prompts in one batch; a new one joins when the first ends."""
+    stops = StopRules((), CONFIG.max_context)
+    decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(depth, depth), stops)
+    sequences = [Sequence.start(i, prompt, params) for i, prompt in enumerate(PROMPTS)]
+    *active, last = sequences
+    waiting = [last]
+    for sequence in active:
+        decoder.open(sequence)
+    while active:
+        decoder.step(active)
+        for ended in [each for each in active if each.finish_reason]:
+            decoder.close(ended)
+            active.remove(ended)
+            while waiting:
+                active.append(waiting.pop())
+                decoder.open(active[-1])
+    return sequences
+
+
+@cache
+def plain(runtime: str) -> list[list[list[int]]]:
+    """Greedy texts and sampled ones, without a drafter."""
+    target = TARGETS[runtime]()
+    both = [generate(target, NoDrafter(), params) for params in (GREEDY, SAMPLED)]
+    return [[each.tokens for each in sequences] for sequences in both]
+
+
+def small(name: str) -> Network:
+    """With few steps, each of which is a graph to compile."""
+    steps = "steps" in build(name, GEOMETRY, {}).settings()
+    return build(name, GEOMETRY, {"steps": 2} if steps else {})
+
+
+def test_every_network_has_a_drafter() -> None:
+    assert set(DRAFTERS) == set(NETWORKS)
+    for name, drafter in DRAFTERS.items():
+        assert drafter.needs.features == NETWORKS[name].reads_features
+
+
+@every_runtime
+@pytest.mark.parametrize("name", NETWORKS)
+def test_texts_are_those_of_plain_decoding(name: str, runtime: str, tmp_path: Path) -> None:
+    target = TARGETS[runtime]()
+    path = saved(tmp_path / "weights", random_weights(small(name)))
+    drafter = DRAFTERS[name].create(context(target, weights=str(path), stop="0"))
+    for params, expected in zip((GREEDY, SAMPLED), plain(runtime), strict=True):
+        found = generate(target, drafter, params)
+        assert [each.tokens for each in found] == expected
+        assert sum(each.stats.drafted_tokens for each in found) > 0
+
+
+def copies() -> dict[str, Trained]:
+    """Networks that compute what the target computes: right in all that they draft."""
+    layers = {}
+    for layer in range(CONFIG.layers):
+        theirs = f"model.layers.{layer}."
+        attention, feed_forward = f"{theirs}self_attn.", f"{theirs}mlp."
+        layers |= {
+            f"layer.{layer}.norm": TENSORS[f"{theirs}input_layernorm.weight"],
+            f"layer.{layer}.qkv": np.concatenate(
+                [TENSORS[f"{attention}{each}_proj.weight"] for each in "qkv"]
+            ),
+            f"layer.{layer}.o.residual": TENSORS[f"{attention}o_proj.weight"],
+            f"layer.{layer}.ffn_norm": TENSORS[f"{theirs}post_attention_layernorm.weight"],
+            f"layer.{layer}.gate_up": np.concatenate(
+                [TENSORS[f"{feed_forward}{each}_proj.weight"] for each in ("gate", "up")]
+            ),
+            f"layer.{layer}.down.residual": TENSORS[f"{feed_forward}down_proj.weight"],
+        }
+    norm = {"norm": TENSORS["model.norm.weight"]}
+    kangaroo = random_weights(Kangaroo(GEOMETRY, exit=CONFIG.layers)).parameters
+    nothing = {"adapter.o.residual": np.zeros_like(kangaroo["adapter.o.residual"])}
+    every = np.arange(CONFIG.vocab_size)
+    return {
+        "draft-lm": Trained(DraftLM(GEOMETRY, layers=CONFIG.layers), layers | norm, every, {}),
+        "kangaroo": Trained(
+            Kangaroo(GEOMETRY, exit=CONFIG.layers), {**kangaroo, **nothing, **norm}, every, {}
+        ),
+    }
+
+
+@every_runtime
+@pytest.mark.parametrize("name", ["draft-lm", "kangaroo"])
+def test_a_network_that_equals_its_target_is_always_right(name: str, runtime: str) -> None:
+    """Every row is in its place: the first token, the prompt, what was accepted, what was not."""
+    target = TARGETS[runtime]()
+    drafter = DRAFTERS[name](target.run_network(copies()[name]), stop=0)
+    for sequence in generate(target, drafter, replace(GREEDY, max_new_tokens=16), depth=4):
+        stats = sequence.stats
+        assert stats.accepted_tokens == stats.drafted_tokens > 10
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_compressed_layers_are_borrowed_as_they_are(precision: str) -> None:
+    """Scales and zero points too, or the copy would not be right so often."""
+    pytest.importorskip("openvino")
+    target = tiny_openvino.target(precision, CONFIG)
+    drafter = DRAFTERS["kangaroo"](target.run_network(copies()["kangaroo"]), stop=0)
+    found = generate(target, drafter, GREEDY)
+    expected = [each.tokens for each in generate(target, NoDrafter(), GREEDY)]
+    if target.capabilities.bit_exact:
+        assert [each.tokens for each in found] == expected
+    drafted = sum(each.stats.drafted_tokens for each in found)
+    assert sum(each.stats.accepted_tokens for each in found) > 0.7 * drafted
+
+
+def test_the_first_token_matters_to_that() -> None:
+    """Negative control: without its row, a copy of the target is wrong now and then."""
+
+    class Forgetful(DRAFTERS["draft-lm"]):  # type: ignore[misc]
+        def open(self, sequence: Sequence) -> None:
+            super().open(replace(sequence, tokens=sequence.tokens[1:]))
+
+    target = TARGETS["torch"]()
+    drafter = Forgetful(target.run_network(copies()["draft-lm"]))
+    found = generate(target, drafter, replace(GREEDY, max_new_tokens=16), depth=4)
+    drafted = sum(each.stats.drafted_tokens for each in found)
+    assert sum(each.stats.accepted_tokens for each in found) < drafted
+
+
+def test_s2d_is_cut_at_an_exit(tmp_path: Path) -> None:
+    deep = random_weights(build("s2d", GEOMETRY, {"layers": 3}))
+    path = str(saved(tmp_path / "weights", deep))
+    seen: list[Trained] = []
+    bare = Bare()
+    bare.run_network = seen.append  # type: ignore[method-assign]
+    for layers in ("1", "3"):
+        DRAFTERS["s2d"].create(context(bare, weights=path, layers=layers))
+    assert [each.network.layers for each in seen] == [1, 3]
+    assert seen[0].parameters.keys() == build("s2d", GEOMETRY, {"layers": 1}).shapes().keys()
+    refused("s2d", "which is less than", bare, weights=path, layers="4")
+    refused("s2d", "layers must be 1 or more", bare, weights=path, layers="0")
+    refused("s2d", "must be a whole number", bare, weights=path, layers="few")
+    refused("hydra", "has no option 'layers'", bare, weights=path, layers="1")
+
+
+@pytest.mark.parametrize(("stop", "tokens"), [(0.0, 4), (0.5, 2), (0.05, 3), (0.99, 0)])
+def test_a_chain_stops_before_what_is_not_likely_enough(stop: float, tokens: int) -> None:
+    class Fake:
+        depth = 5
+
+        def open(self) -> None: ...
+
+        def draft(self, grown: Any, depth: int) -> list[Chain]:
+            return [chain_of([0.9, 0.5, 0.1, 0.02][:depth])]
+
+    target_free: Any = Fake()
+    drafter = DRAFTERS["draft-lm"](target_free, stop=stop)
+    sequence = Sequence.start(0, [1, 2, 3], GREEDY)
+    drafter.open(sequence)
+    (draft,) = drafter.propose([sequence], [Budget(9, 9)])
+    assert draft.tokens.tolist() == list(range(tokens))
+    assert draft.scores is not None
+    stand = PlattScaling(greedy=True, noisy=False).of([0.9, 0.5, 0.1, 0.02])
+    np.testing.assert_allclose(draft.scores, np.cumprod(stand)[:tokens])
+
+
+def chain_of(chances: list[float], runner_ups: list[float] | None = None) -> Chain:
+    """Tokens 0, 1, 2, ... and beside them 10, 11, 12, ..."""
+    count = len(chances)
+    beside = [0.0] * count if runner_ups is None else runner_ups
+    return Chain(list(range(count)), chances, list(range(10, 10 + count)), beside)
+
+
+@pytest.mark.parametrize(
+    ("budget", "stop", "leaves"),
+    [
+        (Budget(9, 9), 0.0, [10, 11, 12, 13]),
+        (Budget(9, 9), 0.3, [10, 11, 12]),  # none beside a token that is not drafted
+        (Budget(6, 9), 0.0, [11, 12]),  # room for the likeliest: 0.9 * 0.4 and 0.9 * 0.5 * 0.6
+        (Budget(5, 9), 0.0, [11]),
+        (Budget(4, 9), 0.0, []),
+        (Budget(9, 2), 0.0, [10, 11]),
+    ],
+)
+def test_room_that_a_chain_leaves_is_for_its_rivals(
+    budget: Budget, stop: float, leaves: list[int]
+) -> None:
+    chances, runner_ups = [0.9, 0.5, 0.4, 0.2], [0.05, 0.4, 0.6, 0.1]
+    line = PlattScaling(greedy=False, noisy=False)  # as they say
+    given = [chain_of(chances, runner_ups)], [budget], [line]
+    ((draft, chain),) = chains(*given, source="name", stop=stop)
+    assert chain.chances == chances
+    assert draft.source == "name"
+    long = min(budget.depth, 4 if stop < 0.2 else 3)
+    assert draft.tokens.tolist() == [*range(long), *leaves]
+    assert draft.parents.tolist() == [*range(-1, long - 1), *(leaf - 11 for leaf in leaves)]
+    assert draft.scores is not None
+    path = np.cumprod(chances)
+    above = [1.0, *path]
+    beside = [above[leaf - 10] * runner_ups[leaf - 10] for leaf in leaves]
+    np.testing.assert_allclose(draft.scores, [*path[:long], *beside])
+    ((bare, _),) = chains(*given, source="name", stop=stop, runner_ups=False)
+    assert trees.is_chain(bare)
+    assert len(bare) == long
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_rival_that_is_right_is_accepted(params: SamplingParams) -> None:
+    """A drafter that is always wrong in first place and right in second: leaves stand, the text
+    stays."""
+    target = tiny_openvino.target("fp32", CONFIG)
+
+    def text(drafter: Drafter, *sizes: int) -> Sequence:
+        sequence = Sequence.start(0, list(PROMPTS[0]), params)
+        stops = StopRules((), CONFIG.max_context)
+        decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(*sizes), stops)
+        decoder.open(sequence)
+        while sequence.finish_reason is None:
+            decoder.step([sequence])
+        decoder.close(sequence)
+        return sequence
+
+    plain = text(NoDrafter(), 0, 0).tokens
+
+    class Second:
+        depth, read = 1, 0
+
+        def open(self) -> None: ...
+
+        def release(self, cache: None) -> None: ...
+
+        def draft(self, grown: Any, depth: int) -> list[Chain]:
+            self.read += len(grown[0].tokens)
+            right = plain[self.read]
+            return [Chain([(right + 1) % CONFIG.vocab_size], [0.6], [right], [0.3])]
+
+    def drafted(**options: bool) -> Sequence:
+        runner: Any = Second()
+        return text(DRAFTERS["draft-lm"](runner, **options), 2, 1)  # type: ignore[arg-type]
+
+    found = drafted()
+    assert found.tokens == plain
+    assert found.stats.accepted_tokens == params.max_new_tokens // 2
+    bare = drafted(runner_ups=False)
+    assert bare.tokens == plain
+    assert bare.stats.accepted_tokens == 0
+
+
+CAPABILITIES = Capabilities(
+    runtime="some",
+    device="cpu",
+    precision="fp32",
+    vocab_size=CONFIG.vocab_size,
+    max_context=256,
+    hidden_size=CONFIG.hidden_size,
+    hidden_states=True,
+    bit_exact=True,
+    layout="exact",
+    feature_layers=(0, 1, 2),
+)
+
+
+class Bare:
+    """A target that is never run."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.capabilities = replace(CAPABILITIES, **changes)
+
+    def run_network(self, trained: Trained) -> Any:
+        raise AssertionError("these weights should have been refused")
+
+
+def refused(name: str, message: str, target: Any = None, **options: str) -> None:
+    """One line that names what is wrong."""
+    with pytest.raises((InvalidOption, RuntimeUnavailable), match=message) as caught:
+        DRAFTERS[name].create(context(target or Bare(), **options))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    return saved(tmp_path / "weights", random_weights(build("hydra", GEOMETRY, {})))
+
+
+def changed(path: Path, **entries: Any) -> Path:
+    """The same tensors with other entries in the description of the network."""
+    with safe_open(path, "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = file.metadata()
+    metadata["network"] = json.dumps({**json.loads(metadata["network"]), **entries})
+    save_file(tensors, path, metadata)
+    return path
+
+
+def test_weights_of_others_are_refused(weights: Path, tmp_path: Path) -> None:
+    refused(
+        "hydra", "there is no file .*gone: name trained weights", weights=str(tmp_path / "gone")
+    )
+    refused("medusa", "holds network 'hydra': use --drafter hydra:", weights=str(weights))
+    other = replace(random_weights(build("hydra", GEOMETRY, {})), metadata={"model": "another"})
+    refused("hydra", "for another model", weights=str(saved(tmp_path / "other", other)))
+    anonymous = replace(other, metadata={})
+    refused("hydra", "for another model", weights=str(saved(tmp_path / "anonymous", anonymous)))
+    refused("hydra", "for another model", Bare(vocab_size=99), weights=str(weights))
+    refused("hydra", "for another model", Bare(hidden_size=99), weights=str(weights))
+
+
+@pytest.mark.parametrize("size", [0, 5, 200, -40, -1])
+def test_truncated_files_are_refused(weights: Path, size: int) -> None:
+    weights.write_bytes(weights.read_bytes()[:size])
+    refused("hydra", "holds no drafter network, or is damaged", weights=str(weights))
+
+
+def test_foreign_files_are_refused(weights: Path, tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    message = "holds no drafter network, or is damaged"
+    pickled = tmp_path / "pickle"
+    pickled.write_bytes(pickle.dumps({"state": Bomb()}))
+    refused("hydra", message, weights=str(pickled))
+    assert not (tmp_path / "ran").exists()
+    foreign = tmp_path / "foreign"
+    save_file({"lm_head.weight": np.zeros((4, 4), np.float32)}, foreign, {"format": "pt"})
+    refused("hydra", message, weights=str(foreign))
+    save_file({"lm_head.weight": np.zeros((4, 4), np.float32)}, foreign)
+    refused("hydra", message, weights=str(foreign))
+    refused("hydra", message, weights=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"network": "hydar"},
+        {"settings": {"steps": 10**9}},
+        {"settings": [1]},
+        {"settings": {"steps": None}},
+        {"geometry": {"width": 64}},
+        {"geometry": "wide"},
+    ],
+)
+def test_tampered_descriptions_are_refused(weights: Path, entries: dict[str, Any]) -> None:
+    refused("hydra", "network|must be", weights=str(changed(weights, **entries)))
+
+
+@pytest.mark.parametrize("field", ["width", "heads", "vocab_size", "norm_eps"])
+def test_tampered_geometries_are_refused(weights: Path, field: str) -> None:
+    geometry = {name: getattr(GEOMETRY, name) for name in Geometry.__slots__}
+    for value in ("wide", None, -1, float("nan")):
+        path = changed(weights, geometry={**geometry, field: value})
+        refused("hydra", f"{field} of a geometry must be a positive number", weights=str(path))
+
+
+def test_tampered_numbers_are_refused(weights: Path) -> None:
+    trained = load_network(weights)
+    broken = {**trained.parameters, "norm": np.full(GEOMETRY.width, np.nan, np.float32)}
+    refused_after = replace(trained, parameters=broken)
+    refused("hydra", "impossible numbers", weights=str(saved(weights, refused_after)))
+    beyond = replace(trained, draft_ids=np.array([1, CONFIG.vocab_size]))
+    refused("hydra", "impossible numbers", weights=str(saved(weights, beyond)))
+    unordered = replace(trained, draft_ids=np.array([4, 1]))
+    refused("hydra", "draft ids out of order", weights=str(saved(weights, unordered)))
+
+
+def test_other_bad_options_are_named(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runs(Bare):
+        def run_network(self, trained: Trained) -> Any:
+            return None
+
+    refused("hydra", "has no option 'wights': use weights, growth, stop", wights="x")
+    options = {"weights": str(weights), "stop": "soon"}
+    refused("hydra", "option stop of drafter 'hydra' must be a number", Runs(), **options)
+    refused("hydra", "stop must be 0 or more", Runs(), **{**options, "stop": "1"})
+    options = {"weights": str(weights), "rivals": "some"}
+    refused("hydra", "option rivals of drafter 'hydra' must be true or false", Runs(), **options)
+    options = {**options, "growth": "static", "rivals": "true"}
+    refused("hydra", "option rivals is for chains of the likeliest tokens", Runs(), **options)
+    refused("hydra", "runtime 'some' gives no hidden", Bare(feature_layers=()))
+    bare = Bare()
+    monkeypatch.setattr(bare, "run_network", None)
+    for name in ("hydra", "draft-lm"):
+        refused(name, "runtime 'some' runs none: use --runtime", bare)
+    refused("draft-lm", "no weights ship for drafter 'draft-lm'", Bare(feature_layers=()))
+
+
+def test_weights_that_ship_are_found_by_their_model(
+    weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights.rename(weights.with_name("hydra-tiny.safetensors"))
+    monkeypatch.setattr("paceline.networks.weights.files", lambda _: weights.parent)
+    assert module.shipped("hydra", MODEL).name == "hydra-tiny.safetensors"
+    with pytest.raises(InvalidOption, match="no weights ship for drafter 'hydra'"):
+        module.shipped("hydra", "another")

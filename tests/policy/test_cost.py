@@ -1,0 +1,338 @@
+"""c(n): interpolation, refinement, measurement, and the cache on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.target import Output, Pass
+from paceline.core.tree import leaf_paths
+from paceline.policy import cost as cost_measuring
+from paceline.policy.cost import SIZES, CostModel, load_or_measure, measure
+from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget
+
+MODEL = TabularModel(20, 1, seed=3)
+KEY = {"model": "org/tiny", "threads": None, "layout": "exact"}
+
+
+@pytest.fixture
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements of three sizes, to save time."""
+    monkeypatch.setattr(cost_measuring, "SIZES", (1, 2, 8))
+
+
+class Watched(TabularTarget):
+    """Counts forwards and remembers caches."""
+
+    def __init__(self, max_context: int = 4096, buckets: tuple[int, ...] = ()) -> None:
+        super().__init__(MODEL.logits, 20, max_context)
+        self._capabilities = replace(self._capabilities, row_buckets=buckets)
+        self.caches: list[TabularCache] = []
+        self.rows: list[int] = []
+
+    def open(self) -> TabularCache:
+        self.caches.append(super().open())
+        return self.caches[-1]
+
+    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+        outputs = super().forward(passes, rows)
+        self.rows.append(sum(len(output.logits) for output in outputs))
+        assert all(
+            p.cache.length + len(output.logits) <= self.capabilities.max_context
+            for p, output in zip(passes, outputs, strict=True)
+        )
+        return outputs
+
+
+curves = st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6).map(
+    lambda steps: CostModel((1, 2, 4, 8, 16, 32)[: len(steps)], np.cumsum(steps).tolist())
+)
+
+
+@given(curves)
+def test_time_meets_the_measurements_and_never_decreases(costs: CostModel) -> None:
+    for size, seconds in zip(costs.sizes, costs.seconds, strict=True):
+        assert costs.time(size) == pytest.approx(seconds)
+    times = [costs.time(rows) for rows in range(1, 80)]
+    assert np.all(np.diff(times) >= -1e-12)
+    assert costs.c(1) == 1
+    assert costs.curve()[1] == 1
+
+
+@given(curves, st.booleans(), st.integers(1, 40), st.integers(0, 40), st.integers(1, 4))
+def test_a_span_of_times_is_that_of_each(
+    costs: CostModel, padded: bool, rows: int, more: int, sequences: int
+) -> None:
+    costs = replace(costs, padded=padded, sequence=0.3)
+    times = [costs.time(each, sequences) for each in range(rows, rows + more + 1)]
+    assert costs.span(rows, more, sequences) == times
+
+
+def test_nothing_to_span() -> None:
+    assert CostModel((1, 4), [1.0, 2.0]).span(3, -1) == []
+
+
+def test_time_is_linear_between_and_beyond_the_measurements() -> None:
+    costs = CostModel((1, 3, 5), [1.0, 2.0, 4.0])
+    assert costs.time(2) == pytest.approx(1.5)
+    assert costs.time(4) == pytest.approx(3.0)
+    assert costs.time(6) == pytest.approx(5.0)
+    assert costs.time(15) == pytest.approx(14.0)
+    assert costs.c(5) == pytest.approx(4.0)
+
+
+def test_sequences_cost_time_beyond_their_rows() -> None:
+    costs = CostModel((1, 4), [1.0, 2.0], sequence=0.25)
+    assert costs.time(4) == 2.0
+    assert costs.time(4, 4) == 2.75
+    assert costs.times(np.array([1, 4]), 3).tolist() == [1.5, 2.5]
+    for _ in range(300):
+        costs.observe(4, 2.75, 4)  # as expected: nothing to learn
+    assert costs.time(4, 4) == pytest.approx(2.75)
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.5, 0.9, 1.0, 1.7, 3.0, 6.0])
+@pytest.mark.parametrize("used", [[8], [1], [1, 2, 8], [16, 7, 3]])
+def test_a_machine_of_another_speed_has_the_same_curve(factor: float, used: list[int]) -> None:
+    """Only how sizes compare matters, whichever of them happen to be used."""
+    costs = CostModel((1, 2, 4, 8, 16), [1.0, 1.1, 1.3, 2.0, 3.5])
+    truth = {size: costs.time(size) for size in (*costs.sizes, *used)}
+    before = costs.curve()
+    for step in range(600):
+        rows = used[step % len(used)]
+        costs.observe(rows, factor * truth[rows])
+    for size, c in costs.curve().items():
+        assert c == pytest.approx(before[size], rel=0.2)
+
+
+def test_the_pace_is_how_long_an_estimated_second_takes() -> None:
+    costs = CostModel((1, 2), [1.0, 1.5])
+    assert costs.pace == 1
+    for _ in range(100):
+        costs.observe(2, 4.5)
+    assert costs.pace == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_size_that_costs_more_than_measured_is_noticed() -> None:
+    costs = CostModel((1, 2, 4, 8), [1.0, 1.1, 1.2, 1.3])
+    truth = {1: 1.0, 2: 1.1, 8: 2.6}
+    for _ in range(1500):
+        for rows, seconds in truth.items():
+            costs.observe(rows, seconds)
+    assert costs.c(8) > 1.6
+    assert costs.c(2) == pytest.approx(1.1, rel=0.1)
+
+
+def test_sizes_between_those_measured_teach_both() -> None:
+    costs = CostModel((1, 4, 8, 12), [1.0, 1.2, 1.4, 1.6])
+    for _ in range(1500):
+        costs.observe(1, 1.0)
+        costs.observe(10, 2.6)
+    assert costs.c(10) == pytest.approx(2.6, rel=0.1)
+    assert costs.c(1) == 1.0
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("price", [0.4, 1.0, 2.0])
+def test_what_rows_cost_at_the_moment_is_known_within_a_second(factor: float, price: float) -> None:
+    """The machine may be in another state than when it was measured, and change again."""
+    costs = CostModel((1, 2, 4, 8), [1.0, 1.1, 1.3, 1.7])
+    rng = np.random.default_rng(3)
+    for now in (1.0, price):
+        for rows in rng.choice([1, 2, 3, 4, 6], 300).tolist():
+            seconds = factor * (1 + 0.1 * now * (rows - 1)) * rng.uniform(0.95, 1.05)
+            costs.observe(rows, seconds)
+    for rows in (2, 4, 8):
+        assert costs.c(rows) - 1 == pytest.approx(0.1 * price * (rows - 1), rel=0.3)
+
+
+def test_a_pause_of_the_machine_changes_no_price() -> None:
+    costs = CostModel((1, 2, 4, 8), [1.0, 1.1, 1.3, 1.7])
+    rng = np.random.default_rng(3)
+    for step in range(300):
+        rows = int(rng.choice([1, 2, 4]))
+        costs.observe(rows, costs.time(rows) * (50 if step % 60 == 59 else 1))
+    assert costs.c(4) == pytest.approx(1.3, rel=0.1)
+
+
+def test_steps_of_one_size_tell_nothing_of_its_price() -> None:
+    costs = CostModel((1, 2, 4, 8), [1.0, 1.1, 1.3, 1.7])
+    for _ in range(300):
+        costs.observe(4, 5.0)
+    assert costs.c(4) == pytest.approx(1.3, rel=0.2)
+
+
+@given(curves, st.lists(st.tuples(st.integers(1, 40), st.floats(0, 10)), max_size=50))
+def test_any_observations_leave_a_sane_curve(
+    costs: CostModel, seen: list[tuple[int, float]]
+) -> None:
+    for rows, seconds in seen:
+        costs.observe(rows, seconds)
+    assert np.all(np.diff(costs.seconds) >= 0)
+    assert min(costs.seconds) > 0
+    assert np.isfinite(costs.seconds).all()
+    assert costs.c(1) == 1
+
+
+@pytest.mark.usefixtures("few_sizes")
+def test_measuring_leaves_the_target_as_it_was() -> None:
+    target = Watched()
+    mine = target.open()
+    target.prefill(mine, [1, 2, 3])
+    costs = measure(target)
+    assert costs.sizes == [1, 2, 8]
+    assert set(target.rows) == {1, 2, 8}
+    assert np.all(np.diff(costs.seconds) >= 0)
+    assert [cache.released for cache in target.caches] == [False, True]
+    assert mine.tokens == [1, 2, 3]
+    assert target.caches[1].tokens  # something was in the cache, as in real use
+
+
+def test_padding_runtimes_are_measured_at_their_own_sizes() -> None:
+    target = Watched(buckets=(1, 4, 16, 64))
+    costs = measure(target)
+    assert costs.sizes == [1, 4, 16]  # no larger than drafts are worth
+    assert set(target.rows) == {1, 4, 8, 16}  # 8: the star that prices branches
+    assert costs.padded
+    assert costs.switch >= 0
+    assert not measure(Watched(200)).padded
+
+
+@pytest.mark.usefixtures("few_sizes")
+@pytest.mark.parametrize(
+    ("path", "fork", "found"),
+    [
+        (0.0, 0.0, (0.0, 0.0)),
+        (0.004, 0.0, (0.0, 0.0)),  # five paths more take 2% of a plain step
+        (0.1, 0.0, (0.1, 0.0)),
+        (0.0, 0.02, (0.0, 0.0)),
+        (0.1, 0.4, (0.1, 0.4)),
+    ],
+)
+def test_branches_have_a_price_where_it_can_be_told_from_noise(
+    path: float, fork: float, found: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+
+    class Timed(Watched):
+        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+            nonlocal now
+            paths = sum(len(leaf_paths(p.draft)) for p in passes if p.draft is not None)
+            now += 1.0 + path * max(paths - 1, 0) + fork * (paths > 1)
+            return super().forward(passes, rows)
+
+    monkeypatch.setattr(cost_measuring, "perf_counter", lambda: now)
+    target = Timed()
+    costs = measure(target)
+    branch, whole = costs.branch * len(target.caches[0].tokens), costs.fork
+    assert (branch, whole) == pytest.approx(found)
+
+
+def test_time_on_a_padding_runtime_is_a_staircase() -> None:
+    costs = CostModel((1, 4, 8), [1.0, 2.0, 3.0], switch=0.5, padded=True)
+    assert [costs.size(rows) for rows in (1, 2, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, 9]
+    assert [costs.time(rows) for rows in (1, 2, 4, 5, 8)] == [1.0, 2.0, 2.0, 3.0, 3.0]
+    for _ in range(1500):
+        costs.observe(1, 1.0)
+        costs.observe(3, 3.0)  # booked on 4, to which it was padded
+    assert costs.time(4) > 2.4
+    assert costs.time(4) == costs.time(2)
+
+
+def test_a_failed_measurement_releases_its_cache() -> None:
+    class Failing(Watched):
+        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+            raise RuntimeError("device lost")
+
+    target = Failing()
+    with pytest.raises(RuntimeError):
+        measure(target)
+    assert [cache.released for cache in target.caches] == [True]
+
+
+@pytest.mark.usefixtures("few_sizes")
+@pytest.mark.parametrize("max_context", [2, 3, 16, 200, 256, 257, 258, 270])
+def test_short_contexts_can_be_measured(max_context: int) -> None:
+    """The sizes shrink with the context, and what comes out still answers for every size."""
+    costs = measure(Watched(max_context))
+    assert costs.time(5) >= costs.time(2) >= costs.time(1) > 0
+
+
+def test_the_measurement_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    target = Watched()
+    first = load_or_measure(target, KEY)
+    assert list(first.sizes) == list(SIZES)
+    [path] = (tmp_path / "costs").iterdir()
+    measured = len(target.rows)
+    again = load_or_measure(target, KEY)
+    assert (list(again.sizes), again.seconds) == (list(first.sizes), first.seconds)
+    assert (again.switch, again.padded) == (first.switch, first.padded)
+    assert again.sequence == first.sequence >= 0
+    assert len(target.rows) == measured
+    load_or_measure(target, {**KEY, "threads": 2})
+    assert len(target.rows) == 2 * measured
+    assert len(list(path.parent.iterdir())) == 2
+
+
+@pytest.mark.usefixtures("few_sizes")
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        '{"sizes": [1, 2]}',
+        '{"sizes": 3, "seconds": 4, "switch": 0, "padded": false}',
+        *(
+            f'{{"sizes": {sizes}, "seconds": {seconds}, "switch": {switch}, "padded": false}}'
+            for sizes, seconds, switch in (
+                ("[1, 2]", "[1]", "0"),
+                ("[]", "[]", "0"),
+                ("[2, 3]", "[1, 2]", "0"),
+                ("[1, 3, 2]", "[1, 2, 3]", "0"),
+                ("[1, 1]", "[1, 2]", "0"),
+                ("[1, 2]", "[0, 2]", "0"),
+                ("[1, 2]", "[NaN, 2]", "0"),
+                ("[1, 2]", "[1, NaN]", "0"),
+                ("[1, 2]", "[1, Infinity]", "0"),
+                ("[1, 2]", "[2, 1]", "0"),
+                ("[1, 2]", "[1, 2]", "-1"),
+                ("[1, 2]", "[1, 2]", "NaN"),
+                ("[1, 2]", "[1, 2]", "Infinity"),
+                ("[1, 2]", "[1, 2]", "null"),
+            )
+        ),
+        "\udcff",
+    ],
+)
+def test_a_damaged_file_is_measured_again(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    target = Watched()
+    load_or_measure(target, KEY)
+    measured = len(target.rows)
+    [path] = (tmp_path / "costs").iterdir()
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    costs = load_or_measure(target, KEY)
+    assert len(target.rows) == 2 * measured
+    assert np.all(np.diff(costs.seconds) >= 0)
+    load_or_measure(target, KEY)  # and the file is sound again
+    assert len(target.rows) == 2 * measured
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "costs").write_text("a file where the directory should be")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    assert load_or_measure(Watched(), KEY).c(1) == 1

@@ -1,0 +1,377 @@
+"""From names to engines: defaults, refusals, and which runtime "auto" means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from tests.helpers.tiny_model import save_directory, save_gguf, tiny_config
+
+import paceline
+from paceline.core.target import RuntimeOptions
+from paceline.drafters.base import NoDrafter
+from paceline.engine.engine import Engine
+from paceline.errors import InvalidOption, ModelError, PacelineError, RuntimeUnavailable
+from paceline.models.source import DirectorySource, GGUFSource, ModelSource
+from paceline.policy.cost import CostModel
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.registry import loading
+from paceline.registry import table as registry
+from paceline.registry.assembly import DEFAULT_DRAFTER
+from paceline.registry.loading import (
+    Loaded,
+    choose_runtime,
+    load,
+    load_draft,
+    load_model,
+    make_engine,
+)
+from paceline.registry.table import Method
+
+VOCABULARY = 320
+MODEL = TabularModel(VOCABULARY, 1, seed=3, sharpness=2.0)
+
+
+class FakeTarget(TabularTarget):
+    """A runtime that takes any model and remembers how it was asked to load it."""
+
+    loads: ClassVar[list[tuple[ModelSource, RuntimeOptions]]] = []
+
+    @classmethod
+    def load(cls, source: ModelSource, options: RuntimeOptions) -> FakeTarget:
+        cls.loads.append((source, options))
+        vocabulary = source.config.vocab_size
+        return cls(TabularModel(vocabulary, 1, seed=3).logits, vocabulary, options.limit(400))
+
+
+@pytest.fixture(autouse=True)
+def tabular_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A runtime named "tabular", as a plugin would add it; measurements stay in `tmp_path`."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    FakeTarget.loads = []
+    method = Method("tabular", "runtime", "exact", "-", "-", f"{__name__}:FakeTarget")
+    everything = (*registry.BUILT_IN, method)
+    monkeypatch.setattr(registry, "methods", lambda: everything)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(save_directory(tmp_path / "model", tiny_config()))
+
+
+@pytest.fixture
+def loaded(model: str) -> Loaded:
+    return load_model(model, runtime="tabular", progress=False)
+
+
+def one_line(error: PacelineError) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+# Engines
+
+
+def test_defaults(loaded: Loaded) -> None:
+    engine = make_engine(loaded)
+    assert engine.config["drafter"] == DEFAULT_DRAFTER
+    assert engine.config["verifier"] == "coupled"
+    assert engine.config["controller"] == "cost-model"
+    assert engine.config["lossless"] is True
+    assert engine.config["runtime"] == "tabular"
+    assert engine.config["model"] == "model"
+    assert engine.generate("dog", max_new_tokens=4).token_ids
+
+
+def test_sizes_mean_a_fixed_controller(loaded: Loaded) -> None:
+    assert make_engine(loaded, nodes=4).config["controller"] == "fixed"
+    assert make_engine(loaded, depth=4).config["controller"] == "fixed"
+    limited = make_engine(loaded, nodes=4, controller="cost-model")
+    assert limited.config["controller"] == "cost-model"
+
+
+def test_plain_decoding_measures_nothing(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> CostModel:
+        raise AssertionError("plain decoding needs no costs")
+
+    monkeypatch.setattr(loading, "load_or_measure", refuse)
+    engine = make_engine(loaded, drafter="none")
+    assert isinstance(engine.decoder.drafter, NoDrafter)
+    assert len(engine.generate("dog", max_new_tokens=4, ignore_eos=True).token_ids) == 4
+    with pytest.raises(AssertionError):
+        make_engine(loaded)
+
+
+def test_the_first_layers_load_as_a_model_of_their_own(model: str) -> None:
+    early = load_model(model, runtime="tabular", layers=1, progress=False)
+    [(source, _)] = FakeTarget.loads
+    assert source is early.source
+    assert source.config.layers == 1
+
+
+def test_a_runtime_that_reads_files_itself_refuses_an_early_exit(model: str) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(InvalidOption, match="whole models"):
+        load_model(model, runtime="transformers", layers=1, progress=False)
+
+
+def test_draft_models_take_over_the_options_of_the_target(model: str) -> None:
+    options = RuntimeOptions(threads=3, precision="fp32", max_context=200)
+    loaded = load_model(model, runtime="tabular", options=options, progress=False)
+    for precision in (None, "int4"):
+        draft = load_draft(loaded, model, precision=precision, layers=1, progress=False)
+        assert draft.options == RuntimeOptions(threads=3, precision=precision, max_context=200)
+        assert draft.source.config.layers == 1
+
+
+def test_costs_are_measured_once_per_model(loaded: Loaded, tmp_path: Path) -> None:
+    assert loaded.costs is loaded.costs
+    [path] = (tmp_path / "cache" / "costs").iterdir()
+    before = path.stat().st_mtime_ns
+    again = load_model(str(loaded.source.path), runtime="tabular", progress=False)
+    assert again.costs.seconds == loaded.costs.seconds
+    assert path.stat().st_mtime_ns == before
+    assert again.costs is not loaded.costs
+
+
+def test_engines_of_one_model_give_the_same_text(loaded: Loaded, model: str) -> None:
+    engines = [
+        make_engine(loaded, drafter=drafter, nodes=6, draft_model=model, progress=False)
+        if drafter == "draft-model"
+        else make_engine(loaded, drafter=drafter, nodes=6)
+        for drafter in ("none", "prompt-lookup", "recycling", "draft-model")
+    ]
+    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_new_tokens": 20}
+    texts = {engine.generate("dog", **options).text for engine in engines}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("kind", ["drafter", "verifier", "controller"])
+def test_unknown_names_are_answered_with_the_choices(kind: Any, loaded: Loaded) -> None:
+    options: dict[str, Any] = {kind: "magic"}
+    with pytest.raises(InvalidOption) as caught:
+        make_engine(loaded, **options)
+    message = one_line(caught.value)
+    assert f"{kind} 'magic' is unknown" in message
+    for name in registry.names(kind):
+        assert name in message
+
+
+def test_an_unknown_controller_is_refused_for_plain_decoding_too(loaded: Loaded) -> None:
+    with pytest.raises(InvalidOption, match="controller 'magic' is unknown"):
+        make_engine(loaded, drafter="none", controller="magic")
+
+
+@pytest.mark.parametrize("size", ["nodes", "depth"])
+def test_sizes_below_one_are_refused(size: str, loaded: Loaded) -> None:
+    sizes: dict[str, Any] = {size: 0}
+    with pytest.raises(InvalidOption, match=f"{size} must be 1 or more"):
+        make_engine(loaded, drafter="recycling", **sizes)
+
+
+@pytest.mark.parametrize("drafter", ["auto", "prompt-lookup", "recycling"])
+def test_rejection_refuses_drafters_that_draw_nothing(drafter: str, loaded: Loaded) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        make_engine(loaded, drafter=drafter, verifier="rejection")
+    assert "use verifier 'coupled' or drafter 'draft-model'" in one_line(caught.value)
+
+
+def test_rejection_takes_a_draft_model_and_plain_decoding(loaded: Loaded, model: str) -> None:
+    choices: list[dict[str, Any]] = [
+        {"drafter": "none"},
+        {"drafter": "draft-model", "draft_model": model},
+    ]
+    for options in choices:
+        engine = make_engine(loaded, verifier="rejection", progress=False, nodes=3, **options)
+        out = engine.generate("dog", temperature=1.0, max_new_tokens=9, ignore_eos=True)
+        assert len(out.token_ids) == 9
+
+
+# Draft models
+
+
+def test_a_draft_model_must_be_named(loaded: Loaded) -> None:
+    with pytest.raises(InvalidOption, match="name one with --draft-model"):
+        make_engine(loaded, drafter="draft-model")
+
+
+def test_a_draft_model_needs_the_same_vocabulary(loaded: Loaded, tmp_path: Path) -> None:
+    other = str(save_directory(tmp_path / "other", tiny_config(vocab_size=300)))
+    with pytest.raises(InvalidOption) as caught:
+        make_engine(loaded, drafter="draft-model", draft_model=other, progress=False)
+    assert "different vocabularies" in one_line(caught.value)
+
+
+def test_a_draft_model_is_loaded_like_its_target(model: str) -> None:
+    options = RuntimeOptions(precision="int8", threads=2, max_context=100)
+    loaded = load_model(model, runtime="tabular", options=options, progress=False)
+    FakeTarget.loads = []
+    make_engine(loaded, drafter="draft-model", draft_model=model, nodes=2, progress=False)
+    [(source, found)] = FakeTarget.loads
+    assert str(source.path) == model
+    assert (found.threads, found.max_context) == (2, 100)
+    assert found.precision is None  # the draft model's own default
+
+
+def test_a_missing_draft_model_is_a_model_error(loaded: Loaded) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        make_engine(loaded, drafter="draft-model", draft_model="nowhere.gguf", progress=False)
+
+
+# Models and runtimes
+
+
+@pytest.mark.parametrize("name", ["nowhere", "", "no such model", "./nowhere.gguf"])
+def test_unknown_models_are_named(name: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        load_model(name, runtime="tabular", progress=False)
+    message = one_line(caught.value)
+    assert repr(name) in message
+    assert "smollm2-135m" in message
+
+
+def test_an_unknown_runtime_is_refused_before_the_model_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "resolve", lambda *args, **options: pytest.fail("fetched"))
+    with pytest.raises(InvalidOption) as caught:
+        load_model(runtime="magic")
+    assert "openvino, torch, transformers" in one_line(caught.value)
+
+
+@pytest.fixture
+def have(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Runtimes that count as installed."""
+    names = {"openvino", "torch", "transformers"}
+    monkeypatch.setattr(loading, "installed", lambda runtime: runtime in names)
+    return names
+
+
+def unknown_family(tmp_path: Path) -> DirectorySource:
+    directory = save_directory(tmp_path / "foreign", tiny_config())
+    (directory / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
+    return DirectorySource(directory)
+
+
+@pytest.mark.parametrize(
+    ("device", "missing", "expected"),
+    [
+        (None, set(), "openvino"),
+        ("cpu", set(), "openvino"),
+        ("cpu", {"openvino"}, "torch"),
+        (None, {"openvino", "transformers"}, "torch"),
+        ("cuda", set(), "torch"),
+        ("cuda:1", {"openvino"}, "torch"),
+    ],
+)
+def test_auto_chooses_by_device(
+    device: str | None, missing: set[str], expected: str, have: set[str], tmp_path: Path
+) -> None:
+    have -= missing
+    for source in (
+        DirectorySource(save_directory(tmp_path / "model", tiny_config())),
+        GGUFSource(save_gguf(tmp_path / "model.gguf", tiny_config())),
+    ):
+        assert choose_runtime(device, source) == expected
+
+
+def test_auto_leaves_other_families_to_transformers(have: set[str], tmp_path: Path) -> None:
+    assert choose_runtime(None, unknown_family(tmp_path)) == "transformers"
+    assert choose_runtime("cuda", unknown_family(tmp_path)) == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("device", "foreign", "advice"),
+    [(None, False, "openvino"), ("cuda", False, "torch"), (None, True, "transformers")],
+)
+def test_auto_says_what_to_install(
+    device: str | None, foreign: bool, advice: str, have: set[str], tmp_path: Path
+) -> None:
+    have -= {"openvino", "torch", "transformers"}
+    known = save_directory(tmp_path / "model", tiny_config())
+    source = unknown_family(tmp_path) if foreign else DirectorySource(known)
+    with pytest.raises(RuntimeUnavailable) as caught:
+        choose_runtime(device, source)
+    assert one_line(caught.value).endswith(f"pip install 'paceline[{advice}]'")
+
+
+@pytest.mark.parametrize("runtime", ["openvino", "torch", "transformers"])
+def test_a_runtime_that_is_not_installed_is_named(runtime: str, have: set[str], model: str) -> None:
+    have.discard(runtime)
+    with pytest.raises(RuntimeUnavailable) as caught:
+        load_model(model, runtime=runtime, progress=False)
+    assert f"pip install 'paceline[{runtime}]'" in one_line(caught.value)
+
+
+def test_packages_are_looked_for_without_importing_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def find(name: str) -> object:
+        asked.append(name)
+        return None if name == "torch" else object()
+
+    monkeypatch.setattr("importlib.util.find_spec", find)
+    assert loading.installed("openvino")
+    assert not loading.installed("torch")
+    assert not loading.installed("transformers")
+    assert loading.installed("of-a-plugin")
+    assert set(asked) == {"openvino", "torch", "transformers"}
+
+
+def test_load_passes_every_option_on(model: str) -> None:
+    engine = load(
+        model,
+        runtime="tabular",
+        device="cpu",
+        precision="fp32",
+        layout="exact",
+        threads=1,
+        max_context=50,
+        drafter="recycling",
+        verifier="sample-match",
+        nodes=7,
+        depth=3,
+        max_batch=2,
+        progress=False,
+    )
+    assert isinstance(engine, Engine)
+    [(source, options)] = FakeTarget.loads
+    assert str(source.path) == model
+    assert options == RuntimeOptions("cpu", "fp32", "exact", 1, 50)
+    wanted = {"drafter": "recycling", "verifier": "sample-match", "nodes": 7, "depth": 3}
+    assert wanted.items() <= engine.config.items()
+    assert paceline.load is load
+
+
+@pytest.mark.parametrize("context", [0, 1, -5])
+def test_a_context_without_room_is_refused(context: int, model: str) -> None:
+    with pytest.raises(InvalidOption, match="max_context must be 2 or more"):
+        load(model, runtime="tabular", max_context=context, progress=False)
+
+
+@pytest.mark.parametrize("context", [2, 20, 300])
+def test_short_contexts_work_with_the_cost_model(context: int, model: str) -> None:
+    engine = load(model, runtime="tabular", max_context=context, progress=False)
+    out = engine.generate([5], ignore_eos=True, max_new_tokens=30)
+    assert len(out.token_ids) == min(context - 1, 30)
+
+
+def test_a_processor_without_the_instructions_gets_another_runtime(
+    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "installed", lambda runtime: runtime in ("openvino", "torch"))
+    source = DirectorySource(Path(model))
+    assert choose_runtime(None, source) == "openvino"
+    monkeypatch.setattr(loading.processor, "has", lambda instructions: instructions != "AVX2")
+    assert choose_runtime(None, source) == "torch"
+    [message] = caplog.messages
+    assert "'openvino'" in message
+    monkeypatch.setattr(loading, "installed", lambda runtime: runtime == "openvino")
+    with pytest.raises(RuntimeUnavailable):
+        choose_runtime(None, source)
+
+
+def test_cache_precision_is_refused_where_there_is_none(model: str) -> None:
+    with pytest.raises(InvalidOption, match="kv_precision fp16"):
+        load_model(model, runtime="tabular", options=RuntimeOptions(kv_precision="fp16"))

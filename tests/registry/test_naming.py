@@ -1,0 +1,78 @@
+"""Drafters by name: options, merged ones, and names that lead nowhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.combine.bandit import Choose
+from paceline.drafters.combine.merged import Merged
+from paceline.drafters.ngram.lookahead import Lookahead
+from paceline.errors import InvalidOption
+from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.registry import table as registry
+from paceline.registry.expressions import check_drafter, make_drafter
+
+TARGET = TabularTarget(TabularModel(5, 1, 1).logits, 5)
+
+
+def make(text: str) -> Drafter:
+    return make_drafter(text, DrafterContext(TARGET.capabilities, lambda: TARGET))
+
+
+def test_options_reach_the_drafter() -> None:
+    drafter = make("lookahead:length=3,columns=2")
+    assert isinstance(drafter, Lookahead)
+    with pytest.raises(InvalidOption, match="option length of drafter 'lookahead' must be a whole"):
+        make("lookahead:length=long")
+    with pytest.raises(InvalidOption, match="must be best-first or puct, not 'worst'"):
+        make("aded:search=worst")
+
+
+@pytest.mark.parametrize("name", registry.names("drafter"))
+def test_no_drafter_swallows_an_unknown_option(name: str) -> None:
+    with pytest.raises(InvalidOption, match=r"option|needs"):
+        make(f"{name}:colour=red")
+
+
+def test_a_plus_merges() -> None:
+    merged = make("prompt-lookup + recycling+aded:search=puct")
+    assert isinstance(merged, Merged)
+    assert [part.name for part in merged.parts] == ["prompt-lookup", "recycling", "aded"]
+    assert merged.needs.node_logits
+
+
+def test_the_way_to_merge_may_come_first() -> None:
+    for text in ("graft:floor=0.2+recycling+prompt-lookup", "fuse+recycling+prompt-lookup"):
+        merged = make(text)
+        assert isinstance(merged, Merged)
+        assert [part.name for part in merged.parts] == ["recycling", "prompt-lookup"]
+    with pytest.raises(InvalidOption, match="combine 2 to"):
+        make("graft+recycling")
+    with pytest.raises(InvalidOption, match="has no option 'way'"):
+        make("blend:way=fuse+recycling+aded")
+
+
+def test_a_bar_lets_drafters_take_turns() -> None:
+    for text in ("none|prompt-lookup+aded", "choose:seed=3|none|prompt-lookup+aded"):
+        turns = make(text)
+        assert isinstance(turns, Choose)
+        assert [part.name for part in turns.parts] == ["none", "merged"]
+        check_drafter(text)
+    with pytest.raises(InvalidOption, match="option seed of drafter 'choose' must be a whole"):
+        make("choose:seed=x|none|aded")
+    with pytest.raises(InvalidOption, match="combine 2 to"):
+        make("choose|none")
+
+
+@pytest.mark.parametrize("text", ["recycling+", "+recycling", "recycling++aded", "", "none|", "|"])
+def test_an_empty_part_is_refused(text: str) -> None:
+    for use in (check_drafter, make):
+        with pytest.raises(InvalidOption, match="empty part"):
+            use(text)
+
+
+def test_unknown_names_are_found_without_making_anything() -> None:
+    with pytest.raises(InvalidOption, match="drafter 'magic' is unknown"):
+        check_drafter("recycling+magic:x=1")
+    check_drafter("graft:floor=0.1+draft-model+datastore:index=nowhere")

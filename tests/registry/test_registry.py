@@ -1,0 +1,136 @@
+"""The table of methods: built-in entries are true, plugins are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import pytest
+
+from paceline.drafters.base import Drafter
+from paceline.errors import InvalidOption
+from paceline.policy.controller import Controller
+from paceline.registry import table as registry
+from paceline.registry.table import BUILT_IN, GROUP, Kind, Method
+from paceline.trees.base import TreeExpansion
+from paceline.verifiers.base import Verifier
+
+PACKAGES = {
+    "openvino": ("openvino",),
+    "torch": ("torch",),
+    "transformers": ("torch", "transformers"),
+}
+MINE = Method("mine", "drafter", "lossless", "-", "-", "paceline.drafters.base:NoDrafter")
+
+
+@dataclass
+class Point:
+    """What an entry point looks like to the registry."""
+
+    loaded: Any
+    value: str = "plugin.module:METHOD"
+    name: str = "plugin"
+
+    def load(self) -> Any:
+        if isinstance(self.loaded, Exception):
+            raise self.loaded
+        return self.loaded
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Point]]:
+    """Entry points that the registry finds; forgotten afterwards."""
+    points: list[Point] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == GROUP else [])
+    registry.methods.cache_clear()
+    yield points
+    registry.methods.cache_clear()
+
+
+@pytest.mark.parametrize("method", BUILT_IN, ids=lambda m: f"{m.kind}-{m.name}")
+def test_built_in_factories_are_what_they_are_listed_as(method: Method) -> None:
+    if method.kind == "runtime":
+        for package in PACKAGES[method.name]:
+            pytest.importorskip(package)
+    factory: Any = method.load()
+    assert factory.__doc__
+    if method.kind == "runtime":
+        assert callable(factory.load)
+        return
+    if method.kind == "decoder":  # classes and functions, each with its own way in
+        assert callable(factory)
+        return
+    assert factory.name == method.name
+    base = {"drafter": Drafter, "controller": Controller, "growth": TreeExpansion}.get(method.kind)
+    assert base is None or issubclass(factory, base)
+    if method.kind == "verifier":
+        rule: Verifier = factory()
+        assert rule.lossless == method.guarantee.startswith("lossless")
+        assert rule.lossless != method.guarantee.startswith("lossy")
+        assert rule.accepts
+        assert callable(rule.verify)
+
+
+def test_names_are_unique_per_kind_and_listed_by_kind(plugins: list[Point]) -> None:
+    assert len({(method.kind, method.name) for method in BUILT_IN}) == len(BUILT_IN)
+    assert {method.kind for method in BUILT_IN} == set(get_args(Kind))
+    assert registry.names("drafter")[:3] == ("none", "prompt-lookup", "recycling")
+    assert set(registry.names("verifier")) >= {"greedy", "sample-match", "coupled", "rejection"}
+    assert registry.names("controller")[:2] == ("fixed", "cost-model")
+    assert registry.names("runtime") == ("openvino", "torch", "transformers")
+
+
+def test_every_method_says_what_it_promises() -> None:
+    for method in BUILT_IN:
+        assert method.guarantee
+        assert method.needs
+        assert method.paper
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_an_unknown_name_is_answered_with_the_choices(kind: Kind, plugins: list[Point]) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        registry.find(kind, "magic")
+    message = str(caught.value)
+    assert message.startswith(f"{kind} 'magic' is unknown")
+    for name in registry.names(kind):
+        assert name in message
+
+
+def test_plugins_join_the_built_in_methods(plugins: list[Point]) -> None:
+    plugins.append(Point(MINE))
+    assert registry.find("drafter", "mine") is MINE
+    assert registry.names("drafter")[-1] == "mine"
+    assert registry.methods()[: len(BUILT_IN)] == BUILT_IN
+
+
+def test_one_name_may_stand_for_two_kinds(plugins: list[Point]) -> None:
+    plugins.append(Point(replace(MINE, name="greedy")))
+    assert registry.find("drafter", "greedy").kind == "drafter"
+    assert registry.find("verifier", "greedy").kind == "verifier"
+
+
+@pytest.mark.parametrize(
+    ("loaded", "says"),
+    [
+        (replace(MINE, name="recycling"), "reuses the drafter 'recycling'"),
+        ("not a method", "not a paceline.registry.table.Method"),
+        (ImportError("no module named 'gone'"), "plugin.module:METHOD"),
+        (AttributeError("METHOD"), "plugin.module:METHOD"),
+    ],
+    ids=["name clash", "wrong type", "missing module", "missing attribute"],
+)
+def test_a_bad_plugin_is_named_in_one_line(loaded: object, says: str, plugins: list[Point]) -> None:
+    plugins.append(Point(loaded))
+    with pytest.raises(InvalidOption) as caught:
+        registry.methods()
+    assert says in str(caught.value)
+    assert "plugin.module:METHOD" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_two_plugins_may_not_share_a_name(plugins: list[Point]) -> None:
+    plugins += [Point(MINE), Point(MINE, value="other:METHOD")]
+    with pytest.raises(InvalidOption, match="other:METHOD reuses"):
+        registry.methods()

@@ -1,0 +1,88 @@
+"""The CPU's runners of drafter networks, by graphs and by programs: depths, chunks, memory. What
+they draft is tested beside the networks (tests/networks)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino")
+pytest.importorskip("torch")
+
+from tests.networks import runners
+from tests.networks.cases import GEOMETRY, NETWORKS, module
+
+from paceline.errors import OutOfMemory
+from paceline.networks.runner import ContextUpdate
+from paceline.runtimes.kv_cache import BLOCK
+
+every_runtime = pytest.mark.parametrize("runtime", ["openvino", "native"])
+
+
+def parts(runtime: str, name: str) -> Any:
+    """A runner with random weights."""
+    return runners.runner(runtime, module(NETWORKS[name]()), max_context=310, kv_tokens=512)
+
+
+@every_runtime
+def test_a_shallower_draft_is_the_head_of_the_deepest(runtime: str) -> None:
+    runner = parts(runtime, "hydra")
+    features = np.ones((3, 4 * GEOMETRY.width), dtype=np.float32)
+    whole = runner.draft([ContextUpdate(runner.open(), features, [1, 2, 3])], 4)[0]
+    for depth in (1, 2, 3):
+        chain = runner.draft([ContextUpdate(runner.open(), features, [1, 2, 3])], depth)[0]
+        assert chain.tokens == whole.tokens[:depth]
+
+
+@every_runtime
+def test_long_contexts_are_taken_in_in_chunks(
+    runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = np.random.default_rng(3).standard_normal((60, 4 * GEOMETRY.width))
+    grown = features.astype(np.float32), [*range(12)] * 5
+    for name in ("chimera", "eagle3"):
+        runner = parts(runtime, name)
+        whole = runner.draft([ContextUpdate(runner.open(), *grown)], 4)[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(f"paceline.runtimes.{runtime}_runner._CHUNK", 17)
+            pieces = runner.draft([ContextUpdate(runner.open(), *grown)], 4)[0]
+        assert pieces.tokens == whole.tokens
+        np.testing.assert_allclose(pieces.chances, whole.chances, rtol=1e-4)
+
+
+@every_runtime
+def test_released_memory_is_used_again_and_a_full_cache_is_said(runtime: str) -> None:
+    runner = parts(runtime, "eagle3")
+    features = np.ones((300, 4 * GEOMETRY.width), dtype=np.float32)
+    for _ in range(8):
+        cache = runner.open()
+        runner.draft([ContextUpdate(cache, features[:100], [1] * 100)], 1)
+        runner.release(cache)
+    runner.draft([ContextUpdate(runner.open(), features, [1] * 300)], 1)
+    with pytest.raises(OutOfMemory):
+        runner.draft([ContextUpdate(runner.open(), features, [1] * 300)], 1)
+
+
+@every_runtime
+def test_branches_give_their_blocks_back_with_the_next_draft(runtime: str) -> None:
+    """Also after a step that found no room, and with the sequence."""
+    runner = parts(runtime, "eagle3")
+    features = np.ones((40, 4 * GEOMETRY.width), dtype=np.float32)
+    cache = runner.open()
+    free = cache.paged.pool.free
+    [root] = runner.start([ContextUpdate(cache, features, [1] * 40)])
+    held = free - cache.paged.pool.free
+    # By graphs a branch has a block of its own, by programs a row.
+    most = free - held - 1 if runtime == "openvino" else free * BLOCK - 40
+    branches = runner.advance([(root, [2])] * most)
+    with pytest.raises(OutOfMemory):
+        runner.advance([(branch, [2]) for branch in branches[:2]])
+    assert cache.paged.pool.free == 0
+    [again] = runner.start([ContextUpdate(cache, features[:1], [1])])
+    assert free - cache.paged.pool.free == held
+    np.testing.assert_array_equal(again.logits.shape, root.logits.shape)
+    runner.advance([(again, [2])])
+    runner.release(cache)
+    assert cache.paged.pool.free == free

@@ -1,0 +1,116 @@
+"""Imports go one way, without cycles; heavy packages stay optional; the budget holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from tests import structure
+from tests.structure import MODULES, Import, folder, imports_of, inner, layer
+
+IMPORTS = [each for module in MODULES for each in imports_of(module)]
+
+HEAVY = {
+    "openvino": ("runtimes.cpu.",),
+    "torch": ("runtimes.torch.", "runtimes.transformers", "models.llama", "networks.torch_ops")
+    + ("training.", "zoo.", "cli.train"),
+    "transformers": ("runtimes.transformers",),
+    "matplotlib": ("measure.plots", "training.plots", "training.scaling_report"),
+    "optuna": ("tuning.search",),
+}
+"""Where a heavy package may be imported, at any level of nesting."""
+
+
+def test_the_package_was_found() -> None:
+    assert {"core.types", "sampling.sampler", "engine.loop"} <= set(MODULES)
+    assert len(IMPORTS) > 1000
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_imports_upward(module: str) -> None:
+    for each in imports_of(module):
+        below = inner(each.target)
+        if below is not None and folder(below) != folder(module):
+            assert layer(below) < layer(module), f"{module} imports {each.target}"
+
+
+def test_nothing_but_the_zoo_names_the_zoo() -> None:
+    for module, path in MODULES.items():
+        assert folder(module) == "zoo" or "paceline.zoo" not in path.read_text(), module
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("runtimes.")])
+def test_runtimes_know_only_the_contract_and_models(module: str) -> None:
+    known = {"runtimes", "core", "errors", "models", "networks", "native"}
+    for each in imports_of(module):
+        below = inner(each.target)
+        assert below is None or folder(below) in known, f"{module} imports {each.target}"
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_heavy_packages_are_imported_where_they_belong(package: str) -> None:
+    for each in IMPORTS:
+        if each.target.split(".")[0] == package:
+            assert each.module.startswith(HEAVY[package]), f"{each.module} imports {package}"
+
+
+def test_only_the_controls_of_the_audit_use_wrong_rules() -> None:
+    wrong = {each.module for each in IMPORTS if each.target == "paceline.proof.negative"}
+    assert wrong <= {"proof.controls"}
+    users = {each.module for each in IMPORTS if each.target == "paceline.proof.controls"}
+    assert users <= {"proof.inside"}
+
+
+def cycle(imports: list[Import]) -> list[str]:
+    """Modules of one import cycle, lazy and type-only imports included; empty if there is none."""
+    graph: dict[str, set[str]] = {each.module: set() for each in imports}
+    for each in imports:
+        below = inner(each.target)
+        if below in MODULES and below != each.module:
+            graph[each.module].add(below or "")
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_nothing_imports_in_circles() -> None:
+    assert cycle(IMPORTS) == []
+
+
+def test_a_lazy_import_that_closes_a_circle_is_seen() -> None:
+    assert cycle([*IMPORTS, Import("core.types", "paceline.engine.loop", False)])
+
+
+def test_the_map_on_the_architecture_page_is_that_of_the_table() -> None:
+    page = structure.PAGE.read_text()
+    assert structure.map_table() in page
+    assert structure.with_map(page) == page
+
+
+def test_the_whole_is_within_its_budget() -> None:
+    assert structure.over_budget() == []
+
+
+def test_everything_else_imports_without_heavy_packages() -> None:
+    """In a fresh interpreter where importing any of them fails."""
+    heavy = {each.module for each in IMPORTS if each.eager and each.target.split(".")[0] in HEAVY}
+    users = {each.module: set() for each in IMPORTS}
+    for each in IMPORTS:
+        if each.eager and (below := inner(each.target)) is not None:
+            users[each.module].add(below)
+    grown = True
+    while grown:
+        more = {m for m, targets in users.items() if targets & heavy} - heavy
+        heavy, grown = heavy | more, bool(more)
+    allowed = tuple(place for places in HEAVY.values() for place in places)
+    assert all(module.startswith(allowed) for module in heavy), heavy
+    names = ", ".join(
+        f"paceline.{m}".rstrip(".") for m in sorted(MODULES.keys() - heavy - {"__main__"})
+    )
+    code = f"import sys\nfor name in {list(HEAVY)}: sys.modules[name] = None\nimport {names}\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
