@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -74,25 +75,25 @@ def record(
 
 def validate(name: str, result: Result) -> None:
     """Raise InvalidOption unless the result has the common shape."""
-
-    def require(condition: bool, fault: str) -> None:
-        if not condition:
+    keys, figures = result.keys(), result.get("figures", {})
+    if keys - set(OPTIONAL) != set(FIELDS):
+        raise InvalidOption(f"result {name}: needs {FIELDS}, may have {OPTIONAL}, has {list(keys)}")
+    columns, rows, date = result["columns"], result["rows"], result["date"]
+    cells = [cell for row in [columns, *rows, figures.values()] for cell in row]
+    texts = [result.get(key, "") for key in ("title", "machine", "command", "note")] + list(columns)
+    faults = {
+        f"unknown topic {result['topic']!r}": result["topic"] not in TOPICS,
+        "a title, machine, command, note or column is not text": not _are(str, *texts),
+        "the commit is neither text nor null": not _are(str | None, result["commit"]),
+        "the date is not ISO": date is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d", date),
+        "a row is not as long as the columns": {len(row) for row in rows} != {len(columns)},
+        "there are more than four figures": len(figures) > MAX_FIGURES,
+        "a cell is not text, a finite number or null": not _are(str | int | float | None, *cells)
+        or any(isinstance(cell, float) and not math.isfinite(cell) for cell in cells),
+    }
+    for fault, found in faults.items():
+        if found:
             raise InvalidOption(f"result {name}: {fault}")
-
-    missing, unknown = set(FIELDS) - result.keys(), result.keys() - {*FIELDS, *OPTIONAL}
-    require(not missing and not unknown, f"missing {sorted(missing)}, unknown {sorted(unknown)}")
-    require(result["topic"] in TOPICS, f"unknown topic {result['topic']!r}")
-    for key in ("title", "machine", "command", "note"):
-        require(isinstance(result.get(key, ""), str), f"{key} is not text")
-    require(result["commit"] is None or isinstance(result["commit"], str), "commit is not text")
-    date = result["date"]
-    require(date is None or bool(re.fullmatch(r"\d{4}-\d\d-\d\d", str(date))), "date is not ISO")
-    columns, rows, figures = result["columns"], result["rows"], result.get("figures", {})
-    require(bool(rows) and all(isinstance(column, str) for column in columns), "bad columns")
-    require(all(len(row) == len(columns) for row in rows), "a row has another length than columns")
-    require(isinstance(figures, dict) and len(figures) <= MAX_FIGURES, "more than four figures")
-    cells = [cell for row in [*rows, list(figures.values())] for cell in row]
-    require(all(c is None or isinstance(c, str | int | float) for c in cells), "a cell is no value")
 
 
 def dump(result: Result) -> str:
@@ -138,7 +139,7 @@ def render(data_dir: Path) -> dict[str, str]:
         overview += [_overview(heading, each) for each in chosen.values()]
     columns = ("topic", "what", "figures", "date", "commit", "machine", "command")
     pages["index.md"] = (
-        "# Results\n\nGenerated from [data](data) by `python -m paceline.results_pages`. "
+        "# Results\n\nGenerated from [data](data) by `python -m paceline.measure.results`. "
         "What was tried, and what did not help, is in the [journal](../journal.md).\n\n"
         + table(columns, overview)
     )
@@ -190,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files += sorted((given.root / "docs").glob("*.md"))
     if given.check:
         for path in (differing := stale(folder, files)):
-            print(f"{path}: stale; run python -m paceline.results_pages")
+            print(f"{path}: stale; run python -m paceline.measure.results")
         return int(bool(differing))
     for path, text in expected(folder, files).items():
         path.write_text(text, encoding="utf-8")
@@ -207,41 +208,40 @@ def _section(name: str, result: Result) -> str:
 
 
 def _overview(heading: str, result: Result) -> list[Cell]:
-    title = result["title"]
+    title, figures = result["title"], result.get("figures", {})
     anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-    figures = "; ".join(
-        f"{k} {_text(v, _decimals(v))}" for k, v in result.get("figures", {}).items()
-    )
-    command = "`" + "` `".join(result["command"].splitlines()) + "`" if result["command"] else None
-    return [
-        *(heading, f"[{title}]({result['topic']}.md#{anchor})", figures),
-        *(result[key] for key in ("date", "commit", "machine")),
-        command,
-    ]
+    decimals = max(map(_decimals, figures.values()), default=0)
+    shown = "; ".join(f"{label} {_text(value, decimals)}" for label, value in figures.items())
+    commands = " ".join(f"`{line}`" for line in result["command"].splitlines())
+    about = [result[key] for key in ("date", "commit", "machine")]
+    return [heading, f"[{title}]({result['topic']}.md#{anchor})", shown, *about, commands]
+
+
+def _are(kind: Any, *values: object) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 def _decimals(cell: Cell) -> int:
-    return len(str(cell).partition(".")[2]) if isinstance(cell, float) else 0
+    return len(f"{cell:.4f}".rstrip("0").partition(".")[2]) if isinstance(cell, float) else 0
 
 
 def _text(cell: Cell, decimals: int) -> str:
     if isinstance(cell, int | float):
-        return f"{cell:,.{decimals}f}"
+        return f"{cell:,.{decimals if isinstance(cell, float) else 0}f}"
     return (cell or "").replace("|", "\\|")
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _commit() -> str | None:
     """Short hash of the checkout that this package runs from."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":
