@@ -99,7 +99,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_importing_models_imports_no_framework() -> None:
     heavy = "torch,transformers,openvino,gguf,jinja2,tokenizers,huggingface_hub"
     code = (
-        "import sys, paceline.models.source, paceline.text\n"
+        "import sys, paceline.models.source, paceline.models.text\n"
         f"print([name for name in '{heavy}'.split(',') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

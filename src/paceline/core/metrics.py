@@ -2,8 +2,40 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
+
+
+class Clock:
+    """Seconds of one step by stage: `with clock("draft"): ...`; what is left is overhead."""
+
+    __slots__ = ("_begin", "_stage", "_start", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._begin = perf_counter()
+
+    def __call__(self, stage: str) -> Clock:
+        self._stage = stage
+        return self
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds[self._stage] += perf_counter() - self._start
+
+    def move(self, stage: str, to: str, share: float) -> float:
+        """Give a share of a stage's seconds to another stage, and return them."""
+        moved = share * self.seconds[stage]
+        self.seconds[stage] -= moved
+        self.seconds[to] += moved
+        return moved
+
+    def overhead(self) -> float:
+        return perf_counter() - self._begin - sum(self.seconds.values())
 
 
 @dataclass(slots=True)
@@ -40,6 +72,12 @@ class GenerationStats:
             self.drafted_by_depth[depth] += 1
         for depth in range(accepted):
             self.accepted_by_depth[depth] += 1
+
+    def add_step(self, clock: Clock, share: float) -> None:
+        """Add a sequence's share of a step's times."""
+        self.draft_seconds += share * clock.seconds["draft"]
+        self.forward_seconds += share * clock.seconds["forward"]
+        self.overhead_seconds += share * clock.overhead()
 
     def add(self, other: GenerationStats) -> None:
         for name in (

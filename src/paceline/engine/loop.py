@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from paceline.core import tree as trees
+from paceline.core.metrics import Clock
 from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, FinishReason, TokenTree, Verdict
 from paceline.drafters.base import Drafter
@@ -53,30 +54,30 @@ class AutoregressiveDecoder:
         self.controller = controller
         self.stops = stops
         self.memory = memory_of(target)
-        self._reader = Prefiller(target)
+        self._prefiller = Prefiller(target)
         self._watches: dict[int, TextWatch] = {}
 
     def admit(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
         """Open a sequence's cache. Prefill its tokens in chunks before `begin`."""
-        self._reader.open(sequence, self.drafter.needs)
+        self._prefiller.open(sequence, self.drafter.needs)
         if watch is not None:
             self._watches[sequence.id] = watch
 
     def begin(self, sequence: Sequence) -> None:
         """Open the drafter of an admitted sequence once its tokens up to the root are cached."""
-        self._reader.share(sequence, self.drafter.needs)
+        self._prefiller.share(sequence, self.drafter.needs)
         if sequence.unread:
             return
         begin = perf_counter()
         try:
             self.drafter.open(sequence)
-            features = self._reader.features(sequence)
+            features = self._prefiller.features(sequence)
             if features is not None:
                 self.drafter.read(sequence, features)
         except BaseException:
             self.drafter.close(sequence)
             raise
-        self._reader.done(sequence)
+        self._prefiller.done(sequence)
         sequence.stats.draft_seconds += perf_counter() - begin
 
     def open(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
@@ -84,7 +85,7 @@ class AutoregressiveDecoder:
         begin = perf_counter()
         self.admit(sequence, watch)
         try:
-            self._reader.read_all(sequence, self.drafter.needs)
+            self._prefiller.read_all(sequence, self.drafter.needs)
             sequence.stats.prefill_seconds += perf_counter() - begin
             self.begin(sequence)
         except BaseException:
@@ -94,57 +95,39 @@ class AutoregressiveDecoder:
     def read(self, chunks: List[Chunk]) -> None:
         """Prefill chunks of admitted sequences in a forward of their own."""
         begin = perf_counter()
-        outputs = self.target.forward(self._reader.passes(chunks, self.drafter.needs))
-        self._reader.take(chunks, outputs, perf_counter() - begin)
+        outputs = self.target.forward(self._prefiller.passes(chunks, self.drafter.needs))
+        self._prefiller.take(chunks, outputs, perf_counter() - begin)
 
     def step(self, sequences: List[Sequence], chunks: List[Chunk] = ()) -> list[Commit]:
         """Decode one step; every sequence commits at least one token. Also prefills `chunks`.
 
         The caller must close sequences whose commit has a finish reason.
         """
-        begin = perf_counter()
-        beside = self.controller.beside = sum(chunk.tokens for chunk in chunks)
-        capped = list(map(self._cap, sequences, self.controller.budgets(sequences)))
-        budgets = fitted(self.memory, sequences, capped)
-        start_draft = perf_counter()
-        proposed = self.drafter.propose(sequences, budgets)
-        end_draft = perf_counter()
+        clock = Clock()
+        self.controller.beside = sum(chunk.tokens for chunk in chunks)
+        budgets = self._budgets(sequences)
+        with clock("draft"):
+            proposed = self.drafter.propose(sequences, budgets)
         drafts = self.controller.select(sequences, proposed)
-        needs = self.drafter.needs_of(sequences)
-        hidden = needs.hidden or self.verifier.needs.hidden
         shown = list(map(self.verifier.extend, drafts))
-        passes = [
-            Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features, s.sampler.greedy_argmax)
-            for s, draft in zip(sequences, shown, strict=True)
-        ]
-        start_forward = perf_counter()
-        passes += self._reader.passes(chunks, self.drafter.needs)
-        outputs = self.target.forward(passes, self.controller.rows)
-        end_forward = perf_counter()
-        reading = 0.0
+        passes = self._passes(sequences, shown)
+        with clock("forward"):
+            passes += self._prefiller.passes(chunks, self.drafter.needs)
+            outputs = self.target.forward(passes, self.controller.rows)
         if chunks:
-            share = beside / (beside + len(sequences) + sum(map(len, shown)))
-            reading = share * (end_forward - start_forward)
-            self._reader.take(chunks, outputs[len(sequences) :], reading)
-            del outputs[len(sequences) :]
+            self._take_chunks(chunks, outputs, len(sequences) + sum(map(len, shown)), clock)
         verdicts = list(map(self._verify, sequences, shown, outputs))
-        start_keep = perf_counter()
-        for sequence, verdict in zip(sequences, verdicts, strict=True):
-            self.target.keep(sequence.cache, 1, verdict.path)
-        end_keep = perf_counter()
+        with clock("forward"):
+            for sequence, verdict in zip(sequences, verdicts, strict=True):
+                self.target.keep(sequence.cache, 1, verdict.path)
         commits = list(map(self._commit, sequences, drafts, verdicts, outputs))
-        start_observe = perf_counter()
-        self.drafter.observe(sequences, drafts, verdicts, outputs)
-        end_observe = perf_counter()
-        drafting = (end_draft - start_draft) + (end_observe - start_observe)
-        forwarding = (end_forward - start_forward) - reading + (end_keep - start_keep)
-        self.controller.observe(sequences, drafts, verdicts, drafting, forwarding)
-        overhead = perf_counter() - begin - drafting - forwarding - reading
+        with clock("draft"):
+            self.drafter.observe(sequences, drafts, verdicts, outputs)
+        self.controller.observe(
+            sequences, drafts, verdicts, clock.seconds["draft"], clock.seconds["forward"]
+        )
         for sequence in sequences:
-            stats = sequence.stats
-            stats.draft_seconds += drafting / len(sequences)
-            stats.forward_seconds += forwarding / len(sequences)
-            stats.overhead_seconds += overhead / len(sequences)
+            sequence.stats.add_step(clock, 1 / len(sequences))
         return commits
 
     def close(self, sequence: Sequence) -> None:
@@ -152,7 +135,29 @@ class AutoregressiveDecoder:
         self._watches.pop(sequence.id, None)
         self.drafter.close(sequence)
         self.controller.close(sequence)
-        self._reader.close(sequence)
+        self._prefiller.close(sequence)
+
+    def _budgets(self, sequences: List[Sequence]) -> list[Budget]:
+        capped = list(map(self._cap, sequences, self.controller.budgets(sequences)))
+        return fitted(self.memory, sequences, capped)
+
+    def _passes(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Pass]:
+        needs = self.drafter.needs_of(sequences)
+        hidden = needs.hidden or self.verifier.needs.hidden
+        return [
+            Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features, s.sampler.greedy_argmax)
+            for s, draft in zip(sequences, shown, strict=True)
+        ]
+
+    def _take_chunks(
+        self, chunks: List[Chunk], outputs: list[Output], rows: int, clock: Clock
+    ) -> None:
+        # Chunks stand last in the outputs, and take their share of the forward's time by rows.
+        first = len(outputs) - len(chunks)
+        share = self.controller.beside / (self.controller.beside + rows)
+        prefill = clock.move("forward", "prefill", share)
+        self._prefiller.take(chunks, outputs[first:], prefill)
+        del outputs[first:]
 
     def _cap(self, sequence: Sequence, budget: Budget) -> Budget:
         # The last token of a request always comes from the target, so drafts leave room for it.

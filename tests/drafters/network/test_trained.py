@@ -476,10 +476,10 @@ def test_other_bad_options_are_named(weights: Path, monkeypatch: pytest.MonkeyPa
     options = {"weights": str(weights), "stop": "soon"}
     refused("hydra", "option stop of drafter 'hydra' must be a number", Runs(), **options)
     refused("hydra", "stop must be 0 or more", Runs(), **{**options, "stop": "1"})
-    options = {"weights": str(weights), "rivals": "some"}
-    refused("hydra", "option rivals of drafter 'hydra' must be true or false", Runs(), **options)
-    options = {**options, "growth": "static", "rivals": "true"}
-    refused("hydra", "option rivals is for chains of the likeliest tokens", Runs(), **options)
+    options = {"weights": str(weights), "runner_ups": "some"}
+    refused("hydra", "option runner_ups of drafter 'hydra' must be true or false", Runs(), **options)
+    options = {**options, "growth": "static", "runner_ups": "true"}
+    refused("hydra", "option runner_ups is for chains of the likeliest tokens", Runs(), **options)
     refused("hydra", "runtime 'some' gives no hidden", Bare(feature_layers=()))
     bare = Bare()
     monkeypatch.setattr(bare, "run_network", None)

@@ -61,7 +61,7 @@ class DrafterParts:
             RuntimeUnavailable: the runtime gives no features, or runs no networks.
         """
         options = dict(context.options)
-        known = ("growth", "stop", "rivals", "head", *_LEARNING, *sizes)
+        known = ("growth", "stop", "runner_ups", "head", *_LEARNING, *sizes)
         given, growth, head = (options.pop(key, None) for key in ("weights", "growth", "head"))
         for key in options:
             if key not in known:
@@ -74,10 +74,10 @@ class DrafterParts:
         if not settings.online and (alone := learning.keys() - {"online"}):
             raise InvalidOption(f"option {min(alone)} goes with online=ROUNDS: add that")
         drawn = growth or context.needs_q
-        if head is not None and (drawn or settings.online or "rivals" in options):
+        if head is not None and (drawn or settings.online or "runner_ups" in options):
             raise InvalidOption(
                 "option head ends chains of the likeliest tokens of weights that stay as they are: "
-                "leave it out with growth, online or rivals, or with a verifier of drawn drafts"
+                "leave it out with growth, online or runner_ups, or with a verifier of drawn drafts"
             )
         run = _runs(context, name, reads or bool(settings.online))
         path = Path(given) if given else shipped(name, context.model)

@@ -190,7 +190,7 @@ def chains(
         lines: acceptance statistics of each.
         source: name of the drafter.
         stop: a chain ends before the first token whose acceptance probability is below this.
-        rivals: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
+        runner_ups: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
             the network has computed these already.
     """
     out = []
@@ -255,7 +255,7 @@ class TrainedDrafter(Drafter):
             stop: a chain ends before the first token whose acceptance probability (`Chain.chances`)
                 is below this (second early exit of Kangaroo); 0 never stops. With option `head`:
                 least probability that the whole chain is accepted (`acceptance.py`).
-            rivals: whether runner-up tokens beside the chain's are drafted too, as far as a budget
+            runner_ups: whether runner-up tokens beside the chain's are drafted too, as far as a budget
                 has more nodes than the chain.
 
         Raises:

@@ -61,7 +61,7 @@ class TreeDrafts:
         named = context.options.get("growth", "")
         if not named and not context.needs_q:
             return None
-        for option in ("stop", "rivals"):
+        for option in ("stop", "runner_ups"):
             if option in context.options:
                 raise InvalidOption(
                     f"option {option} is for chains of the likeliest tokens: leave it out with a "
