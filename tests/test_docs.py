@@ -18,6 +18,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 
@@ -56,6 +57,44 @@ def test_links_lead_somewhere(path: str) -> None:
 
 def test_the_method_page_is_current() -> None:
     assert (ROOT / "docs" / "methods.md").read_text() == page()
+
+
+def glossary() -> list[tuple[str, Path]]:
+    """Code name and file of every row."""
+    rows = re.findall(
+        r"^\|.*\| `([\w.]+)` \| `([\w/]+\.py)` \|$",
+        (ROOT / "docs" / "glossary.md").read_text(),
+        re.MULTILINE,
+    )
+    return [(name, ROOT / "src" / "paceline" / path) for name, path in rows]
+
+
+def test_glossary_rows_are_whole() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    heads = page.count("| term | meaning |")
+    assert len(glossary()) == len(re.findall(r"^\|", page, re.MULTILINE)) - 2 * heads > 50
+
+
+@pytest.mark.parametrize(("name", "path"), glossary(), ids=str)
+def test_glossary_names_are_defined_in_their_files(name: str, path: Path) -> None:
+    text = path.read_text()
+    for part in name.split("."):
+        assert re.search(rf"^\s*((class|def) {part}\b|{part}\b.*[:=])", text, re.MULTILINE), part
+
+
+@pytest.mark.parametrize("drafter", registry.names("drafter"))
+def test_every_drafter_has_a_section(drafter: str) -> None:
+    page = (ROOT / "docs" / "drafters.md").read_text()
+    sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    [found] = [part for part in sections if f"`{drafter}`" in part.split("\n")[0]]
+    assert re.search(r"^\n {4,}\S", found, re.MULTILINE), "no picture"
+
+
+def test_drafter_sections_are_of_registered_drafters() -> None:
+    page = (ROOT / "docs" / "drafters.md").read_text()
+    for title in re.findall(r"^### (.*)$", page, flags=re.MULTILINE):
+        for name in re.findall("`([a-z0-9-]+)`", title):
+            assert name in registry.names("drafter"), name
 
 
 def test_the_document_shows_the_example_as_it_is() -> None:
