@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 
+from paceline.cli.app import app
 from paceline.cli.methods import page
 from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
@@ -47,12 +49,45 @@ def test_ci_script_parses() -> None:
     subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
 
 
-@pytest.mark.parametrize("path", ["README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted(ROOT.glob("docs/*.md")))]
+LIVING = [path for path in PAGES if path != "docs/journal.md"]
+"""Pages about the code as it is; the journal is history."""
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_links_lead_somewhere(path: str) -> None:
-    text = (ROOT / path).read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        if "://" not in link:
-            assert ((ROOT / path).parent / link).exists(), link
+    page = ROOT / path
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        if "://" in link:
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("path", LIVING)
+def test_named_files_exist(path: str) -> None:
+    text = FENCE.sub("", (ROOT / path).read_text())
+    for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp))`", text):
+        assert (ROOT / name).exists() or (ROOT / "src" / "paceline" / name).exists(), name
+
+
+@pytest.mark.parametrize("path", LIVING)
+def test_commands_that_pages_name_exist(path: str) -> None:
+    known: Any = typer.main.get_command(app)
+    for words in re.findall(r"`paceline ((?:[a-z-]+ ?){1,2})", (ROOT / path).read_text()):
+        command = known
+        for word in words.split():
+            if hasattr(command, "commands"):
+                assert word in command.commands, words
+                command = command.commands[word]
 
 
 def test_the_method_page_is_current() -> None:
