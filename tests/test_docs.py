@@ -121,8 +121,9 @@ def test_glossary_names_are_defined_in_their_files(name: str, path: Path) -> Non
 def test_every_drafter_has_a_section(drafter: str) -> None:
     page = (ROOT / "docs" / "drafters.md").read_text()
     sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
-    [found] = [part for part in sections if f"`{drafter}`" in part.split("\n")[0]]
-    assert re.search(r"^\n {4,}\S", found, re.MULTILINE), "no picture"
+    found = [part for part in sections if f"`{drafter}`" in part.split("\n")[0]]
+    assert len(found) == 1, f"docs/drafters.md has {len(found)} sections on {drafter}: write one"
+    assert re.search(r"^\n {4,}\S", found[0], re.MULTILINE), "no picture"
 
 
 def test_drafter_sections_are_of_registered_drafters() -> None:
