@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import typer
 
+from paceline.cli.app import app
 from paceline.cli.methods import page
 from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
@@ -18,6 +20,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
+from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 
@@ -46,16 +49,88 @@ def test_ci_script_parses() -> None:
     subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
 
 
-@pytest.mark.parametrize("path", ["README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted(ROOT.glob("docs/*.md")))]
+LIVING = [path for path in PAGES if path != "docs/journal.md"]
+"""Pages about the code as it is; the journal is history."""
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.*)$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_links_lead_somewhere(path: str) -> None:
-    text = (ROOT / path).read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        if "://" not in link:
-            assert ((ROOT / path).parent / link).exists(), link
+    page = ROOT / path
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        if "://" in link:
+            continue
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{link}#{anchor}"
+
+
+@pytest.mark.parametrize("path", LIVING)
+def test_named_files_exist(path: str) -> None:
+    text = FENCE.sub("", (ROOT / path).read_text())
+    for name in re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp))`", text):
+        assert (ROOT / name).exists() or (ROOT / "src" / "paceline" / name).exists(), name
+
+
+@pytest.mark.parametrize("path", LIVING)
+def test_commands_that_pages_name_exist(path: str) -> None:
+    known: Any = typer.main.get_command(app)
+    for words in re.findall(r"`paceline ((?:[a-z-]+ ?){1,2})", (ROOT / path).read_text()):
+        command = known
+        for word in words.split():
+            if hasattr(command, "commands"):
+                assert word in command.commands, words
+                command = command.commands[word]
 
 
 def test_the_method_page_is_current() -> None:
     assert (ROOT / "docs" / "methods.md").read_text() == page()
+
+
+def glossary() -> list[tuple[str, Path]]:
+    """Code name and file of every row."""
+    rows = re.findall(
+        r"^\|.*\| `([\w.]+)` \| `([\w/]+\.py)` \|$",
+        (ROOT / "docs" / "glossary.md").read_text(),
+        re.MULTILINE,
+    )
+    return [(name, ROOT / "src" / "paceline" / path) for name, path in rows]
+
+
+def test_glossary_rows_are_whole() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    heads = page.count("| term | meaning |")
+    assert len(glossary()) == len(re.findall(r"^\|", page, re.MULTILINE)) - 2 * heads > 50
+
+
+@pytest.mark.parametrize(("name", "path"), glossary(), ids=str)
+def test_glossary_names_are_defined_in_their_files(name: str, path: Path) -> None:
+    text = path.read_text()
+    for part in name.split("."):
+        assert re.search(rf"^\s*((class|def) {part}\b|{part}\b.*[:=])", text, re.MULTILINE), part
+
+
+@pytest.mark.parametrize("drafter", registry.names("drafter"))
+def test_every_drafter_has_a_section(drafter: str) -> None:
+    page = (ROOT / "docs" / "drafters.md").read_text()
+    sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    found = [part for part in sections if f"`{drafter}`" in part.split("\n")[0]]
+    assert len(found) == 1, f"docs/drafters.md has {len(found)} sections on {drafter}: write one"
+    assert re.search(r"^\n {4,}\S", found[0], re.MULTILINE), "no picture"
+
+
+def test_drafter_sections_are_of_registered_drafters() -> None:
+    page = (ROOT / "docs" / "drafters.md").read_text()
+    for title in re.findall(r"^### (.*)$", page, flags=re.MULTILINE):
+        for name in re.findall("`([a-z0-9-]+)`", title):
+            assert name in registry.names("drafter"), name
 
 
 def test_the_document_shows_the_example_as_it_is() -> None:
