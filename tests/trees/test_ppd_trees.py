@@ -106,7 +106,7 @@ def test_endings_are_a_law() -> None:
 @pytest.mark.parametrize(("candidates", "rows"), [(2, 4), (4, 9), (6, 16)])
 def test_the_stationary_law_is_that_of_a_long_walk(candidates: int, rows: int) -> None:
     tree = sparse_tree(ACCURACIES, candidates, rows)
-    distribution = tree.sampling
+    distribution = tree.distribution
     assert distribution @ tree.transitions == pytest.approx(distribution)
     assert tree.transitions.sum(axis=1) == pytest.approx(np.ones(4))
     shares, tokens = walk(tree, ACCURACIES, 20_000)

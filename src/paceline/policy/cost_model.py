@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as List
-from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter, mul
+from operator import itemgetter
 from time import perf_counter
 from typing import ClassVar, Self
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
-from paceline.policy.acceptance import AcceptanceEstimates
+from paceline.policy.acceptance import AcceptanceEstimates, ChainReach
 from paceline.policy.controller import Controller, ControllerContext
 from paceline.policy.cost import CostModel
 from paceline.policy.draft_gate import DraftGate
@@ -27,82 +26,6 @@ from paceline.policy.plugin_sizes import MARGIN, Sizing
 from paceline.sampling.sequence import Sequence
 
 # Chain depths for a batch when drafts cannot be pruned:
-
-# Decay of counts: of all sequences per trial, of one per step.
-_MEMORY = 0.98
-
-# Trials that the rates of all sequences count for in a sequence's own.
-_BELIEF = 4.0
-
-# Trials that the rate of the depth above counts for in a depth's, so that a drafter that is right
-# is soon tried deeper.
-_PRIOR = 8.0
-
-
-@dataclass(slots=True)
-class _Own:
-    # By depth: accepted tokens and trials of one sequence, as they were at `step`.
-
-    stood: list[float]
-    tried: list[float]
-    step: int
-
-    def fade(self, step: int) -> None:
-        # A depth that was not tried for long returns to the shared rate.
-        memory = _MEMORY ** (step - self.step)
-        self.stood = [memory * each for each in self.stood]
-        self.tried = [memory * each for each in self.tried]
-        self.step = step
-
-
-class ChainReach:
-    """Acceptance probabilities of chains down to each depth, by sequence id."""
-
-    def __init__(self, depth: int, acceptance: float) -> None:
-        # `acceptance`: prior of a first token.
-        # Number of the current step; set by the owner.
-        self.step = 0
-        self._acceptance = acceptance
-        self._stood = [0.0] * depth
-        self._tried = [0.0] * depth
-        self._rates = self._shared()
-        self._own: dict[int, _Own] = {}
-
-    def reach(self, id: int, most: int) -> list[float]:
-        """Return acceptance probabilities of the first `most` tokens of a chain, never rising."""
-        own = self._own.get(id)
-        if own is None:
-            return list(accumulate(self._rates[:most], mul))
-        own.fade(self.step)
-        chance, out = 1.0, []
-        for rate, stood, tried in zip(self._rates[:most], own.stood, own.tried, strict=False):
-            chance *= (stood + _BELIEF * rate) / (tried + _BELIEF)
-            out.append(chance)
-        return out
-
-    def learn(self, id: int, drafted: int, accepted: int) -> None:
-        """Count a chain of `drafted` tokens, `accepted` of them accepted."""
-        depths = len(self._tried)
-        own = self._own.get(id)
-        if own is None:
-            own = self._own[id] = _Own([0.0] * depths, [0.0] * depths, self.step)
-        own.fade(self.step)
-        for depth in range(min(drafted, accepted + 1, depths)):
-            self._tried[depth] = _MEMORY * self._tried[depth] + 1
-            self._stood[depth] = _MEMORY * self._stood[depth] + (depth < accepted)
-            own.tried[depth] += 1
-            own.stood[depth] += depth < accepted
-        self._rates = self._shared()
-
-    def close(self, id: int) -> None:
-        self._own.pop(id, None)
-
-    def _shared(self) -> list[float]:
-        rate, out = self._acceptance, []
-        for stood, tried in zip(self._stood, self._tried, strict=True):
-            rate = (stood + _PRIOR * rate) / (tried + _PRIOR)
-            out.append(rate)
-        return out
 
 
 def best_depths(
@@ -125,9 +48,9 @@ def best_depths(
     """
     roots = len(reach)
     nodes = [
-        (chance, level, owner)
-        for owner, chances in enumerate(reach)
-        for level, chance in enumerate(chances, 1)
+        (probability, level, owner)
+        for owner, probabilities in enumerate(reach)
+        for level, probability in enumerate(probabilities, 1)
     ]
     nodes.sort(key=itemgetter(0), reverse=True)  # of equals in one chain, parents first
     seconds = costs.span(roots + beside, len(nodes), roots)
@@ -137,10 +60,10 @@ def best_depths(
     for depth in range(1, max(map(len, reach)) + 1):
         drafting = depth * level_seconds
         gained, taken = 0.0, 0
-        for chance, level, _ in nodes:
+        for probability, level, _ in nodes:
             if level > depth:
                 continue
-            gained += chance
+            gained += probability
             taken += 1
             spent = seconds[taken] + drafting
             tokens = roots + gained
@@ -293,11 +216,11 @@ class CostModelController(Controller):
         """
         self.costs = costs
         self._limit = Budget(nodes, depth)
-        self._promises = AcceptanceEstimates()
+        self._acceptance = AcceptanceEstimates()
         self._chains = Chains(self._limit, chain_acceptance, draft_level_seconds)
         self._next = chain_acceptance
         self._asking = DraftGate(costs.time(1))  # hopeful: until drafts have been seen
-        self._estimates = True
+        self._scored = True
         self._asked = True
         self._verified = nodes  # of the largest draft of the last step
         self._sizing = Sizing()
@@ -309,7 +232,7 @@ class CostModelController(Controller):
         return cls(costs, **context.chosen(cls))
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        if not self._estimates:
+        if not self._scored:
             return self._chains.budgets(sequences, self.costs, self.beside)
         self._asked = self._asking.now(len(sequences))
         if not self._asked:
@@ -317,8 +240,8 @@ class CostModelController(Controller):
         # Twice what was verified last: a draft in good text grows to the limit in two steps.
         nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
         least = self._least(len(sequences))
-        depth, estimate = self._limit.depth, self._promises.estimate
-        return [Budget(nodes, depth, estimate(s, least)) for s in sequences]
+        depth, score = self._limit.depth, self._acceptance.score
+        return [Budget(nodes, depth, score(s, least)) for s in sequences]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         begin = perf_counter()
@@ -334,23 +257,23 @@ class CostModelController(Controller):
             return list(drafts)
         found = any(map(len, drafts))
         if found:
-            self._estimates = all(
+            self._scored = all(
                 draft.sampling is None and (not len(draft) or draft.scores is not None)
                 for draft in drafts
             )
-        self._promises.note(sequences, drafts)
-        if not self._estimates:
+        self._acceptance.note(sequences, drafts)
+        if not self._scored:
             self.rows = 0
             return list(drafts)
         if roots == 1 and not (self.costs.branch or self.costs.fork):
-            expected_accepted = self._promises.of(sequences[0], drafts[0])
+            expected_accepted = self._acceptance.of(sequences[0], drafts[0])
             order = sorted(
                 range(len(expected_accepted)), key=expected_accepted.__getitem__, reverse=True
             )
             gains = list(accumulate(map(expected_accepted.__getitem__, order), initial=1.0))
             self._verified, self.rows = self._choose(gains, 1)
             return [_part(drafts[0], order[: self._verified])]
-        worth = self._promises.worth(sequences, drafts, self.costs) if found else []
+        worth = self._acceptance.worth(sequences, drafts, self.costs) if found else []
         scored = [
             (value, index, node)
             for index, nodes in enumerate(worth)
@@ -369,7 +292,7 @@ class CostModelController(Controller):
         out = [_part(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
         if count < len(scored) and not all(map(trees.is_chain, out)):
             # A side branch that was cut may not be worth its path any more.
-            again = self._promises.worth(sequences, out, self.costs)
+            again = self._acceptance.worth(sequences, out, self.costs)
             out = [_part(draft, list(nodes)) for draft, nodes in zip(out, again, strict=True)]
         self._verified = max(map(len, out))
         return out
@@ -387,7 +310,7 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         begin = perf_counter()
-        if not self._estimates and self._chains.resting:
+        if not self._scored and self._chains.resting:
             return
         idle = self._idle_step
         rows = len(sequences) + (0 if idle else sum(map(len, drafts)))
@@ -398,16 +321,16 @@ class CostModelController(Controller):
             return  # plain decoding: nothing was seen that could change a choice
         if steady:
             self.costs.observe(size, forward_seconds, len(sequences))
-        if not self._estimates:
+        if not self._scored:
             self._chains.learn(sequences, drafts, verdicts, draft_seconds / self.costs.pace)
             return
-        self._promises.learn(sequences, drafts, verdicts)
+        self._acceptance.learn(sequences, drafts, verdicts)
         spent = draft_seconds + self._choosing + perf_counter() - begin
         # What is saved was estimated: a machine that is held up takes longer for both.
         self._asking.learn(self._sizing.saved, spent / self.costs.pace, len(sequences))
 
     def close(self, sequence: Sequence) -> None:
-        self._promises.close(sequence)
+        self._acceptance.close(sequence)
         self._chains.close(sequence)
 
     def _least(self, roots: int) -> float:
@@ -420,7 +343,7 @@ class CostModelController(Controller):
     @property
     def _idle_step(self) -> bool:
         # The draft gate was closed in this step.
-        return self._estimates and not self._asked
+        return self._scored and not self._asked
 
 
 def _part(draft: TokenTree, nodes: List[int]) -> TokenTree:

@@ -1,7 +1,7 @@
 """Interface of tree expansion: builds a draft tree from a drafter's distributions.
 
-An expansion is a generator that yields an `DistributionRequest` for distributions. So a batch expands in step
-(`run_batched`), with one draft forward per level.
+An expansion is a generator that yields a `DistributionRequest` for each level, so a batch expands
+in step (`run_batched`), with one draft forward per level.
 """
 
 from __future__ import annotations

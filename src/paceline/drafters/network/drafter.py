@@ -200,7 +200,7 @@ def chains(
             doubtful = (at for at in range(depth) if chain.chances[at] < stop)
             depth = next(doubtful, depth)
         room = budget.nodes - depth if runner_ups else 0
-        chances = line.of(chain.chances[:depth])
+        chances = line.acceptance(chain.chances[:depth])
         out.append((_draft(chain, chances, room, source), chain))
     return out
 
@@ -398,7 +398,7 @@ class TrainedDrafter(Drafter):
             depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
             noise = noise_behind(sequence, depth)
         return progress.context_update(
-            sequence.cache, self._line(sequence).said(budget.least), noise
+            sequence.cache, self._line(sequence).predicted(budget.least), noise
         )
 
     def _chains(
