@@ -17,7 +17,7 @@ from paceline.core.types import ROOT, Budget, IntArray, ProbArray, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.native.library import address
 from paceline.policy.acceptance import HitRates
-from paceline.policy.draft_gate import LearnThrottle
+from paceline.policy.draft_gate import DraftGate
 from paceline.sampling.sequence import Sequence
 
 # Least path probability for which a node is worth a row of the forward.
@@ -225,12 +225,12 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
 
     def __init__(self) -> None:
         self._guesses: dict[int, tuple[int, CandidateTree]] = {}
-        self._idle = LearnThrottle()
+        self._gate = DraftGate.of_learning()
         self._nothing = CandidateTree().tree(self.name)
         self.reset()
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        if self.ranks and self._idle.skips(budgets):
+        if self.ranks and not self._gate.learns(budgets):
             return [self._nothing] * len(sequences)
         drafts = []
         for sequence, budget in zip(sequences, budgets, strict=True):

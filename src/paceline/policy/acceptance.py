@@ -37,13 +37,20 @@ class DecayedMean:
         self.total = self.memory * self.total + value
         self.weight = self.memory * self.weight + weight
 
+    def add_run(self, value: float, times: int) -> None:
+        """Add so many equal observations."""
+        past = self.memory**times
+        weight = (1 - past) / (1 - self.memory)
+        self.total = past * self.total + weight * value
+        self.weight = past * self.weight + weight
+
     def fade(self, factor: float) -> None:
         self.total *= factor
         self.weight *= factor
 
     @property
     def mean(self) -> float:
-        return self.total / self.weight
+        return self.total / self.weight if self.weight else 0.0
 
     def shrunk(self, prior: float, belief: float) -> float:
         """Return the mean with a prior that counts for a weight of `belief`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence as List
 from itertools import accumulate
+from math import inf
 from operator import itemgetter
 from time import perf_counter
 from typing import ClassVar, Self
@@ -21,7 +22,7 @@ from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.policy.acceptance import AcceptanceEstimates, ChainReach
 from paceline.policy.controller import Controller, ControllerContext
 from paceline.policy.cost import CostModel
-from paceline.policy.draft_gate import DraftGate
+from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.policy.plugin_sizes import MARGIN, Sizing
 from paceline.sampling.sequence import Sequence
 
@@ -80,7 +81,7 @@ def best_depths(
 
 # Budgets for drafts that cannot be pruned:
 
-_chains_NOTHING = Budget(0, 0)
+_NOTHING = Budget(0, 0)
 
 # Plain steps after which a drafter that had stopped to pay is tried again with one token.
 _PROBE = 32
@@ -100,7 +101,7 @@ class Chains:
         self._limit = limit
         self._reach = ChainReach(limit.depth, acceptance)
         self._level_seconds = level_seconds
-        self._plain = 0
+        self._gate = DraftGate.every(_PROBE)
         self._decided: tuple[list[int], int] | None = None
         # Whether the last budgets are those of an earlier step, which were none.
         self.resting = False
@@ -109,17 +110,17 @@ class Chains:
         """Return the depths that commit most tokens per second together (`best_depths`)."""
         self._reach.step += 1
         asking = [sequence.id for sequence in sequences], beside
-        self.resting = self._plain % _LOOK != 0 and asking == self._decided
+        self.resting = self._gate.waited % _LOOK != 0 and asking == self._decided
+        depths: list[int] = []
         if not self.resting:
             self._decided = asking
             depths = self._best(sequences, costs, beside)
-            if any(depths):
-                self._plain = 0
-                return [Budget(depth, depth) for depth in depths]
-        self._plain += 1
-        if self._plain < _PROBE:
-            return [_chains_NOTHING] * len(sequences)
-        self._plain, self.resting = 0, False  # what does not pay now may pay later in the text
+        pays = any(depths)
+        if not self._gate.open(0.0 if pays else inf):
+            return [_NOTHING] * len(sequences)
+        self.resting = False  # what does not pay now may pay later in the text
+        if pays:
+            return [Budget(depth, depth) for depth in depths]
         return [Budget(1, 1)] * len(sequences)
 
     def learn(
@@ -186,7 +187,11 @@ _ASK_LEAST = 8
 # Share of a draft's cost that one more token of a chain adds, as it does with EAGLE-3.
 _LEVEL = 0.1
 
-_NOTHING = Budget(0, 0)
+# Where drafts do not pay, draft in one of so many steps; the interval doubles up to the second.
+_RETRY, _RETRY_SELDOM = 4, 16
+
+# Drafts that the hope counts for that drafting saves a whole step.
+_HOPE = 50.0
 
 
 class CostModelController(Controller):
@@ -219,7 +224,9 @@ class CostModelController(Controller):
         self._acceptance = AcceptanceEstimates()
         self._chains = Chains(self._limit, chain_acceptance, draft_level_seconds)
         self._next = chain_acceptance
-        self._asking = DraftGate(costs.time(1))  # hopeful: until drafts have been seen
+        # Hopeful, until drafts have been seen.
+        self._gate = DraftGate(costs.time(1), _HOPE, _RETRY, _RETRY_SELDOM)
+        self._cost = DraftCost()  # of the drafts of a step
         self._scored = True
         self._asked = True
         self._verified = nodes  # of the largest draft of the last step
@@ -234,7 +241,9 @@ class CostModelController(Controller):
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         if not self._scored:
             return self._chains.budgets(sequences, self.costs, self.beside)
-        self._asked = self._asking.now(len(sequences))
+        if len(sequences) > 1 and not self._cost.begun:
+            self._gate.gain.total = 0.0  # in a batch drafts must pay from the start
+        self._asked = self._gate.open(self._cost.value)
         if not self._asked:
             return [_NOTHING] * len(sequences)
         # Twice what was verified last: a draft in good text grows to the limit in two steps.
@@ -298,8 +307,7 @@ class CostModelController(Controller):
         return out
 
     def _choose(self, gains: list[float], roots: int) -> tuple[int, int]:
-        making = self._asking.cost
-        return self._sizing.choose(gains, roots, self.costs, self.beside, making)
+        return self._sizing.choose(gains, roots, self.costs, self.beside, self._cost.value)
 
     def observe(
         self,
@@ -327,7 +335,11 @@ class CostModelController(Controller):
         self._acceptance.learn(sequences, drafts, verdicts)
         spent = draft_seconds + self._choosing + perf_counter() - begin
         # What is saved was estimated: a machine that is held up takes longer for both.
-        self._asking.learn(self._sizing.saved, spent / self.costs.pace, len(sequences))
+        self._cost.add(spent / self.costs.pace)
+        # Drafts stand for all steps since the last ones, as far as so few can.
+        saved, roots = self._sizing.saved, len(sequences)
+        self._gate.learn(saved, min(self._gate.steps * roots, _RETRY_SELDOM))
+        self._gate.retry(saved > self._cost.value, roots)
 
     def close(self, sequence: Sequence) -> None:
         self._acceptance.close(sequence)
@@ -338,7 +350,7 @@ class CostModelController(Controller):
         # more than its drafting and its row cost.
         plain, one_more = self.costs.span(roots, 1, roots)
         row = one_more - plain
-        return (roots * row + _LEVEL * self._asking.cost) / plain / self._next
+        return (roots * row + _LEVEL * self._cost.value) / plain / self._next
 
     @property
     def _idle_step(self) -> bool:

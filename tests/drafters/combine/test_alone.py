@@ -250,7 +250,7 @@ def test_prompts_read_beside_a_batch_give_their_features() -> None:
 
 def test_a_network_that_learns_hears_of_batches() -> None:
     pytest.importorskip("torch")
-    from tests.drafters import test_online as online
+    from tests.drafters.network import test_online as online
 
     plain = online.TorchTarget(online.CONFIG, online.TENSORS)
     target = Watched(plain)

@@ -1,11 +1,12 @@
 """Drafter cascade by price: the cheapest part always drafts, a dearer one only where it should add
-more tokens per second (`worth.py`). Drafts are merged by calibrated scores (`agreement.py`).
+more tokens per second. Drafts are merged by calibrated scores.
 Choices precede verification and drafts have no distribution, so every guarantee holds. In batches
 the first part drafts alone.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from functools import reduce
@@ -21,8 +22,8 @@ from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verd
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, union_needs
 from paceline.errors import InvalidOption
-from paceline.policy.acceptance import corrected
-from paceline.policy.draft_gate import MarginalGain, mean
+from paceline.policy.acceptance import Calibration, DecayedMean, corrected
+from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
 
 # Wrapper that restricts a drafter to batch size 1, so that batches compute no features for it.
@@ -184,18 +185,54 @@ _BESIDE = 0.1
 _NOTHING = Budget(0, 0)
 
 
+# Kinds of drafts that another drafter adds to: edges in expected accepted tokens.
+_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+
+# Prior of the tokens that a drafter adds, the drafts that it counts for, and the steps without it
+# after which it drafts again.
+_ADDED, _ADDED_BELIEF, _RETRY = 1.0, 4.0, 16
+
+# Worth of an added token: it needs a row, and two drafts must be weighed (`docs/results.md`,
+# trained drafters).
+_WEIGHED = 0.7
+
+# Decay of the duration of a step.
+_STEP_MEMORY = 0.97
+
+
+class PartEstimates:
+    """Acceptance ratio of a part, seconds of its drafts, and the tokens that it adds to others."""
+
+    def __init__(self) -> None:
+        self.calibration = Calibration()
+        self.cost = DraftCost()
+        self._gates = [DraftGate(_ADDED, _ADDED_BELIEF, _RETRY, _RETRY) for _ in (0.0, *_EDGES)]
+
+    def gate(self, gain: float) -> DraftGate:
+        """Return the gate for drafts beside one of `gain` expected tokens."""
+        return self._gates[bisect_right(_EDGES, gain)]
+
+    def pays(self, gain: float, step: float) -> bool:
+        """Return whether drafting beside `gain` expected tokens should raise tokens per second.
+
+        `step` is the seconds of a step in which only the first drafter runs.
+        """
+        price = self.cost.value / step if step else 0.0
+        return self.gate(gain).open(price * (1 + gain) / _WEIGHED)
+
+
 class _Made(NamedTuple):
-    # A non-empty draft of a part: `gain` expected accepted tokens, scores calibrated by `keeps`.
+    # A non-empty draft of a part: `gain` expected accepted tokens after calibration by `ratio`.
 
     gain: float
     part: int
-    keeps: float
+    ratio: float
     draft: TokenTree
 
     def corrected(self) -> TokenTree:
         if self.draft.scores is None:
             return self.draft
-        draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.keeps)
+        draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.ratio)
         named = draft.source, np.array(scores), draft.origins
         return TokenTree(draft.tokens, draft.parents, draft.sampling, *named)
 
@@ -232,10 +269,10 @@ class FallbackDrafter(CompositeDrafter):
 
     def reset(self) -> None:
         super().reset()
-        self._worth = [MarginalGain() for _ in self.parts]
+        self._estimates = [PartEstimates() for _ in self.parts]
         self._made: list[_Made] = []
         self._asked: list[tuple[int, float]] = []  # parts, and what was promised before
-        self._step = 0.0
+        self._step = DecayedMean(_STEP_MEMORY)
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
         return self.needs if len(sequences) == 1 else self._shared_needs
@@ -243,8 +280,6 @@ class FallbackDrafter(CompositeDrafter):
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         if len(sequences) == 1:
             return [self._propose(sequences, budgets[0])]
-        for worth in self._worth[1:]:
-            worth.passed_over(0.0)
         first, *others = self.parts
         for part in others:
             part.propose(sequences, [_NOTHING] * len(sequences))
@@ -259,23 +294,22 @@ class FallbackDrafter(CompositeDrafter):
         wanted = bool(budget.nodes and budget.depth)
         drawn = self._follows and alone[0].params.temperature >= _FREE
         for index, part in enumerate(self.parts):
-            worth = self._worth[index]
+            estimates = self._estimates[index]
             asked = wanted and (part.gumbel_coupled or not drawn)
             asked = asked and (not isinstance(part, SingleSequenceOnly) or part.knows(alone[0]))
-            if not asked or (index and not worth.pays(highest, self._step)):
-                worth.passed_over(highest)
+            if not asked or (index and not estimates.pays(highest, self._step.mean)):
                 part.propose(alone, [_NOTHING])
                 continue
             begin = self._clock()
             [draft] = part.propose(alone, [budget])
             seconds = self._clock() - begin
-            worth.asked(highest, seconds)
+            estimates.cost.add(seconds)
             self._extra += seconds if index else 0.0
             self._asked.append((index, highest))
-            keeps = worth.keeps.factor(alone[0].id)
-            gain = keeps * _expected_accepted(draft)
+            ratio = estimates.calibration.factor(alone[0].id)
+            gain = ratio * _expected_accepted(draft)
             if len(draft):
-                made.append(_Made(gain, index, keeps, draft))
+                made.append(_Made(gain, index, ratio, draft))
                 highest = max(highest, gain)
         if drawn and len(made) == 1:  # there is nothing to weigh it with, in any step
             self._asked.clear()
@@ -294,13 +328,13 @@ class FallbackDrafter(CompositeDrafter):
             part.observe(sequences, drafts, verdicts, outputs)
         if len(sequences) == 1:
             seconds = self._clock() - self._begin - self._extra
-            self._step = mean(self._step or seconds, seconds)
+            self._step.add(seconds)
             path, token = verdicts[0]
             self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
 
     def close(self, sequence: Sequence) -> None:
-        for worth in self._worth:
-            worth.keeps.close(sequence.id)
+        for estimates in self._estimates:
+            estimates.calibration.close(sequence.id)
         super().close(sequence)
 
     def _union(self, budget: Budget) -> TokenTree:
@@ -319,16 +353,16 @@ class FallbackDrafter(CompositeDrafter):
         most = 0
         for part, gain in self._asked:
             right = rights.get(part, 0)
-            self._worth[part].learn(gain, max(0, right - most))
+            self._estimates[part].gate(gain).learn(max(0, right - most))
             most = max(most, right)
         for each in self._made:
             right = rights[each.part]
             known = each.draft
-            if right == len(committed):  # what comes behind it is not known yet
+            if right == len(committed):  # what comes after it is not known yet
                 known = trees.limit(known, len(known), right)
-            promised = _expected_accepted(known)
-            if promised > 0:
-                self._worth[each.part].keeps.learn(id, right, promised)
+            predicted = _expected_accepted(known)
+            if predicted > 0:
+                self._estimates[each.part].calibration.learn(id, right, predicted)
         self._made.clear()
 
 

@@ -20,7 +20,7 @@ from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.candidates import CandidateTree
 from paceline.native.sampling import best, rank_into
 from paceline.policy.acceptance import HitRates
-from paceline.policy.draft_gate import LearnThrottle
+from paceline.policy.draft_gate import DraftGate
 from paceline.sampling.sequence import Sequence
 from paceline.trees.shapes import TOKEN_RECYCLING as TEMPLATE
 from paceline.trees.shapes import layout
@@ -88,7 +88,7 @@ class Recycling(Drafter):
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._proposed: dict[int, int] = {}
-        self._idle = LearnThrottle()
+        self._gate = DraftGate.of_learning()
         self._nothing = CandidateTree().tree(self.name)
         self.reset()
 
@@ -112,7 +112,7 @@ class Recycling(Drafter):
                 known[token * WIDTH + row.index(_UNKNOWN)] = successor
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        if self._idle.skips(budgets):
+        if not self._gate.learns(budgets):
             return [self._nothing] * len(sequences)
         if self._steps % 32 == 0:
             self._order()
