@@ -20,8 +20,7 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.combine.base import CompositeDrafter, union_needs
-from paceline.errors import InvalidOption
+from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn, union_needs
 from paceline.policy.acceptance import Calibration, DecayedMean, corrected
 from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
@@ -254,12 +253,7 @@ class FallbackDrafter(CompositeDrafter):
                 choice between drawn drafts must not depend on what was drawn.
         """
         super().__init__([*parts[:1], *map(_spare_batches, parts[1:])])
-        drawn = next((part for part in parts if part.kind is not None), None)
-        if drawn is not None:
-            raise InvalidOption(
-                f"drafter '{drawn.name}' draws {drawn.kind} drafts for this verifier, and drafts "
-                "with a law cannot be compared: use verifier 'coupled'"
-            )
+        refuse_drawn(parts, "compared")
         hearing = [part for part in self.parts if not isinstance(part, SingleSequenceOnly)]
         self._shared_needs = union_needs([part.needs for part in hearing])
         self._follows = any(part.gumbel_coupled for part in self.parts)

@@ -17,8 +17,7 @@ from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.candidates import CandidateTree, Offer, Workspace
-from paceline.drafters.combine.base import CompositeDrafter
-from paceline.errors import InvalidOption
+from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
 from paceline.native.library import calls, library
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
@@ -171,12 +170,7 @@ class Merged(CompositeDrafter):
             InvalidOption: fewer than two parts or too many, or one that draws its drafts.
         """
         super().__init__(parts)
-        for part in parts:
-            if part.kind is not None:
-                raise InvalidOption(
-                    f"drafter '{part.name}' draws its drafts for this verifier, and drawn drafts "
-                    "cannot be merged: use verifier 'coupled'"
-                )
+        refuse_drawn(parts, "merged")
         require(0 <= floor <= 1, "floor", floor, "in [0, 1]")
         self._way = way
         self._floor = floor

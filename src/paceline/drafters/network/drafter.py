@@ -241,11 +241,13 @@ def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
 
 
 class TrainedDrafter(Drafter):
-    """Draft with one network; a subclass names it."""
+    """Draft with one network; a subclass names it, see `trained`."""
 
     needs: Needs = Needs(features=True, recent=RECENT)
     # Settings of the network that may be smaller than those of its weights.
     sizes: ClassVar[tuple[str, ...]] = ()
+    # Option `stop` where the user sets none.
+    stop: ClassVar[float] = 0.0
 
     def __init__(self, runner: Runner, *, stop: float = 0.0, runner_ups: bool = True) -> None:
         """Bind a network that is ready to run.
@@ -276,7 +278,8 @@ class TrainedDrafter(Drafter):
     def create(cls, context: DrafterContext) -> Self:
         """Load the weights of option `weights`, or those that ship; errors as in `DrafterParts.of`."""
         made = DrafterParts.of(context, cls.name, cls.sizes, cls.needs.features)
-        drafter = cls(made.begin.runner, **arguments(cls, "drafter", made.options, "runner"))
+        options = {"stop": str(cls.stop), **made.options}
+        drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))
         drafter.grow_by(made.begin.trees)
         drafter.gumbel_coupled = context.gumbel_coupled
         drafter._doubt = made.doubt(drafter._stop)
@@ -471,95 +474,34 @@ def _no_features(rows: int) -> LogitArray:
     return np.zeros((rows, 0), dtype=np.float32)
 
 
-# Trained drafters by name; `TrainedDrafter` holds their shared code.
+# Drafters of the networks that are registered, by name:
 
 
-class MedusaDrafter(TrainedDrafter):
-    name: ClassVar[str] = "medusa"
+def trained(
+    name: str,
+    *,
+    needs: Needs = TrainedDrafter.needs,
+    sizes: tuple[str, ...] = (),
+    stop: float = TrainedDrafter.stop,
+) -> type[TrainedDrafter]:
+    """Make the drafter class of a network."""
+    settings = {"name": name, "needs": needs, "sizes": sizes, "stop": stop}
+    return type(name, (TrainedDrafter,), {**settings, "__module__": __name__})
 
 
-class HydraDrafter(TrainedDrafter):
-    name: ClassVar[str] = "hydra"
-
-
-class CloverDrafter(TrainedDrafter):
-    name: ClassVar[str] = "clover"
-
-
-class EagleDrafter(TrainedDrafter):
-    """EAGLE-1 and EAGLE-2."""
-
-    name: ClassVar[str] = "eagle"
-
-
-class Eagle3Drafter(TrainedDrafter):
-    """EAGLE-3."""
-
-    name: ClassVar[str] = "eagle3"
-
-
-class ChimeraDrafter(TrainedDrafter):
-    """Chimera's trigrams and layer."""
-
-    name: ClassVar[str] = "chimera"
-
-
-class FalconDrafter(TrainedDrafter):
-    """Falcon: a block of tokens per step."""
-
-    name: ClassVar[str] = "falcon"
-
-
-class CTCDrafter(TrainedDrafter):
-    """CTC drafter: slots that may stay blank."""
-
-    name: ClassVar[str] = "ctc"
-
-
-class SpecFormerDrafter(TrainedDrafter):
-    """SpecFormer's slots."""
-
-    name: ClassVar[str] = "specformer"
-
-
-class BlockParallelDrafter(TrainedDrafter):
-    """A block of tokens in one pass."""
-
-    name: ClassVar[str] = "block-parallel"
-
-
-class S2DDrafter(TrainedDrafter):
-    """Nested drafts; option `layers` cuts the network at a shallower exit."""
-
-    name: ClassVar[str] = "s2d"
-    sizes: ClassVar[tuple[str, ...]] = ("layers",)
-
-
-class LongSpecDrafter(TrainedDrafter):
-    """A drafter whose cache does not grow."""
-
-    name: ClassVar[str] = "longspec"
-    needs: Needs = Needs(features=True)
-
-
-class HiddenTransferDrafter(TrainedDrafter):
-    """Slots carried through the target's last layers."""
-
-    name: ClassVar[str] = "hidden-transfer"
-
-
-class DraftLMDrafter(TrainedDrafter):
-    """Small language model of its own."""
-
-    name: ClassVar[str] = "draft-lm"
-    needs: Needs = Needs()
-
-
-class KangarooDrafter(TrainedDrafter):
-    """Kangaroo: the target's first layers and an adapter; `stop` defaults to the paper's."""
-
-    name: ClassVar[str] = "kangaroo"
-    needs: Needs = Needs()
-
-    def __init__(self, runner: Runner, *, stop: float = 0.6, runner_ups: bool = True) -> None:
-        super().__init__(runner, stop=stop, runner_ups=runner_ups)
+medusa = trained("medusa")
+hydra = trained("hydra")
+clover = trained("clover")
+eagle = trained("eagle")
+eagle3 = trained("eagle3")
+chimera = trained("chimera")
+falcon = trained("falcon")
+ctc = trained("ctc")
+specformer = trained("specformer")
+block_parallel = trained("block-parallel")
+hidden_transfer = trained("hidden-transfer")
+# Option `layers` cuts the network at a shallower exit.
+s2d = trained("s2d", sizes=("layers",))
+longspec = trained("longspec", needs=Needs(features=True))
+draft_lm = trained("draft-lm", needs=Needs())
+kangaroo = trained("kangaroo", needs=Needs(), stop=0.6)  # the paper's

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -388,17 +387,15 @@ def find_learner(
     Raises:
         RuntimeUnavailable: PyTorch is not installed, or the target's weights are out of reach.
     """
-    source = context.source
-    if source is None or find_spec("torch") is None:
+    source, load = context.source, context.learner
+    if source is None or load is None or find_spec("torch") is None:
         what = "PyTorch: pip install 'paceline[torch]'"
         if source is None:
             what = "the target's weights, which are not given here: load the model by its name"
         raise RuntimeUnavailable(f"option online needs {what}")
 
     def make() -> Learner:
-        # By name: training stands above drafters, and is not imported where nothing learns.
-        training = import_module("paceline.training.online")
-        learner: Learner = training.OnlineLearner(trained, source, rate=settings.rate)
+        learner: Learner = load()(trained, source, rate=settings.rate)
         return learner
 
     return make
