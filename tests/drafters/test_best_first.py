@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget
-from paceline.drafters.candidates import CandidateTree, Offer
 from paceline.policy.acceptance import HitRates
+from paceline.trees.candidates import CandidateTree, Offer
 
 Path = tuple[int, ...]
 

@@ -6,7 +6,6 @@ probabilities multiply along a path, so taking the likeliest nodes greedily is o
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import math
@@ -20,6 +19,7 @@ from paceline.core import tree as trees
 from paceline.core.cache import write_atomically
 from paceline.core.types import ROOT, IntArray, ProbArray, TokenTree
 from paceline.errors import InvalidOption
+from paceline.trees.base import BestFirst
 
 # Ranks from a child of the root down to a node; 0 is the drafter's first choice.
 RankPath = tuple[int, ...]
@@ -69,20 +69,19 @@ def from_rank_accuracies(accuracies: ProbArray, nodes: int, depth: int) -> Stati
     target's token, given that its parent was accepted. Nodes of probability zero are left out.
     """
     levels = accuracies[: max(depth, 0)].tolist()
-    serial = itertools.count()  # equal chances: the elder first
-    heap: list[tuple[float, int, RankPath]] = []
+    queue: BestFirst[RankPath] = BestFirst()
 
-    def expand(path: RankPath, chance: float) -> None:
+    def expand(path: RankPath, reached: float) -> None:
         for rank, accuracy in enumerate(levels[len(path)] if len(path) < len(levels) else ()):
-            if chance * accuracy > 0:
-                heapq.heappush(heap, (-chance * accuracy, next(serial), (*path, rank)))
+            if reached * accuracy > 0:
+                queue.push(reached * accuracy, (*path, rank))
 
     expand((), 1.0)
     shape: list[RankPath] = []
-    while heap and len(shape) < nodes:
-        value, _, path = heapq.heappop(heap)
+    while queue and len(shape) < nodes:
+        reached, path = queue.pop()
         shape.append(path)
-        expand(path, -value)
+        expand(path, reached)
     return tuple(shape)
 
 

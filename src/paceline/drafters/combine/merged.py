@@ -16,11 +16,11 @@ from paceline.core.options import require
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import CandidateTree, Offer, Workspace
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
 from paceline.native.library import calls, library
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree, Offer, Workspace
 from paceline.trees.shapes import confident
 
 # Union of several drafts, expanded best-first with learned acceptance probabilities.

@@ -1,6 +1,6 @@
 """Drafters with a trained network (EAGLE, Medusa and others). The network reads the prompt and
-every later token with the target's features, and drafts a chain, or a tree (`context_update.py`), in one
-call. Networks are in `paceline.networks`; the runtime runs them.
+every later token with the target's features, and drafts a chain, or a tree (`trees.py`), in one call.
+Networks are in `paceline.networks`; the runtime runs them.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class TrainedDrafter(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Load the weights of option `weights`, or those that ship; errors as in `DrafterParts.of`."""
+        """Load the weights of option `weights`, or those that ship; errors: `DrafterParts.of`."""
         made = DrafterParts.of(context, cls.name, cls.sizes, cls.needs.features)
         options = {"stop": str(cls.stop), **made.options}
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))

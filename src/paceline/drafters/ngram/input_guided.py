@@ -15,9 +15,10 @@ import numpy as np
 from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import TRUST, CandidateTree, alone, length_kind
+from paceline.drafters.candidates import TRUST, alone, length_kind
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 
 # Longest n-gram that the output is aligned by.
 _LONGEST = 3

@@ -20,10 +20,10 @@ from typing import Any, Self
 import numpy as np
 
 from paceline.core.types import Budget, LogitArray, ProbArray, TokenTree
-from paceline.drafters.candidates import FLOOR, CandidateTree, Offer, Workspace
 from paceline.drafters.statistics.recycling import top_rows
 from paceline.native.library import address, calls, library
 from paceline.policy.acceptance import HitRates
+from paceline.trees.candidates import FLOOR, CandidateTree, Offer, Workspace
 
 # Bounded LRU table:
 

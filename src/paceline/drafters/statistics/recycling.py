@@ -17,11 +17,11 @@ from paceline.core.options import arguments
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, IntArray, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.candidates import CandidateTree
 from paceline.native.sampling import best, rank_into
 from paceline.policy.acceptance import HitRates
 from paceline.policy.draft_gate import DraftGate
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 from paceline.trees.shapes import TOKEN_RECYCLING as TEMPLATE
 from paceline.trees.shapes import layout
 
@@ -151,9 +151,8 @@ class Recycling(Drafter):
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
         self._proposed[sequence.id] = len(sequence.tokens)
         known, values = self._successors, self._values
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
+        draft = CandidateTree()
+        tokens = draft.tokens
         places = {ROOT: ROOT}
         # A node is worth no more than its parent and stands behind it, so parents come first.
         for node in self._ranking if budget.nodes > 0 else ():
@@ -163,18 +162,10 @@ class Recycling(Drafter):
             above = sequence.root if parent == ROOT else tokens[parent]
             token = known[above * WIDTH + _RANKS[node]]
             if token != _UNKNOWN:
-                places[node] = len(tokens)
-                tokens.append(token)
-                parents.append(parent)
-                scores.append(values[node])
+                places[node] = draft.add(parent, token, values[node])
                 if len(tokens) == budget.nodes:
                     break
-        return TokenTree(
-            np.array(tokens, dtype=np.int64),
-            np.array(parents, dtype=np.int64),
-            source=self.name,
-            scores=np.array(scores, dtype=np.float64),
-        )
+        return draft.tree(self.name)
 
     def _score(self, tokens: list[int]) -> None:
         # Count hits and misses by rank along the committed tokens.

@@ -23,16 +23,10 @@ import numpy.typing as npt
 from paceline.core.target import Output
 from paceline.core.types import Budget, IntArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.candidates import (
-    TRUST,
-    CandidateTree,
-    Evidence,
-    Offer,
-    evidence_rates,
-    weigh,
-)
+from paceline.drafters.candidates import TRUST, Evidence, evidence_rates, weigh
 from paceline.errors import InvalidOption
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree, Offer
 
 # Suffix array of a token text on disk, memory-mapped:
 

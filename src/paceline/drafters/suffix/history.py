@@ -21,11 +21,11 @@ from paceline.core.cache import whole_file
 from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import CandidateTree
 from paceline.drafters.suffix.automaton import BREAK, ROOT_STATE, Automaton, Match
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 
 # Most tokens of a history.
 CAPACITY = 1 << 18

@@ -10,9 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.types import Budget
-from paceline.drafters.candidates import TRUST, CandidateTree, alone, length_kinds
+from paceline.drafters.candidates import TRUST, alone, length_kinds
 from paceline.drafters.suffix.history import HistoryDrafter, SequenceText
 from paceline.policy.acceptance import HitRates
+from paceline.trees.candidates import CandidateTree
 
 
 class SuffixAutomaton(HistoryDrafter):

@@ -11,15 +11,7 @@ from operator import itemgetter
 from typing import ClassVar, Literal
 
 from paceline.core.types import Budget
-from paceline.drafters.candidates import (
-    TRUST,
-    CandidateTree,
-    Evidence,
-    Offer,
-    Workspace,
-    evidence_rates,
-    weigh,
-)
+from paceline.drafters.candidates import TRUST, Evidence, evidence_rates, weigh
 from paceline.drafters.suffix.automaton import (
     BEST,
     ROOT_STATE,
@@ -32,6 +24,7 @@ from paceline.drafters.suffix.history import CAPACITY, HistoryDrafter, SequenceT
 from paceline.errors import InvalidOption
 from paceline.native.library import calls
 from paceline.policy.acceptance import HitRates
+from paceline.trees.candidates import CandidateTree, Offer, Workspace
 
 # Tree expansion of `SuffixDecoding` in C++ (`native/suffixes.hpp`):
 
