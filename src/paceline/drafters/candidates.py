@@ -13,6 +13,7 @@ import numpy as np
 from paceline.core.types import Budget, ProbArray, TokenTree
 from paceline.drafters.base import Drafter
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import COPY_RATES, SHARED_RATES
 from paceline.policy.draft_gate import DraftGate
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
@@ -76,14 +77,7 @@ _BUCKETS = tuple(bisect_right(_EDGES, length) for length in range(_EDGES[-1] + 1
 # Bins by match length.
 LENGTHS = len(_EDGES) + 1
 
-# Hit rates of "once, always so" by length of context, and of continuations among several, by
-# their share of the occurrences. Measured on greedy texts of the default model; start values only.
-_ALONE = (0.30, 0.56, 0.65, 0.70, 0.75, 0.79, 0.84, 0.91, 0.97)
-_RIVALLED = (0.35, 0.17, 0.11, 0.05)
 _SHARES = (0.1, 0.25, 0.5)
-
-# Prior quality of another source, relative to the sequence's own text.
-TRUST = 0.6
 
 
 def length_kind(length: int) -> int:
@@ -110,7 +104,7 @@ def spread_kind(times: int, occurrences: int) -> int:
 
 def alone(trust: float = 1.0) -> ProbArray:
     """Return prior hit rates of only continuations, float64 `[LENGTHS]`, scaled by `trust`."""
-    return trust * np.array(_ALONE)
+    return trust * np.array(COPY_RATES)
 
 
 def evidence_rates(*trusts: float) -> HitRates:
@@ -119,7 +113,7 @@ def evidence_rates(*trusts: float) -> HitRates:
     for trust in trusts:
         miss = 1 - alone(trust)[:, None] * np.ones(7)
         miss[:, 1:3] *= 0.6, 0.25
-        miss[:, 3:] = 1 - trust * np.array(_RIVALLED)
+        miss[:, 3:] = 1 - trust * np.array(SHARED_RATES)
         tables.append(1 - miss)
     return HitRates(np.array(tables), weight=16.0)
 

@@ -16,6 +16,21 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, ProbArray, TokenTree, Verdict
+from paceline.policy.constants import (
+    CALIBRATION_MEMORY,
+    CALIBRATION_PRIOR,
+    CURVATURE,
+    CURVATURE_MEMORY,
+    DEPTH_ABOVE_BELIEF,
+    DEPTH_MEMORY,
+    HIT_MEMORY,
+    LOGARITHMS,
+    OWN_DEPTH_BELIEF,
+    SELECTED_MEMORY,
+    SELECTED_PRIOR,
+    TOKEN_BELIEF,
+    TOKEN_PRIOR,
+)
 from paceline.policy.cost import CostModel
 from paceline.policy.plugin_sizes import MarginalGain, Priced, worth_keeping
 from paceline.sampling.sequence import Sequence
@@ -59,16 +74,6 @@ class DecayedMean:
 
 # Calibration: accepted over predicted tokens.
 
-# Weight, in predicted tokens, of the shared ratio in a sequence's own.
-_PRIOR = 4.0
-
-# Decay per draft.
-_MEMORY = 0.98
-
-# For selected drafts. Their bias differs little between texts and shows only over many drafts.
-_SELECTED_PRIOR = 10.0
-_SELECTED_MEMORY = 0.995
-
 
 def corrected(probabilities: list[float], factor: float) -> list[float]:
     """Return acceptance probabilities times `factor`; above 1 it multiplies the odds instead."""
@@ -81,9 +86,9 @@ class Calibration:
     """Acceptance ratios, accepted over predicted tokens, of a drafter by sequence id."""
 
     def __init__(self) -> None:
-        self._all = DecayedMean(_MEMORY)
+        self._all = DecayedMean(CALIBRATION_MEMORY)
         self._own: dict[int, DecayedMean] = {}
-        self._selected = DecayedMean(_SELECTED_MEMORY)
+        self._selected = DecayedMean(SELECTED_MEMORY)
 
     def verified(self, id: int, accepted: float, predicted: float) -> None:
         # Selecting the highest of uncertain estimates favours those that are too high, so selected
@@ -93,25 +98,22 @@ class Calibration:
 
     def learn(self, id: int, accepted: float, predicted: float) -> None:
         self._all.add(accepted, predicted)
-        self._own.setdefault(id, DecayedMean(_MEMORY)).add(accepted, predicted)
+        self._own.setdefault(id, DecayedMean(CALIBRATION_MEMORY)).add(accepted, predicted)
 
     def factor(self, id: int) -> float:
         """Return the acceptance ratio of drafts selected for verification."""
-        return self._ratio(id) * self._selected.shrunk(1.0, _SELECTED_PRIOR)
+        return self._ratio(id) * self._selected.shrunk(1.0, SELECTED_PRIOR)
 
     def close(self, id: int) -> None:
         self._own.pop(id, None)
 
     def _ratio(self, id: int) -> float:
-        shared = self._all.shrunk(1.0, 2 * _PRIOR)
+        shared = self._all.shrunk(1.0, 2 * CALIBRATION_PRIOR)
         own = self._own.get(id)
-        return shared if own is None else own.shrunk(shared, _PRIOR)
+        return shared if own is None else own.shrunk(shared, CALIBRATION_PRIOR)
 
 
 # Hit rates per kind of candidate:
-
-# Decay per trial of a cell.
-_HIT_MEMORY = 0.995
 
 
 class HitRates:
@@ -131,7 +133,7 @@ class HitRates:
         self.flat = array("d", prior.ravel().tolist())
         self._places = {cell: place for place, cell in enumerate(self.cells)}
         self._rows = [(self._row(cell), cell[-1]) for cell in self.cells]
-        self._means = [DecayedMean(_HIT_MEMORY, rate, weight) for rate in self.flat]
+        self._means = [DecayedMean(HIT_MEMORY, rate, weight) for rate in self.flat]
 
     def add(self, cell: tuple[int, ...], hit: bool) -> None:
         self.count(self._places[cell], hit)
@@ -157,35 +159,19 @@ class HitRates:
 
 # Online Platt scaling (Platt 1999) of draft probabilities to acceptance probabilities.
 
-# Initial slope and offset; those of greedy requests and of drafts with shared Gumbel noise are
-# fitted to EAGLE-3 and the default model.
-_GREEDY = 1.0, 0.6
-_NOISY = 0.75, -0.9
-_DRAWN = 1.0, 0.0
-
-# Prior curvature of the loss, in the order of 50 tokens.
-_CURVATURE = 10.0
-
-# Decay of the curvature per token, so that the fit follows the text.
-_CURVATURE_MEMORY = 0.999
-
 # Largest logit.
 _LARGEST_LOGIT = 7.0
-
-# Tokens that the mean logarithms of probabilities cover.
-_LOGARITHMS = 64
 
 
 class PlattScaling:
     """Platt scaling for requests of one temperature."""
 
-    def __init__(self, greedy: bool, noisy: bool) -> None:
-        """Start from fitted values; `noisy` drafts share the target's Gumbel noise."""
-        self._slope, self._offset = _GREEDY if greedy else _NOISY if noisy else _DRAWN
-        self._curvature = [_CURVATURE, _CURVATURE]  # of the loss, by slope and offset
+    def __init__(self) -> None:
+        self._slope, self._offset = 1.0, 0.0
+        self._curvature = [CURVATURE, CURVATURE]  # of the loss, by slope and offset
         # Mean logarithms of draft and of acceptance probabilities.
         self._predicted, self._accepted = (
-            DecayedMean(1 - 1 / _LOGARITHMS, -1.0, _LOGARITHMS) for _ in range(2)
+            DecayedMean(1 - 1 / LOGARITHMS, -1.0, LOGARITHMS) for _ in range(2)
         )
 
     def acceptance(self, predicted: List[float]) -> list[float]:
@@ -206,8 +192,8 @@ class PlattScaling:
             error, bend = (token == right) - accepted, accepted * (1 - accepted)
             by_slope, by_offset = self._curvature
             self._curvature = [
-                _CURVATURE_MEMORY * by_slope + bend * logit * logit,
-                _CURVATURE_MEMORY * by_offset + bend,
+                CURVATURE_MEMORY * by_slope + bend * logit * logit,
+                CURVATURE_MEMORY * by_offset + bend,
             ]
             self._slope += error * logit / self._curvature[0]
             self._offset += error / self._curvature[1]
@@ -327,20 +313,6 @@ class DepthRates:
         return list(out)[1:]
 
 
-# Decay of counts: of all sequences per trial, of one per step.
-_DEPTH_MEMORY = 0.98
-
-# Trials that the rates of all sequences count for in a sequence's own.
-_OWN_BELIEF = 4.0
-
-# Trials that the rate of the depth above counts for in a depth's, so that a drafter that is right
-# is soon tried deeper.
-_ABOVE_BELIEF = 8.0
-
-# Prior acceptance probability of a drafted token, and the trials that it counts for.
-_TOKEN_PRIOR, _TOKEN_BELIEF = 0.6, 3.0
-
-
 class ChainReach:
     """Acceptance probabilities of chains down to each depth, by sequence id.
 
@@ -353,29 +325,29 @@ class ChainReach:
         self.step = 0
         self._depth = depth
         self._acceptance = acceptance
-        self._all = DepthRates(depth, _DEPTH_MEMORY)
-        self._rates = self._all.falling(acceptance, _ABOVE_BELIEF)
+        self._all = DepthRates(depth, DEPTH_MEMORY)
+        self._rates = self._all.falling(acceptance, DEPTH_ABOVE_BELIEF)
         self._own: dict[int, tuple[DepthRates, int]] = {}  # as they were at a step
 
     def reach(self, id: int, most: int) -> list[float]:
         """Return acceptance probabilities of the first `most` tokens of a chain, never rising."""
         rates = self._rates[:most]
         if id in self._own:
-            rates = self._faded(id).rates(rates, _OWN_BELIEF)
+            rates = self._faded(id).rates(rates, OWN_DEPTH_BELIEF)
         return list(accumulate(rates, mul))
 
     def learn(self, id: int, drafted: int, accepted: int) -> None:
         """Count a chain of `drafted` tokens, `accepted` of them accepted."""
         self._all.add(drafted, accepted)
         self._faded(id).add(drafted, accepted)
-        self._rates = self._all.falling(self._acceptance, _ABOVE_BELIEF)
+        self._rates = self._all.falling(self._acceptance, DEPTH_ABOVE_BELIEF)
 
     def close(self, id: int) -> None:
         self._own.pop(id, None)
 
     def _faded(self, id: int) -> DepthRates:
         own, step = self._own.get(id) or (DepthRates(self._depth), self.step)
-        own.fade(_DEPTH_MEMORY ** (self.step - step))
+        own.fade(DEPTH_MEMORY ** (self.step - step))
         self._own[id] = own, self.step
         return own
 
@@ -386,8 +358,8 @@ class RecentReach(DepthRates):
     @property
     def reach(self) -> ProbArray:
         """Return float64 `[depth]`, acceptance probability of the token at depth d + 1."""
-        rates = self.rates(repeat(_TOKEN_PRIOR), _TOKEN_BELIEF)
+        rates = self.rates(repeat(TOKEN_PRIOR), TOKEN_BELIEF)
         return np.array(list(accumulate(rates, mul)))
 
-    def fade(self, factor: float = _DEPTH_MEMORY) -> None:
+    def fade(self, factor: float = DEPTH_MEMORY) -> None:
         super().fade(factor)

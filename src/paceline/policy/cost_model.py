@@ -20,6 +20,16 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.policy.acceptance import AcceptanceEstimates, ChainReach
+from paceline.policy.constants import (
+    CHAIN_RETRY,
+    DRAFT_RETRY,
+    DRAFT_RETRY_SELDOM,
+    HOPE,
+    LEAST_NODES,
+    LEVEL_SHARE,
+    LEVEL_SMOOTHING,
+    UNSHARED_TOKEN,
+)
 from paceline.policy.controller import Controller, ControllerContext
 from paceline.policy.cost import CostModel
 from paceline.policy.draft_gate import DraftCost, DraftGate
@@ -83,15 +93,6 @@ def best_depths(
 
 _NOTHING = Budget(0, 0)
 
-# Plain steps after which a drafter that had stopped to pay is tried again with one token.
-_PROBE = 32
-
-# Plain steps of the same sequences that share one decision: they show next to nothing new.
-_LOOK = 8
-
-# Weight of one step in the cost of a drafted level.
-_SMOOTHING = 0.05
-
 
 class Chains:
     """Size chains by the acceptance of earlier steps and the cost of a drafted level."""
@@ -101,26 +102,18 @@ class Chains:
         self._limit = limit
         self._reach = ChainReach(limit.depth, acceptance)
         self._level_seconds = level_seconds
-        self._gate = DraftGate.every(_PROBE)
-        self._decided: tuple[list[int], int] | None = None
-        # Whether the last budgets are those of an earlier step, which were none.
-        self.resting = False
+        self._gate = DraftGate.every(CHAIN_RETRY)
 
     def budgets(self, sequences: List[Sequence], costs: CostModel, beside: int) -> list[Budget]:
         """Return the depths that commit most tokens per second together (`best_depths`)."""
         self._reach.step += 1
-        asking = [sequence.id for sequence in sequences], beside
-        self.resting = self._gate.waited % _LOOK != 0 and asking == self._decided
-        depths: list[int] = []
-        if not self.resting:
-            self._decided = asking
-            depths = self._best(sequences, costs, beside)
+        depths = self._best(sequences, costs, beside)
         pays = any(depths)
         if not self._gate.open(0.0 if pays else inf):
             return [_NOTHING] * len(sequences)
-        self.resting = False  # what does not pay now may pay later in the text
         if pays:
             return [Budget(depth, depth) for depth in depths]
+        # What does not pay now may pay later in the text.
         return [Budget(1, 1)] * len(sequences)
 
     def learn(
@@ -138,7 +131,7 @@ class Chains:
                 deepest = max(deepest, depth)
                 self._reach.learn(sequence.id, depth, len(verdict.path))
         if deepest:
-            self._level_seconds += _SMOOTHING * (draft_seconds / deepest - self._level_seconds)
+            self._level_seconds += LEVEL_SMOOTHING * (draft_seconds / deepest - self._level_seconds)
 
     def close(self, sequence: Sequence) -> None:
         self._reach.close(sequence.id)
@@ -152,10 +145,6 @@ class Chains:
 
 
 # Gain of drafted nodes in a batch, in tokens of plain decoding.
-
-# Worth of a token that one sequence gains beyond the others while no request waits: its user is
-# served sooner, and the others are slowed by its rows.
-_ALONE = 0.5
 
 
 def batch_gains(ranked: List[tuple[float, int]], roots: int, queue: int) -> list[float]:
@@ -177,21 +166,8 @@ def batch_gains(ranked: List[tuple[float, int]], roots: int, queue: int) -> list
         own[sequence] += value
         total += value
         shared = roots * min(own)
-        out.append(roots + shared + _ALONE * (total - shared))
+        out.append(roots + shared + UNSHARED_TOKEN * (total - shared))
     return out
-
-
-# Fewest nodes to ask a drafter for that prunes well: tree expansion costs time too.
-_ASK_LEAST = 8
-
-# Share of a draft's cost that one more token of a chain adds, as it does with EAGLE-3.
-_LEVEL = 0.1
-
-# Where drafts do not pay, draft in one of so many steps; the interval doubles up to the second.
-_RETRY, _RETRY_SELDOM = 4, 16
-
-# Drafts that the hope counts for that drafting saves a whole step.
-_HOPE = 50.0
 
 
 class CostModelController(Controller):
@@ -225,7 +201,7 @@ class CostModelController(Controller):
         self._chains = Chains(self._limit, chain_acceptance, draft_level_seconds)
         self._next = chain_acceptance
         # Hopeful, until drafts have been seen.
-        self._gate = DraftGate(costs.time(1), _HOPE, _RETRY, _RETRY_SELDOM)
+        self._gate = DraftGate(costs.time(1), HOPE, DRAFT_RETRY, DRAFT_RETRY_SELDOM)
         self._cost = DraftCost()  # of the drafts of a step
         self._scored = True
         self._asked = True
@@ -247,7 +223,7 @@ class CostModelController(Controller):
         if not self._asked:
             return [_NOTHING] * len(sequences)
         # Twice what was verified last: a draft in good text grows to the limit in two steps.
-        nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
+        nodes = min(self._limit.nodes, max(LEAST_NODES, 2 * self._verified))
         least = self._least(len(sequences))
         depth, score = self._limit.depth, self._acceptance.score
         return [Budget(nodes, depth, score(s, least)) for s in sequences]
@@ -318,8 +294,6 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         begin = perf_counter()
-        if not self._scored and self._chains.resting:
-            return
         idle = self._idle_step
         rows = len(sequences) + (0 if idle else sum(map(len, drafts)))
         size = self.costs.size(max(rows, self.rows))
@@ -338,7 +312,7 @@ class CostModelController(Controller):
         self._cost.add(spent / self.costs.pace)
         # Drafts stand for all steps since the last ones, as far as so few can.
         saved, roots = self._sizing.saved, len(sequences)
-        self._gate.learn(saved, min(self._gate.steps * roots, _RETRY_SELDOM))
+        self._gate.learn(saved, min(self._gate.steps * roots, DRAFT_RETRY_SELDOM))
         self._gate.retry(saved > self._cost.value, roots)
 
     def close(self, sequence: Sequence) -> None:
@@ -350,7 +324,7 @@ class CostModelController(Controller):
         # more than its drafting and its row cost.
         plain, one_more = self.costs.span(roots, 1, roots)
         row = one_more - plain
-        return (roots * row + _LEVEL * self._cost.value) / plain / self._next
+        return (roots * row + LEVEL_SHARE * self._cost.value) / plain / self._next
 
     @property
     def _idle_step(self) -> bool:

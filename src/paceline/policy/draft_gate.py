@@ -12,19 +12,7 @@ from typing import Self
 
 from paceline.core.types import Budget
 from paceline.policy.acceptance import DecayedMean
-
-# Decay of gains and costs per draft; about 50 count.
-_MEMORY = 0.98
-
-# A draft that takes more than this many times the usual was held up by something else.
-_OUTLIER = 4.0
-
-# In a batch some draft is good by chance: there, an interval only shrinks by this factor.
-_SOONER = 4
-
-# Of steps without drafts, a drafter learns from one in so many: ranking logits at each of them
-# would slow decoding down where drafts do not pay.
-_LEARN_EVERY = 8
+from paceline.policy.constants import DRAFT_OUTLIER, GATE_MEMORY, LEARN_EVERY, RETRY_SOONER
 
 
 class DraftGate:
@@ -41,7 +29,7 @@ class DraftGate:
 
         The interval doubles from `first` to `longest` with each draft that did not pay.
         """
-        self.gain = DecayedMean(_MEMORY, hope, belief)
+        self.gain = DecayedMean(GATE_MEMORY, hope, belief)
         self.waited = 0
         self.steps = 1
         self._first, self._interval, self._longest = first, first, longest
@@ -54,7 +42,7 @@ class DraftGate:
     @classmethod
     def of_learning(cls) -> Self:
         """Return a gate for drafters that learn from the target's logits, see `learns`."""
-        return cls.every(_LEARN_EVERY)
+        return cls.every(LEARN_EVERY)
 
     def open(self, cost: float) -> bool:
         """Count a step, and return whether to draft in it at this cost."""
@@ -75,7 +63,7 @@ class DraftGate:
     def retry(self, paid: bool, drafts: int = 1) -> None:
         """Set the interval after a step with so many drafts: good drafts come in runs."""
         if paid:
-            self._interval = max(1, self._interval // _SOONER) if drafts > 1 else 1
+            self._interval = max(1, self._interval // RETRY_SOONER) if drafts > 1 else 1
         else:
             self._interval = min(max(self._first, 2 * self._interval), self._longest)
 
@@ -84,12 +72,12 @@ class DraftCost:
     """Mean cost of a draft; the first one counts nothing, since it has much to make ready."""
 
     def __init__(self) -> None:
-        self._mean = DecayedMean(_MEMORY)
+        self._mean = DecayedMean(GATE_MEMORY)
         self.begun = False
 
     def add(self, cost: float) -> None:
         if self.begun:
-            self._mean.add(min(cost, _OUTLIER * self.value) if self.value else cost)
+            self._mean.add(min(cost, DRAFT_OUTLIER * self.value) if self.value else cost)
         self.begun = True
 
     @property

@@ -37,8 +37,8 @@ def test_what_it_adds_to_one_kind_of_draft_says_nothing_of_another() -> None:
 
 def test_the_more_there_is_the_more_it_must_add() -> None:
     part = asked(100, 1, gain=1.0)
-    assert part.pays(1.0, 0.33)
-    assert not part.pays(1.9, 0.33)  # of the same kind
+    assert part.pays(1.0, 0.25)
+    assert not part.pays(1.9, 0.25)  # of the same kind
     assert part.pays(1.9, 1.0)
     assert not part.pays(1.0, 0.05)
 

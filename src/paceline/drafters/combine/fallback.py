@@ -22,6 +22,16 @@ from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verd
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn, union_needs
 from paceline.policy.acceptance import Calibration, DecayedMean, corrected
+from paceline.policy.constants import (
+    ADDED,
+    ADDED_BELIEF,
+    AGREEING,
+    BESIDE,
+    FREE_TEMPERATURE,
+    GAIN_EDGES,
+    SECOND_RETRY,
+    STEP_MEMORY,
+)
 from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
 
@@ -83,9 +93,6 @@ class SingleSequenceOnly(Drafter):
 # Union of a copied draft and a network draft, with combined acceptance probabilities
 # (estimates).
 
-# Share of the copy's probability that counts as independent evidence on agreement.
-_AGREEING = 0.8
-
 
 def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
     """Merge two drafts with scores, that of more expected accepted tokens first.
@@ -146,7 +153,7 @@ def _together(
             continue
         sure, doubt = surest[above], against[above]
         if node in predicted:
-            agreeing = _AGREEING * probabilities[node]
+            agreeing = AGREEING * probabilities[node]
             probability = 1 - (1 - predicted[node]) * (1 - agreeing)
             probability *= 2 * (1 - doubt) / (2 - doubt * (1 + sure))
         else:
@@ -164,29 +171,7 @@ def _together(
     return scores
 
 
-# From this temperature on earlier text says little of what is drawn: parts that do not follow the
-# Gumbel noise are skipped if one does (`docs/results.md`, trained drafters).
-_FREE = 0.9
-
-# Acceptance probability from which on a node is drafted beside a better draft.
-_BESIDE = 0.1
-
 _NOTHING = Budget(0, 0)
-
-
-# Kinds of drafts that another drafter adds to: edges in expected accepted tokens.
-_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-
-# Prior of the tokens that a drafter adds, the drafts that it counts for, and the steps without it
-# after which it drafts again.
-_ADDED, _ADDED_BELIEF, _RETRY = 1.0, 4.0, 16
-
-# Worth of an added token: it needs a row, and two drafts must be weighed (`docs/results.md`,
-# trained drafters).
-_WEIGHED = 0.7
-
-# Decay of the duration of a step.
-_STEP_MEMORY = 0.97
 
 
 class PartEstimates:
@@ -195,11 +180,13 @@ class PartEstimates:
     def __init__(self) -> None:
         self.calibration = Calibration()
         self.cost = DraftCost()
-        self._gates = [DraftGate(_ADDED, _ADDED_BELIEF, _RETRY, _RETRY) for _ in (0.0, *_EDGES)]
+        self._gates = [
+            DraftGate(ADDED, ADDED_BELIEF, SECOND_RETRY, SECOND_RETRY) for _ in (0.0, *GAIN_EDGES)
+        ]
 
     def gate(self, gain: float) -> DraftGate:
         """Return the gate for drafts beside one of `gain` expected tokens."""
-        return self._gates[bisect_right(_EDGES, gain)]
+        return self._gates[bisect_right(GAIN_EDGES, gain)]
 
     def pays(self, gain: float, step: float) -> bool:
         """Return whether drafting beside `gain` expected tokens should raise tokens per second.
@@ -207,7 +194,7 @@ class PartEstimates:
         `step` is the seconds of a step in which only the first drafter runs.
         """
         price = self.cost.value / step if step else 0.0
-        return self.gate(gain).open(price * (1 + gain) / _WEIGHED)
+        return self.gate(gain).open(price * (1 + gain))
 
 
 class _Made(NamedTuple):
@@ -256,7 +243,7 @@ class FallbackDrafter(CompositeDrafter):
         self._estimates = [PartEstimates() for _ in self.parts]
         self._made: list[_Made] = []
         self._asked: list[tuple[int, float]] = []  # parts, and what was promised before
-        self._step = DecayedMean(_STEP_MEMORY)
+        self._step = DecayedMean(STEP_MEMORY)
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
         return self.needs if len(sequences) == 1 else self._shared_needs
@@ -276,7 +263,7 @@ class FallbackDrafter(CompositeDrafter):
         self._asked.clear()
         self._extra = 0.0
         wanted = bool(budget.nodes and budget.depth)
-        drawn = self._follows and alone[0].params.temperature >= _FREE
+        drawn = self._follows and alone[0].params.temperature >= FREE_TEMPERATURE
         for index, part in enumerate(self.parts):
             estimates = self._estimates[index]
             asked = wanted and (part.gumbel_coupled or not drawn)
@@ -328,7 +315,7 @@ class FallbackDrafter(CompositeDrafter):
         drafts = [each.corrected() for each in self._made]
         if any(draft.scores is None for draft in drafts):
             return max(self._made, key=attrgetter("gain")).draft
-        least = max(budget.least, _BESIDE)
+        least = max(budget.least, BESIDE)
         union = reduce(lambda copy, other: weighed(copy, other, least), drafts)
         return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
 

@@ -19,6 +19,7 @@ from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
 from paceline.native.library import calls, library
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import MERGED_BELIEF, UNSCORED
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import CandidateTree, Offer, Workspace
 from paceline.trees.shapes import confident
@@ -27,12 +28,6 @@ from paceline.trees.shapes import confident
 
 # Confidence bins.
 _LEVELS = 10
-
-# Conditional node probability in drafts without scores.
-_UNSCORED = 0.6
-
-# Prior weight of a hit rate, in trials.
-_BELIEF = 12.0
 
 _ABSENT = -2
 
@@ -50,7 +45,7 @@ class Blender:
     def __init__(self, sources: int) -> None:
         """Start from the prior that the drafters err independently."""
         levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
-        self.rates = HitRates(np.tile(levels, (1 << sources, 1)), _BELIEF)
+        self.rates = HitRates(np.tile(levels, (1 << sources, 1)), MERGED_BELIEF)
         self._out = Workspace()
 
     def blend(self, drafts: List[TokenTree], budget: Budget) -> Blended:
@@ -136,7 +131,7 @@ def _scores(draft: TokenTree) -> list[float]:
     if scores:
         return scores
     for parent in draft.parents.tolist():
-        scores.append(_UNSCORED * (1.0 if parent == ROOT else scores[parent]))
+        scores.append(UNSCORED * (1.0 if parent == ROOT else scores[parent]))
     return scores
 
 

@@ -1,6 +1,6 @@
 """Drafters with a trained network (EAGLE, Medusa and others). The network reads the prompt and
-every later token with the target's features, and drafts a chain, or a tree (`trees.py`), in one call.
-Networks are in `paceline.networks`; the runtime runs them.
+every later token with the target's features, and drafts a chain, or a tree (`trees.py`), in one
+call. Networks are in `paceline.networks`; the runtime runs them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,17 @@ from paceline.drafters.network.trees import TreeDrafts
 from paceline.errors import OutOfMemory
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.policy.acceptance import PlattScaling
+from paceline.policy.constants import (
+    DRAFT_TEMPERATURE,
+    PROMPT_ROWS,
+    RECENT_ROWS,
+    STEADY,
+    WAITING_ROWS,
+)
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
 
 # Progress of a trained drafter in a sequence:
-
-# Last rows of a prompt that a network reads in any case, even if others have cached them.
-RECENT = 128
-
-# Last rows of a longer prompt that it reads before the first draft. Fewer would cost accepted
-# tokens after long prompts.
-_PROMPT = 1024
-
-# Rows that may wait for a draft beyond those.
-_WAITING = 256
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ class ContextState:
         Of too many, old rows are dropped before the first draft (unless the network `reads_all`),
         and run through the network after it.
         """
-        most = _WAITING if self.begun else _PROMPT + _WAITING
+        most = WAITING_ROWS if self.begun else PROMPT_ROWS + WAITING_ROWS
         self.tokens += tokens
         self.features.append(features)
         if len(self.tokens) <= most:
@@ -85,7 +82,7 @@ class ContextState:
             self.version.runner.draft([read], 0)
             self._keep(1)  # which drafts start behind
         else:
-            self._keep(_PROMPT)
+            self._keep(PROMPT_ROWS)
 
     def _keep(self, rows: int) -> None:
         # Rows may be megabytes: they are copied only where a view would hold more memory than
@@ -120,9 +117,6 @@ class ContextState:
 
 # Early drafting:
 
-# Consecutive steps with a draft before one begins early.
-_STEADY = 2
-
 
 class EarlyDraft:
     """At most one draft in progress."""
@@ -133,7 +127,7 @@ class EarlyDraft:
     def expects(self, progress: ContextState) -> bool:
         """Return whether a sequence is likely to need a chain, and its network can begin one."""
         version = progress.version
-        return progress.steady >= _STEADY and version.trees is None and version.early is not None
+        return progress.steady >= STEADY and version.trees is None and version.early is not None
 
     def has_begun(self, progress: ContextState) -> bool:
         """Return whether the draft in progress is of this sequence."""
@@ -167,10 +161,6 @@ class EarlyDraft:
 
 
 # Chains of a trained network:
-
-# Temperature that tokens are drawn at, beside the request's. A network that knows less than the
-# target spreads its distribution wider.
-_SHARPER = 0.9
 
 
 def chains(
@@ -237,13 +227,15 @@ def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
         return None
     begin, randomness = len(sequence.tokens), sequence.randomness
     draws = (Draw(place, Purpose.NOISE) for place in range(begin, begin + depth))
-    return Noise(b"".join([randomness.noise(draw).key for draw in draws]), _SHARPER * temperature)
+    return Noise(
+        b"".join([randomness.noise(draw).key for draw in draws]), DRAFT_TEMPERATURE * temperature
+    )
 
 
 class TrainedDrafter(Drafter):
     """Draft with one network; a subclass names it, see `trained`."""
 
-    needs: Needs = Needs(features=True, recent=RECENT)
+    needs: Needs = Needs(features=True, recent=RECENT_ROWS)
     # Settings of the network that may be smaller than those of its weights.
     sizes: ClassVar[tuple[str, ...]] = ()
     # Option `stop` where the user sets none.
@@ -333,8 +325,7 @@ class TrainedDrafter(Drafter):
         temperature = round(sequence.params.temperature, 1)
         found = self._lines.get(temperature)
         if found is None:
-            found = PlattScaling(not temperature, self.gumbel_coupled)
-            self._lines[temperature] = found
+            found = self._lines[temperature] = PlattScaling()
         return found
 
     def _take_up(self) -> LoadedNetwork:

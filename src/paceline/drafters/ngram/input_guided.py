@@ -15,8 +15,9 @@ import numpy as np
 from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import TRUST, alone, length_kind
+from paceline.drafters.candidates import alone, length_kind
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import OTHER_SOURCE
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import CandidateTree
 
@@ -97,7 +98,7 @@ class InputGuided(Drafter):
         self.reset()
 
     def reset(self) -> None:
-        self._rates = HitRates(np.array([alone(TRUST), alone()]), weight=16.0)
+        self._rates = HitRates(np.array([alone(OTHER_SOURCE), alone()]), weight=16.0)
 
     def open(self, sequence: Sequence) -> None:
         self._opened[sequence.id] = len(sequence.tokens)

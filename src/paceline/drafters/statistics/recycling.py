@@ -19,6 +19,7 @@ from paceline.core.types import ROOT, Budget, IntArray, LogitArray, Needs, Token
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.native.sampling import best, rank_into
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import RANK_RATES
 from paceline.policy.draft_gate import DraftGate
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import CandidateTree
@@ -74,10 +75,6 @@ _BELOW = [
     for at in range(ROOT, len(TEMPLATE))
 ]
 
-# Share of steps in which the child of each rank was the target's token, by depth of the child,
-# given that its parent was reached: a start value, replaced by what is observed.
-_PRIOR = np.array([0.36, 0.10, 0.055, 0.035, 0.025, 0.02, 0.015, 0.01])
-
 
 class Recycling(Drafter):
     """Draft trees from the target's rejected candidates: no training, under 2 MB."""
@@ -100,7 +97,7 @@ class Recycling(Drafter):
     def reset(self) -> None:
         # Row by row. Single entries are read and written at every step.
         self._successors = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
-        self._rates = HitRates(np.tile(_PRIOR, (DEPTH, 1)), weight=50.0)
+        self._rates = HitRates(np.tile(RANK_RATES, (DEPTH, 1)), weight=50.0)
         self._steps = 0
         self._order()
 

@@ -22,6 +22,7 @@ from paceline.drafters.base import DrafterContext
 from paceline.drafters.candidates import CandidateDrafter
 from paceline.drafters.statistics.context_model import PROMPT_WEIGHT, ContextModel
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import DRAWN_EDGES, DRAWN_RATES
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sequence import Sequence
 from paceline.trees.base import BestFirst, TreeBuilder, race, successive
@@ -34,16 +35,10 @@ Lots = Literal["noise", "one-by-one"]
 # Most candidates per node.
 _SPAN = 16
 
-# Bins of nodes by the probability sum of their candidates.
-_PROMISES = (0.3, 0.6, 0.85)
-
-# Start values of acceptance by rank of the child and kind of its parent.
-_PRIOR = np.array([[0.2, 0.4, 0.65, 0.85], [0.1, 0.15, 0.15, 0.1], [0.05, 0.08, 0.08, 0.05]])
-
 
 def acceptance_rates() -> HitRates:
     """Return fresh acceptance rates by (rank of a child, bin of its parent)."""
-    return HitRates(_PRIOR, weight=16.0)
+    return HitRates(np.array(DRAWN_RATES), weight=16.0)
 
 
 class Drawn(CandidateTree):
@@ -92,7 +87,7 @@ class Drawn(CandidateTree):
             found = guess._offers[node] = offers(place, reach)[:_SPAN]
             if not found:
                 return
-            guess._kinds[node] = bisect_right(_PROMISES, sum(chance for _, chance, _ in found))
+            guess._kinds[node] = bisect_right(DRAWN_EDGES, sum(chance for _, chance, _ in found))
             q = builder.rows[node] = _distribution(found, size)
             if lots == "noise":
                 order = race(q.probs, noise[node + 1, : len(q.probs)], len(q.probs))
@@ -132,7 +127,7 @@ class Drawn(CandidateTree):
         above = ROOT
         for accepted_node in (*verdict.path, None):
             for rank, child in enumerate(below.get(above, ())):
-                cell = (min(rank, len(_PRIOR) - 1), self._kinds[above])
+                cell = (min(rank, len(DRAWN_RATES) - 1), self._kinds[above])
                 accepted.add(cell, child == accepted_node)
                 if child == accepted_node:
                     break

@@ -23,8 +23,9 @@ import numpy.typing as npt
 from paceline.core.target import Output
 from paceline.core.types import Budget, IntArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.candidates import TRUST, Evidence, evidence_rates, weigh
+from paceline.drafters.candidates import Evidence, evidence_rates, weigh
 from paceline.errors import InvalidOption
+from paceline.policy.constants import OTHER_SOURCE
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import CandidateTree, Offer
 
@@ -274,7 +275,7 @@ class Datastore(Drafter):
         return cls(index)
 
     def reset(self) -> None:
-        self._rates = evidence_rates(TRUST)
+        self._rates = evidence_rates(OTHER_SOURCE)
 
     def open(self, sequence: Sequence) -> None:
         self._known[sequence.id] = (len(sequence.tokens), LONGEST)
