@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -21,7 +20,10 @@ class Builder:
     Attributes:
         tokens, parents, scores: per node, as in `TokenTree`; scores may be empty.
         nodes: by parent and token.
+        scored: whether a tree without nodes has scores, too.
     """
+
+    scored = False
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -60,7 +62,7 @@ class Builder:
     def tree(self, source: str = "", origins: tuple[str, ...] = ()) -> TokenTree:
         """Return the tree, with scores if there are any."""
         tokens, parents = np.array(self.tokens, np.int64), np.array(self.parents, np.int64)
-        scores = np.array(self.scores) if self.scores else None
+        scores = np.array(self.scores) if self.scores or self.scored else None
         return TokenTree(tokens, parents, None, source, scores, origins)
 
 
@@ -221,6 +223,6 @@ def merge(first: TokenTree, second: TokenTree) -> TokenTree:
             scores[place] = max(scores[place], extra[node])
     if not scored:
         scores.clear()
+    builder.scored = scored
     named = tuple(origins) if len(set(origins)) > 1 else ()
-    merged = builder.tree(origins[0] if origins else first.source, named)
-    return replace(merged, scores=np.zeros(0)) if scored and not len(merged) else merged
+    return builder.tree(origins[0] if origins else first.source, named)

@@ -236,9 +236,9 @@ def _branch_seconds(target: Target, cache: Any, noticed: float) -> tuple[float, 
     if not target.capabilities.tree:
         return 0.0, 0.0
     tokens = np.arange(_STAR - 1)
-    twin = np.array([ROOT, *range(_STAR - 3), ROOT])
+    two_paths = np.array([ROOT, *range(_STAR - 3), ROOT])
     star = np.full(_STAR - 1, ROOT)
-    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, twin), TokenTree(tokens, star))
+    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, two_paths), TokenTree(tokens, star))
     samples: list[list[float]] = [[], [], []]
     for _ in range(3):
         for draft, times in zip(drafts, samples, strict=True):

@@ -1,6 +1,6 @@
 """Cost-model controller: verify the nodes that maximise committed tokens per second. Verifying
 nodes S beside B roots commits B + sum(S) tokens in expectation and costs time(B + |S|); the
-likeliest nodes of the whole batch are taken as far as they pay (`sizing.py`). Acceptance
+most probable nodes of the whole batch are taken as far as they pay. Acceptance
 probabilities are calibrated per sequence from past steps, and only deterministic drafts are
 pruned: lossless.
 """
@@ -47,8 +47,8 @@ def best_depths(
 ) -> list[int]:
     """Return depths of chains, one per sequence, that commit most tokens per second together.
 
-    A batch's draft takes as long as its deepest chain: for every such depth, the likeliest
-    tokens are taken as far as they pay. Lists, not arrays: few tokens, at every step.
+    A batch's draft takes as long as its deepest chain: for every such depth, the most
+    probable tokens are taken as far as they pay. Lists, not arrays: few tokens, at every step.
 
     Args:
         reach: per sequence, acceptance probabilities down to each depth, never rising.

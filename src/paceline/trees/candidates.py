@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 from typing import Any, TypeVar
@@ -31,6 +30,8 @@ class CandidateTree(Builder):
     """A draft with the hit rate cells of its candidates; nodes in score order, so that any prefix
     is a tree.
     """
+
+    scored = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,9 +79,6 @@ class CandidateTree(Builder):
     def score(self) -> float:
         """Expected accepted tokens."""
         return sum(self.scores)
-
-    def tree(self, source: str = "", origins: tuple[str, ...] = ()) -> TokenTree:
-        return replace(super().tree(source, origins), scores=np.array(self.scores))
 
     def learn(self, committed: List[int], rates: HitRates) -> None:
         """Count candidates along the committed tokens: misses, up to the hit at each node."""

@@ -1,7 +1,7 @@
 """Static draft trees from rank accuracies (Medusa, Cai et al. 2024, arXiv:2401.10774).
 
 The path (0, 2) is the third-ranked child of the first-ranked child of the root. Acceptance
-probabilities multiply along a path, so taking the likeliest nodes greedily is optimal.
+probabilities multiply along a path, so taking the most probable nodes greedily is optimal.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def chances(shape: StaticShape, accuracies: ProbArray) -> ProbArray:
 
 
 def from_rank_accuracies(accuracies: ProbArray, nodes: int, depth: int) -> StaticShape:
-    """Return the tree of most expected accepted tokens, likeliest first; any prefix is optimal too.
+    """Return the tree of most expected accepted tokens, best first; any prefix is optimal too.
 
     `accuracies` is float64 `[depth, rank]`: probability that the child of this rank is the
     target's token, given that its parent was accepted. Nodes of probability zero are left out.
@@ -104,7 +104,7 @@ TOKEN_RECYCLING = _shape(
 )
 
 # `mc_sim_7b_63` of Medusa (Cai et al. 2024, arXiv:2401.10774; `medusa/model/medusa_choices.py`):
-# 63 nodes, likeliest first, 4 levels, 10 tokens per head.
+# 63 nodes, most probable first, 4 levels, 10 tokens per head.
 MEDUSA = _shape(
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003",
     "40 21 004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021",

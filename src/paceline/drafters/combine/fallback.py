@@ -242,7 +242,7 @@ class FallbackDrafter(CompositeDrafter):
         super().reset()
         self._estimates = [PartEstimates() for _ in self.parts]
         self._made: list[_Made] = []
-        self._asked: list[tuple[int, float]] = []  # parts, and what was promised before
+        self._asked: list[tuple[int, float]] = []  # parts, and the expected tokens before them
         self._step = DecayedMean(STEP_MEMORY)
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:

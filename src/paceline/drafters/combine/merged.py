@@ -156,7 +156,7 @@ class Merged(CompositeDrafter):
 
         Args:
             parts: the drafters; for "graft" and "fuse" the leading one first.
-            way: "blend" takes the likeliest nodes of all; "graft" keeps the first drafter's nodes
+            way: "blend" takes the best nodes of all; "graft" keeps the first drafter's nodes
                 down to `floor` and fills up with others; "fuse" takes all of the first drafter's
                 nodes, and those of others that begin with a token it drafted.
             floor: of a node's estimated acceptance, in [0, 1]; "graft" alone reads it.

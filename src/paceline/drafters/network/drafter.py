@@ -80,7 +80,7 @@ class ContextState:
             known = np.concatenate(self.features)
             read = ContextUpdate(self.cache, known[:-1], self.tokens[:-1], target)
             self.version.runner.draft([read], 0)
-            self._keep(1)  # which drafts start behind
+            self._keep(1)  # the root, which drafts start from
         else:
             self._keep(PROMPT_ROWS)
 
@@ -180,7 +180,7 @@ def chains(
         lines: acceptance statistics of each.
         source: name of the drafter.
         stop: a chain ends before the first token whose acceptance probability is below this.
-        rivals: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
+        runner_ups: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
             the network has computed these already.
     """
     out = []
@@ -202,7 +202,7 @@ def _draft(chain: Chain, chances: List[float], room: int, source: str) -> TokenT
     tokens, parents = list(chain.tokens[:depth]), list(range(ROOT, depth - 1))
     if room > 0:
         above = [1.0, *scores]
-        # What a network says of rivals is what they keep, but for what the chain's own leave.
+        # Runner-ups are accepted as the network says, within what the chain's own tokens leave.
         beside = [
             above[at] * min(chain.runner_up_probs[at], 1 - chances[at]) for at in range(depth)
         ]
@@ -241,7 +241,7 @@ class TrainedDrafter(Drafter):
     # Option `stop` where the user sets none.
     stop: ClassVar[float] = 0.0
 
-    def __init__(self, runner: Runner, *, stop: float = 0.0, runner_ups: bool = True) -> None:
+    def __init__(self, runner: Runner, *, stop: float = 0.0, rivals: bool = True) -> None:
         """Bind a network that is ready to run.
 
         Args:
@@ -258,7 +258,7 @@ class TrainedDrafter(Drafter):
         require(0 <= stop < 1, "stop", stop, "0 or more, and below 1")
         self._begin = self._newest = LoadedNetwork(runner)
         self._stop = stop
-        self._runner_ups = runner_ups
+        self._runner_ups = rivals
         self._progress: dict[int, ContextState] = {}
         self._lines: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
@@ -346,13 +346,13 @@ class TrainedDrafter(Drafter):
             self._progress[sequence.id].asked(budget)
         if not any(budget.nodes and budget.depth for budget in budgets):
             return drafts
-        asking: dict[tuple[LoadedNetwork, bool], list[int]] = {}
+        by_version: dict[tuple[LoadedNetwork, bool], list[int]] = {}
         for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
             progress = self._progress[sequence.id]
             if min(budget.nodes, budget.depth) > 0 and progress.tokens:
                 apart = self._early.has_begun(progress)
-                asking.setdefault((progress.version, apart), []).append(index)
-        for (version, _), indices in asking.items():
+                by_version.setdefault((progress.version, apart), []).append(index)
+        for (version, _), indices in by_version.items():
             parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
             for index, draft in zip(indices, self._draft(version, *parts), strict=True):
                 drafts[index] = draft

@@ -62,7 +62,7 @@ class Alignment:
             if self.at < len(self.source):
                 return
         if self.at is not None and self.run > self._anchor:
-            self._rest = self.at  # something agreed behind the anchor: the place was right
+            self._rest = self.at  # something agreed after the anchor: the place was right
         self.at = None
         self._align()
 

@@ -152,10 +152,10 @@ class NativeContextModel(ContextModel):
         self._hold(self._call.new(order, capacity))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        twin = copy(self)
-        twin.rates = deepcopy(self.rates, memo)
-        twin._hold(self._call.copy(self._model))
-        return twin
+        other = copy(self)
+        other.rates = deepcopy(self.rates, memo)
+        other._hold(self._call.copy(self._model))
+        return other
 
     def read(self, tokens: List[int], begin: int, weight: float) -> None:
         first = max(0, begin - self._order)

@@ -151,7 +151,7 @@ class Recycling(Drafter):
         draft = CandidateTree()
         tokens = draft.tokens
         places = {ROOT: ROOT}
-        # A node is worth no more than its parent and stands behind it, so parents come first.
+        # A node is worth no more than its parent and comes after it, so parents come first.
         for node in self._ranking if budget.nodes > 0 else ():
             parent = places.get(_PARENTS[node])
             if parent is None or _DEPTHS[node] > budget.depth:

@@ -149,7 +149,7 @@ CAPACITY = 1 << 16
 
 
 class Stand(CandidateDrafter[ContextModel]):
-    """Draft from stored target distributions, as likeliest trees or as drawn ones."""
+    """Draft from stored target distributions, as most probable trees or as drawn ones."""
 
     name: ClassVar[str] = "stand"
     needs: Needs = Needs(node_logits=True)

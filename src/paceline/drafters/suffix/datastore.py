@@ -65,9 +65,9 @@ def sort_suffixes(tokens: Tokens, done: Callable[[], None] = lambda: None) -> In
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     known = 1
     while True:
-        behind = np.zeros_like(rank)
-        behind[:-known] = rank[known:] + 1
-        key = rank * (len(rank) + 1) + behind
+        later = np.zeros_like(rank)
+        later[:-known] = rank[known:] + 1
+        key = rank * (len(rank) + 1) + later
         order = np.argsort(key, kind="stable")
         known *= 2
         done()

@@ -48,7 +48,7 @@ class NativeSuffixes:
         budget: Budget,
         rates: HitRates,
     ) -> CandidateTree:
-        """Expand the likeliest nodes after both contexts. MemoryError: no room for them."""
+        """Expand the most probable nodes after both contexts. MemoryError: no room for them."""
         (own, other), (here, there) = texts, matches
         at, known = array("i", (*here[:2], *there[:2])), rates.flat
         nodes, out = budget.nodes, self._out
@@ -111,8 +111,8 @@ class SuffixDecoding(HistoryDrafter):
         def follow(place: _Place, token: int) -> _Place:
             own, other = place
             # Where the history no longer goes along, only single tokens could be found in it.
-            behind = history.outlook(*other[:2], token, BLEND_CONTEXTS) if other[0] else _NOWHERE
-            return text.outlook(*own[:2], token, BLEND_CONTEXTS), behind
+            there = history.outlook(*other[:2], token, BLEND_CONTEXTS) if other[0] else _NOWHERE
+            return text.outlook(*own[:2], token, BLEND_CONTEXTS), there
 
         place = (
             text.outlook(*own[:2], None, BLEND_CONTEXTS),
