@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget
-from paceline.drafters.candidates import CandidateTree, Offer
 from paceline.policy.acceptance import HitRates
+from paceline.trees.candidates import CandidateTree, Offer
 
 Path = tuple[int, ...]
 
@@ -96,7 +96,10 @@ def counted(
     """Hits and trials per cell, without prior."""
     rates = HitRates(np.zeros((4, 3)), weight=0.0)
     guess.learn(committed, rates)
-    numbers = zip(rates.cells, rates._hits, rates._trials, strict=True)
+    numbers = (
+        (cell, mean.total, mean.weight)
+        for cell, mean in zip(rates.cells, rates._means, strict=True)
+    )
     return {cell: (round(hits), round(trials)) for cell, hits, trials in numbers if trials}
 
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafters.candidates import (
-    FLOOR,
     LENGTHS,
     Evidence,
     alone,
@@ -18,6 +17,7 @@ from paceline.drafters.candidates import (
     spread_kind,
     weigh,
 )
+from paceline.trees.candidates import FLOOR
 
 RATES = evidence_rates(1.0, 0.6).rates
 TABLE = RATES.tolist()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.drafters.automata import NATIVE, built
 
 from paceline.core.types import Budget
-from paceline.drafters.candidates import CandidateTree
 from paceline.drafters.suffix.automaton import NativeAutomaton, PlainAutomaton
 from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
+from paceline.trees.candidates import CandidateTree
 
 pytestmark = pytest.mark.skipif(not NATIVE, reason="needs a C++ compiler")
 

@@ -346,7 +346,7 @@ def test_a_batch_that_never_pays_stops_asking_for_drafts_that_cost_time() -> Non
         took = 0.5 if asked[-1] else 0.0
         controller.observe(sequences, chosen, [Verdict((), 0)] * 8, took, 8.0)
     assert asked[0]
-    assert np.mean(asked[-320:]) == 1 / 64
+    assert np.mean(asked[-320:]) == 1 / 16
 
 
 def test_a_drafter_that_finds_nothing_for_long_is_asked_less_until_it_finds_something() -> None:

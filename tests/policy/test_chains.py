@@ -1,12 +1,9 @@
-"""Chains that are sized before they are made, step by step: rests, trials, and what ends them."""
+"""Chains that are sized before they are made, step by step: trials, and what ends them."""
 
 from __future__ import annotations
 
-import pytest
-
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, Verdict
-from paceline.policy import cost_model as module
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import Chains
 from paceline.sampling.sequence import Sequence
@@ -19,47 +16,16 @@ def batch(*ids: int) -> list[Sequence]:
     return [Sequence.start(id, [1], SamplingParams()) for id in ids]
 
 
-@pytest.fixture
-def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sequences of each time that depths were worked out."""
-    calls: list[int] = []
-    best = module.best_depths
-
-    def counted(reach: list[list[float]], *rest: float) -> list[int]:
-        calls.append(len(reach))
-        return best(reach, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(module, "best_depths", counted)
-    return calls
-
-
-def test_what_does_not_pay_is_tried_with_one_token_now_and_then(worked_out: list[int]) -> None:
+def test_what_does_not_pay_is_tried_with_one_token_now_and_then() -> None:
     chains, sequences = Chains(Budget(8, 8), 0.6, 0.0), batch(0)
     depths = [chains.budgets(sequences, DEAR, 0)[0].depth for _ in range(96)]
     assert depths == [*[0] * 31, 1] * 3
-    assert len(worked_out) == 12  # 8 steps share a decision
 
 
-def test_what_pays_is_worked_out_at_every_step(worked_out: list[int]) -> None:
+def test_what_pays_is_drafted_at_every_step() -> None:
     chains, sequences = Chains(Budget(8, 8), 0.9, 0.0), batch(0, 1)
     for _ in range(20):
         assert all(budget.depth for budget in chains.budgets(sequences, CHEAP, 0))
-        assert not chains.resting
-    assert worked_out == [2] * 20
-
-
-def test_others_or_a_prompt_beside_end_a_rest() -> None:
-    chains = Chains(Budget(8, 8), 0.6, 0.0)
-    chains.budgets(batch(0), DEAR, 500)
-    for sequences, beside, resting in (
-        (batch(0), 500, True),
-        (batch(0), 0, False),
-        (batch(1), 0, False),
-        (batch(0, 1), 0, False),
-    ):
-        budgets = chains.budgets(sequences, CHEAP if not beside else DEAR, beside)
-        assert chains.resting == resting
-        assert bool(budgets[0].depth) != resting
 
 
 def test_a_rest_ends_within_a_few_steps_of_forgetting_that_a_sequence_was_bad() -> None:

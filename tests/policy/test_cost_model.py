@@ -324,7 +324,7 @@ def test_sizes_are_kept_through_steps_at_which_nothing_is_asked_for(padded: bool
         step([good, good], 1.6)
     sizing.__dict__.update(copy.deepcopy(controller._sizing.__dict__))
     known = list(model.seconds)
-    controller._asking.now = lambda sequences: False  # type: ignore[method-assign, assignment]
+    controller._gate.open = lambda cost: False  # type: ignore[method-assign]
     sizes = []
     for _ in range(300):
         sizes.append(step([good, good], 7.0))

@@ -25,7 +25,7 @@ from tests.training.test_trainer import CONFIG, EMBEDDING, texts, trainer
 from tests.training.test_trainer import target as target
 
 from paceline.drafters.base import NoDrafter
-from paceline.drafters.network.drafter import HydraDrafter
+from paceline.drafters.network.drafter import hydra as hydra_drafter
 from paceline.drafters.network.stopping_head import AcceptanceHead, save_acceptance_head
 from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption
@@ -150,7 +150,7 @@ def test_a_head_learns_what_is_accepted_and_stops_drafts(
     options = {"weights": str(path), "head": str(tmp_path / "head")}
     lengths = []
     for stop in ("0", "0.4", "0.9"):
-        drafter = HydraDrafter.create(drafting(target, **options, stop=stop))
+        drafter = hydra_drafter.create(drafting(target, **options, stop=stop))
         for params in (GREEDY, SAMPLED):
             plain = [each.tokens for each in generate(target, NoDrafter(), params)]
             found = generate(target, drafter, params)
@@ -166,4 +166,4 @@ def test_a_head_learns_what_is_accepted_and_stops_drafts(
         ({"head": str(path)}, "holds no acceptance head"),
     ):
         with pytest.raises(InvalidOption, match=message):
-            HydraDrafter.create(drafting(target, **{**options, **more}))
+            hydra_drafter.create(drafting(target, **{**options, **more}))

@@ -15,7 +15,7 @@ from tests.helpers.tiny_model import save_directory, tiny_config
 from paceline.cli.app import run
 from paceline.cli.train_heads import acceptance_head
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.network.drafter import HydraDrafter
+from paceline.drafters.network.drafter import hydra
 from paceline.drafters.network.stopping_head import load_acceptance_head
 from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption
@@ -75,6 +75,6 @@ def test_a_head_is_trained_and_decodes(place: Path, capsys: pytest.CaptureFixtur
         model=loaded.source.fingerprint,
         run_network=loaded.target.run_network,  # type: ignore[attr-defined]
     )
-    assert HydraDrafter.create(context)
+    assert hydra.create(context)
     with pytest.raises(InvalidOption, match="would take the place of"):
         acceptance_head(weights, out=weights, **where)

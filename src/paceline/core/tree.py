@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
@@ -11,6 +12,58 @@ from paceline.core.types import ROOT, BoolArray, DraftSampling, IntArray, ProbAr
 _NO_NODES: IntArray = np.zeros(0, dtype=np.int64)
 # A step with this draft is autoregressive decoding.
 EMPTY = TokenTree(_NO_NODES, _NO_NODES)
+
+
+class Builder:
+    """A tree under construction.
+
+    Attributes:
+        tokens, parents, scores: per node, as in `TokenTree`; scores may be empty.
+        nodes: by parent and token.
+        scored: whether a tree without nodes has scores, too.
+    """
+
+    scored = False
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.scores: list[float] = []
+        self.nodes: dict[tuple[int, int], int] = {}
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> Self:
+        """Start with the nodes of a deterministic draft."""
+        builder = cls()
+        builder.tokens, builder.parents = tree.tokens.tolist(), tree.parents.tolist()
+        builder.scores = [] if tree.scores is None else tree.scores.tolist()
+        pairs = zip(builder.parents, builder.tokens, strict=True)
+        builder.nodes = {pair: node for node, pair in enumerate(pairs)}
+        return builder
+
+    def add(self, parent: int, token: int, score: float | None = None) -> int:
+        """Add a node; with a score if all have one."""
+        node = self.nodes[parent, token] = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        if score is not None:
+            self.scores.append(score)
+        return node
+
+    def graft(self, tree: TokenTree) -> list[int]:
+        """Add the nodes of a tree whose token paths are missing; return the place of each node."""
+        places: list[int] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            above = ROOT if parent == ROOT else places[parent]
+            node = self.nodes.get((above, token))
+            places.append(self.add(above, token) if node is None else node)
+        return places
+
+    def tree(self, source: str = "", origins: tuple[str, ...] = ()) -> TokenTree:
+        """Return the tree, with scores if there are any."""
+        tokens, parents = np.array(self.tokens, np.int64), np.array(self.parents, np.int64)
+        scores = np.array(self.scores) if self.scores or self.scored else None
+        return TokenTree(tokens, parents, None, source, scores, origins)
 
 
 def chain(
@@ -156,32 +209,20 @@ def merge(first: TokenTree, second: TokenTree) -> TokenTree:
     Nodes with equal token paths become one, with the first's origin and the higher score.
     """
     if first.sampling is not None or second.sampling is not None:
-        raise ValueError("sampled drafts cannot be merged: their law would be lost")
-    tokens = first.tokens.tolist()
-    parents = first.parents.tolist()
-    known = {(p, t): i for i, (p, t) in enumerate(zip(parents, tokens, strict=True))}
+        raise ValueError("sampled drafts cannot be merged: their distribution would be lost")
+    builder = Builder.of(first)
     origins = [first.origin(node) for node in range(len(first))]
     scored = all(draft.scores is not None or not len(draft) for draft in (first, second))
-    scores = [] if first.scores is None else first.scores.tolist()
     extra = [] if second.scores is None else second.scores.tolist()
-    moved: dict[int, int] = {ROOT: ROOT}
-    for node, (token, parent) in enumerate(
-        zip(second.tokens.tolist(), second.parents.tolist(), strict=True)
-    ):
-        key = (moved[parent], token)
-        if key not in known:
-            known[key] = len(tokens)
-            tokens.append(token)
-            parents.append(key[0])
+    scores = builder.scores
+    for node, place in enumerate(builder.graft(second)):
+        if place == len(origins):
             origins.append(second.origin(node))
             scores += extra[node : node + 1]
         elif scored:
-            scores[known[key]] = max(scores[known[key]], extra[node])
-        moved[node] = known[key]
-    return TokenTree(
-        np.asarray(tokens, dtype=np.int64),
-        np.asarray(parents, dtype=np.int64),
-        source=origins[0] if origins else first.source,
-        scores=np.asarray(scores, dtype=np.float64) if scored else None,
-        origins=tuple(origins) if len(set(origins)) > 1 else (),
-    )
+            scores[place] = max(scores[place], extra[node])
+    if not scored:
+        scores.clear()
+    builder.scored = scored
+    named = tuple(origins) if len(set(origins)) > 1 else ()
+    return builder.tree(origins[0] if origins else first.source, named)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
@@ -46,6 +46,8 @@ class DrafterContext:
         costs: the target's forward costs, measured on first call.
         source: where the target's weights can be read, for online training.
         coarser: loads the target at int8; None if that is no coarser, or not supported.
+        learner: imports the trainer of drafters that learn while serving, made from weights, the
+            target's source and a learning rate; None if there is none.
     """
 
     target: Capabilities
@@ -60,6 +62,7 @@ class DrafterContext:
     costs: Callable[[], CostModel] | None = None
     source: ModelSource | None = None
     coarser: Callable[[], Target] | None = None
+    learner: Callable[[], Callable[..., Any]] | None = None
 
     @property
     def needs_q(self) -> bool:

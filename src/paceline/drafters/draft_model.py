@@ -21,7 +21,7 @@ from paceline.core.types import Budget, Distribution, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.sampling.sequence import Sequence
-from paceline.trees.base import DistributionRequest, TreeExpansion, run_batched
+from paceline.trees.base import DistributionRequest, TreeExpansion, expand
 from paceline.trees.choice import expansion_for
 
 
@@ -65,22 +65,14 @@ class DraftModel(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
-        growing = [
-            self._expansion.grow(
-                replace(budget, depth=min(budget.depth, self._room(sequence))),
-                sequence.randomness,
-                len(sequence.tokens),
-            )
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
 
-        def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
-            distributions = self._distributions(
-                [sequences[index] for index in asks], list(asks.values())
-            )
-            return dict(zip(asks, distributions, strict=True))
+        def distributions(
+            indices: List[int], asks: List[DistributionRequest]
+        ) -> list[list[Distribution]]:
+            return self._distributions([sequences[index] for index in indices], asks)
 
-        drafts = run_batched(growing, answer)
+        rooms = map(self._room, sequences)
+        drafts = expand(self._expansion, sequences, budgets, rooms, distributions)
         for sequence, draft in zip(sequences, drafts, strict=True):
             # Every path starts with the trunk, so what is cached of it may agree with the commit.
             trunk = draft.tokens[: _trunk(draft)].tolist()

@@ -6,10 +6,9 @@ alone, so every guarantee holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as List
 from operator import attrgetter
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -19,9 +18,34 @@ from paceline.drafters.combine.base import CompositeDrafter, union_needs
 from paceline.policy.controller import Controller
 from paceline.sampling.sequence import Sequence
 
+Part = TypeVar("Part")
 T = TypeVar("T")
 
 _temperature = attrgetter("params.temperature")  # 0 is greedy; read several times a step
+
+
+class _Share(NamedTuple):
+    # Places of the sequences of one kind in a batch; None for all of them.
+    places: list[int] | None
+
+    def of(self, values: List[T]) -> List[T]:
+        return values if self.places is None else [values[place] for place in self.places]
+
+    def put(self, values: List[T], out: list[T]) -> None:
+        for place, value in zip(self.places or range(len(out)), values, strict=True):
+            out[place] = value
+
+
+def _shares(parts: tuple[Part, ...], sequences: List[Sequence]) -> list[tuple[Part, _Share]]:
+    # Batches of one kind are passed on as they are.
+    sampled = list(map(bool, map(_temperature, sequences)))
+    if not any(sampled) or all(sampled):
+        return [(parts[any(sampled)], _Share(None))]
+    places = range(len(sequences))
+    return [
+        (part, _Share([place for place in places if sampled[place] == kind]))
+        for kind, part in enumerate(parts)
+    ]
 
 
 class DraftersByKind(CompositeDrafter):
@@ -42,20 +66,14 @@ class DraftersByKind(CompositeDrafter):
             part.read(sequence, features)
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
-        if (alone := _only(sequences)) is not None:
-            return self.parts[alone].needs_of(sequences)
-        shares = _shares(sequences)
-        return union_needs([self.parts[i].needs_of(_at(places, sequences)) for i, places in shares])
+        shares = _shares(self.parts, sequences)
+        needs = [part.needs_of(share.of(sequences)) for part, share in shares]
+        return needs[0] if len(needs) == 1 else union_needs(needs)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        if (alone := _only(sequences)) is not None:
-            return self.parts[alone].propose(sequences, budgets)
         drafts = [trees.EMPTY] * len(sequences)
-        for index, places in _shares(sequences):
-            part = self.parts[index]
-            found = part.propose(_at(places, sequences), _at(places, budgets))
-            for place, draft in zip(places, found, strict=True):
-                drafts[place] = draft
+        for part, share in _shares(self.parts, sequences):
+            share.put(part.propose(share.of(sequences), share.of(budgets)), drafts)
         return drafts
 
     def observe(
@@ -65,20 +83,16 @@ class DraftersByKind(CompositeDrafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        if (alone := _only(sequences)) is not None:
-            self.parts[alone].observe(sequences, drafts, verdicts, outputs)
-            return
-        for index, places in _shares(sequences):
-            self.parts[index].observe(
-                *(_at(places, sequences), _at(places, drafts)),
-                *(_at(places, verdicts), _at(places, outputs)),
+        for part, share in _shares(self.parts, sequences):
+            part.observe(
+                *(share.of(sequences), share.of(drafts)), *(share.of(verdicts), share.of(outputs))
             )
 
     def close(self, sequence: Sequence) -> None:
         self._of(sequence).close(sequence)
 
     def _of(self, sequence: Sequence) -> Drafter:
-        return self.parts[_index(sequence)]
+        return self.parts[not sequence.params.greedy]
 
 
 class ControllersByKind(Controller):
@@ -93,29 +107,19 @@ class ControllersByKind(Controller):
         self.costs = greedy.costs or sampled.costs
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        if (alone := _only(sequences)) is not None:
-            self.parts[alone].beside, self.parts[alone].queue = self.beside, self.queue
-            return self.parts[alone].budgets(sequences)
         out = [Budget(0, 0)] * len(sequences)
-        for index, places in _shares(sequences):
-            part = self.parts[index]
-            part.beside, part.queue = self.beside + len(sequences) - len(places), self.queue
-            for place, budget in zip(places, part.budgets(_at(places, sequences)), strict=True):
-                out[place] = budget
+        for part, share in _shares(self.parts, sequences):
+            mine = share.of(sequences)
+            part.beside, part.queue = self.beside + len(sequences) - len(mine), self.queue
+            share.put(part.budgets(mine), out)
         return out
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
-        if (alone := _only(sequences)) is not None:
-            kept = self.parts[alone].select(sequences, drafts)
-            self.rows = self.parts[alone].rows
-            return kept
         out = list(drafts)
-        for index, places in _shares(sequences):
-            part = self.parts[index]
-            kept = part.select(_at(places, sequences), _at(places, drafts))
-            for place, draft in zip(places, kept, strict=True):
-                out[place] = draft
-        self.rows = 0
+        shares = _shares(self.parts, sequences)
+        for part, share in shares:
+            share.put(part.select(share.of(sequences), share.of(drafts)), out)
+        self.rows = shares[0][0].rows if len(shares) == 1 else 0
         return out
 
     def observe(
@@ -126,38 +130,12 @@ class ControllersByKind(Controller):
         draft_seconds: float,
         forward_seconds: float,
     ) -> None:
-        if (alone := _only(sequences)) is not None:
-            part = self.parts[alone]
-            part.observe(sequences, drafts, verdicts, draft_seconds, forward_seconds)
-            return
-        for index, places in _shares(sequences):
-            self.parts[index].observe(
-                _at(places, sequences),
-                *(_at(places, drafts), _at(places, verdicts)),
-                *(draft_seconds * len(places) / len(sequences), forward_seconds),
+        for part, share in _shares(self.parts, sequences):
+            mine = share.of(sequences)
+            part.observe(
+                *(mine, share.of(drafts), share.of(verdicts)),
+                *(draft_seconds * len(mine) / len(sequences), forward_seconds),
             )
 
     def close(self, sequence: Sequence) -> None:
-        self.parts[_index(sequence)].close(sequence)
-
-
-def _index(sequence: Sequence) -> int:
-    return 0 if sequence.params.greedy else 1
-
-
-def _only(sequences: List[Sequence]) -> int | None:
-    # Fast path for batches of one kind; None for mixed ones.
-    if not any(map(_temperature, sequences)):
-        return 0
-    return 1 if all(map(_temperature, sequences)) else None
-
-
-def _shares(sequences: List[Sequence]) -> Iterator[tuple[int, list[int]]]:
-    for index in (0, 1):
-        places = [place for place, each in enumerate(sequences) if _index(each) == index]
-        if places:
-            yield index, places
-
-
-def _at(places: list[int], values: List[T]) -> list[T]:
-    return [values[place] for place in places]
+        self.parts[not sequence.params.greedy].close(sequence)

@@ -1,91 +1,123 @@
-"""Calibration of acceptance probabilities: accepted over expected tokens, also per sequence."""
+"""Acceptance estimates: calibration, hit rates, Platt scaling, rates by depth. One decayed mean
+stands under all of them.
+"""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as List
+from itertools import accumulate, repeat
 from math import exp, log
+from operator import mul
 from typing import Any
 
 import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, ProbArray, TokenTree, Verdict
+from paceline.policy.constants import (
+    CALIBRATION_MEMORY,
+    CALIBRATION_PRIOR,
+    CURVATURE,
+    CURVATURE_MEMORY,
+    DEPTH_ABOVE_BELIEF,
+    DEPTH_MEMORY,
+    HIT_MEMORY,
+    LOGARITHMS,
+    OWN_DEPTH_BELIEF,
+    SELECTED_MEMORY,
+    SELECTED_PRIOR,
+    TOKEN_BELIEF,
+    TOKEN_PRIOR,
+)
 from paceline.policy.cost import CostModel
 from paceline.policy.plugin_sizes import MarginalGain, Priced, worth_keeping
 from paceline.sampling.sequence import Sequence
 
-# Weight, in expected accepted tokens, of the shared factor in a sequence's own factor.
-_PRIOR = 4.0
 
-# Decay per draft.
-_MEMORY = 0.98
+class DecayedMean:
+    """Weighted mean whose past decays by `memory` with each observation."""
 
-# For selected drafts. Their bias differs little between texts and shows only over many drafts.
-_CHOSEN_PRIOR = 10.0
-_CHOSEN_MEMORY = 0.995
+    __slots__ = ("memory", "total", "weight")
+
+    def __init__(self, memory: float, prior: float = 0.0, belief: float = 0.0) -> None:
+        """Start at `prior`, believed as much as observations with weights of `belief` together."""
+        self.memory = memory
+        self.total = prior * belief
+        self.weight = belief
+
+    def add(self, value: float, weight: float = 1.0) -> None:
+        """Add an observation; `value` is already multiplied by its weight."""
+        self.total = self.memory * self.total + value
+        self.weight = self.memory * self.weight + weight
+
+    def add_run(self, value: float, times: int) -> None:
+        """Add so many equal observations."""
+        past = self.memory**times
+        weight = (1 - past) / (1 - self.memory)
+        self.total = past * self.total + weight * value
+        self.weight = past * self.weight + weight
+
+    def fade(self, factor: float) -> None:
+        self.total *= factor
+        self.weight *= factor
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight if self.weight else 0.0
+
+    def shrunk(self, prior: float, belief: float) -> float:
+        """Return the mean with a prior that counts for a weight of `belief`."""
+        return (self.total + prior * belief) / (self.weight + belief)
 
 
-def corrected(chances: list[float], factor: float) -> list[float]:
+# Calibration: accepted over predicted tokens.
+
+
+def corrected(probabilities: list[float], factor: float) -> list[float]:
     """Return acceptance probabilities times `factor`; above 1 it multiplies the odds instead."""
     if factor <= 1:
-        return [factor * chance for chance in chances]
-    return [factor * chance / (1 + (factor - 1) * chance) for chance in chances]
-
-
-class _Ratio:
-    def __init__(self, memory: float = _MEMORY) -> None:
-        self._memory = memory
-        self._accepted = 0.0
-        self._predicted = 0.0
-
-    def add(self, accepted: float, predicted: float) -> None:
-        self._accepted = self._memory * self._accepted + accepted
-        self._predicted = self._memory * self._predicted + predicted
-
-    def value(self, prior: float, weight: float) -> float:
-        return (self._accepted + prior * weight) / (self._predicted + weight)
+        return [factor * each for each in probabilities]
+    return [factor * each / (1 + (factor - 1) * each) for each in probabilities]
 
 
 class Calibration:
-    """Correction factors of a drafter's acceptance probabilities, by sequence id."""
+    """Acceptance ratios, accepted over predicted tokens, of a drafter by sequence id."""
 
     def __init__(self) -> None:
-        self._all = _Ratio()
-        self._own: dict[int, _Ratio] = {}
-        self._chosen = _Ratio(_CHOSEN_MEMORY)
+        self._all = DecayedMean(CALIBRATION_MEMORY)
+        self._own: dict[int, DecayedMean] = {}
+        self._selected = DecayedMean(SELECTED_MEMORY)
 
     def verified(self, id: int, accepted: float, predicted: float) -> None:
         # Selecting the highest of uncertain estimates favours those that are too high, so selected
-        # drafts have a factor of their own.
-        self._chosen.add(accepted, predicted * self._factor(id))
+        # drafts have a ratio of their own.
+        self._selected.add(accepted, predicted * self._ratio(id))
         self.learn(id, accepted, predicted)
 
     def learn(self, id: int, accepted: float, predicted: float) -> None:
         self._all.add(accepted, predicted)
-        self._own.setdefault(id, _Ratio()).add(accepted, predicted)
+        self._own.setdefault(id, DecayedMean(CALIBRATION_MEMORY)).add(accepted, predicted)
 
     def factor(self, id: int) -> float:
-        """Return accepted over expected tokens, for drafts selected for verification."""
-        return self._factor(id) * self._chosen.value(1.0, _CHOSEN_PRIOR)
+        """Return the acceptance ratio of drafts selected for verification."""
+        return self._ratio(id) * self._selected.shrunk(1.0, SELECTED_PRIOR)
 
     def close(self, id: int) -> None:
         self._own.pop(id, None)
 
-    def _factor(self, id: int) -> float:
-        shared = self._all.value(1.0, 2 * _PRIOR)
+    def _ratio(self, id: int) -> float:
+        shared = self._all.shrunk(1.0, 2 * CALIBRATION_PRIOR)
         own = self._own.get(id)
-        return shared if own is None else own.value(shared, _PRIOR)
+        return shared if own is None else own.shrunk(shared, CALIBRATION_PRIOR)
 
 
-# Hit rates per kind of guess:
-
-# Decay per observation of a cell; a cell remembers about 200 trials.
-_statistics_MEMORY = 0.995
+# Hit rates per kind of candidate:
 
 
 class HitRates:
-    """Table of hit rates, one cell per kind of guess.
+    """Table of hit rates, one cell per kind of candidate.
 
     Attributes:
         table: nested lists, hit rate of every cell at the moment; lists, since single cells are
@@ -101,18 +133,17 @@ class HitRates:
         self.flat = array("d", prior.ravel().tolist())
         self._places = {cell: place for place, cell in enumerate(self.cells)}
         self._rows = [(self._row(cell), cell[-1]) for cell in self.cells]
-        self._hits = [rate * weight for rate in self.flat]
-        self._trials = [weight] * len(self.flat)
+        self._means = [DecayedMean(HIT_MEMORY, rate, weight) for rate in self.flat]
 
     def add(self, cell: tuple[int, ...], hit: bool) -> None:
         self.count(self._places[cell], hit)
 
     def count(self, place: int, hit: bool) -> None:
         """Count one trial of the cell with this place in `cells`."""
-        hits = self._hits[place] = _statistics_MEMORY * self._hits[place] + hit
-        trials = self._trials[place] = _statistics_MEMORY * self._trials[place] + 1
+        mean = self._means[place]
+        mean.add(hit)
         row, last = self._rows[place]
-        row[last] = self.flat[place] = hits / trials
+        row[last] = self.flat[place] = mean.mean
 
     def _row(self, cell: tuple[int, ...]) -> list[float]:
         row = self.table
@@ -128,63 +159,59 @@ class HitRates:
 
 # Online Platt scaling (Platt 1999) of draft probabilities to acceptance probabilities.
 
-# Initial slope and offset; those of greedy requests and of drafts with shared Gumbel noise are
-# fitted to EAGLE-3 and the default model.
-_GREEDY = 1.0, 0.6
-_NOISY = 0.75, -0.9
-_DRAWN = 1.0, 0.0
-
-# Prior curvature of the loss, in the order of 50 tokens.
-_BELIEF = 10.0
-
-# Decay of the curvature per token, so that the fit follows the text.
-_chain_chances_MEMORY = 0.999
-
 # Largest logit.
-_SUREST = 7.0
+_LARGEST_LOGIT = 7.0
 
 
 class PlattScaling:
     """Platt scaling for requests of one temperature."""
 
-    def __init__(self, greedy: bool, noisy: bool) -> None:
-        """Start from fitted values; `noisy` drafts share the target's Gumbel noise."""
-        self._slope, self._offset = _GREEDY if greedy else _NOISY if noisy else _DRAWN
-        self._bend = [_BELIEF, _BELIEF]  # curvature of the loss by slope and offset
-        self._said = self._stood = -1.0  # mean logarithms of chances, as said and as they stand
+    def __init__(self) -> None:
+        self._slope, self._offset = 1.0, 0.0
+        self._curvature = [CURVATURE, CURVATURE]  # of the loss, by slope and offset
+        # Mean logarithms of draft and of acceptance probabilities.
+        self._predicted, self._accepted = (
+            DecayedMean(1 - 1 / LOGARITHMS, -1.0, LOGARITHMS) for _ in range(2)
+        )
 
-    def of(self, chances: List[float]) -> list[float]:
+    def acceptance(self, predicted: List[float]) -> list[float]:
         """Return acceptance probabilities, each given acceptance of the tokens before."""
-        slope, offset = self._slope, self._offset
-        return [1 / (1 + exp(-slope * _logit(chance) - offset)) for chance in chances]
+        return list(map(self._scaled, map(_logit, predicted)))
 
-    def said(self, chance: float) -> float:
+    def predicted(self, acceptance: float) -> float:
         """Return the draft probability of a chain, roughly, for an acceptance probability."""
-        return chance ** (self._said / self._stood) if chance > 0 else 0.0
+        if acceptance <= 0:
+            return 0.0
+        return float(acceptance ** (self._predicted.mean / self._accepted.mean))
 
-    def learn(self, chances: List[float], tokens: List[int], committed: List[int]) -> None:
+    def learn(self, predicted: List[float], tokens: List[int], committed: List[int]) -> None:
         """Update from a drafted chain with its draft probabilities and the committed tokens."""
-        for chance, token, right in zip(chances, tokens, committed, strict=False):
-            at = _logit(chance)
-            stands = 1 / (1 + exp(-self._slope * at - self._offset))
-            wrong, bend = (token == right) - stands, stands * (1 - stands)
-            by_slope, by_offset = self._bend
-            self._bend = [
-                _chain_chances_MEMORY * by_slope + bend * at * at,
-                _chain_chances_MEMORY * by_offset + bend,
+        for probability, token, right in zip(predicted, tokens, committed, strict=False):
+            logit = _logit(probability)
+            accepted = self._scaled(logit)
+            error, bend = (token == right) - accepted, accepted * (1 - accepted)
+            by_slope, by_offset = self._curvature
+            self._curvature = [
+                CURVATURE_MEMORY * by_slope + bend * logit * logit,
+                CURVATURE_MEMORY * by_offset + bend,
             ]
-            self._slope += wrong * at / self._bend[0]
-            self._offset += wrong / self._bend[1]
-            self._said += (log(max(chance, 1e-3)) - self._said) / 64
-            self._stood += (log(max(stands, 1e-3)) - self._stood) / 64
+            self._slope += error * logit / self._curvature[0]
+            self._offset += error / self._curvature[1]
+            self._predicted.add(log(max(probability, 1e-3)))
+            self._accepted.add(log(max(accepted, 1e-3)))
             if token != right:
                 return
 
+    def _scaled(self, logit: float) -> float:
+        return 1 / (1 + exp(-self._slope * logit - self._offset))
 
-def _logit(chance: float) -> float:
-    if chance <= 0:
-        return -_SUREST
-    return max(-_SUREST, min(_SUREST, log(chance / (1 - chance)))) if chance < 1 else _SUREST
+
+def _logit(probability: float) -> float:
+    if probability <= 0:
+        return -_LARGEST_LOGIT
+    if probability >= 1:
+        return _LARGEST_LOGIT
+    return max(-_LARGEST_LOGIT, min(_LARGEST_LOGIT, log(probability / (1 - probability))))
 
 
 # Calibrated acceptance probabilities of draft nodes, less the price of side branches.
@@ -201,27 +228,22 @@ class AcceptanceEstimates:
         """Note the drafts of this step, before anything is pruned."""
         self._proposed = {s.id: draft for s, draft in zip(sequences, drafts, strict=True)}
 
-    def estimate(self, sequence: Sequence, chance: float) -> float:
+    def score(self, sequence: Sequence, probability: float) -> float:
         """Return the drafter's score of a token with that probability (inverse calibration)."""
-        [estimate] = corrected([chance], 1 / self._calibration.factor(sequence.id))
-        return estimate
+        [score] = corrected([probability], 1 / self._calibration.factor(sequence.id))
+        return score
 
     def worth(
         self, sequences: List[Sequence], drafts: List[TokenTree], costs: CostModel
     ) -> list[MarginalGain]:
         """Return the nodes, without side branches that gain less than they cost."""
         if not (costs.branch or costs.fork) or all(map(trees.is_chain, drafts)):
-            promises = map(self.of, sequences, drafts)
-            return [dict(enumerate(expected_accepted)) for expected_accepted in promises]
+            return [dict(enumerate(each)) for each in map(self.of, sequences, drafts)]
         roots = len(sequences)
         rate = roots / costs.time(roots, roots)  # of the batch without drafts
         price = rate * costs.branch
         priced = [
-            Priced(
-                draft.parents.tolist(),
-                self.of(sequence, draft),
-                price * len(sequence.tokens),
-            )
+            Priced(draft.parents.tolist(), self.of(sequence, draft), price * len(sequence.tokens))
             for sequence, draft in zip(sequences, drafts, strict=True)
         ]
         return worth_keeping(priced, rate * costs.fork)
@@ -256,37 +278,88 @@ class AcceptanceEstimates:
             draft.tokens.tolist(), draft.parents.tolist(), draft.scores.tolist(), strict=True
         )
         first = {token: score for token, parent, score in nodes if parent == ROOT}
-        stood = float(verdict.next_token in first)
-        self._calibration.learn(sequence.id, stood, sum(first.values()))
+        accepted = float(verdict.next_token in first)
+        self._calibration.learn(sequence.id, accepted, sum(first.values()))
 
 
-# Recent acceptance by depth, for drafts without scores or with scores that are not trusted.
-
-# Decay per step; about 50 steps count.
-_recent_MEMORY = 0.98
-
-# Prior acceptance probability of a drafted token, and the trials that it counts for.
-_CHANCE, _recent_BELIEF = 0.6, 3.0
+# Acceptance by depth of chains, for drafts without scores or with scores that are not trusted.
 
 
-class RecentReach:
+class DepthRates:
+    """Acceptance rate of the token at each depth, given acceptance of the tokens before."""
+
+    def __init__(self, depth: int, memory: float = 1.0) -> None:
+        """Start without trials, which decay by `memory` with each newer one of their depth."""
+        self._depths = [DecayedMean(memory) for _ in range(depth)]
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """Count a draft: its depth, and the length of the accepted path."""
+        tried = min(drafted, accepted + 1)  # below the first miss nothing was tried
+        for depth, rate in enumerate(self._depths[:tried]):
+            rate.add(depth < accepted)
+
+    def fade(self, factor: float) -> None:
+        for rate in self._depths:
+            rate.fade(factor)
+
+    def rates(self, priors: Iterable[float], belief: float) -> list[float]:
+        """Return the rate at each depth, with a prior that counts for `belief` trials."""
+        pairs = zip(self._depths, priors, strict=False)
+        return [rate.shrunk(prior, belief) for rate, prior in pairs]
+
+    def falling(self, first: float, belief: float) -> list[float]:
+        """Return the rates, where the prior of each depth is the rate of the one above."""
+        out = accumulate(self._depths, lambda rate, own: own.shrunk(rate, belief), initial=first)
+        return list(out)[1:]
+
+
+class ChainReach:
+    """Acceptance probabilities of chains down to each depth, by sequence id.
+
+    A depth that a sequence has not tried for long returns to the shared rate.
+    """
+
+    def __init__(self, depth: int, acceptance: float) -> None:
+        # `acceptance`: prior of a first token.
+        # Number of the current step; set by the owner.
+        self.step = 0
+        self._depth = depth
+        self._acceptance = acceptance
+        self._all = DepthRates(depth, DEPTH_MEMORY)
+        self._rates = self._all.falling(acceptance, DEPTH_ABOVE_BELIEF)
+        self._own: dict[int, tuple[DepthRates, int]] = {}  # as they were at a step
+
+    def reach(self, id: int, most: int) -> list[float]:
+        """Return acceptance probabilities of the first `most` tokens of a chain, never rising."""
+        rates = self._rates[:most]
+        if id in self._own:
+            rates = self._faded(id).rates(rates, OWN_DEPTH_BELIEF)
+        return list(accumulate(rates, mul))
+
+    def learn(self, id: int, drafted: int, accepted: int) -> None:
+        """Count a chain of `drafted` tokens, `accepted` of them accepted."""
+        self._all.add(drafted, accepted)
+        self._faded(id).add(drafted, accepted)
+        self._rates = self._all.falling(self._acceptance, DEPTH_ABOVE_BELIEF)
+
+    def close(self, id: int) -> None:
+        self._own.pop(id, None)
+
+    def _faded(self, id: int) -> DepthRates:
+        own, step = self._own.get(id) or (DepthRates(self._depth), self.step)
+        own.fade(DEPTH_MEMORY ** (self.step - step))
+        self._own[id] = own, self.step
+        return own
+
+
+class RecentReach(DepthRates):
     """Acceptance probabilities down to each depth; unused depths fall back to the prior."""
-
-    def __init__(self, depth: int) -> None:
-        self._stood = np.zeros(depth)
-        self._tried = np.zeros(depth)
 
     @property
     def reach(self) -> ProbArray:
         """Return float64 `[depth]`, acceptance probability of the token at depth d + 1."""
-        rates = (self._stood + _CHANCE * _recent_BELIEF) / (self._tried + _recent_BELIEF)
-        return np.cumprod(rates).astype(np.float64, copy=False)
+        rates = self.rates(repeat(TOKEN_PRIOR), TOKEN_BELIEF)
+        return np.array(list(accumulate(rates, mul)))
 
-    def fade(self) -> None:
-        self._stood *= _recent_MEMORY
-        self._tried *= _recent_MEMORY
-
-    def add(self, drafted: int, accepted: int) -> None:
-        """Count a draft: its depth, and the length of the accepted path."""
-        self._tried[: min(drafted, accepted + 1)] += 1  # below the first miss nothing was tried
-        self._stood[:accepted] += 1
+    def fade(self, factor: float = DEPTH_MEMORY) -> None:
+        super().fade(factor)

@@ -18,21 +18,17 @@ from paceline.core import tree as trees
 from paceline.core.cache import cache_dir, write_atomically
 from paceline.core.target import Pass, Target
 from paceline.core.types import ROOT, IntArray, ProbArray, TokenTree
+from paceline.policy.constants import (
+    COST_SMOOTHING,
+    FORWARD_OUTLIER,
+    NOTICEABLE,
+    ROW_PRICE_BELIEF,
+    ROW_PRICE_LEAST,
+    ROW_PRICE_MEMORY,
+    ROW_PRICE_MOST,
+)
 
 # Present price of a row, relative to the measured one:
-
-# Decay per step: a machine changes within seconds, of some hundred steps each.
-_MEMORY = 0.99
-
-# Weight of the measured price: as steps whose measured costs, in units of one row's, have this sum
-# of squares about their mean.
-_BELIEF = 0.1
-
-# Bounds of a price.
-_LEAST, _MOST = 0.25, 4.0
-
-# A step that takes more than so many times as long as was expected counts as so many.
-_OUTLIER = 1.5
 
 
 class RowPrice:
@@ -47,23 +43,19 @@ class RowPrice:
         """Add a forward: measured cost of its further rows, and time, in forwards of one row."""
         if self._weight > 1:
             pace = self._y / (self._weight + self.price * self._x)
-            seconds = min(seconds, _OUTLIER * pace * (1 + self.price * measured))
-        self._weight = _MEMORY * self._weight + 1
-        self._x = _MEMORY * self._x + measured
-        self._y = _MEMORY * self._y + seconds
-        self._xx = _MEMORY * self._xx + measured * measured
-        self._xy = _MEMORY * self._xy + measured * seconds
+            seconds = min(seconds, FORWARD_OUTLIER * pace * (1 + self.price * measured))
+        self._weight = ROW_PRICE_MEMORY * self._weight + 1
+        self._x = ROW_PRICE_MEMORY * self._x + measured
+        self._y = ROW_PRICE_MEMORY * self._y + seconds
+        self._xx = ROW_PRICE_MEMORY * self._xx + measured * measured
+        self._xy = ROW_PRICE_MEMORY * self._xy + measured * seconds
         pace = self._y / (self._weight + self._x)  # if rows cost what was measured
         spread = self._xx - self._x * self._x / self._weight
         together = self._xy - self._x * self._y / self._weight
-        slope = (together + _BELIEF * pace) / (spread + _BELIEF)
+        slope = (together + ROW_PRICE_BELIEF * pace) / (spread + ROW_PRICE_BELIEF)
         begin = (self._y - slope * self._x) / self._weight
-        price = slope / begin if begin > 0 else _MOST
-        self.price = min(max(price, _LEAST), _MOST)
-
-
-# Weight of one observed step in the running estimate; a timing here is noisy.
-_SMOOTHING = 0.02
+        price = slope / begin if begin > 0 else ROW_PRICE_MOST
+        self.price = min(max(price, ROW_PRICE_LEAST), ROW_PRICE_MOST)
 
 
 @dataclass
@@ -153,8 +145,8 @@ class CostModel:
             return
         below, above, part = self._place(size)
         relative = min(max(ratio / self._drift, 0.8), 1.25)
-        self.seconds[below] *= 1 + (1 - part) * _SMOOTHING * (relative - 1)
-        self.seconds[above] *= 1 + part * _SMOOTHING * (relative - 1)
+        self.seconds[below] *= 1 + (1 - part) * COST_SMOOTHING * (relative - 1)
+        self.seconds[above] *= 1 + part * COST_SMOOTHING * (relative - 1)
         self.seconds[:] = accumulate(self.seconds, max)
         if not self.padded:
             one, beyond = self._measured[0], self.sequence * (sequences - 1)
@@ -175,8 +167,6 @@ COST_FORMAT = 19
 
 _CONTEXT = 256
 _ROUNDS = 7
-# Share of a plain step under which a change of size counts as free, and so do branches.
-_NOTICEABLE = 0.03
 
 
 def measure(target: Target) -> CostModel:
@@ -201,7 +191,7 @@ def measure(target: Target) -> CostModel:
         sweeps = np.array([_sweep(timed, sizes) for _ in range(4)][1:])  # the first compiles
         switch = _switch_seconds(timed, sizes[:3]) if padded and len(sizes) > 1 else 0.0
         several = sizes[-1] >= _STAR
-        noticed = _NOTICEABLE * float(np.median(sweeps[:, 0]))
+        noticed = NOTICEABLE * float(np.median(sweeps[:, 0]))
         branch, fork = _branch_seconds(target, cache, noticed) if several else (0.0, 0.0)
         sequence = _sequence_seconds(target, cache) if several else 0.0
     finally:
@@ -246,9 +236,9 @@ def _branch_seconds(target: Target, cache: Any, noticed: float) -> tuple[float, 
     if not target.capabilities.tree:
         return 0.0, 0.0
     tokens = np.arange(_STAR - 1)
-    twin = np.array([ROOT, *range(_STAR - 3), ROOT])
+    two_paths = np.array([ROOT, *range(_STAR - 3), ROOT])
     star = np.full(_STAR - 1, ROOT)
-    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, twin), TokenTree(tokens, star))
+    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, two_paths), TokenTree(tokens, star))
     samples: list[list[float]] = [[], [], []]
     for _ in range(3):
         for draft, times in zip(drafts, samples, strict=True):

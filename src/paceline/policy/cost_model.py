@@ -1,6 +1,6 @@
 """Cost-model controller: verify the nodes that maximise committed tokens per second. Verifying
 nodes S beside B roots commits B + sum(S) tokens in expectation and costs time(B + |S|); the
-likeliest nodes of the whole batch are taken as far as they pay (`sizing.py`). Acceptance
+most probable nodes of the whole batch are taken as far as they pay. Acceptance
 probabilities are calibrated per sequence from past steps, and only deterministic drafts are
 pruned: lossless.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as List
-from dataclasses import dataclass
 from itertools import accumulate
-from operator import itemgetter, mul
+from math import inf
+from operator import itemgetter
 from time import perf_counter
 from typing import ClassVar, Self
 
@@ -19,90 +19,24 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
-from paceline.policy.acceptance import AcceptanceEstimates
+from paceline.policy.acceptance import AcceptanceEstimates, ChainReach
+from paceline.policy.constants import (
+    CHAIN_RETRY,
+    DRAFT_RETRY,
+    DRAFT_RETRY_SELDOM,
+    HOPE,
+    LEAST_NODES,
+    LEVEL_SHARE,
+    LEVEL_SMOOTHING,
+    UNSHARED_TOKEN,
+)
 from paceline.policy.controller import Controller, ControllerContext
 from paceline.policy.cost import CostModel
-from paceline.policy.draft_gate import DraftGate
+from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.policy.plugin_sizes import MARGIN, Sizing
 from paceline.sampling.sequence import Sequence
 
 # Chain depths for a batch when drafts cannot be pruned:
-
-# Decay of counts: of all sequences per trial, of one per step.
-_MEMORY = 0.98
-
-# Trials that the rates of all sequences count for in a sequence's own.
-_BELIEF = 4.0
-
-# Trials that the rate of the depth above counts for in a depth's, so that a drafter that is right
-# is soon tried deeper.
-_PRIOR = 8.0
-
-
-@dataclass(slots=True)
-class _Own:
-    # By depth: accepted tokens and trials of one sequence, as they were at `step`.
-
-    stood: list[float]
-    tried: list[float]
-    step: int
-
-    def fade(self, step: int) -> None:
-        # A depth that was not tried for long returns to the shared rate.
-        memory = _MEMORY ** (step - self.step)
-        self.stood = [memory * each for each in self.stood]
-        self.tried = [memory * each for each in self.tried]
-        self.step = step
-
-
-class ChainReach:
-    """Acceptance probabilities of chains down to each depth, by sequence id."""
-
-    def __init__(self, depth: int, acceptance: float) -> None:
-        # `acceptance`: prior of a first token.
-        # Number of the current step; set by the owner.
-        self.step = 0
-        self._acceptance = acceptance
-        self._stood = [0.0] * depth
-        self._tried = [0.0] * depth
-        self._rates = self._shared()
-        self._own: dict[int, _Own] = {}
-
-    def reach(self, id: int, most: int) -> list[float]:
-        """Return acceptance probabilities of the first `most` tokens of a chain, never rising."""
-        own = self._own.get(id)
-        if own is None:
-            return list(accumulate(self._rates[:most], mul))
-        own.fade(self.step)
-        chance, out = 1.0, []
-        for rate, stood, tried in zip(self._rates[:most], own.stood, own.tried, strict=False):
-            chance *= (stood + _BELIEF * rate) / (tried + _BELIEF)
-            out.append(chance)
-        return out
-
-    def learn(self, id: int, drafted: int, accepted: int) -> None:
-        """Count a chain of `drafted` tokens, `accepted` of them accepted."""
-        depths = len(self._tried)
-        own = self._own.get(id)
-        if own is None:
-            own = self._own[id] = _Own([0.0] * depths, [0.0] * depths, self.step)
-        own.fade(self.step)
-        for depth in range(min(drafted, accepted + 1, depths)):
-            self._tried[depth] = _MEMORY * self._tried[depth] + 1
-            self._stood[depth] = _MEMORY * self._stood[depth] + (depth < accepted)
-            own.tried[depth] += 1
-            own.stood[depth] += depth < accepted
-        self._rates = self._shared()
-
-    def close(self, id: int) -> None:
-        self._own.pop(id, None)
-
-    def _shared(self) -> list[float]:
-        rate, out = self._acceptance, []
-        for stood, tried in zip(self._stood, self._tried, strict=True):
-            rate = (stood + _PRIOR * rate) / (tried + _PRIOR)
-            out.append(rate)
-        return out
 
 
 def best_depths(
@@ -113,8 +47,8 @@ def best_depths(
 ) -> list[int]:
     """Return depths of chains, one per sequence, that commit most tokens per second together.
 
-    A batch's draft takes as long as its deepest chain: for every such depth, the likeliest
-    tokens are taken as far as they pay. Lists, not arrays: few tokens, at every step.
+    A batch's draft takes as long as its deepest chain: for every such depth, the most
+    probable tokens are taken as far as they pay. Lists, not arrays: few tokens, at every step.
 
     Args:
         reach: per sequence, acceptance probabilities down to each depth, never rising.
@@ -125,9 +59,9 @@ def best_depths(
     """
     roots = len(reach)
     nodes = [
-        (chance, level, owner)
-        for owner, chances in enumerate(reach)
-        for level, chance in enumerate(chances, 1)
+        (probability, level, owner)
+        for owner, probabilities in enumerate(reach)
+        for level, probability in enumerate(probabilities, 1)
     ]
     nodes.sort(key=itemgetter(0), reverse=True)  # of equals in one chain, parents first
     seconds = costs.span(roots + beside, len(nodes), roots)
@@ -137,10 +71,10 @@ def best_depths(
     for depth in range(1, max(map(len, reach)) + 1):
         drafting = depth * level_seconds
         gained, taken = 0.0, 0
-        for chance, level, _ in nodes:
+        for probability, level, _ in nodes:
             if level > depth:
                 continue
-            gained += chance
+            gained += probability
             taken += 1
             spent = seconds[taken] + drafting
             tokens = roots + gained
@@ -157,16 +91,7 @@ def best_depths(
 
 # Budgets for drafts that cannot be pruned:
 
-_chains_NOTHING = Budget(0, 0)
-
-# Plain steps after which a drafter that had stopped to pay is tried again with one token.
-_PROBE = 32
-
-# Plain steps of the same sequences that share one decision: they show next to nothing new.
-_LOOK = 8
-
-# Weight of one step in the cost of a drafted level.
-_SMOOTHING = 0.05
+_NOTHING = Budget(0, 0)
 
 
 class Chains:
@@ -177,26 +102,18 @@ class Chains:
         self._limit = limit
         self._reach = ChainReach(limit.depth, acceptance)
         self._level_seconds = level_seconds
-        self._plain = 0
-        self._decided: tuple[list[int], int] | None = None
-        # Whether the last budgets are those of an earlier step, which were none.
-        self.resting = False
+        self._gate = DraftGate.every(CHAIN_RETRY)
 
     def budgets(self, sequences: List[Sequence], costs: CostModel, beside: int) -> list[Budget]:
         """Return the depths that commit most tokens per second together (`best_depths`)."""
         self._reach.step += 1
-        asking = [sequence.id for sequence in sequences], beside
-        self.resting = self._plain % _LOOK != 0 and asking == self._decided
-        if not self.resting:
-            self._decided = asking
-            depths = self._best(sequences, costs, beside)
-            if any(depths):
-                self._plain = 0
-                return [Budget(depth, depth) for depth in depths]
-        self._plain += 1
-        if self._plain < _PROBE:
-            return [_chains_NOTHING] * len(sequences)
-        self._plain, self.resting = 0, False  # what does not pay now may pay later in the text
+        depths = self._best(sequences, costs, beside)
+        pays = any(depths)
+        if not self._gate.open(0.0 if pays else inf):
+            return [_NOTHING] * len(sequences)
+        if pays:
+            return [Budget(depth, depth) for depth in depths]
+        # What does not pay now may pay later in the text.
         return [Budget(1, 1)] * len(sequences)
 
     def learn(
@@ -214,7 +131,7 @@ class Chains:
                 deepest = max(deepest, depth)
                 self._reach.learn(sequence.id, depth, len(verdict.path))
         if deepest:
-            self._level_seconds += _SMOOTHING * (draft_seconds / deepest - self._level_seconds)
+            self._level_seconds += LEVEL_SMOOTHING * (draft_seconds / deepest - self._level_seconds)
 
     def close(self, sequence: Sequence) -> None:
         self._reach.close(sequence.id)
@@ -228,10 +145,6 @@ class Chains:
 
 
 # Gain of drafted nodes in a batch, in tokens of plain decoding.
-
-# Worth of a token that one sequence gains beyond the others while no request waits: its user is
-# served sooner, and the others are slowed by its rows.
-_ALONE = 0.5
 
 
 def batch_gains(ranked: List[tuple[float, int]], roots: int, queue: int) -> list[float]:
@@ -253,17 +166,8 @@ def batch_gains(ranked: List[tuple[float, int]], roots: int, queue: int) -> list
         own[sequence] += value
         total += value
         shared = roots * min(own)
-        out.append(roots + shared + _ALONE * (total - shared))
+        out.append(roots + shared + UNSHARED_TOKEN * (total - shared))
     return out
-
-
-# Fewest nodes to ask a drafter for that prunes well: tree expansion costs time too.
-_ASK_LEAST = 8
-
-# Share of a draft's cost that one more token of a chain adds, as it does with EAGLE-3.
-_LEVEL = 0.1
-
-_NOTHING = Budget(0, 0)
 
 
 class CostModelController(Controller):
@@ -293,11 +197,13 @@ class CostModelController(Controller):
         """
         self.costs = costs
         self._limit = Budget(nodes, depth)
-        self._promises = AcceptanceEstimates()
+        self._acceptance = AcceptanceEstimates()
         self._chains = Chains(self._limit, chain_acceptance, draft_level_seconds)
         self._next = chain_acceptance
-        self._asking = DraftGate(costs.time(1))  # hopeful: until drafts have been seen
-        self._estimates = True
+        # Hopeful, until drafts have been seen.
+        self._gate = DraftGate(costs.time(1), HOPE, DRAFT_RETRY, DRAFT_RETRY_SELDOM)
+        self._cost = DraftCost()  # of the drafts of a step
+        self._scored = True
         self._asked = True
         self._verified = nodes  # of the largest draft of the last step
         self._sizing = Sizing()
@@ -309,16 +215,18 @@ class CostModelController(Controller):
         return cls(costs, **context.chosen(cls))
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        if not self._estimates:
+        if not self._scored:
             return self._chains.budgets(sequences, self.costs, self.beside)
-        self._asked = self._asking.now(len(sequences))
+        if len(sequences) > 1 and not self._cost.begun:
+            self._gate.gain.total = 0.0  # in a batch drafts must pay from the start
+        self._asked = self._gate.open(self._cost.value)
         if not self._asked:
             return [_NOTHING] * len(sequences)
         # Twice what was verified last: a draft in good text grows to the limit in two steps.
-        nodes = min(self._limit.nodes, max(_ASK_LEAST, 2 * self._verified))
+        nodes = min(self._limit.nodes, max(LEAST_NODES, 2 * self._verified))
         least = self._least(len(sequences))
-        depth, estimate = self._limit.depth, self._promises.estimate
-        return [Budget(nodes, depth, estimate(s, least)) for s in sequences]
+        depth, score = self._limit.depth, self._acceptance.score
+        return [Budget(nodes, depth, score(s, least)) for s in sequences]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         begin = perf_counter()
@@ -334,23 +242,23 @@ class CostModelController(Controller):
             return list(drafts)
         found = any(map(len, drafts))
         if found:
-            self._estimates = all(
+            self._scored = all(
                 draft.sampling is None and (not len(draft) or draft.scores is not None)
                 for draft in drafts
             )
-        self._promises.note(sequences, drafts)
-        if not self._estimates:
+        self._acceptance.note(sequences, drafts)
+        if not self._scored:
             self.rows = 0
             return list(drafts)
         if roots == 1 and not (self.costs.branch or self.costs.fork):
-            expected_accepted = self._promises.of(sequences[0], drafts[0])
+            expected_accepted = self._acceptance.of(sequences[0], drafts[0])
             order = sorted(
                 range(len(expected_accepted)), key=expected_accepted.__getitem__, reverse=True
             )
             gains = list(accumulate(map(expected_accepted.__getitem__, order), initial=1.0))
             self._verified, self.rows = self._choose(gains, 1)
             return [_part(drafts[0], order[: self._verified])]
-        worth = self._promises.worth(sequences, drafts, self.costs) if found else []
+        worth = self._acceptance.worth(sequences, drafts, self.costs) if found else []
         scored = [
             (value, index, node)
             for index, nodes in enumerate(worth)
@@ -369,14 +277,13 @@ class CostModelController(Controller):
         out = [_part(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
         if count < len(scored) and not all(map(trees.is_chain, out)):
             # A side branch that was cut may not be worth its path any more.
-            again = self._promises.worth(sequences, out, self.costs)
+            again = self._acceptance.worth(sequences, out, self.costs)
             out = [_part(draft, list(nodes)) for draft, nodes in zip(out, again, strict=True)]
         self._verified = max(map(len, out))
         return out
 
     def _choose(self, gains: list[float], roots: int) -> tuple[int, int]:
-        making = self._asking.cost
-        return self._sizing.choose(gains, roots, self.costs, self.beside, making)
+        return self._sizing.choose(gains, roots, self.costs, self.beside, self._cost.value)
 
     def observe(
         self,
@@ -387,8 +294,6 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         begin = perf_counter()
-        if not self._estimates and self._chains.resting:
-            return
         idle = self._idle_step
         rows = len(sequences) + (0 if idle else sum(map(len, drafts)))
         size = self.costs.size(max(rows, self.rows))
@@ -398,16 +303,20 @@ class CostModelController(Controller):
             return  # plain decoding: nothing was seen that could change a choice
         if steady:
             self.costs.observe(size, forward_seconds, len(sequences))
-        if not self._estimates:
+        if not self._scored:
             self._chains.learn(sequences, drafts, verdicts, draft_seconds / self.costs.pace)
             return
-        self._promises.learn(sequences, drafts, verdicts)
+        self._acceptance.learn(sequences, drafts, verdicts)
         spent = draft_seconds + self._choosing + perf_counter() - begin
         # What is saved was estimated: a machine that is held up takes longer for both.
-        self._asking.learn(self._sizing.saved, spent / self.costs.pace, len(sequences))
+        self._cost.add(spent / self.costs.pace)
+        # Drafts stand for all steps since the last ones, as far as so few can.
+        saved, roots = self._sizing.saved, len(sequences)
+        self._gate.learn(saved, min(self._gate.steps * roots, DRAFT_RETRY_SELDOM))
+        self._gate.retry(saved > self._cost.value, roots)
 
     def close(self, sequence: Sequence) -> None:
-        self._promises.close(sequence)
+        self._acceptance.close(sequence)
         self._chains.close(sequence)
 
     def _least(self, roots: int) -> float:
@@ -415,12 +324,12 @@ class CostModelController(Controller):
         # more than its drafting and its row cost.
         plain, one_more = self.costs.span(roots, 1, roots)
         row = one_more - plain
-        return (roots * row + _LEVEL * self._asking.cost) / plain / self._next
+        return (roots * row + LEVEL_SHARE * self._cost.value) / plain / self._next
 
     @property
     def _idle_step(self) -> bool:
         # The draft gate was closed in this step.
-        return self._estimates and not self._asked
+        return self._scored and not self._asked
 
 
 def _part(draft: TokenTree, nodes: List[int]) -> TokenTree:

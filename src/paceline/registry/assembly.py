@@ -181,6 +181,7 @@ class SpeculationBuilder:
             costs=lambda: self._loaded.costs,
             source=self._loaded.source,
             coarser=self._coarser if has_coarser(target.capabilities) else None,
+            learner=registry.LEARNER.load,
         )
 
     def _coarser(self) -> Target:

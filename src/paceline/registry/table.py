@@ -15,7 +15,7 @@ __all__ = ["BUILT_IN", "GROUP", "Kind", "Method", "find", "methods", "names"]
 
 # Registry entry of a method.
 
-Kind = Literal["drafter", "growth", "verifier", "controller", "decoder", "runtime"]
+Kind = Literal["drafter", "growth", "verifier", "controller", "decoder", "runtime", "learner"]
 
 
 LOSSLESS = "lossless"
@@ -98,7 +98,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Medusa, Cai et al. 2024, arXiv:2401.10774",
-        "paceline.drafters.network.drafter:MedusaDrafter",
+        "paceline.drafters.network.drafter:medusa",
     ),
     Method(
         "hydra",
@@ -106,7 +106,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Hydra++, Ankner et al. 2024, arXiv:2402.05109",
-        "paceline.drafters.network.drafter:HydraDrafter",
+        "paceline.drafters.network.drafter:hydra",
     ),
     Method(
         "eagle3",
@@ -114,7 +114,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "EAGLE-3, Li et al. 2025, arXiv:2503.01840",
-        "paceline.drafters.network.drafter:Eagle3Drafter",
+        "paceline.drafters.network.drafter:eagle3",
     ),
     Method(
         "block-parallel",
@@ -122,7 +122,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "SpecFormer family; DFlash, arXiv:2602.06036",
-        "paceline.drafters.network.drafter:BlockParallelDrafter",
+        "paceline.drafters.network.drafter:block_parallel",
     ),
     Method(
         "clover",
@@ -130,7 +130,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Xiao et al. 2024, arXiv:2405.00263",
-        "paceline.drafters.network.drafter:CloverDrafter",
+        "paceline.drafters.network.drafter:clover",
     ),
     Method(
         "eagle",
@@ -138,7 +138,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "EAGLE, Li et al. 2024, arXiv:2401.15077",
-        "paceline.drafters.network.drafter:EagleDrafter",
+        "paceline.drafters.network.drafter:eagle",
     ),
     Method(
         "chimera",
@@ -146,7 +146,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Zeng et al. 2024, arXiv:2402.15758",
-        "paceline.drafters.network.drafter:ChimeraDrafter",
+        "paceline.drafters.network.drafter:chimera",
     ),
     Method(
         "falcon",
@@ -154,7 +154,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Gao et al. 2024, arXiv:2412.12639",
-        "paceline.drafters.network.drafter:FalconDrafter",
+        "paceline.drafters.network.drafter:falcon",
     ),
     Method(
         "ctc",
@@ -162,7 +162,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "CTC-drafter, Wen et al. 2024, arXiv:2412.00061",
-        "paceline.drafters.network.drafter:CTCDrafter",
+        "paceline.drafters.network.drafter:ctc",
     ),
     Method(
         "specformer",
@@ -170,7 +170,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "Shi et al. 2025, arXiv:2511.20340",
-        "paceline.drafters.network.drafter:SpecFormerDrafter",
+        "paceline.drafters.network.drafter:specformer",
     ),
     Method(
         "s2d",
@@ -178,7 +178,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "after Kavehzadeh et al. 2024, arXiv:2407.01955",
-        "paceline.drafters.network.drafter:S2DDrafter",
+        "paceline.drafters.network.drafter:s2d",
     ),
     Method(
         "longspec",
@@ -186,7 +186,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "after Yang et al. 2025, arXiv:2502.17421",
-        "paceline.drafters.network.drafter:LongSpecDrafter",
+        "paceline.drafters.network.drafter:longspec",
     ),
     Method(
         "draft-lm",
@@ -194,7 +194,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "weights for the model (paceline train drafter)",
         "FastDraft, Zafrir et al. 2024, arXiv:2411.11055",
-        "paceline.drafters.network.drafter:DraftLMDrafter",
+        "paceline.drafters.network.drafter:draft_lm",
     ),
     Method(
         "kangaroo",
@@ -202,7 +202,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "weights for the model (paceline train drafter)",
         "Kangaroo, Liu et al. 2024, arXiv:2404.18911",
-        "paceline.drafters.network.drafter:KangarooDrafter",
+        "paceline.drafters.network.drafter:kangaroo",
     ),
     Method(
         "hidden-transfer",
@@ -210,7 +210,7 @@ DRAFTERS: tuple[Method, ...] = (
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "after Wu et al. 2024, arXiv:2404.12022",
-        "paceline.drafters.network.drafter:HiddenTransferDrafter",
+        "paceline.drafters.network.drafter:hidden_transfer",
     ),
     Method(
         "ppd",
@@ -612,6 +612,17 @@ BUILT_IN: tuple[Method, ...] = (
         "-",
         "paceline.runtimes.transformers:TransformersTarget",
     ),
+)
+
+
+# Trainer of drafters that learn while serving (option `online`).
+LEARNER = Method(
+    "online",
+    "learner",
+    LOSSLESS,
+    "pip install 'paceline[torch]'",
+    "Liu et al. 2024, arXiv:2310.07177",
+    "paceline.training.online:OnlineLearner",
 )
 
 

@@ -1,16 +1,17 @@
 """Interface of tree expansion: builds a draft tree from a drafter's distributions.
 
-An expansion is a generator that yields an `DistributionRequest` for distributions. So a batch expands in step
-(`run_batched`), with one draft forward per level.
+An expansion is a generator that yields a `DistributionRequest` for each level, so a batch expands
+in step (`run_batched`), with one draft forward per level.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from paceline.errors import InvalidOption
 from paceline.sampling.distributions import without
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sampler import top_k_ids
+from paceline.sampling.sequence import Sequence as Decoded
 
 
 class DistributionRequest(NamedTuple):
@@ -76,43 +78,44 @@ class Names:
         return Draw(self.position, Purpose.DRAFT, next(self._siblings), self._root)
 
 
-class TreeBuilder:
-    """A draft tree under construction."""
+class TreeBuilder(trees.Builder):
+    """A draft tree under construction from distributions, within a budget."""
 
     def __init__(self, budget: Budget, position: int) -> None:
         # `position` is that of the first drafted token.
+        super().__init__()
         self.rows: dict[int, Distribution] = {}
         self._budget = budget
         self._position = position
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
         self._depths: list[int] = []
         self._names: dict[int, Names] = {}
 
     @property
     def room(self) -> int:
         """Nodes left in the budget."""
-        return max(0, self._budget.nodes - len(self._tokens))
+        return max(0, self._budget.nodes - len(self.tokens))
 
     def depth(self, node: int) -> int:
         return 0 if node == ROOT else self._depths[node]
+
+    def reached(self, node: int) -> float:
+        """Return the score of a node, 1 for the root."""
+        return 1.0 if node == ROOT else self.scores[node]
 
     def names(self, parent: int) -> Names:
         """Return draw names for children of `parent`; nodes of one depth share them."""
         position = self._position + self.depth(parent)
         return self._names.setdefault(position, Names(position, self._position - 1))
 
-    def add(self, parent: int, token: int) -> int:
-        self._tokens.append(token)
-        self._parents.append(parent)
+    def add(self, parent: int, token: int, score: float | None = None) -> int:
         self._depths.append(self.depth(parent) + 1)
-        return len(self._tokens) - 1
+        return super().add(parent, token, score)
 
     def ask(
         self, nodes: Sequence[int]
     ) -> Generator[DistributionRequest, list[Distribution], list[Distribution]]:
         """Request the distributions of `nodes` and store them as the q rows of their children."""
-        distributions = yield DistributionRequest(self._tree(None), tuple(nodes))
+        distributions = yield DistributionRequest(self.tree(), tuple(nodes))
         self.rows.update(zip(nodes, distributions, strict=True))
         return distributions
 
@@ -121,18 +124,63 @@ class TreeBuilder:
         kind: SamplingScheme | None,
         draws: Mapping[int, tuple[int, ...]] | None = None,
         paths: Sequence[Sequence[int]] = (),
-        scores: Sequence[float] | None = None,
     ) -> TokenTree:
         """Return the draft, with q rows unless `kind` is None."""
-        if kind is None or not self._tokens:
-            known = None if scores is None else np.array(scores, dtype=np.float64)
-            return replace(self._tree(None), scores=known)
-        rows = {parent: self.rows[parent] for parent in sorted(set(self._parents))}
-        return self._tree(DraftSampling(kind, rows, draws or {}, tuple(map(tuple, paths))))
+        if kind is None or not self.tokens:
+            return self.tree()
+        rows = {parent: self.rows[parent] for parent in sorted(set(self.parents))}
+        sampling = DraftSampling(kind, rows, draws or {}, tuple(map(tuple, paths)))
+        return replace(self.tree(), sampling=sampling)
 
-    def _tree(self, distribution: DraftSampling | None) -> TokenTree:
-        tokens = np.array(self._tokens, dtype=np.int64)
-        return TokenTree(tokens, np.array(self._parents, dtype=np.int64), distribution)
+
+Item = TypeVar("Item")
+
+
+class BestFirst(Generic[Item]):
+    """Queue of places in a tree, the highest value first; of equals, the elder."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Item]] = []
+        self._serial = itertools.count()
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def __iter__(self) -> Iterator[Item]:
+        return (item for _, _, item in self._heap)
+
+    def push(self, value: float, item: Item) -> None:
+        heapq.heappush(self._heap, (-value, next(self._serial), item))
+
+    def pop(self) -> tuple[float, Item]:
+        value, _, item = heapq.heappop(self._heap)
+        return -value, item
+
+
+def expand(
+    expansion: TreeExpansion,
+    sequences: Sequence[Decoded],
+    budgets: Sequence[Budget],
+    depths: Iterable[int],
+    distributions: Callable[[list[int], list[DistributionRequest]], Sequence[list[Distribution]]],
+) -> list[TokenTree]:
+    """Expand one draft per sequence, in step.
+
+    `depths` limit the budgets; `distributions` answers requests of the sequences with some indices.
+    """
+    growing = [
+        expansion.grow(
+            replace(budget, depth=min(budget.depth, depth)),
+            sequence.randomness,
+            len(sequence.tokens),
+        )
+        for sequence, budget, depth in zip(sequences, budgets, depths, strict=True)
+    ]
+
+    def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
+        return dict(zip(asks, distributions(list(asks), list(asks.values())), strict=True))
+
+    return run_batched(growing, answer)
 
 
 def run_batched(
@@ -157,14 +205,18 @@ def run_batched(
 # Sampling without replacement:
 
 
-def successive(q: Distribution, count: int, names: Names, randomness: Randomness) -> list[int]:
-    """Sample up to `count` tokens, fewer where less than `paceline.sampling.distributions.AGREE` of `q` is left."""
-    tokens: list[int] = []
+def successive(
+    q: Distribution, names: Names, randomness: Randomness
+) -> Iterator[tuple[int, float]]:
+    """Sample tokens one after another, each with its probability among those that were left.
+
+    Ends where less than `paceline.sampling.distributions.AGREE` of `q` is left.
+    """
     rest: Distribution | None = q
-    while rest is not None and len(tokens) < count:
-        tokens.append(rest.token(randomness.choice(rest.probs, names())))
-        rest = without(rest, tokens[-1]) if len(tokens) < count else None
-    return tokens
+    while rest is not None:
+        token = rest.token(randomness.choice(rest.probs, names()))
+        yield token, rest.prob(token)
+        rest = without(rest, token)
 
 
 def race(probs: ProbArray, uniform: ProbArray, count: int) -> IntArray:
@@ -204,25 +256,23 @@ class LevelExpansion(TreeExpansion):
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
         # A token drawn again under one parent is the same node again.
-        sapling = TreeBuilder(budget, position)
+        builder = TreeBuilder(budget, position)
         draws: dict[int, tuple[int, ...]] = {}
         level = [ROOT]
         for depth in range(budget.depth):
             width = self._widths[min(depth, len(self._widths) - 1)]
-            counts = [min(width, sapling.room - used) for used in range(0, sapling.room, width)]
+            counts = [min(width, builder.room - used) for used in range(0, builder.room, width)]
             parents = level[: len(counts)]
             if not parents:
                 break
-            rows = yield from sapling.ask(parents)
-            names = sapling.names(parents[0])
+            rows = yield from builder.ask(parents)
+            names = builder.names(parents[0])
             drawn = self._level(rows, counts[: len(parents)], names, randomness)
             level = []
             for parent, tokens in zip(parents, drawn, strict=True):
-                nodes: dict[int, int] = {}
                 for token in tokens:
-                    if token not in nodes:
-                        nodes[token] = sapling.add(parent, token)
-                level += nodes.values()
-                if len(nodes) < len(tokens):
-                    draws[parent] = tuple(nodes[token] for token in tokens)
-        return sapling.finish(self.kind, draws)
+                    if (parent, token) not in builder.nodes:
+                        level.append(builder.add(parent, token))
+                if len(set(tokens)) < len(tokens):
+                    draws[parent] = tuple(builder.nodes[parent, token] for token in tokens)
+        return builder.finish(self.kind, draws)

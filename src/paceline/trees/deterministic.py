@@ -44,27 +44,26 @@ class ExpandRerank(TreeExpansion):
         return self._width == 1
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        sapling = TreeBuilder(budget, position)
-        scores: list[float] = []
+        builder = TreeBuilder(budget, position)
+        scores = builder.scores
         depth = budget.depth if self._levels is None else min(budget.depth, self._levels)
         beam = [ROOT]
         for _ in range(depth if budget.nodes > 0 else 0):
             if not beam:
                 break
-            rows = yield from sapling.ask(beam)
+            rows = yield from builder.ask(beam)
             level: list[int] = []
             for parent, q in zip(beam, rows, strict=True):
-                above = 1.0 if parent == ROOT else scores[parent]
+                above = builder.reached(parent)
                 for index in top_k_ids(q.probs, min(self._width, budget.nodes)).tolist():
                     chance = min(1.0, float(q.probs[index]))
                     if chance > 0:
-                        level.append(sapling.add(parent, q.token(index)))
-                        scores.append(above * chance)
+                        level.append(builder.add(parent, q.token(index), above * chance))
             # Children score no higher than their parent, so those of the last would come too late.
             best = _likeliest(range(len(scores)), scores, budget.nodes - 1)
             hopeful = {node for node in best if scores[node] >= self._floor}
             beam = _likeliest(hopeful.intersection(level), scores, self._width)
-        stored = sapling.finish(self.kind, scores=scores)
+        stored = builder.finish(self.kind)
         kept = sorted(_likeliest(range(len(scores)), scores, budget.nodes))
         return trees.take(stored, np.array(kept, dtype=np.int64))
 
@@ -122,18 +121,17 @@ class Static(TreeExpansion):
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
         # Ranks that a distribution has no token for stay empty, with all nodes below them.
-        sapling = TreeBuilder(budget, position)
+        builder = TreeBuilder(budget, position)
         parents, ranks, depths = (each.tolist() for each in self._layout)
         shape = [node for node, depth in enumerate(depths) if depth <= budget.depth]
         shape = shape[: max(budget.nodes, 0)]
         grown = {ROOT: ROOT}  # from nodes of the shape to nodes of the draft
-        scores: list[float] = []
         for depth in range(1, 1 + max((depths[node] for node in shape), default=0)):
             level = [node for node in shape if depths[node] == depth and parents[node] in grown]
             asked = list(dict.fromkeys(parents[node] for node in level))
             if not asked:
                 break
-            rows = yield from sapling.ask([grown[parent] for parent in asked])
+            rows = yield from builder.ask([grown[parent] for parent in asked])
             distributions = dict(zip(asked, rows, strict=True))
             widest = 1 + max(ranks[node] for node in level)
             best = {
@@ -144,7 +142,6 @@ class Static(TreeExpansion):
                 q, order = distributions[parent], best[parent]
                 chance = float(q.probs[order[ranks[node]]]) if ranks[node] < len(order) else 0.0
                 if chance > 0:
-                    above = 1.0 if parent == ROOT else scores[grown[parent]]
-                    grown[node] = sapling.add(grown[parent], q.token(order[ranks[node]]))
-                    scores.append(above * min(1.0, chance))
-        return sapling.finish(self.kind, scores=scores)
+                    score = builder.reached(grown[parent]) * min(1.0, chance)
+                    grown[node] = builder.add(grown[parent], q.token(order[ranks[node]]), score)
+        return builder.finish(self.kind)

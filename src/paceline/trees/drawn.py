@@ -6,6 +6,7 @@ Sequoia (Chen et al. 2024, arXiv:2402.12374) samples children the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class Branching(LevelExpansion):
     ) -> list[list[int]]:
         def children(q: Distribution, count: int) -> list[int]:
             if not self._noise:
-                return successive(q, count, names, randomness)
+                return [token for token, _ in islice(successive(q, names, randomness), count)]
             uniform = randomness.uniform(len(q.probs), names())
             return [q.token(index) for index in race(q.probs, uniform, count).tolist()]
 
@@ -116,23 +117,23 @@ class Paths(TreeExpansion):
         return self._count == 1
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        sapling = TreeBuilder(budget, position)
-        paths: list[list[int]] = [[] for _ in range(min(self._count, sapling.room))]
-        nodes: dict[tuple[int, int], int] = {}
+        builder = TreeBuilder(budget, position)
+        paths: list[list[int]] = [[] for _ in range(min(self._count, builder.room))]
+        nodes = builder.nodes
         live = paths
         for _ in range(budget.depth):
-            live = live[: sapling.room]
+            live = live[: builder.room]
             if not live:
                 break
             parents = [path[-1] if path else ROOT for path in live]
-            yield from sapling.ask(list(dict.fromkeys(parents)))
+            yield from builder.ask(list(dict.fromkeys(parents)))
             for path, parent in zip(live, parents, strict=True):
-                q = sapling.rows[parent]
-                token = q.token(randomness.choice(q.probs, sapling.names(parent)()))
+                q = builder.rows[parent]
+                token = q.token(randomness.choice(q.probs, builder.names(parent)()))
                 if (parent, token) not in nodes:
-                    nodes[parent, token] = sapling.add(parent, token)
+                    builder.add(parent, token)
                 path.append(nodes[parent, token])
-        return sapling.finish(self.kind, paths=[path for path in paths if path])
+        return builder.finish(self.kind, paths=[path for path in paths if path])
 
 
 # RSD-S:
@@ -166,21 +167,21 @@ class StochasticBeam(TreeExpansion):
         return self._width == 1
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        sapling = TreeBuilder(budget, position)
+        builder = TreeBuilder(budget, position)
         beam = [_Candidate(ROOT, ROOT, 0.0, 0.0)]
         nodes = [ROOT]
         for _ in range(budget.depth):
-            keep = min(self._width, sapling.room)
+            keep = min(self._width, builder.room)
             if not keep:
                 break
-            rows = yield from sapling.ask(nodes)
+            rows = yield from builder.ask(nodes)
             found: list[_Candidate] = []
             for node, above, q in zip(nodes, beam, rows, strict=True):
-                uniform = randomness.uniform(len(q.probs), sapling.names(node)())
+                uniform = randomness.uniform(len(q.probs), builder.names(node)())
                 found += _children(node, above, q, uniform, keep)
             beam = sorted(found, key=lambda candidate: -candidate.perturbed)[:keep]
-            nodes = [sapling.add(candidate.parent, candidate.token) for candidate in beam]
-        return sapling.finish(self.kind)
+            nodes = [builder.add(candidate.parent, candidate.token) for candidate in beam]
+        return builder.finish(self.kind)
 
 
 def _children(

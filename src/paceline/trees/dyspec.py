@@ -6,15 +6,14 @@ so the expansion is predictable.
 
 from __future__ import annotations
 
-import heapq
-import itertools
+from collections.abc import Iterator
+from itertools import islice
 from typing import ClassVar
 
-from paceline.core.types import ROOT, Budget, Distribution, SamplingScheme
+from paceline.core.types import ROOT, Budget, SamplingScheme
 from paceline.errors import InvalidOption
-from paceline.sampling.distributions import without
 from paceline.sampling.randomness import Randomness
-from paceline.trees.base import Growing, TreeBuilder, TreeExpansion
+from paceline.trees.base import BestFirst, Growing, TreeBuilder, TreeExpansion, successive
 
 
 class Dynamic(TreeExpansion):
@@ -28,27 +27,23 @@ class Dynamic(TreeExpansion):
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
         # One forward over the tree gives the distributions of all waiting places at once.
-        sapling = TreeBuilder(budget, position)
-        order = itertools.count()  # places of equal value: the elder first
-        heap: list[tuple[float, int, int, Distribution | None]] = []
+        builder = TreeBuilder(budget, position)
+        queue: BestFirst[tuple[int, Iterator[tuple[int, float]] | None]] = BestFirst()
         if budget.depth > 0:
-            heap.append((-1.0, next(order), ROOT, None))
-        while heap and sapling.room:
-            value, _, parent, rest = heapq.heappop(heap)
-            if rest is None:
-                if parent not in sapling.rows:
-                    waiting = {place[2] for place in heap if place[3] is None}
-                    yield from sapling.ask([parent, *sorted(waiting - sapling.rows.keys())])
-                rest = sapling.rows[parent]
-            token = rest.token(randomness.choice(rest.probs, sapling.names(parent)()))
-            child = sapling.add(parent, token)
-            chance = rest.prob(token)
-            if sapling.depth(child) < budget.depth:
-                heapq.heappush(heap, (value * chance, next(order), child, None))
-            left = without(rest, token)
-            if left is not None:
-                heapq.heappush(heap, (value * (1 - chance), next(order), parent, left))
-        return sapling.finish(self.kind)
+            queue.push(1.0, (ROOT, None))
+        while queue and builder.room:
+            value, (parent, draws) = queue.pop()
+            if draws is None:
+                if parent not in builder.rows:
+                    waiting = {place for place, begun in queue if begun is None}
+                    yield from builder.ask([parent, *sorted(waiting - builder.rows.keys())])
+                draws = successive(builder.rows[parent], builder.names(parent), randomness)
+            for token, chance in islice(draws, 1):  # none if nothing is left
+                child = builder.add(parent, token)
+                if builder.depth(child) < budget.depth:
+                    queue.push(value * chance, (child, None))
+                queue.push(value * (1 - chance), (parent, draws))
+        return builder.finish(self.kind)
 
 
 # DySpec with a threshold (Xiong et al.
@@ -67,22 +62,20 @@ class Threshold(TreeExpansion):
         self._least = least
 
     def grow(self, budget: Budget, randomness: Randomness, position: int) -> Growing:
-        sapling = TreeBuilder(budget, position)
+        builder = TreeBuilder(budget, position)
         level = {ROOT: 1.0}
         for _ in range(budget.depth):
             parents = [node for node, value in level.items() if value >= self._least]
-            parents = parents[: sapling.room]
+            parents = parents[: builder.room]
             if not parents:
                 break
-            rows = yield from sapling.ask(parents)
+            rows = yield from builder.ask(parents)
             below: dict[int, float] = {}
             for parent, q in zip(parents, rows, strict=True):
-                value, rest = level[parent], q if sapling.room else None
-                while rest is not None and value >= self._least and sapling.room:
-                    token = rest.token(randomness.choice(rest.probs, sapling.names(parent)()))
-                    chance = rest.prob(token)
-                    below[sapling.add(parent, token)] = value * chance
+                value, draws = level[parent], successive(q, builder.names(parent), randomness)
+                while value >= self._least and builder.room and (drawn := next(draws, None)):
+                    token, chance = drawn
+                    below[builder.add(parent, token)] = value * chance
                     value *= 1 - chance
-                    rest = without(rest, token)
             level = below
-        return sapling.finish(self.kind)
+        return builder.finish(self.kind)

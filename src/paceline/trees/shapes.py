@@ -1,12 +1,11 @@
 """Static draft trees from rank accuracies (Medusa, Cai et al. 2024, arXiv:2401.10774).
 
 The path (0, 2) is the third-ranked child of the first-ranked child of the root. Acceptance
-probabilities multiply along a path, so taking the likeliest nodes greedily is optimal.
+probabilities multiply along a path, so taking the most probable nodes greedily is optimal.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import json
 import math
@@ -20,6 +19,7 @@ from paceline.core import tree as trees
 from paceline.core.cache import write_atomically
 from paceline.core.types import ROOT, IntArray, ProbArray, TokenTree
 from paceline.errors import InvalidOption
+from paceline.trees.base import BestFirst
 
 # Ranks from a child of the root down to a node; 0 is the drafter's first choice.
 RankPath = tuple[int, ...]
@@ -63,26 +63,25 @@ def chances(shape: StaticShape, accuracies: ProbArray) -> ProbArray:
 
 
 def from_rank_accuracies(accuracies: ProbArray, nodes: int, depth: int) -> StaticShape:
-    """Return the tree of most expected accepted tokens, likeliest first; any prefix is optimal too.
+    """Return the tree of most expected accepted tokens, best first; any prefix is optimal too.
 
     `accuracies` is float64 `[depth, rank]`: probability that the child of this rank is the
     target's token, given that its parent was accepted. Nodes of probability zero are left out.
     """
     levels = accuracies[: max(depth, 0)].tolist()
-    serial = itertools.count()  # equal chances: the elder first
-    heap: list[tuple[float, int, RankPath]] = []
+    queue: BestFirst[RankPath] = BestFirst()
 
-    def expand(path: RankPath, chance: float) -> None:
+    def expand(path: RankPath, reached: float) -> None:
         for rank, accuracy in enumerate(levels[len(path)] if len(path) < len(levels) else ()):
-            if chance * accuracy > 0:
-                heapq.heappush(heap, (-chance * accuracy, next(serial), (*path, rank)))
+            if reached * accuracy > 0:
+                queue.push(reached * accuracy, (*path, rank))
 
     expand((), 1.0)
     shape: list[RankPath] = []
-    while heap and len(shape) < nodes:
-        value, _, path = heapq.heappop(heap)
+    while queue and len(shape) < nodes:
+        reached, path = queue.pop()
         shape.append(path)
-        expand(path, -value)
+        expand(path, reached)
     return tuple(shape)
 
 
@@ -105,7 +104,7 @@ TOKEN_RECYCLING = _shape(
 )
 
 # `mc_sim_7b_63` of Medusa (Cai et al. 2024, arXiv:2401.10774; `medusa/model/medusa_choices.py`):
-# 63 nodes, likeliest first, 4 levels, 10 tokens per head.
+# 63 nodes, most probable first, 4 levels, 10 tokens per head.
 MEDUSA = _shape(
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003",
     "40 21 004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021",

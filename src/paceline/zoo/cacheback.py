@@ -12,9 +12,10 @@ import numpy as np
 
 from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
-from paceline.drafters.candidates import CandidateDrafter, CandidateTree
+from paceline.drafters.candidates import CandidateDrafter
 from paceline.drafters.ngram.lookahead import FollowerModel
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 
 # Tokens of the longest leader.
 LEADER = 2

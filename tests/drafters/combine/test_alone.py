@@ -16,10 +16,11 @@ from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdic
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.fallback import FallbackDrafter, SingleSequenceOnly
 from paceline.drafters.network.drafter import (
-    DraftLMDrafter,
-    EagleDrafter,
-    HydraDrafter,
-    LongSpecDrafter,
+    TrainedDrafter,
+    draft_lm,
+    eagle,
+    hydra,
+    longspec,
 )
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.loop import AutoregressiveDecoder
@@ -101,10 +102,10 @@ def test_who_bears_gaps() -> None:
     """Not who wants all rows, nor who learns from them."""
     runner: Any = None
     learner: Any = object()
-    assert HydraDrafter(runner).tolerates_gaps
-    learning = HydraDrafter(runner)
+    assert hydra(runner).tolerates_gaps
+    learning = hydra(runner)
     learning.learn_by(learner)
-    for drafter in (learning, LongSpecDrafter(runner), DraftLMDrafter(runner), PromptLookup()):
+    for drafter in (learning, longspec(runner), draft_lm(runner), PromptLookup()):
         assert not drafter.tolerates_gaps
 
 
@@ -185,9 +186,9 @@ class Shadowed(SingleSequenceOnly):
 
 
 @pytest.mark.parametrize("runtime", TARGETS)
-@pytest.mark.parametrize("factory", [HydraDrafter, EagleDrafter])
+@pytest.mark.parametrize("factory", [hydra, eagle])
 def test_behind_a_gap_a_network_drafts_as_if_there_was_none(
-    factory: type[HydraDrafter], runtime: str
+    factory: type[TrainedDrafter], runtime: str
 ) -> None:
     """Nothing but rows is missing: as one drafts that reads the rows before and behind at once."""
     target = TARGETS[runtime]()
@@ -216,14 +217,14 @@ def test_other_rows_give_other_drafts() -> None:
 
     target = TARGETS["torch"]()
     trained = random_weights(small("eagle"))
-    drafter = Forgets(*(EagleDrafter(target.run_network(trained)) for _ in range(2)))
+    drafter = Forgets(*(eagle(target.run_network(trained)) for _ in range(2)))
     with pytest.raises(AssertionError):
         shrinking(target, drafter)
 
 
 def test_batches_compute_no_features_and_the_last_sequence_is_drafted_for() -> None:
     target = Watched(TARGETS["torch"]())
-    network = HydraDrafter(target.run_network(random_weights(small("hydra"))))
+    network = hydra(target.run_network(random_weights(small("hydra"))))
     drafter = FallbackDrafter([NoDrafter(), network])
     found, sizes = shrinking(target, drafter)
     assert [any(wanted) for wanted in target.wanted] == [size == 1 for size in sizes]
@@ -234,7 +235,7 @@ def test_batches_compute_no_features_and_the_last_sequence_is_drafted_for() -> N
 
 def test_prompts_read_beside_a_batch_give_their_features() -> None:
     target = Watched(TARGETS["torch"]())
-    network = HydraDrafter(target.run_network(random_weights(small("hydra"))))
+    network = hydra(target.run_network(random_weights(small("hydra"))))
     stops = StopRules((), CONFIG.max_context)
     drafter = FallbackDrafter([PromptLookup(), network])
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Fixed(2, 2), stops)  # type: ignore[arg-type]

@@ -188,7 +188,7 @@ def test_drafts_are_judged_by_what_was_committed(
     prefer.observe([sequence], [draft], [verdict], [Output(np.zeros((9, 3), np.float32))])
     alone = Calibration()
     alone.learn(0, right, promised)
-    assert prefer._worth[0].keeps.factor(0) == pytest.approx(alone.factor(0))
+    assert prefer._estimates[0].calibration.factor(0) == pytest.approx(alone.factor(0))
 
 
 @pytest.mark.parametrize(("count", "asked"), [(1, True), (2, False)])
@@ -227,14 +227,13 @@ def test_a_part_is_not_judged_by_the_step_at_which_it_knew_nothing() -> None:
     cheap, dear = Says(clock, 0.1, 0.0), Bears(clock, 0.9, 0.01)
     dear.needs = Needs(features=True, recent=9)
     prefer = FallbackDrafter([cheap, dear], clock=clock)
-    before = copy.deepcopy(prefer._worth[1])
+    before = copy.deepcopy(prefer._estimates[1].gate(0.0))
     sequences = [start([0, 1, 2], id) for id in range(2)]
     prefer.observe(sequences, *[[]] * 3)
     prefer.propose(sequences[:1], [Budget(3, 3)])
     assert not dear.asked
-    before.passed_over(0.0)
-    assert prefer._worth[1].waiting == before.waiting
-    assert prefer._worth[1].added == before.added
+    gate = prefer._estimates[1].gate(0.0)
+    assert (gate.waited, gate.gain.mean) == (before.waited, before.gain.mean)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,9 +12,9 @@ import pytest
 from tests.drafters.table_runner import TableRunner
 
 from paceline.core import tree as trees
-from paceline.core.types import Budget, LogitArray, SamplingParams, TokenTree
+from paceline.core.types import Budget, LogitArray, Needs, SamplingParams, TokenTree
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.network.drafter import DraftLMDrafter
+from paceline.drafters.network.drafter import TrainedDrafter, draft_lm
 from paceline.drafters.network.trees import TreeDrafts, draft_sampling
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -48,8 +48,8 @@ SAMPLED = SamplingParams(temperature=1.0, max_new_tokens=30, seed=4)
 
 
 def drafter_of(
-    runner: TableRunner, growth: TreeExpansion, kind: type[DraftLMDrafter] = DraftLMDrafter
-) -> DraftLMDrafter:
+    runner: TableRunner, growth: TreeExpansion, kind: type[TrainedDrafter] = draft_lm
+) -> TrainedDrafter:
     drafter = kind(runner)
     drafter.grow_by(TreeDrafts(runner, runner.trained, growth))
     return drafter
@@ -73,7 +73,7 @@ def generate(
     verifier: Verifier,
     sequence: Sequence,
     p: TabularModel,
-    kind: type[DraftLMDrafter] = DraftLMDrafter,
+    kind: type[TrainedDrafter] = draft_lm,
 ) -> list[int]:
     """The shipped loop and drafter."""
     target = TabularTarget(p.logits, p.vocabulary)
@@ -125,7 +125,10 @@ def test_rows_that_claim_more_tokens_than_were_drawn_from_break_the_law() -> Non
     p, q = TabularModel(3, 1, seed=11), TabularModel(3, 1, seed=12)
     params = SamplingParams(temperature=1.0, max_new_tokens=2)
 
-    class Boastful(DraftLMDrafter):
+    class Boastful(TrainedDrafter):
+        name = "draft-lm"
+        needs = Needs()
+
         def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
             [draft] = super().propose(sequences, budgets)
             if draft.sampling is None:
@@ -137,7 +140,7 @@ def test_rows_that_claim_more_tokens_than_were_drawn_from_break_the_law() -> Non
             }
             return [replace(draft, sampling=replace(draft.sampling, rows=rows))]
 
-    def run(kind: type[DraftLMDrafter], randomness: Randomness) -> tuple[int, ...]:
+    def run(kind: type[TrainedDrafter], randomness: Randomness) -> tuple[int, ...]:
         sequence = Sequence.start(0, [1], params)
         sequence.randomness = randomness
         runner = TableRunner(q, np.array([0, 2]))
@@ -146,7 +149,7 @@ def test_rows_that_claim_more_tokens_than_were_drawn_from_break_the_law() -> Non
     wanted = target_joint(p.distribution, (1,), 2)
     errors = [
         max_error(enumerate_distribution(partial(run, kind)), wanted)
-        for kind in (DraftLMDrafter, Boastful)
+        for kind in (draft_lm, Boastful)
     ]
     assert errors[0] < 1e-12
     assert errors[1] > 1e-2

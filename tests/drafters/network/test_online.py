@@ -20,7 +20,7 @@ from tests.helpers.tiny_model import random_tensors, tiny_config
 from paceline.core.types import Budget, Needs, SamplingParams
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.network.build import LoadedNetwork
-from paceline.drafters.network.drafter import DraftLMDrafter, HydraDrafter, TrainedDrafter
+from paceline.drafters.network.drafter import TrainedDrafter, draft_lm, hydra
 from paceline.drafters.network.online import Online
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -73,7 +73,7 @@ def fresh(name: str = "hydra") -> Trained:
 
 
 def learning(
-    target: TorchTarget, factory: type[TrainedDrafter] = HydraDrafter, every: int = 6
+    target: TorchTarget, factory: type[TrainedDrafter] = hydra, every: int = 6
 ) -> TrainedDrafter:
     trained = fresh(factory.name)
 
@@ -105,7 +105,7 @@ def accepted(sequences: list[Sequence]) -> float:
     return sum(each.stats.accepted_tokens for each in sequences) / drafted
 
 
-@pytest.mark.parametrize("factory", [HydraDrafter, DraftLMDrafter])
+@pytest.mark.parametrize("factory", [hydra, draft_lm])
 def test_acceptance_rises_and_texts_stay(
     factory: type[TrainedDrafter], target: TorchTarget
 ) -> None:
@@ -205,7 +205,7 @@ def drafts(drafter: TrainedDrafter, *sequences: Sequence) -> list[list[int]]:
 
 
 def test_a_sequence_drafts_with_one_version_and_two_are_in_use_at_most() -> None:
-    drafter, learn = versions(HydraDrafter)
+    drafter, learn = versions(hydra)
     first = begin(drafter, 0)
     assert drafts(drafter, first) == [[1, 1, 1]]
     learn()
@@ -226,7 +226,9 @@ def test_a_sequence_drafts_with_one_version_and_two_are_in_use_at_most() -> None
 def test_a_drafter_that_changes_over_in_the_middle_is_caught() -> None:
     """Negative control."""
 
-    class Hasty(HydraDrafter):
+    class Hasty(TrainedDrafter):
+        name = "hydra"
+
         def propose(self, sequences: Any, budgets: Any) -> Any:
             self._newest = self._online.newest() or self._newest  # type: ignore[union-attr]
             for each in self._progress.values():
@@ -251,7 +253,7 @@ def test_an_update_that_fails_is_dropped_and_said_once(
                 raise MemoryError("no room")
 
     trained = fresh()
-    drafter = HydraDrafter(target.run_network(trained))
+    drafter = hydra(target.run_network(trained))
     online = Online(trained, Broken, lambda _: 1 / 0, every=2, background=Inline())
     drafter.learn_by(online)
     expected = [each.tokens for each in generate(target, NoDrafter(), GREEDY)]
@@ -274,6 +276,7 @@ def context(target: TorchTarget, **options: str) -> DrafterContext:
         model=MODEL,
         run_network=target.run_network,
         source=SOURCE,
+        learner=lambda: OnlineLearner,
     )
 
 
@@ -284,7 +287,7 @@ def test_what_was_learnt_is_kept_beside_the_weights_and_taken_up(
     save_network(path, fresh())
     content = path.read_bytes()
     options = {"weights": str(path), "online": "4", "rate": "0.02"}
-    drafter = HydraDrafter.create(context(target, **options))
+    drafter = hydra.create(context(target, **options))
     assert drafter.needs == Needs(features=True, recent=128)
     begun = accepted(generate(target, drafter, GREEDY))
     assert drafter._online is not None
@@ -299,12 +302,12 @@ def test_what_was_learnt_is_kept_beside_the_weights_and_taken_up(
     assert path.read_bytes() == content
     learnt = load_network(tmp_path / "mine.online.safetensors")
     assert learnt.metadata["model"] == MODEL
-    again = HydraDrafter.create(context(target, **options))
+    again = hydra.create(context(target, **options))
     assert accepted(generate(target, again, GREEDY)) > begun + 0.1
     save_network(path, replace(fresh(), metadata={"model": MODEL, "tokens": "9"}))
     with pytest.raises(InvalidOption, match=r"was learnt from other weights than .*mine"):
-        HydraDrafter.create(context(target, **options))
-    plain = HydraDrafter.create(context(target, weights=str(path)))
+        hydra.create(context(target, **options))
+    plain = hydra.create(context(target, weights=str(path)))
     assert accepted(generate(target, plain, GREEDY)) == pytest.approx(begun, abs=0.05)
 
 
@@ -315,7 +318,7 @@ def test_a_disk_that_is_full_is_said_and_nothing_else(
     save_network(path, fresh())
     (tmp_path / "file").touch()
     options = {"weights": str(path), "online": "2", "save": str(tmp_path / "file" / "no")}
-    drafter = HydraDrafter.create(context(target, **options))
+    drafter = hydra.create(context(target, **options))
     generate(target, drafter, GREEDY)
     with caplog.at_level(logging.WARNING):
         drafter._online._job.result()  # type: ignore[union-attr]
@@ -329,7 +332,7 @@ def test_bad_options_are_named(target: TorchTarget, tmp_path: Path) -> None:
 
     def refused(message: str, **options: str) -> None:
         with pytest.raises((InvalidOption, RuntimeUnavailable), match=message) as caught:
-            HydraDrafter.create(context(target, weights=str(path), **options))
+            hydra.create(context(target, weights=str(path), **options))
         assert "\n" not in str(caught.value)
 
     refused("option rate goes with online=ROUNDS", rate="0.1")
@@ -341,4 +344,4 @@ def test_bad_options_are_named(target: TorchTarget, tmp_path: Path) -> None:
     refused("has no option 'onlin'", onlin="9")
     no_source = replace(context(target, weights=str(path), online="9"), source=None)
     with pytest.raises(RuntimeUnavailable, match="option online needs the target's weights"):
-        HydraDrafter.create(no_source)
+        hydra.create(no_source)

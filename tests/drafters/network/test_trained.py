@@ -345,7 +345,7 @@ def test_a_rival_that_is_right_is_accepted(params: SamplingParams) -> None:
     found = drafted()
     assert found.tokens == plain
     assert found.stats.accepted_tokens == params.max_new_tokens // 2
-    bare = drafted(runner_ups=False)
+    bare = drafted(rivals=False)
     assert bare.tokens == plain
     assert bare.stats.accepted_tokens == 0
 

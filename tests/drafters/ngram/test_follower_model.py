@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafters.candidates import FLOOR
 from paceline.drafters.ngram.lookahead import FollowerModel, Place
+from paceline.trees.candidates import FLOOR
 
 
 def model(

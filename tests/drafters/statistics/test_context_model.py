@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.drafters.context_models import TEMPERATURE_KINDS
 
 from paceline.core.types import ROOT, Budget, LogitArray, TokenTree
-from paceline.drafters.candidates import FLOOR
 from paceline.drafters.statistics.context_model import ContextModel, PlainContextModel
+from paceline.trees.candidates import FLOOR
 
 VOCABULARY = 40
 

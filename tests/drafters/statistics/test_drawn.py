@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
-from paceline.drafters.candidates import Offer
 from paceline.drafters.statistics.stand import Drawn, Lots, acceptance_rates
 from paceline.proof.compare import goodness_of_fit
 from paceline.proof.oracle import enumerate_distribution
 from paceline.sampling.randomness import KeyedRandomness, Randomness
+from paceline.trees.candidates import Offer
 
 Place = tuple[int, ...]
 POSITION = 5

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.types import ROOT, Budget
-from paceline.drafters.candidates import CandidateTree, Offer
 from paceline.drafters.statistics.aded import Searched
+from paceline.trees.candidates import CandidateTree, Offer
 
 Place = tuple[int, ...]
 

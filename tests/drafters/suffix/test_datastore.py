@@ -14,11 +14,12 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.candidates import FLOOR, evidence_rates, length_kind, spread_kind
+from paceline.drafters.candidates import evidence_rates, length_kind, spread_kind
 from paceline.drafters.suffix.datastore import LONGEST, Datastore, SuffixArray, build
 from paceline.errors import InvalidOption
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import FLOOR
 
 Text = tuple[int, ...]
 

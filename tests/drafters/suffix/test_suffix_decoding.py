@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
-from paceline.drafters.candidates import FLOOR, evidence_rates, length_kind, spread_kind
+from paceline.drafters.candidates import evidence_rates, length_kind, spread_kind
 from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
 from paceline.errors import InvalidOption
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import FLOOR
 
 Text = tuple[int, ...]
 

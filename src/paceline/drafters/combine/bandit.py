@@ -20,21 +20,21 @@ from paceline.core.types import Budget, IntArray, ProbArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.combine.base import CompositeDrafter
 from paceline.errors import InvalidOption
+from paceline.policy.constants import (
+    ARM_BELIEF,
+    ARM_PRIOR,
+    ARM_STEP_MEMORY,
+    ARM_TRIAL_MEMORY,
+    CHOICE_COST_BELIEF,
+    CHOICE_COST_HOPE,
+    CHOICE_COST_MEMORY,
+    DRAFT_OUTLIER,
+    OWN_ARM_BELIEF,
+    OWN_ARM_MEMORY,
+)
 from paceline.sampling.sequence import Sequence
 
 # Cost of bandit choices:
-
-# Decay per step.
-_MEMORY = 0.998
-
-# Sequence-steps that the prior of a share counts for.
-_prices_BELIEF = 0.05
-
-# Prior of a share, in units of the mean.
-_HOPE = 0.5
-
-# A step that takes more than this many times the usual says little about its choices.
-_OUTLIER = 4.0
 
 
 class Prices:
@@ -50,18 +50,18 @@ class Prices:
         counts = np.bincount(chosen, minlength=len(self._moments)).astype(np.float64)
         if self._seconds:
             usual = max(float(counts @ self.shares), len(chosen) * self._mean)
-            seconds = min(seconds, _OUTLIER * usual)
-        self._gram = _MEMORY * self._gram + np.outer(counts, counts)
-        self._moments = _MEMORY * self._moments + counts * seconds
-        self._tokens = _MEMORY * self._tokens + tokens
-        self._seconds = _MEMORY * self._seconds + seconds
-        self._sequences = _MEMORY * self._sequences + len(chosen)
+            seconds = min(seconds, DRAFT_OUTLIER * usual)
+        self._gram = CHOICE_COST_MEMORY * self._gram + np.outer(counts, counts)
+        self._moments = CHOICE_COST_MEMORY * self._moments + counts * seconds
+        self._tokens = CHOICE_COST_MEMORY * self._tokens + tokens
+        self._seconds = CHOICE_COST_MEMORY * self._seconds + seconds
+        self._sequences = CHOICE_COST_MEMORY * self._sequences + len(chosen)
 
     @property
     def shares(self) -> ProbArray:
         """Return float64 `[choices]`, seconds that a sequence adds to a step by each choice."""
-        ridge = _prices_BELIEF * np.eye(len(self._moments))
-        seconds = self._moments + _prices_BELIEF * _HOPE * self._mean
+        ridge = CHOICE_COST_BELIEF * np.eye(len(self._moments))
+        seconds = self._moments + CHOICE_COST_BELIEF * CHOICE_COST_HOPE * self._mean
         return np.linalg.solve(self._gram + ridge, seconds).astype(np.float64, copy=False)
 
     @property
@@ -76,21 +76,6 @@ class Prices:
 
 # Discounted Thompson sampling with Gaussian beliefs (Qi et al.
 
-# Decay of an arm's past with every trial of it; about 66 count.
-_TRIALS = 0.985
-
-# Decay of all arms' past with every step: an arm not tried for long is uncertain again.
-_TIME = 0.99
-
-# Trials that the prior of an arm's gain counts for.
-_BELIEF = 1.0
-
-# Decay of a sequence's own past with every step.
-_OWN_TIME = 0.98
-
-# Trials, and for all arms together tokens, that shared beliefs count for beside its own.
-_OWN_BELIEF = 4.0
-
 
 class _Own:
     def __init__(self, arms: int) -> None:
@@ -98,8 +83,8 @@ class _Own:
         self._tokens: ProbArray = np.zeros(arms)
 
     def add(self, arm: int, tokens: int) -> None:
-        self._trials *= _OWN_TIME
-        self._tokens *= _OWN_TIME
+        self._trials *= OWN_ARM_MEMORY
+        self._tokens *= OWN_ARM_MEMORY
         self._trials[arm] += 1
         self._tokens[arm] += tokens
 
@@ -107,9 +92,9 @@ class _Own:
         # An arm that the sequence has not tried: the shared gain, scaled by how the others did
         # for it.
         believed = float(self._trials @ shared)
-        factor = (self._tokens.sum() + _OWN_BELIEF) / (believed + _OWN_BELIEF)
-        means: ProbArray = self._tokens + _OWN_BELIEF * factor * shared
-        return means / (self._trials + _OWN_BELIEF)
+        factor = (self._tokens.sum() + OWN_ARM_BELIEF) / (believed + OWN_ARM_BELIEF)
+        means: ProbArray = self._tokens + OWN_ARM_BELIEF * factor * shared
+        return means / (self._trials + OWN_ARM_BELIEF)
 
 
 class Arms:
@@ -150,11 +135,11 @@ class Arms:
     def observe(self, ids: List[int], arms: List[int], gained: List[int], seconds: float) -> None:
         """Learn from a step: per sequence its arm and the tokens gained by it, and the time."""
         self._prices_for(len(ids)).add(arms, len(ids) + sum(gained), seconds)
-        self._history *= _TIME
+        self._history *= ARM_STEP_MEMORY
         for id, arm, tokens in zip(ids, arms, gained, strict=True):
             self._own.setdefault(id, _Own(self._history.shape[1])).add(arm, tokens)
             past = self._history[:, arm]
-            self._history[:, arm] = _TRIALS * past + (1, tokens, tokens**2)
+            self._history[:, arm] = ARM_TRIAL_MEMORY * past + (1, tokens, tokens**2)
 
     def close(self, id: int) -> None:
         self._own.pop(id, None)
@@ -162,7 +147,7 @@ class Arms:
     def _beliefs(self, guess: ProbArray) -> tuple[ProbArray, ProbArray]:
         # Per arm, the mean of the tokens it gains, and its standard error.
         # The guess may be wrong by as much as itself.
-        trials, tokens, squares = self._history + _BELIEF * np.array(
+        trials, tokens, squares = self._history + ARM_BELIEF * np.array(
             [np.ones(len(guess)), guess, 2 * guess**2]
         )
         means = tokens / trials
@@ -171,9 +156,6 @@ class Arms:
     def _prices_for(self, sequences: int) -> Prices:
         return self._prices.setdefault(sequences, Prices(self._history.shape[1]))
 
-
-# Prior tokens per step of an untried drafter.
-_GUESS = 1.0
 
 _NOTHING = Budget(0, 0)
 
@@ -202,7 +184,7 @@ class Choose(CompositeDrafter):
                 "verifier 'coupled', or drafters of one kind"
             )
         self.kind = kinds.pop() if kinds else None
-        self._guess = np.array([0.0 if isinstance(p, NoDrafter) else _GUESS for p in parts])
+        self._guess = np.array([0.0 if isinstance(p, NoDrafter) else ARM_PRIOR for p in parts])
         self._seed = seed
         self._clock = clock
         self._arms = Arms(len(parts), seed)

@@ -51,6 +51,16 @@ class CompositeDrafter(Drafter):
             part.close(sequence)
 
 
+def refuse_drawn(parts: List[Drafter], joined: str) -> None:
+    """Raise InvalidOption if a part draws its drafts: a choice after the draw would bias them."""
+    for part in parts:
+        if part.kind is not None:
+            raise InvalidOption(
+                f"drafter '{part.name}' draws {part.kind} drafts for this verifier, and drawn "
+                f"drafts cannot be {joined}: use verifier 'coupled'"
+            )
+
+
 def union_needs(needs: List[Needs]) -> Needs:
     """Return needs that satisfy all."""
     return Needs(

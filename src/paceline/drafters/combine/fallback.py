@@ -1,11 +1,12 @@
 """Drafter cascade by price: the cheapest part always drafts, a dearer one only where it should add
-more tokens per second (`worth.py`). Drafts are merged by calibrated scores (`agreement.py`).
+more tokens per second. Drafts are merged by calibrated scores.
 Choices precede verification and drafts have no distribution, so every guarantee holds. In batches
 the first part drafts alone.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from functools import reduce
@@ -19,10 +20,19 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.combine.base import CompositeDrafter, union_needs
-from paceline.errors import InvalidOption
-from paceline.policy.acceptance import corrected
-from paceline.policy.draft_gate import MarginalGain, mean
+from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn, union_needs
+from paceline.policy.acceptance import Calibration, DecayedMean, corrected
+from paceline.policy.constants import (
+    ADDED,
+    ADDED_BELIEF,
+    AGREEING,
+    BESIDE,
+    FREE_TEMPERATURE,
+    GAIN_EDGES,
+    SECOND_RETRY,
+    STEP_MEMORY,
+)
+from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
 
 # Wrapper that restricts a drafter to batch size 1, so that batches compute no features for it.
@@ -83,25 +93,23 @@ class SingleSequenceOnly(Drafter):
 # Union of a copied draft and a network draft, with combined acceptance probabilities
 # (estimates).
 
-# Share of the copy's probability that counts as independent evidence on agreement.
-_AGREEING = 0.8
-
 
 def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
     """Merge two drafts with scores, that of more expected accepted tokens first.
 
     `other` knows more. Nodes of the second draft need a combined probability above `least`.
     """
-    tokens, parents = copy.tokens.tolist(), copy.parents.tolist()
-    copied = _given_parents(copy, parents)
-    places = _join(other, tokens, parents)
-    said = dict(zip(places, _given_parents(other, other.parents.tolist()), strict=True))
-    scores = _together(copied, said, parents)
+    builder = trees.Builder.of(copy)
+    tokens, parents = builder.tokens, builder.parents
+    copied = _given_parents(copy)
+    places = builder.graft(other)
+    predicted = dict(zip(places, _given_parents(other), strict=True))
+    scores = _together(copied, predicted, parents)
     count = len(copied)
     if sum(scores[:count]) >= sum(map(scores.__getitem__, places)):
         order = [*range(count), *(n for n in places if n >= count and scores[n] > least)]
     else:
-        order = [*places, *(n for n in range(count) if n not in said and scores[n] > least)]
+        order = [*places, *(n for n in range(count) if n not in predicted and scores[n] > least)]
     moved = {ROOT: ROOT} | {node: index for index, node in enumerate(order)}
     mine = copy.origins or (copy.source,) * count
     theirs = dict(zip(places, other.origins or (other.source,) * len(places), strict=True))
@@ -115,10 +123,10 @@ def weighed(copy: TokenTree, other: TokenTree, least: float) -> TokenTree:
     )
 
 
-def _given_parents(draft: TokenTree, parents: list[int]) -> list[float]:
+def _given_parents(draft: TokenTree) -> list[float]:
     # Conditional probability of each node given its parent.
     assert draft.scores is not None
-    scores = draft.scores.tolist()
+    scores, parents = draft.scores.tolist(), draft.parents.tolist()
     reached = [*scores, 1.0]  # that of the root stands at its index, -1
     return [
         score / reached[parent] if reached[parent] else 0.0
@@ -126,76 +134,81 @@ def _given_parents(draft: TokenTree, parents: list[int]) -> list[float]:
     ]
 
 
-def _join(other: TokenTree, tokens: list[int], parents: list[int]) -> list[int]:
-    # Appends the nodes of `other` to the union; returns their indices there.
-    known = dict(zip(zip(parents, tokens, strict=True), range(len(tokens)), strict=True))
-    places: list[int] = []
-    for token, parent in zip(other.tokens.tolist(), other.parents.tolist(), strict=True):
-        place = (places[parent] if parent != ROOT else ROOT, token)
-        node = known.get(place)
-        if node is None:
-            node = known[place] = len(tokens)
-            tokens.append(token)
-            parents.append(place[0])
-        places.append(node)
-    return places
-
-
-def _together(copied: list[float], said: Mapping[int, float], parents: list[int]) -> list[float]:
+def _together(
+    copied: list[float], predicted: Mapping[int, float], parents: list[int]
+) -> list[float]:
     # Combined acceptance probability of each node of the union; nodes of the copy come first.
     surest: dict[int, float] = {}  # by parent that the other goes on from: what it is surest of,
-    for node, chance in said.items():
+    for node, probability in predicted.items():
         above = parents[node]
-        surest[above] = max(surest.get(above, 0.0), chance)
+        surest[above] = max(surest.get(above, 0.0), probability)
     against = dict.fromkeys(surest, 0.0)  # what the copy says there that it does not,
     total = dict.fromkeys(surest, 0.0)  # and all of it together
     for node, above in enumerate(parents[: len(copied)]):
-        if above in surest and node not in said:
+        if above in surest and node not in predicted:
             against[above] += copied[node]
-    chances = copied + [0.0] * (len(parents) - len(copied))
+    probabilities = copied + [0.0] * (len(parents) - len(copied))
     for node, above in enumerate(parents):
         if above not in surest:
             continue
         sure, doubt = surest[above], against[above]
-        if node in said:
-            agreeing = _AGREEING * chances[node]
-            chance = 1 - (1 - said[node]) * (1 - agreeing)
-            chance *= 2 * (1 - doubt) / (2 - doubt * (1 + sure))
+        if node in predicted:
+            agreeing = AGREEING * probabilities[node]
+            probability = 1 - (1 - predicted[node]) * (1 - agreeing)
+            probability *= 2 * (1 - doubt) / (2 - doubt * (1 + sure))
         else:
-            chance = (
-                chances[node] * (1 - sure) / (2 - doubt * (1 + sure)) if sure else chances[node]
+            probability = (
+                probabilities[node] * (1 - sure) / (2 - doubt * (1 + sure))
+                if sure
+                else probabilities[node]
             )
-        chances[node] = chance
-        total[above] += chance
+        probabilities[node] = probability
+        total[above] += probability
     scores: list[float] = []
-    for chance, above in zip(chances, parents, strict=True):
-        share = chance / max(1.0, total[above]) if above in total else chance
+    for probability, above in zip(probabilities, parents, strict=True):
+        share = probability / max(1.0, total[above]) if above in total else probability
         scores.append(share * (scores[above] if above != ROOT else 1.0))
     return scores
 
 
-# From this temperature on earlier text says little of what is drawn: parts that do not follow the
-# Gumbel noise are skipped if one does (`docs/results.md`, trained drafters).
-_FREE = 0.9
-
-# Acceptance probability from which on a node is drafted beside a better draft.
-_BESIDE = 0.1
-
 _NOTHING = Budget(0, 0)
 
 
+class PartEstimates:
+    """Acceptance ratio of a part, seconds of its drafts, and the tokens that it adds to others."""
+
+    def __init__(self) -> None:
+        self.calibration = Calibration()
+        self.cost = DraftCost()
+        self._gates = [
+            DraftGate(ADDED, ADDED_BELIEF, SECOND_RETRY, SECOND_RETRY) for _ in (0.0, *GAIN_EDGES)
+        ]
+
+    def gate(self, gain: float) -> DraftGate:
+        """Return the gate for drafts beside one of `gain` expected tokens."""
+        return self._gates[bisect_right(GAIN_EDGES, gain)]
+
+    def pays(self, gain: float, step: float) -> bool:
+        """Return whether drafting beside `gain` expected tokens should raise tokens per second.
+
+        `step` is the seconds of a step in which only the first drafter runs.
+        """
+        price = self.cost.value / step if step else 0.0
+        return self.gate(gain).open(price * (1 + gain))
+
+
 class _Made(NamedTuple):
-    # A non-empty draft of a part: `gain` expected accepted tokens, scores calibrated by `keeps`.
+    # A non-empty draft of a part: `gain` expected accepted tokens after calibration by `ratio`.
 
     gain: float
     part: int
-    keeps: float
+    ratio: float
     draft: TokenTree
 
     def corrected(self) -> TokenTree:
         if self.draft.scores is None:
             return self.draft
-        draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.keeps)
+        draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.ratio)
         named = draft.source, np.array(scores), draft.origins
         return TokenTree(draft.tokens, draft.parents, draft.sampling, *named)
 
@@ -217,12 +230,7 @@ class FallbackDrafter(CompositeDrafter):
                 choice between drawn drafts must not depend on what was drawn.
         """
         super().__init__([*parts[:1], *map(_spare_batches, parts[1:])])
-        drawn = next((part for part in parts if part.kind is not None), None)
-        if drawn is not None:
-            raise InvalidOption(
-                f"drafter '{drawn.name}' draws {drawn.kind} drafts for this verifier, and drafts "
-                "with a law cannot be compared: use verifier 'coupled'"
-            )
+        refuse_drawn(parts, "compared")
         hearing = [part for part in self.parts if not isinstance(part, SingleSequenceOnly)]
         self._shared_needs = union_needs([part.needs for part in hearing])
         self._follows = any(part.gumbel_coupled for part in self.parts)
@@ -232,10 +240,10 @@ class FallbackDrafter(CompositeDrafter):
 
     def reset(self) -> None:
         super().reset()
-        self._worth = [MarginalGain() for _ in self.parts]
+        self._estimates = [PartEstimates() for _ in self.parts]
         self._made: list[_Made] = []
-        self._asked: list[tuple[int, float]] = []  # parts, and what was promised before
-        self._step = 0.0
+        self._asked: list[tuple[int, float]] = []  # parts, and the expected tokens before them
+        self._step = DecayedMean(STEP_MEMORY)
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
         return self.needs if len(sequences) == 1 else self._shared_needs
@@ -243,8 +251,6 @@ class FallbackDrafter(CompositeDrafter):
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         if len(sequences) == 1:
             return [self._propose(sequences, budgets[0])]
-        for worth in self._worth[1:]:
-            worth.passed_over(0.0)
         first, *others = self.parts
         for part in others:
             part.propose(sequences, [_NOTHING] * len(sequences))
@@ -257,25 +263,24 @@ class FallbackDrafter(CompositeDrafter):
         self._asked.clear()
         self._extra = 0.0
         wanted = bool(budget.nodes and budget.depth)
-        drawn = self._follows and alone[0].params.temperature >= _FREE
+        drawn = self._follows and alone[0].params.temperature >= FREE_TEMPERATURE
         for index, part in enumerate(self.parts):
-            worth = self._worth[index]
+            estimates = self._estimates[index]
             asked = wanted and (part.gumbel_coupled or not drawn)
             asked = asked and (not isinstance(part, SingleSequenceOnly) or part.knows(alone[0]))
-            if not asked or (index and not worth.pays(highest, self._step)):
-                worth.passed_over(highest)
+            if not asked or (index and not estimates.pays(highest, self._step.mean)):
                 part.propose(alone, [_NOTHING])
                 continue
             begin = self._clock()
             [draft] = part.propose(alone, [budget])
             seconds = self._clock() - begin
-            worth.asked(highest, seconds)
+            estimates.cost.add(seconds)
             self._extra += seconds if index else 0.0
             self._asked.append((index, highest))
-            keeps = worth.keeps.factor(alone[0].id)
-            gain = keeps * _expected_accepted(draft)
+            ratio = estimates.calibration.factor(alone[0].id)
+            gain = ratio * _expected_accepted(draft)
             if len(draft):
-                made.append(_Made(gain, index, keeps, draft))
+                made.append(_Made(gain, index, ratio, draft))
                 highest = max(highest, gain)
         if drawn and len(made) == 1:  # there is nothing to weigh it with, in any step
             self._asked.clear()
@@ -294,13 +299,13 @@ class FallbackDrafter(CompositeDrafter):
             part.observe(sequences, drafts, verdicts, outputs)
         if len(sequences) == 1:
             seconds = self._clock() - self._begin - self._extra
-            self._step = mean(self._step or seconds, seconds)
+            self._step.add(seconds)
             path, token = verdicts[0]
             self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
 
     def close(self, sequence: Sequence) -> None:
-        for worth in self._worth:
-            worth.keeps.close(sequence.id)
+        for estimates in self._estimates:
+            estimates.calibration.close(sequence.id)
         super().close(sequence)
 
     def _union(self, budget: Budget) -> TokenTree:
@@ -310,7 +315,7 @@ class FallbackDrafter(CompositeDrafter):
         drafts = [each.corrected() for each in self._made]
         if any(draft.scores is None for draft in drafts):
             return max(self._made, key=attrgetter("gain")).draft
-        least = max(budget.least, _BESIDE)
+        least = max(budget.least, BESIDE)
         union = reduce(lambda copy, other: weighed(copy, other, least), drafts)
         return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
 
@@ -319,16 +324,16 @@ class FallbackDrafter(CompositeDrafter):
         most = 0
         for part, gain in self._asked:
             right = rights.get(part, 0)
-            self._worth[part].learn(gain, max(0, right - most))
+            self._estimates[part].gate(gain).learn(max(0, right - most))
             most = max(most, right)
         for each in self._made:
             right = rights[each.part]
             known = each.draft
-            if right == len(committed):  # what comes behind it is not known yet
+            if right == len(committed):  # what comes after it is not known yet
                 known = trees.limit(known, len(known), right)
-            promised = _expected_accepted(known)
-            if promised > 0:
-                self._worth[each.part].keeps.learn(id, right, promised)
+            predicted = _expected_accepted(known)
+            if predicted > 0:
+                self._estimates[each.part].calibration.learn(id, right, predicted)
         self._made.clear()
 
 

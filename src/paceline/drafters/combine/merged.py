@@ -16,24 +16,18 @@ from paceline.core.options import require
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import CandidateTree, Offer, Workspace
-from paceline.drafters.combine.base import CompositeDrafter
-from paceline.errors import InvalidOption
+from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
 from paceline.native.library import calls, library
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import MERGED_BELIEF, UNSCORED
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree, Offer, Workspace
 from paceline.trees.shapes import confident
 
 # Union of several drafts, expanded best-first with learned acceptance probabilities.
 
 # Confidence bins.
 _LEVELS = 10
-
-# Conditional node probability in drafts without scores.
-_UNSCORED = 0.6
-
-# Prior weight of a hit rate, in trials.
-_BELIEF = 12.0
 
 _ABSENT = -2
 
@@ -51,7 +45,7 @@ class Blender:
     def __init__(self, sources: int) -> None:
         """Start from the prior that the drafters err independently."""
         levels = (np.arange(_LEVELS) + 0.5) / _LEVELS
-        self.rates = HitRates(np.tile(levels, (1 << sources, 1)), _BELIEF)
+        self.rates = HitRates(np.tile(levels, (1 << sources, 1)), MERGED_BELIEF)
         self._out = Workspace()
 
     def blend(self, drafts: List[TokenTree], budget: Budget) -> Blended:
@@ -137,7 +131,7 @@ def _scores(draft: TokenTree) -> list[float]:
     if scores:
         return scores
     for parent in draft.parents.tolist():
-        scores.append(_UNSCORED * (1.0 if parent == ROOT else scores[parent]))
+        scores.append(UNSCORED * (1.0 if parent == ROOT else scores[parent]))
     return scores
 
 
@@ -162,7 +156,7 @@ class Merged(CompositeDrafter):
 
         Args:
             parts: the drafters; for "graft" and "fuse" the leading one first.
-            way: "blend" takes the likeliest nodes of all; "graft" keeps the first drafter's nodes
+            way: "blend" takes the best nodes of all; "graft" keeps the first drafter's nodes
                 down to `floor` and fills up with others; "fuse" takes all of the first drafter's
                 nodes, and those of others that begin with a token it drafted.
             floor: of a node's estimated acceptance, in [0, 1]; "graft" alone reads it.
@@ -171,12 +165,7 @@ class Merged(CompositeDrafter):
             InvalidOption: fewer than two parts or too many, or one that draws its drafts.
         """
         super().__init__(parts)
-        for part in parts:
-            if part.kind is not None:
-                raise InvalidOption(
-                    f"drafter '{part.name}' draws its drafts for this verifier, and drawn drafts "
-                    "cannot be merged: use verifier 'coupled'"
-                )
+        refuse_drawn(parts, "merged")
         require(0 <= floor <= 1, "floor", floor, "in [0, 1]")
         self._way = way
         self._floor = floor

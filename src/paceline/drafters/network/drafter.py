@@ -1,5 +1,5 @@
 """Drafters with a trained network (EAGLE, Medusa and others). The network reads the prompt and
-every later token with the target's features, and drafts a chain, or a tree (`context_update.py`), in one
+every later token with the target's features, and drafts a chain, or a tree (`trees.py`), in one
 call. Networks are in `paceline.networks`; the runtime runs them.
 """
 
@@ -25,20 +25,17 @@ from paceline.drafters.network.trees import TreeDrafts
 from paceline.errors import OutOfMemory
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.policy.acceptance import PlattScaling
+from paceline.policy.constants import (
+    DRAFT_TEMPERATURE,
+    PROMPT_ROWS,
+    RECENT_ROWS,
+    STEADY,
+    WAITING_ROWS,
+)
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
 
 # Progress of a trained drafter in a sequence:
-
-# Last rows of a prompt that a network reads in any case, even if others have cached them.
-RECENT = 128
-
-# Last rows of a longer prompt that it reads before the first draft. Fewer would cost accepted
-# tokens after long prompts.
-_PROMPT = 1024
-
-# Rows that may wait for a draft beyond those.
-_WAITING = 256
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ class ContextState:
         Of too many, old rows are dropped before the first draft (unless the network `reads_all`),
         and run through the network after it.
         """
-        most = _WAITING if self.begun else _PROMPT + _WAITING
+        most = WAITING_ROWS if self.begun else PROMPT_ROWS + WAITING_ROWS
         self.tokens += tokens
         self.features.append(features)
         if len(self.tokens) <= most:
@@ -83,9 +80,9 @@ class ContextState:
             known = np.concatenate(self.features)
             read = ContextUpdate(self.cache, known[:-1], self.tokens[:-1], target)
             self.version.runner.draft([read], 0)
-            self._keep(1)  # which drafts start behind
+            self._keep(1)  # the root, which drafts start from
         else:
-            self._keep(_PROMPT)
+            self._keep(PROMPT_ROWS)
 
     def _keep(self, rows: int) -> None:
         # Rows may be megabytes: they are copied only where a view would hold more memory than
@@ -120,9 +117,6 @@ class ContextState:
 
 # Early drafting:
 
-# Consecutive steps with a draft before one begins early.
-_STEADY = 2
-
 
 class EarlyDraft:
     """At most one draft in progress."""
@@ -133,7 +127,7 @@ class EarlyDraft:
     def expects(self, progress: ContextState) -> bool:
         """Return whether a sequence is likely to need a chain, and its network can begin one."""
         version = progress.version
-        return progress.steady >= _STEADY and version.trees is None and version.early is not None
+        return progress.steady >= STEADY and version.trees is None and version.early is not None
 
     def has_begun(self, progress: ContextState) -> bool:
         """Return whether the draft in progress is of this sequence."""
@@ -168,10 +162,6 @@ class EarlyDraft:
 
 # Chains of a trained network:
 
-# Temperature that tokens are drawn at, beside the request's. A network that knows less than the
-# target spreads its distribution wider.
-_SHARPER = 0.9
-
 
 def chains(
     drafted: List[Chain],
@@ -200,7 +190,7 @@ def chains(
             doubtful = (at for at in range(depth) if chain.chances[at] < stop)
             depth = next(doubtful, depth)
         room = budget.nodes - depth if runner_ups else 0
-        chances = line.of(chain.chances[:depth])
+        chances = line.acceptance(chain.chances[:depth])
         out.append((_draft(chain, chances, room, source), chain))
     return out
 
@@ -212,7 +202,7 @@ def _draft(chain: Chain, chances: List[float], room: int, source: str) -> TokenT
     tokens, parents = list(chain.tokens[:depth]), list(range(ROOT, depth - 1))
     if room > 0:
         above = [1.0, *scores]
-        # What a network says of rivals is what they keep, but for what the chain's own leave.
+        # Runner-ups are accepted as the network says, within what the chain's own tokens leave.
         beside = [
             above[at] * min(chain.runner_up_probs[at], 1 - chances[at]) for at in range(depth)
         ]
@@ -237,17 +227,21 @@ def noise_behind(sequence: Sequence, depth: int) -> Noise | None:
         return None
     begin, randomness = len(sequence.tokens), sequence.randomness
     draws = (Draw(place, Purpose.NOISE) for place in range(begin, begin + depth))
-    return Noise(b"".join([randomness.noise(draw).key for draw in draws]), _SHARPER * temperature)
+    return Noise(
+        b"".join([randomness.noise(draw).key for draw in draws]), DRAFT_TEMPERATURE * temperature
+    )
 
 
 class TrainedDrafter(Drafter):
-    """Draft with one network; a subclass names it."""
+    """Draft with one network; a subclass names it, see `trained`."""
 
-    needs: Needs = Needs(features=True, recent=RECENT)
+    needs: Needs = Needs(features=True, recent=RECENT_ROWS)
     # Settings of the network that may be smaller than those of its weights.
     sizes: ClassVar[tuple[str, ...]] = ()
+    # Option `stop` where the user sets none.
+    stop: ClassVar[float] = 0.0
 
-    def __init__(self, runner: Runner, *, stop: float = 0.0, runner_ups: bool = True) -> None:
+    def __init__(self, runner: Runner, *, stop: float = 0.0, rivals: bool = True) -> None:
         """Bind a network that is ready to run.
 
         Args:
@@ -264,7 +258,7 @@ class TrainedDrafter(Drafter):
         require(0 <= stop < 1, "stop", stop, "0 or more, and below 1")
         self._begin = self._newest = LoadedNetwork(runner)
         self._stop = stop
-        self._runner_ups = runner_ups
+        self._runner_ups = rivals
         self._progress: dict[int, ContextState] = {}
         self._lines: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
@@ -274,9 +268,10 @@ class TrainedDrafter(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Load the weights of option `weights`, or those that ship; errors as in `DrafterParts.of`."""
+        """Load the weights of option `weights`, or those that ship; errors: `DrafterParts.of`."""
         made = DrafterParts.of(context, cls.name, cls.sizes, cls.needs.features)
-        drafter = cls(made.begin.runner, **arguments(cls, "drafter", made.options, "runner"))
+        options = {"stop": str(cls.stop), **made.options}
+        drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))
         drafter.grow_by(made.begin.trees)
         drafter.gumbel_coupled = context.gumbel_coupled
         drafter._doubt = made.doubt(drafter._stop)
@@ -330,8 +325,7 @@ class TrainedDrafter(Drafter):
         temperature = round(sequence.params.temperature, 1)
         found = self._lines.get(temperature)
         if found is None:
-            found = PlattScaling(not temperature, self.gumbel_coupled)
-            self._lines[temperature] = found
+            found = self._lines[temperature] = PlattScaling()
         return found
 
     def _take_up(self) -> LoadedNetwork:
@@ -352,13 +346,13 @@ class TrainedDrafter(Drafter):
             self._progress[sequence.id].asked(budget)
         if not any(budget.nodes and budget.depth for budget in budgets):
             return drafts
-        asking: dict[tuple[LoadedNetwork, bool], list[int]] = {}
+        by_version: dict[tuple[LoadedNetwork, bool], list[int]] = {}
         for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
             progress = self._progress[sequence.id]
             if min(budget.nodes, budget.depth) > 0 and progress.tokens:
                 apart = self._early.has_begun(progress)
-                asking.setdefault((progress.version, apart), []).append(index)
-        for (version, _), indices in asking.items():
+                by_version.setdefault((progress.version, apart), []).append(index)
+        for (version, _), indices in by_version.items():
             parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
             for index, draft in zip(indices, self._draft(version, *parts), strict=True):
                 drafts[index] = draft
@@ -398,7 +392,7 @@ class TrainedDrafter(Drafter):
             depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
             noise = noise_behind(sequence, depth)
         return progress.context_update(
-            sequence.cache, self._line(sequence).said(budget.least), noise
+            sequence.cache, self._line(sequence).predicted(budget.least), noise
         )
 
     def _chains(
@@ -471,95 +465,34 @@ def _no_features(rows: int) -> LogitArray:
     return np.zeros((rows, 0), dtype=np.float32)
 
 
-# Trained drafters by name; `TrainedDrafter` holds their shared code.
+# Drafters of the networks that are registered, by name:
 
 
-class MedusaDrafter(TrainedDrafter):
-    name: ClassVar[str] = "medusa"
+def trained(
+    name: str,
+    *,
+    needs: Needs = TrainedDrafter.needs,
+    sizes: tuple[str, ...] = (),
+    stop: float = TrainedDrafter.stop,
+) -> type[TrainedDrafter]:
+    """Make the drafter class of a network."""
+    settings = {"name": name, "needs": needs, "sizes": sizes, "stop": stop}
+    return type(name, (TrainedDrafter,), {**settings, "__module__": __name__})
 
 
-class HydraDrafter(TrainedDrafter):
-    name: ClassVar[str] = "hydra"
-
-
-class CloverDrafter(TrainedDrafter):
-    name: ClassVar[str] = "clover"
-
-
-class EagleDrafter(TrainedDrafter):
-    """EAGLE-1 and EAGLE-2."""
-
-    name: ClassVar[str] = "eagle"
-
-
-class Eagle3Drafter(TrainedDrafter):
-    """EAGLE-3."""
-
-    name: ClassVar[str] = "eagle3"
-
-
-class ChimeraDrafter(TrainedDrafter):
-    """Chimera's trigrams and layer."""
-
-    name: ClassVar[str] = "chimera"
-
-
-class FalconDrafter(TrainedDrafter):
-    """Falcon: a block of tokens per step."""
-
-    name: ClassVar[str] = "falcon"
-
-
-class CTCDrafter(TrainedDrafter):
-    """CTC drafter: slots that may stay blank."""
-
-    name: ClassVar[str] = "ctc"
-
-
-class SpecFormerDrafter(TrainedDrafter):
-    """SpecFormer's slots."""
-
-    name: ClassVar[str] = "specformer"
-
-
-class BlockParallelDrafter(TrainedDrafter):
-    """A block of tokens in one pass."""
-
-    name: ClassVar[str] = "block-parallel"
-
-
-class S2DDrafter(TrainedDrafter):
-    """Nested drafts; option `layers` cuts the network at a shallower exit."""
-
-    name: ClassVar[str] = "s2d"
-    sizes: ClassVar[tuple[str, ...]] = ("layers",)
-
-
-class LongSpecDrafter(TrainedDrafter):
-    """A drafter whose cache does not grow."""
-
-    name: ClassVar[str] = "longspec"
-    needs: Needs = Needs(features=True)
-
-
-class HiddenTransferDrafter(TrainedDrafter):
-    """Slots carried through the target's last layers."""
-
-    name: ClassVar[str] = "hidden-transfer"
-
-
-class DraftLMDrafter(TrainedDrafter):
-    """Small language model of its own."""
-
-    name: ClassVar[str] = "draft-lm"
-    needs: Needs = Needs()
-
-
-class KangarooDrafter(TrainedDrafter):
-    """Kangaroo: the target's first layers and an adapter; `stop` defaults to the paper's."""
-
-    name: ClassVar[str] = "kangaroo"
-    needs: Needs = Needs()
-
-    def __init__(self, runner: Runner, *, stop: float = 0.6, runner_ups: bool = True) -> None:
-        super().__init__(runner, stop=stop, runner_ups=runner_ups)
+medusa = trained("medusa")
+hydra = trained("hydra")
+clover = trained("clover")
+eagle = trained("eagle")
+eagle3 = trained("eagle3")
+chimera = trained("chimera")
+falcon = trained("falcon")
+ctc = trained("ctc")
+specformer = trained("specformer")
+block_parallel = trained("block-parallel")
+hidden_transfer = trained("hidden-transfer")
+# Option `layers` cuts the network at a shallower exit.
+s2d = trained("s2d", sizes=("layers",))
+longspec = trained("longspec", needs=Needs(features=True))
+draft_lm = trained("draft-lm", needs=Needs())
+kangaroo = trained("kangaroo", needs=Needs(), stop=0.6)  # the paper's

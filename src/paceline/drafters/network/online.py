@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -32,18 +31,10 @@ from paceline.drafters.base import DrafterContext
 from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.weights import Trained, load_network, save_network
+from paceline.policy.constants import STRETCH_CONTEXT, STRETCH_ROWS, UPDATE_ROWS
 from paceline.sampling.sequence import Sequence
 
 # Training examples for online distillation:
-
-# Rows before a stretch, as context for the network.
-_CONTEXT = 64
-
-# Most rows of new examples in an update, and of older ones: bounds its time.
-_ROWS = 1024
-
-# Rows of the longest stretch, without its context.
-_SPAN = 192
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +69,7 @@ class Trace:
 
     def read(self, tokens: list[int], features: LogitArray) -> None:
         """Begin with the end of a prompt; features cover all tokens but the root."""
-        kept = len(features[-_CONTEXT:])
+        kept = len(features[-STRETCH_CONTEXT:])
         self.features = [features[len(features) - kept :].copy()]
         self.tokens = tokens[len(tokens) - kept - 1 :]
         self.missed = [False] * len(self.tokens)
@@ -103,7 +94,7 @@ class Trace:
     @property
     def full(self) -> bool:
         """Return whether the stretch is due to be cut."""
-        return len(self.tokens) > _CONTEXT + _SPAN
+        return len(self.tokens) > STRETCH_CONTEXT + STRETCH_ROWS
 
     def cut(self) -> Example | None:
         """Return the stretch if a token of it was missed; its end stays as context."""
@@ -112,7 +103,7 @@ class Trace:
         features = np.concatenate(self.features)
         tokens = np.array(self.tokens[:-1], dtype=np.int64)
         example = Example(features, tokens, np.array(self.missed[:-1]))
-        kept = len(features[-_CONTEXT:])
+        kept = len(features[-STRETCH_CONTEXT:])
         self.features = [features[len(features) - kept :].copy()]
         self.tokens = self.tokens[-kept - 1 :]
         self.missed = [False] * kept + self.missed[-1:]
@@ -145,7 +136,7 @@ class Examples:
         fresh = [self._kept[i] for i in range(len(self._kept) - 1, old - 1, -1)]
         again = [self._kept[i] for i in generator.permutation(old)[: self._fresh].tolist()]
         self._fresh = 0
-        return [*_up_to(fresh, _ROWS), *_up_to(again, _ROWS)]
+        return [*_up_to(fresh, UPDATE_ROWS), *_up_to(again, UPDATE_ROWS)]
 
 
 def _up_to(examples: List[Example], rows: int) -> list[Example]:
@@ -388,17 +379,15 @@ def find_learner(
     Raises:
         RuntimeUnavailable: PyTorch is not installed, or the target's weights are out of reach.
     """
-    source = context.source
-    if source is None or find_spec("torch") is None:
+    source, load = context.source, context.learner
+    if source is None or load is None or find_spec("torch") is None:
         what = "PyTorch: pip install 'paceline[torch]'"
         if source is None:
             what = "the target's weights, which are not given here: load the model by its name"
         raise RuntimeUnavailable(f"option online needs {what}")
 
     def make() -> Learner:
-        # By name: training stands above drafters, and is not imported where nothing learns.
-        training = import_module("paceline.training.online")
-        learner: Learner = training.OnlineLearner(trained, source, rate=settings.rate)
+        learner: Learner = load()(trained, source, rate=settings.rate)
         return learner
 
     return make

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from paceline.networks.runner import Branch, ContextUpdate, Runner
 from paceline.networks.weights import Trained
 from paceline.sampling.sampler import Sampler
 from paceline.sampling.sequence import Sequence
-from paceline.trees.base import DistributionRequest, TreeExpansion, run_batched
+from paceline.trees.base import DistributionRequest, TreeExpansion, expand
 from paceline.trees.choice import expansion_for
 
 # Logit outside the draft vocabulary: probability exactly zero, but finite, so that a
@@ -75,27 +75,19 @@ class TreeDrafts:
         """Draft one tree per sequence. Raises OutOfMemory if the network's KV cache is full."""
         known: list[dict[tuple[int, ...], Branch]]
         known = [{(): root} for root in self._runner.start(context_update)]
-        growing = [
-            self._expansion.grow(
-                replace(budget, depth=min(budget.depth, self._runner.depth)),
-                sequence.randomness,
-                len(sequence.tokens),
-            )
-            for sequence, budget in zip(sequences, budgets, strict=True)
-        ]
 
-        def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
-            paths = {index: list(map(tuple, _paths(ask))) for index, ask in asks.items()}
+        def distributions(
+            indices: List[int], asks: List[DistributionRequest]
+        ) -> list[list[Distribution]]:
+            paths = dict(zip(indices, map(_paths, asks), strict=True))
             self._advance(known, paths)
-            return {
-                index: [
-                    self._distribution(sequences[index], known[index], path)
-                    for path in paths[index]
-                ]
-                for index in asks
-            }
+            return [
+                [self._distribution(sequences[index], known[index], path) for path in each]
+                for index, each in paths.items()
+            ]
 
-        return run_batched(growing, answer)
+        depths = repeat(self._runner.depth, len(sequences))
+        return expand(self._expansion, sequences, budgets, depths, distributions)
 
     def _advance(
         self,
@@ -157,5 +149,6 @@ def _names_tokens(params: SamplingParams) -> bool:
     return bool(any(penalties) or params.logit_bias or params.banned_tokens or params.forced_tokens)
 
 
-def _paths(ask: DistributionRequest) -> list[list[int]]:
-    return [ask.tree.tokens[list(trees.path_to(ask.tree, node))].tolist() for node in ask.nodes]
+def _paths(ask: DistributionRequest) -> list[tuple[int, ...]]:
+    tokens = ask.tree.tokens
+    return [tuple(tokens[list(trees.path_to(ask.tree, node))].tolist()) for node in ask.nodes]

@@ -15,9 +15,11 @@ import numpy as np
 from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import TRUST, CandidateTree, alone, length_kind
+from paceline.drafters.candidates import alone, length_kind
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import OTHER_SOURCE
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 
 # Longest n-gram that the output is aligned by.
 _LONGEST = 3
@@ -60,7 +62,7 @@ class Alignment:
             if self.at < len(self.source):
                 return
         if self.at is not None and self.run > self._anchor:
-            self._rest = self.at  # something agreed behind the anchor: the place was right
+            self._rest = self.at  # something agreed after the anchor: the place was right
         self.at = None
         self._align()
 
@@ -96,7 +98,7 @@ class InputGuided(Drafter):
         self.reset()
 
     def reset(self) -> None:
-        self._rates = HitRates(np.array([alone(TRUST), alone()]), weight=16.0)
+        self._rates = HitRates(np.array([alone(OTHER_SOURCE), alone()]), weight=16.0)
 
     def open(self, sequence: Sequence) -> None:
         self._opened[sequence.id] = len(sequence.tokens)

@@ -13,11 +13,13 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.core.target import Output
+from paceline.core.tree import places
 from paceline.core.types import ROOT, Budget, LogitArray, Needs, ProbArray, TokenTree, Verdict
-from paceline.drafters.candidates import FLOOR, CandidateDrafter, CandidateTree, Offer
+from paceline.drafters.candidates import CandidateDrafter
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import FLOOR, CandidateTree, Offer
 
 # LRU cache of n-gram followers.
 
@@ -210,14 +212,11 @@ class _Comb(CandidateTree):
         for column in range(columns):
             node = ROOT
             for depth, token in enumerate(window.path(column)):
-                known = self._children.get((node, token))
+                known = self.nodes.get((node, token))
                 if known is None:
                     above = 1.0 if node == ROOT else self.scores[node]
                     self._hung.append((node, token, depth))
-                    known = self._children[node, token] = len(self.tokens)
-                    self.tokens.append(token)
-                    self.parents.append(node)
-                    self.scores.append(above * rates[depth])
+                    known = self.add(node, token, above * rates[depth])
                 node = known
 
     def settle(self, committed: List[int], rates: HitRates) -> None:
@@ -225,7 +224,7 @@ class _Comb(CandidateTree):
         node: int | None = ROOT
         for token in committed:
             reached[node] = token
-            node = self._children.get((node, token)) if node is not None else None
+            node = self.nodes.get((node, token)) if node is not None else None
         for parent, token, depth in self._hung:
             if parent in reached:
                 rates.add((depth,), token == reached[parent])
@@ -302,12 +301,7 @@ class Lookahead(CandidateDrafter[FollowerModel]):
 
 def _rows(window: Window, columns: int, draft: TokenTree, logits: LogitArray) -> list[int | None]:
     # Per column, the target's argmax at the end of its diagonal; None if that was not verified.
-    below = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(
-            zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
-        )
-    }
+    below = places(draft)
     newest: list[int | None] = [None] * len(window.levels[0])
     for column in range(columns):
         node: int | None = ROOT

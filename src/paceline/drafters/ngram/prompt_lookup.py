@@ -13,11 +13,10 @@ from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import LOOKUP_DEPTHS
 from paceline.sampling.sequence import Sequence
 
 _LONGEST = 3
-# Depth up to which hit rates are told apart.
-_DEPTH = 10
 
 
 class _Index:
@@ -57,8 +56,8 @@ class PromptLookup(Drafter):
     def reset(self) -> None:
         # Longer matches are better guesses, and a copy that has held for long tends to go on.
         first = np.array([0.0, 0.25, 0.5, 0.7])[:, None]
-        later = 1 - 0.5 * (1 - first) * 0.8 ** np.arange(_DEPTH)
-        self._rates = HitRates(np.where(np.arange(_DEPTH) == 0, first, later))
+        later = 1 - 0.5 * (1 - first) * 0.8 ** np.arange(LOOKUP_DEPTHS)
+        self._rates = HitRates(np.where(np.arange(LOOKUP_DEPTHS) == 0, first, later))
 
     def open(self, sequence: Sequence) -> None:
         index = self._indices[sequence.id] = _Index()
@@ -80,7 +79,7 @@ class PromptLookup(Drafter):
             for depth, (guessed, token) in enumerate(
                 zip(guess, sequence.tokens[begin:], strict=False)
             ):
-                self._rates.add((length, min(depth, _DEPTH - 1)), guessed == token)
+                self._rates.add((length, min(depth, LOOKUP_DEPTHS - 1)), guessed == token)
                 if guessed != token:
                     break
 
@@ -94,7 +93,7 @@ class PromptLookup(Drafter):
         count = min(budget.nodes, budget.depth) if length else 0
         guess = [tokens[start + i % (len(tokens) - start)] for i in range(count)]
         self._guesses[sequence.id] = (length, len(tokens), guess)
-        rates = self._rates.rates[length, np.minimum(np.arange(count), _DEPTH - 1)]
+        rates = self._rates.rates[length, np.minimum(np.arange(count), LOOKUP_DEPTHS - 1)]
         return TokenTree(
             np.array(guess, dtype=np.int64),
             np.arange(-1, count - 1, dtype=np.int64),

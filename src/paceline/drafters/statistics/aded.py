@@ -14,9 +14,10 @@ from typing import ClassVar, Generic, Literal
 
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, Needs, TokenTree, Verdict
-from paceline.drafters.candidates import CandidateDrafter, CandidateTree, Offer, Place
+from paceline.drafters.candidates import CandidateDrafter
 from paceline.drafters.statistics.context_model import PROMPT_WEIGHT, ContextModel
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree, Offer, Place
 
 # PUCT tree expansion (Monte-Carlo tree search), ADED (Liu et al.
 
@@ -111,13 +112,8 @@ class Searched(CandidateTree):
         enter(ROOT, root)
         while heap and len(guess.tokens) < nodes:
             _, _, _, parent, branch = heapq.heappop(heap)
-            node = len(guess.tokens)
-            guess.tokens.append(branch.token)
-            guess.parents.append(parent)
-            guess.scores.append(branch.reach)
             guess.visits.append(branch.visits)
-            guess._children[parent, branch.token] = node
-            enter(node, branch)
+            enter(guess.add(parent, branch.token, branch.reach), branch)
         return guess
 
 

@@ -20,10 +20,11 @@ from typing import Any, Self
 import numpy as np
 
 from paceline.core.types import Budget, LogitArray, ProbArray, TokenTree
-from paceline.drafters.candidates import FLOOR, CandidateTree, Offer, Workspace
 from paceline.drafters.statistics.recycling import top_rows
 from paceline.native.library import address, calls, library
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import CONTEXT_TRUST, PROMPT_TRUST
+from paceline.trees.candidates import FLOOR, CandidateTree, Offer, Workspace
 
 # Bounded LRU table:
 
@@ -83,24 +84,14 @@ SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95)
 # Assumed share of all tokens beyond the stored ones.
 TAIL = 0.03
 
-# Start values of hit rates by length of context, 1 to 3, and by share, as measured on greedy texts
-# of the default model: for contexts known from prompts alone, and for those known from laws.
-_FROM_PROMPTS = (
-    (0.02, 0.02, 0.02, 0.05, 0.15, 0.20, 0.20, 0.20, 0.30),
-    (0.05, 0.05, 0.05, 0.13, 0.14, 0.30, 0.30, 0.35, 0.43),
-    (0.05, 0.05, 0.06, 0.08, 0.20, 0.40, 0.40, 0.40, 0.80),
-)
-_FROM_LAWS = (
-    (0.01, 0.04, 0.05, 0.09, 0.14, 0.19, 0.30, 0.40, 0.70),
-    (0.05, 0.08, 0.12, 0.17, 0.30, 0.45, 0.50, 0.75, 0.80),
-    (0.06, 0.10, 0.12, 0.28, 0.41, 0.60, 0.82, 0.90, 0.95),
-)
-
 
 def _prior(order: int) -> ProbArray:
-    # float64 `[order, 3, 9]`; contexts longer than the tables use the last row.
-    lengths = [min(length, len(_FROM_LAWS) - 1) for length in range(order)]
-    return np.array([[_FROM_PROMPTS[i], _FROM_LAWS[i], _FROM_LAWS[i]] for i in lengths])
+    # float64 `[order, 3, 9]`: as a token's share says, less so after short contexts and in prompts.
+    edges = np.array([0.0, *SHARES, 1.0])
+    shares = (edges[:-1] + edges[1:]) / 2
+    trust = np.array(CONTEXT_TRUST)[np.minimum(np.arange(order), len(CONTEXT_TRUST) - 1)]
+    rates: ProbArray = trust[:, None, None] * np.array([PROMPT_TRUST, 1.0, 1.0])[:, None] * shares
+    return rates
 
 
 class ContextModel:
@@ -146,13 +137,7 @@ class ContextModel:
 
 
 def _kind() -> type:
-    if library() is None:
-        pass
-
-        return PlainContextModel
-    pass
-
-    return NativeContextModel
+    return PlainContextModel if library() is None else NativeContextModel
 
 
 # N-gram model of the target in C++ (`native/context_model.hpp`).
@@ -167,10 +152,10 @@ class NativeContextModel(ContextModel):
         self._hold(self._call.new(order, capacity))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        twin = copy(self)
-        twin.rates = deepcopy(self.rates, memo)
-        twin._hold(self._call.copy(self._model))
-        return twin
+        other = copy(self)
+        other.rates = deepcopy(self.rates, memo)
+        other._hold(self._call.copy(self._model))
+        return other
 
     def read(self, tokens: List[int], begin: int, weight: float) -> None:
         first = max(0, begin - self._order)

@@ -17,11 +17,12 @@ from paceline.core.options import arguments
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, IntArray, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.candidates import CandidateTree
 from paceline.native.sampling import best, rank_into
 from paceline.policy.acceptance import HitRates
-from paceline.policy.draft_gate import LearnThrottle
+from paceline.policy.constants import RANK_RATES
+from paceline.policy.draft_gate import DraftGate
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 from paceline.trees.shapes import TOKEN_RECYCLING as TEMPLATE
 from paceline.trees.shapes import layout
 
@@ -74,10 +75,6 @@ _BELOW = [
     for at in range(ROOT, len(TEMPLATE))
 ]
 
-# Share of steps in which the child of each rank was the target's token, by depth of the child,
-# given that its parent was reached: a start value, replaced by what is observed.
-_PRIOR = np.array([0.36, 0.10, 0.055, 0.035, 0.025, 0.02, 0.015, 0.01])
-
 
 class Recycling(Drafter):
     """Draft trees from the target's rejected candidates: no training, under 2 MB."""
@@ -88,7 +85,7 @@ class Recycling(Drafter):
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._proposed: dict[int, int] = {}
-        self._idle = LearnThrottle()
+        self._gate = DraftGate.of_learning()
         self._nothing = CandidateTree().tree(self.name)
         self.reset()
 
@@ -100,7 +97,7 @@ class Recycling(Drafter):
     def reset(self) -> None:
         # Row by row. Single entries are read and written at every step.
         self._successors = array("i", [_UNKNOWN]) * (self._vocab_size * WIDTH)
-        self._rates = HitRates(np.tile(_PRIOR, (DEPTH, 1)), weight=50.0)
+        self._rates = HitRates(np.tile(RANK_RATES, (DEPTH, 1)), weight=50.0)
         self._steps = 0
         self._order()
 
@@ -112,7 +109,7 @@ class Recycling(Drafter):
                 known[token * WIDTH + row.index(_UNKNOWN)] = successor
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        if self._idle.skips(budgets):
+        if not self._gate.learns(budgets):
             return [self._nothing] * len(sequences)
         if self._steps % 32 == 0:
             self._order()
@@ -151,11 +148,10 @@ class Recycling(Drafter):
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
         self._proposed[sequence.id] = len(sequence.tokens)
         known, values = self._successors, self._values
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
+        draft = CandidateTree()
+        tokens = draft.tokens
         places = {ROOT: ROOT}
-        # A node is worth no more than its parent and stands behind it, so parents come first.
+        # A node is worth no more than its parent and comes after it, so parents come first.
         for node in self._ranking if budget.nodes > 0 else ():
             parent = places.get(_PARENTS[node])
             if parent is None or _DEPTHS[node] > budget.depth:
@@ -163,18 +159,10 @@ class Recycling(Drafter):
             above = sequence.root if parent == ROOT else tokens[parent]
             token = known[above * WIDTH + _RANKS[node]]
             if token != _UNKNOWN:
-                places[node] = len(tokens)
-                tokens.append(token)
-                parents.append(parent)
-                scores.append(values[node])
+                places[node] = draft.add(parent, token, values[node])
                 if len(tokens) == budget.nodes:
                     break
-        return TokenTree(
-            np.array(tokens, dtype=np.int64),
-            np.array(parents, dtype=np.int64),
-            source=self.name,
-            scores=np.array(scores, dtype=np.float64),
-        )
+        return draft.tree(self.name)
 
     def _score(self, tokens: list[int]) -> None:
         # Count hits and misses by rank along the committed tokens.

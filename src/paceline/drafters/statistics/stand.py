@@ -6,8 +6,6 @@ context lengths contribute, prompts are read, and the tree expands by acceptance
 
 from __future__ import annotations
 
-import heapq
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
@@ -19,15 +17,16 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.options import arguments
 from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, Distribution, Needs, ProbArray, TokenTree, Verdict
+from paceline.core.types import ROOT, Budget, Distribution, Needs, TokenTree, Verdict
 from paceline.drafters.base import DrafterContext
-from paceline.drafters.candidates import CandidateDrafter, CandidateTree, Offer, Place
+from paceline.drafters.candidates import CandidateDrafter
 from paceline.drafters.statistics.context_model import PROMPT_WEIGHT, ContextModel
 from paceline.policy.acceptance import HitRates
-from paceline.sampling.distributions import without
+from paceline.policy.constants import DRAWN_EDGES, DRAWN_RATES
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sequence import Sequence
-from paceline.trees.base import Names, TreeBuilder
+from paceline.trees.base import BestFirst, TreeBuilder, race, successive
+from paceline.trees.candidates import CandidateTree, Offer, Place
 
 # Sampling a draft tree without replacement from candidates with estimated probabilities.
 
@@ -36,16 +35,10 @@ Lots = Literal["noise", "one-by-one"]
 # Most candidates per node.
 _SPAN = 16
 
-# Bins of nodes by the probability sum of their candidates.
-_PROMISES = (0.3, 0.6, 0.85)
-
-# Start values of acceptance by rank of the child and kind of its parent.
-_PRIOR = np.array([[0.2, 0.4, 0.65, 0.85], [0.1, 0.15, 0.15, 0.1], [0.05, 0.08, 0.08, 0.05]])
-
 
 def acceptance_rates() -> HitRates:
     """Return fresh acceptance rates by (rank of a child, bin of its parent)."""
-    return HitRates(_PRIOR, weight=16.0)
+    return HitRates(np.array(DRAWN_RATES), weight=16.0)
 
 
 class Drawn(CandidateTree):
@@ -80,28 +73,27 @@ class Drawn(CandidateTree):
                 that can be enumerated.
         """
         guess = cls()
-        sapling = TreeBuilder(budget, position)
+        builder = TreeBuilder(budget, position)
+        guess.nodes = builder.nodes
         rates = accepted.table
-        heap: list[tuple[float, int, int, int, Place, float, Iterator[int]]] = []
-        serial = 0
+        queue: BestFirst[tuple[int, int, Place, float, Iterator[int]]] = BestFirst()
         noise = np.zeros((0, 0))
 
         def wait(node: int, rank: int, place: Place, reach: float, tokens: Iterator[int]) -> None:
-            nonlocal serial
-            serial += 1
             rate = rates[min(rank, len(rates) - 1)][guess._kinds[node]]
-            heapq.heappush(heap, (-reach * rate, serial, node, rank, place, reach, tokens))
+            queue.push(reach * rate, (node, rank, place, reach, tokens))
 
         def begin(node: int, place: Place, reach: float) -> None:
             found = guess._offers[node] = offers(place, reach)[:_SPAN]
             if not found:
                 return
-            guess._kinds[node] = bisect_right(_PROMISES, sum(chance for _, chance, _ in found))
-            q = sapling.rows[node] = _distribution(found, size)
+            guess._kinds[node] = bisect_right(DRAWN_EDGES, sum(chance for _, chance, _ in found))
+            q = builder.rows[node] = _distribution(found, size)
             if lots == "noise":
-                tokens = _race(q, noise[node + 1])
+                order = race(q.probs, noise[node + 1, : len(q.probs)], len(q.probs))
+                tokens = (q.token(index) for index in order.tolist())
             else:
-                tokens = _one_by_one(q, sapling.names(node), randomness)
+                tokens = (token for token, _ in successive(q, builder.names(node), randomness))
             wait(node, 0, place, reach, tokens)
 
         if budget.nodes > 0 and budget.depth > 0:
@@ -110,20 +102,19 @@ class Drawn(CandidateTree):
                 uniform = randomness.uniform((budget.nodes + 1) * _SPAN, draw)
                 noise = uniform.reshape(-1, _SPAN)
             begin(ROOT, place, 1.0)
-        while heap and sapling.room:
-            value, _, parent, rank, above, reach, tokens = heapq.heappop(heap)
+        while queue and builder.room:
+            value, (parent, rank, above, reach, tokens) = queue.pop()
             token = next(tokens, None)
             if token is None:
                 continue
-            node = sapling.add(parent, token)
-            guess._children[parent, token] = node
-            if sapling.depth(node) < budget.depth and sapling.room:
-                begin(node, follow(above, token), -value)
-            wait(parent, rank + 1, above, reach + value, tokens)
-        guess._tree = sapling.finish("without_replacement")
+            node = builder.add(parent, token)
+            if builder.depth(node) < budget.depth and builder.room:
+                begin(node, follow(above, token), value)
+            wait(parent, rank + 1, above, reach - value, tokens)
+        guess._tree = builder.finish("without_replacement")
         return guess
 
-    def tree(self, source: str, origins: tuple[str, ...] = ()) -> TokenTree:
+    def tree(self, source: str = "", origins: tuple[str, ...] = ()) -> TokenTree:
         return replace(self._tree, source=source, origins=origins)
 
     def is_source_of(self, draft: TokenTree) -> bool:
@@ -134,13 +125,13 @@ class Drawn(CandidateTree):
         """Count the children tried along the accepted path as hits and misses."""
         below = trees.children(self._tree)
         above = ROOT
-        for stood in (*verdict.path, None):
+        for accepted_node in (*verdict.path, None):
             for rank, child in enumerate(below.get(above, ())):
-                cell = (min(rank, len(_PRIOR) - 1), self._kinds[above])
-                accepted.add(cell, child == stood)
-                if child == stood:
+                cell = (min(rank, len(DRAWN_RATES) - 1), self._kinds[above])
+                accepted.add(cell, child == accepted_node)
+                if child == accepted_node:
                     break
-            above = ROOT if stood is None else stood
+            above = ROOT if accepted_node is None else accepted_node
 
 
 def _distribution(offers: List[Offer], size: int) -> Distribution:
@@ -148,22 +139,6 @@ def _distribution(offers: List[Offer], size: int) -> Distribution:
     chances = np.array([chance for _, chance in pairs])
     ids = np.array([token for token, _ in pairs], dtype=np.int64)
     return Distribution(chances / chances.sum(), ids, size)
-
-
-def _one_by_one(q: Distribution, names: Names, randomness: Randomness) -> Iterator[int]:
-    rest: Distribution | None = q
-    while rest is not None:
-        token = rest.token(randomness.choice(rest.probs, names()))
-        yield token
-        rest = without(rest, token)
-
-
-def _race(q: Distribution, uniform: ProbArray) -> Iterator[int]:
-    # Exponential race: same distribution as `_one_by_one`, with all draws made at once.
-    assert q.ids is not None
-    racers = zip(uniform.tolist(), q.probs.tolist(), q.ids.tolist(), strict=False)
-    finish = sorted((-math.log(u) / p, token) for u, p, token in racers)
-    return iter([token for _, token in finish])
 
 
 # Tokens of the longest context.
@@ -174,7 +149,7 @@ CAPACITY = 1 << 16
 
 
 class Stand(CandidateDrafter[ContextModel]):
-    """Draft from stored target distributions, as likeliest trees or as drawn ones."""
+    """Draft from stored target distributions, as most probable trees or as drawn ones."""
 
     name: ClassVar[str] = "stand"
     needs: Needs = Needs(node_logits=True)

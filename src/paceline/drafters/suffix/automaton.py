@@ -188,8 +188,8 @@ class NativeAutomaton(Automaton):
     def outlook(self, state: int, length: int, token: int | None, most: int) -> Outlook:
         if most > self._most:
             self._make_room(most)
-        behind = BREAK if token is None else token
-        count = self._call.outlook(self.address, state, length, behind, most, self._at)
+        after = BREAK if token is None else token
+        count = self._call.outlook(self.address, state, length, after, most, self._at)
         pairs = _pairs(self._found[:count])
         found, at = [], 1
         while at < len(pairs):

@@ -23,16 +23,11 @@ import numpy.typing as npt
 from paceline.core.target import Output
 from paceline.core.types import Budget, IntArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
-from paceline.drafters.candidates import (
-    TRUST,
-    CandidateTree,
-    Evidence,
-    Offer,
-    evidence_rates,
-    weigh,
-)
+from paceline.drafters.candidates import Evidence, evidence_rates, weigh
 from paceline.errors import InvalidOption
+from paceline.policy.constants import OTHER_SOURCE
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree, Offer
 
 # Suffix array of a token text on disk, memory-mapped:
 
@@ -70,9 +65,9 @@ def sort_suffixes(tokens: Tokens, done: Callable[[], None] = lambda: None) -> In
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     known = 1
     while True:
-        behind = np.zeros_like(rank)
-        behind[:-known] = rank[known:] + 1
-        key = rank * (len(rank) + 1) + behind
+        later = np.zeros_like(rank)
+        later[:-known] = rank[known:] + 1
+        key = rank * (len(rank) + 1) + later
         order = np.argsort(key, kind="stable")
         known *= 2
         done()
@@ -280,7 +275,7 @@ class Datastore(Drafter):
         return cls(index)
 
     def reset(self) -> None:
-        self._rates = evidence_rates(TRUST)
+        self._rates = evidence_rates(OTHER_SOURCE)
 
     def open(self, sequence: Sequence) -> None:
         self._known[sequence.id] = (len(sequence.tokens), LONGEST)

@@ -21,11 +21,12 @@ from paceline.core.cache import whole_file
 from paceline.core.target import Output
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import CandidateTree
 from paceline.drafters.suffix.automaton import BREAK, ROOT_STATE, Automaton, Match
 from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import ABSORBED, LEAD
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 
 # Most tokens of a history.
 CAPACITY = 1 << 18
@@ -187,12 +188,6 @@ def _read(path: Path, vocab_size: int) -> np.ndarray:
 
 # Base of retrieval drafters that search a sequence's own text and ended sequences by automata.
 
-# Prompt tokens that precede an output in the history, so that its beginning is found.
-_LEAD = 8
-
-# Tokens of ended sequences that the history takes in per running sequence and step.
-_PACE = 8
-
 
 class SequenceText:
     """Retrieval state of one sequence: automaton of its tokens, readers of other texts, guesses."""
@@ -264,7 +259,7 @@ class HistoryDrafter(Drafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        self._due = min(self._due + _PACE * len(sequences), self.history.waiting)
+        self._due = min(self._due + ABSORBED * len(sequences), self.history.waiting)
         for sequence in sequences:
             own = self._own[sequence.id]
             if own is not None and own.guesses:
@@ -277,7 +272,7 @@ class HistoryDrafter(Drafter):
         if sequence.id in self._own:
             del self._own[sequence.id]
             if len(sequence.tokens) > sequence.prompt_length:
-                self.history.add(sequence.tokens[max(0, sequence.prompt_length - _LEAD) :])
+                self.history.add(sequence.tokens[max(0, sequence.prompt_length - LEAD) :])
 
     def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
         if not (budget.nodes and budget.depth):

@@ -10,9 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.types import Budget
-from paceline.drafters.candidates import TRUST, CandidateTree, alone, length_kinds
+from paceline.drafters.candidates import alone, length_kinds
 from paceline.drafters.suffix.history import HistoryDrafter, SequenceText
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import OTHER_SOURCE
+from paceline.trees.candidates import CandidateTree
 
 
 class SuffixAutomaton(HistoryDrafter):
@@ -21,7 +23,7 @@ class SuffixAutomaton(HistoryDrafter):
     name: ClassVar[str] = "suffix-automaton"
 
     def _start_rates(self, sources: int) -> HitRates:
-        return HitRates(np.array([alone(), *[alone(TRUST)] * (sources - 1)]), weight=16.0)
+        return HitRates(np.array([alone(), *[alone(OTHER_SOURCE)] * (sources - 1)]), weight=16.0)
 
     def _guesses(self, own: SequenceText, budget: Budget) -> list[CandidateTree]:
         most = min(budget.nodes, budget.depth)

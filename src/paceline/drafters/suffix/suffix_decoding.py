@@ -11,15 +11,7 @@ from operator import itemgetter
 from typing import ClassVar, Literal
 
 from paceline.core.types import Budget
-from paceline.drafters.candidates import (
-    TRUST,
-    CandidateTree,
-    Evidence,
-    Offer,
-    Workspace,
-    evidence_rates,
-    weigh,
-)
+from paceline.drafters.candidates import Evidence, evidence_rates, weigh
 from paceline.drafters.suffix.automaton import (
     BEST,
     ROOT_STATE,
@@ -32,6 +24,8 @@ from paceline.drafters.suffix.history import CAPACITY, HistoryDrafter, SequenceT
 from paceline.errors import InvalidOption
 from paceline.native.library import calls
 from paceline.policy.acceptance import HitRates
+from paceline.policy.constants import BLEND_CONTEXTS, OTHER_SOURCE, TRIED_CONTEXTS
+from paceline.trees.candidates import CandidateTree, Offer, Workspace
 
 # Tree expansion of `SuffixDecoding` in C++ (`native/suffixes.hpp`):
 
@@ -54,7 +48,7 @@ class NativeSuffixes:
         budget: Budget,
         rates: HitRates,
     ) -> CandidateTree:
-        """Expand the likeliest nodes after both contexts. MemoryError: no room for them."""
+        """Expand the most probable nodes after both contexts. MemoryError: no room for them."""
         (own, other), (here, there) = texts, matches
         at, known = array("i", (*here[:2], *there[:2])), rates.flat
         nodes, out = budget.nodes, self._out
@@ -71,12 +65,6 @@ class NativeSuffixes:
 Mode = Literal["path", "tree", "blend"]
 
 _OWN, _HISTORY = 0, 1
-
-# Lengths of context per source that offer tokens for one node of a blend.
-_LEVELS = 2
-
-# Longest contexts per source that are tried in modes "path" and "tree".
-_CONTEXTS = 8
 
 _length = itemgetter(1)  # of `Evidence`
 
@@ -97,10 +85,10 @@ class SuffixDecoding(HistoryDrafter):
             raise InvalidOption(f"mode {mode!r} is unknown: use path, tree or blend")
         super().__init__(capacity)
         self._mode = mode
-        self._native = NativeSuffixes(_LEVELS)
+        self._native = NativeSuffixes(BLEND_CONTEXTS)
 
     def _start_rates(self, sources: int) -> HitRates:
-        return evidence_rates(1.0, *[TRUST] * (sources - 1))
+        return evidence_rates(1.0, *[OTHER_SOURCE] * (sources - 1))
 
     def _guesses(self, own: SequenceText, budget: Budget) -> list[CandidateTree]:
         [reader] = own.readers
@@ -123,12 +111,12 @@ class SuffixDecoding(HistoryDrafter):
         def follow(place: _Place, token: int) -> _Place:
             own, other = place
             # Where the history no longer goes along, only single tokens could be found in it.
-            behind = history.outlook(*other[:2], token, _LEVELS) if other[0] else _NOWHERE
-            return text.outlook(*own[:2], token, _LEVELS), behind
+            there = history.outlook(*other[:2], token, BLEND_CONTEXTS) if other[0] else _NOWHERE
+            return text.outlook(*own[:2], token, BLEND_CONTEXTS), there
 
         place = (
-            text.outlook(*own[:2], None, _LEVELS),
-            history.outlook(*other[:2], None, _LEVELS),
+            text.outlook(*own[:2], None, BLEND_CONTEXTS),
+            history.outlook(*other[:2], None, BLEND_CONTEXTS),
         )
         return CandidateTree.grow(place, budget, offers, follow)
 
@@ -138,7 +126,7 @@ class SuffixDecoding(HistoryDrafter):
         best = CandidateTree()
         sources = ((_OWN, text, *own[:2]), (_HISTORY, self.history.texts, *other[:2]))
         for source, automaton, state, length in sources:
-            for _ in range(_CONTEXTS):
+            for _ in range(TRIED_CONTEXTS):
                 if not state:
                     break
                 guess = self._from_context(source, automaton, (state, length), budget)

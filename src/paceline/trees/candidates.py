@@ -1,0 +1,179 @@
+"""Best-first trees of candidates: tokens with estimated probabilities and their hit rate cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from itertools import accumulate
+from operator import mul
+from typing import Any, TypeVar
+
+import numpy as np
+
+from paceline.core.tree import Builder
+from paceline.core.types import ROOT, Budget, IntArray, ProbArray, TokenTree
+from paceline.native.library import address
+from paceline.policy.acceptance import HitRates
+from paceline.trees.base import BestFirst
+
+# Least path probability for which a node is worth a row of the forward.
+FLOOR = 0.01
+
+# Candidate: token, estimated probability, and hit rate cell that the estimate comes from.
+Offer = tuple[int, float, tuple[int, ...]]
+
+# State of a path in the drafter's model of the text.
+Place = TypeVar("Place")
+
+
+class CandidateTree(Builder):
+    """A draft with the hit rate cells of its candidates; nodes in score order, so that any prefix
+    is a tree.
+    """
+
+    scored = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._offers: dict[int, List[Offer]] = {}
+
+    @classmethod
+    def grow(
+        cls,
+        place: Place,
+        budget: Budget,
+        offers: Callable[[Place, float], List[Offer]],
+        follow: Callable[[Place, int], Place],
+    ) -> CandidateTree:
+        """Expand the most probable nodes first.
+
+        Args:
+            place: of the root.
+            offers: (place, probability of reaching it) to candidates; tokens differ and the
+                probabilities sum to at most one.
+            follow: (place, token) to the place after the token.
+        """
+        guess = cls()
+        queue: BestFirst[tuple[int, int, Place, int]] = BestFirst()
+
+        def enter(node: int, place: Place, reach: float, depth: int) -> None:
+            found = guess._offers[node] = offers(place, reach)
+            for token, probability, _ in found:
+                queue.push(reach * probability, (node, token, place, depth))
+
+        if budget.nodes > 0 and budget.depth > 0:
+            enter(ROOT, place, 1.0, 1)
+        while queue and len(guess.tokens) < budget.nodes:
+            reach, (parent, token, above, depth) = queue.pop()
+            node = guess.add(parent, token, reach)
+            if depth < budget.depth and node + 1 < budget.nodes:
+                enter(node, follow(above, token), reach, depth + 1)
+        return guess
+
+    @classmethod
+    def chain(cls, steps: List[Offer]) -> CandidateTree:
+        """Build a chain; each probability is conditional on the tokens before."""
+        return _Chain(steps)
+
+    @property
+    def score(self) -> float:
+        """Expected accepted tokens."""
+        return sum(self.scores)
+
+    def learn(self, committed: List[int], rates: HitRates) -> None:
+        """Count candidates along the committed tokens: misses, up to the hit at each node."""
+        node: int | None = ROOT
+        for token in committed:
+            if node is None:
+                return
+            for offered, _, cell in self._offers.get(node, ()):
+                rates.add(cell, offered == token)
+                if offered == token:
+                    break
+            node = self.nodes.get((node, token))
+
+
+class _Chain(CandidateTree):
+    def __init__(self, steps: List[Offer]) -> None:
+        tokens, chances, _ = zip(*steps, strict=True) if steps else ((), (), ())
+        self.tokens = list(tokens)
+        self.parents = list(range(ROOT, len(steps) - 1))
+        self.scores = list(accumulate(chances, mul))
+        self._steps = steps
+
+    def learn(self, committed: List[int], rates: HitRates) -> None:
+        for token, (offered, _, cell) in zip(committed, self._steps, strict=False):
+            rates.add(cell, offered == token)
+            if offered != token:
+                return
+
+
+# Drafts from native tree expansion (`native/best_first.hpp`).
+
+
+class Workspace:
+    """Output buffers of native tree expansion: addresses of int64 `numbers`, float64 `chances`."""
+
+    def __init__(self) -> None:
+        self._nodes = self._offers = -1
+
+    def fit(self, nodes: int, offers: int) -> None:
+        """Make room for a draft of so many nodes with so many offers in all, or for the offers."""
+        if nodes > self._nodes or offers > self._offers:
+            self._nodes, self._offers = max(nodes, self._nodes), max(offers, self._offers)
+            self._numbers = np.empty(3 * self._nodes + 2 + 2 * self._offers, np.int64)
+            self._chances = np.empty(max(self._nodes, self._offers))
+            self.numbers, self.chances = address(self._numbers), address(self._chances)
+
+    def guess(self, nodes: int) -> NativeCandidateTree:
+        """Return the draft of so many nodes that was written."""
+        offers = int(self._numbers[3 * nodes + 1])
+        numbers = self._numbers[: 3 * nodes + 2 + 2 * offers]
+        return NativeCandidateTree(numbers.copy(), self._chances[:nodes].copy())
+
+    def offers(self, count: int, rates: HitRates) -> list[Offer]:
+        """Return the offers that were written, whose cells are those of `rates`."""
+        each = iter(self._numbers[: 2 * count].tolist())
+        chances = self._chances[:count].tolist()
+        return [(t, p, rates.cells[cell]) for t, cell, p in zip(each, each, chances, strict=True)]
+
+
+class NativeCandidateTree(CandidateTree):
+    """Guess whose offers stay as the library wrote them: few are ever read."""
+
+    def __init__(self, numbers: IntArray, scores: ProbArray) -> None:
+        # The layout is that of `Growth::write`.
+        nodes = len(scores)
+        self._draft = numbers[:nodes], numbers[nodes : 2 * nodes], scores
+        self._rest = numbers[2 * nodes :]
+
+    def __getattr__(self, name: str) -> Any:
+        # Lists of the draft's columns, made on first use.
+        if name not in ("tokens", "parents", "scores"):
+            raise AttributeError(name)
+        self.tokens, self.parents, self.scores = (column.tolist() for column in self._draft)
+        return getattr(self, name)
+
+    def tree(self, source: str = "", origins: tuple[str, ...] = ()) -> TokenTree:
+        tokens, parents, scores = self._draft
+        return TokenTree(tokens, parents, None, source, scores, origins)
+
+    def learn(self, committed: List[int], rates: HitRates) -> None:
+        # As in any guess, but cells are given by their places.
+        rest = self._rest.tolist()
+        pairs = len(self._draft[2]) + 2
+        node = ROOT
+        for depth, token in enumerate(committed, 1):
+            begin, end = (pairs + 2 * at for at in rest[node + 1 : node + 3])
+            for at in range(begin, end, 2):
+                rates.count(rest[at + 1], rest[at] == token)
+                if rest[at] == token:
+                    break
+            child = self._child(node, token) if depth < len(committed) else None
+            if child is None:
+                return
+            node = child
+
+    def _child(self, node: int, token: int) -> int | None:
+        pairs = zip(self.parents, self.tokens, strict=True)
+        return next((child for child, pair in enumerate(pairs) if pair == (node, token)), None)
