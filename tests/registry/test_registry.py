@@ -67,7 +67,7 @@ def test_built_in_factories_are_what_they_are_listed_as(method: Method) -> None:
     base = {"drafter": Drafter, "controller": Controller, "growth": TreeExpansion}.get(method.kind)
     assert base is None or issubclass(factory, base)
     if method.kind == "verifier":
-        rule: Verifier = factory()
+        rule: type[Verifier] = factory
         assert rule.lossless == method.guarantee.startswith("lossless")
         assert rule.lossless != method.guarantee.startswith("lossy")
         assert rule.accepts

@@ -289,7 +289,8 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "a model with the same vocabulary (--draft-model); more levels from Python",
-        "after HSD, Mohri et al. 2025, arXiv:2510.19705; SpecMQuant, Zhang et al. 2025, arXiv:2505.22179",
+        "after HSD, Mohri et al. 2025, arXiv:2510.19705; SpecMQuant, Zhang et al. 2025, "
+        "arXiv:2505.22179",
         "paceline.zoo.cascade:Cascade",
     ),
     Method(
