@@ -1,8 +1,10 @@
 """What lossy rules buy and what they cost: block efficiency, agreement, perplexity.
 
-    python benchmarks/lossy.py --prompts dev.jsonl --limit 12 --drafter recycling
+    python benchmarks/lossy.py --prompts dev.jsonl --limit 12
 
-Every rule decodes the same prompts at the same draft size. *Own* is the share of tokens that the
+Every rule decodes the same prompts at the same draft size: by default chains of up to 15 tokens, as
+FLy has them, whose window of 6 needs 7 or more. `judge` and `pivot` need a head, from `paceline
+train`: --rules judge:head=FILE. *Own* is the share of tokens that the
 target finds likeliest where they stand (greedy) and *prefix* the share of the text before it leaves
 that of plain decoding. *Perplexity* is the target's own, of each rule's text; a lossy text may well
 score better than the plain one, because likely text is not good text.
@@ -24,13 +26,9 @@ from paceline.measure.prompts import BUILT_IN, read_prompts, spread
 from paceline.registry.loading import load_model, make_engine
 
 PLAIN = "plain"
-GREEDY_RULES = (
-    *("coupled", "top-gap", "top-gap:beta=2,gap=0.5", "fly", "fly:window=2", "judge", "pivot"),
-    "reflective",
-)
+GREEDY_RULES = ("coupled", "top-gap", "top-gap:beta=2,gap=0.5", "fly", "fly:window=2", "reflective")
 SAMPLED_RULES = (
-    *("coupled", "typical", "typical:greedy_next=false", "top-gap", "judge", "pivot", "relaxed"),
-    "reflective",
+    *("coupled", "typical", "typical:greedy_next=false", "top-gap", "fly", "relaxed", "reflective"),
 )
 
 
@@ -40,12 +38,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="Spec-Bench JSONL; default: the built-in mix")
     parser.add_argument("--limit", type=int, default=12)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--drafter", default="recycling")
+    parser.add_argument("--drafter", default="suffix-automaton")
     parser.add_argument("--draft-model")
-    parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=15)
+    parser.add_argument("--depth", type=int, default=15)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--rules", nargs="*", help="default: every lossy rule, and coupled")
+    parser.add_argument(
+        "--rules", nargs="*", help="default: coupled, and every lossy rule without a head"
+    )
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--json", action="store_true")

@@ -1,4 +1,4 @@
-"""Every network learns a text by heart with all the losses it has: nothing is wired up wrongly."""
+"""Networks learn a text from what they read, features or tokens, and cannot from anything else."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ from tests.networks.cases import DRAFT_VOCABULARY, EVERY, GEOMETRY, module, text
 from paceline.training.losses import find_loss
 from paceline.training.objective import argmax_tokens, network_loss
 
-TIME, STEPS = 12, 40
+TIME, STEPS = DRAFT_VOCABULARY, 40
+BLIND = ("medusa", "specformer")
 
 
+@pytest.mark.parametrize("source", ["features", "tokens"])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_network_learns_a_text_by_heart(name: str) -> None:
+def test_a_network_learns_a_text_by_heart_if_it_reads_it(name: str, source: str) -> None:
+    """All tokens differ, so that the root alone tells the position, and with it the text."""
     network = EVERY[name]()
     trained = module(network, randomise=False).float()
-    features, tokens = texts(1, TIME)
-    features, tokens = features.float(), tokens % DRAFT_VOCABULARY
+    features = texts(1, TIME)[0].float()
     trained.fit_scale(features.flatten(0, 1))
+    tokens = torch.randperm(TIME, generator=torch.Generator().manual_seed(3))[None]
+    if source == "features":
+        reads = network.reads_features
+        trained.get_buffer("embedding").zero_()
+    else:
+        reads = name not in BLIND
+        features = features[:, :1].expand(features.shape).contiguous()
     batch = batch_of(tokens, [TIME], [0], features)
     places = torch.arange(GEOMETRY.vocab_size).clamp_max(DRAFT_VOCABULARY - 1)
     teacher = 12.0 * torch.nn.functional.one_hot(tokens.roll(-1, 1), DRAFT_VOCABULARY)
     optimiser = torch.optim.Adam(trained.parameters(), lr=0.02)
     given = (teacher, batch, places, find_loss("forward-kl"))
-    losses = []
     slow = network.blank or network.runs  # slots settle late, and frozen layers leave few weights
     for _ in range(STEPS * (4 if slow else 1)):
         optimiser.zero_grad()
@@ -33,12 +41,14 @@ def test_a_network_learns_a_text_by_heart(name: str) -> None:
         loss = network_loss(network, drafts, features, *given, decay=0.8, prompt_weight=0.1)
         loss.backward()
         optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 4
     known = network.tokens or network.depth  # tokens that all drafts were trained to say
-    right = [
-        drafted[0, at] == tokens[0, at + 1 + depth]
+    ends = TIME - 1 - known
+    right = sum(
+        bool(drafted[0, at] == tokens[0, at + 1 + depth])
         for depth, drafted in enumerate(argmax_tokens(network, drafts.logits)[:known], start=1)
-        for at in range(TIME - 1 - known)
-    ]
-    assert sum(right) > 0.6 * len(right)
+        for at in range(ends)
+    )
+    if reads:
+        assert right > 0.6 * known * ends
+    else:
+        assert right <= known  # the same draft everywhere is right once per depth

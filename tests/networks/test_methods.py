@@ -70,6 +70,92 @@ def test_rows_of_a_block_of_falcon_see_one_another_both_ways(mixed: bool) -> Non
     assert torch.equal(before[0, AT], after[0, AT]) != mixed
 
 
+def changed_depths(name: str, part: str, rows: slice) -> list[bool]:
+    """Of every depth, whether drafts change with these rows of a parameter."""
+    features, tokens = texts(1, TIME)
+    trained = module(NETWORKS[name]())
+    with torch.no_grad():
+        before = trained(features, tokens)
+        trained.named()[part][rows] += 1
+        after = trained(features, tokens)
+    return [not torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2, 3])
+def test_slots_of_specformer_see_one_another_both_ways(slot: int) -> None:
+    rows = slice(slot * GEOMETRY.width, (slot + 1) * GEOMETRY.width)
+    assert changed_depths("specformer", "spread", rows) == [True] * 4
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2, 3])
+def test_slots_of_block_parallel_see_only_those_before_them(slot: int) -> None:
+    found = changed_depths("block-parallel", "slots", slice(slot, slot + 1))
+    assert found == [depth >= slot for depth in range(4)]
+
+
+@pytest.mark.parametrize("head", [0, 1, 2])
+def test_heads_of_medusa_are_independent(head: int) -> None:
+    rows = slice(head * GEOMETRY.width, (head + 1) * GEOMETRY.width)
+    assert changed_depths("medusa", "heads.residual", rows) == [depth == head for depth in range(3)]
+
+
+def test_medusa_reads_the_last_hidden_state_of_its_position_alone() -> None:
+    features, tokens = texts(1, TIME)
+    trained = module(NETWORKS["medusa"]())
+    width = GEOMETRY.width
+    with torch.no_grad():
+        before = torch.stack(trained(features, tokens))[:, 0, AT]
+        other = features + 1
+        other[0, AT, 3 * width :] = features[0, AT, 3 * width :]
+        assert torch.equal(torch.stack(trained(other, (tokens + 5) % 17))[:, 0, AT], before)
+        other[0, AT, 3 * width :] += 1
+        assert not torch.equal(torch.stack(trained(other, tokens))[:, 0, AT], before)
+
+
+@pytest.mark.parametrize("name", ["hydra", "hydra-without-prefix"])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_head_of_hydra_reads_the_root_and_all_tokens_drafted_before_it(
+    name: str, depth: int
+) -> None:
+    """Text before the root is up to the prefix layer."""
+    features, tokens = texts(1, TIME)
+    trained = module(NETWORKS[name]())
+    with torch.no_grad():
+        before = trained(features, tokens)[depth]
+        for place in range(TIME):
+            changed = tokens.clone()
+            changed[0, place] = (changed[0, place] + 1) % 17
+            matters = AT + 1 <= place <= AT + 1 + depth or (name == "hydra" and 0 < place <= AT)
+            after = trained(features, changed)[depth]
+            assert torch.equal(before[0, AT], after[0, AT]) != matters, place
+
+
+@pytest.mark.parametrize(("name", "reads"), [("eagle", (3, 4)), ("eagle3", (0, 3))])
+def test_eagle_pairs_the_features_of_a_position_with_the_next_token(
+    name: str, reads: tuple[int, int]
+) -> None:
+    """Without attention nothing else is seen. In EAGLE-3 tokens enter through attention alone."""
+    features, tokens = texts(1, TIME)
+    width = GEOMETRY.width
+    begin, end = (part * width for part in reads)
+    trained = module(NETWORKS[name]())
+    with torch.no_grad():
+        trained.named()["layer.o.residual"].zero_()
+        before = torch.stack(trained(features, tokens))[:, 0, AT]
+        other = features + 1
+        other[0, AT, begin:end] = features[0, AT, begin:end]
+        assert torch.equal(torch.stack(trained(other, tokens))[:, 0, AT], before)
+        other[0, AT, begin:end] += 1
+        differs = torch.stack(trained(other, tokens))[:, 0, AT] != before
+        assert differs.any(-1).all()
+        for place in range(TIME):
+            changed = tokens.clone()
+            changed[0, place] = (changed[0, place] + 1) % 17
+            differs = (torch.stack(trained(features, changed))[:, 0, AT] != before).any(-1)
+            known = [AT + 1 <= place <= AT + 1 + depth for depth in range(len(differs))]
+            assert differs.tolist() == [name == "eagle" and each for each in known], place
+
+
 @pytest.mark.parametrize("name", ["clover", "hydra", "falcon", "medusa"])
 def test_untrained_networks_draft_alike_at_all_depths_of_a_step(name: str) -> None:
     """Residual parts start as nothing, so that training moves from one sensible point."""

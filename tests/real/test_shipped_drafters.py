@@ -13,7 +13,8 @@ from paceline.registry.loading import Loaded, make_engine
 
 pytestmark = pytest.mark.real
 
-SHIPPED = {"hydra": 1.25, "eagle3": 1.25, "block-parallel": 1.2, "kangaroo": 1.2, "ppd": 1.1}
+SHIPPED = {"hydra": 1.25, "eagle3": 1.25, "block-parallel": 1.2, "ppd": 1.1}
+SHIPPED |= {"kangaroo": 1.08, "kangaroo:stop=0.1": 1.2}  # by default it halts sooner: 1.13
 """Networks, with the tokens per forward that each is to bring at least."""
 
 ASKED = ["Write a short story about a dog who finds a key.", "What is 12 times 7? Explain."]
@@ -26,7 +27,7 @@ def loaded() -> Loaded:
 
 def test_every_file_tells_where_it_comes_from(loaded: Loaded) -> None:
     with as_file(files("paceline.weights")) as folder:
-        for name in SHIPPED:
+        for name in {spec.partition(":")[0] for spec in SHIPPED}:
             path = folder / f"{name}-smollm2-135m.safetensors"
             assert path.stat().st_size < 20 * 2**20
             metadata = read_metadata(path)
@@ -36,12 +37,11 @@ def test_every_file_tells_where_it_comes_from(loaded: Loaded) -> None:
             assert "new_tokens" in metadata["data"]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_texts_are_those_of_plain_decoding_in_fewer_forwards(name: str, loaded: Loaded) -> None:
+@pytest.mark.parametrize("spec", SHIPPED)
+def test_texts_are_those_of_plain_decoding_in_fewer_forwards(spec: str, loaded: Loaded) -> None:
     plain = make_engine(loaded, drafter="none").generate(ASKED, max_new_tokens=40)
-    spec = "kangaroo:stop=0.1" if name == "kangaroo" else name  # by default it is choosier
     engine = make_engine(loaded, drafter=spec, controller="fixed", nodes=8, depth=4)
     drafted = engine.generate(ASKED, max_new_tokens=40)
     assert [a.token_ids for a in drafted] == [b.token_ids for b in plain]
     forwards = sum(answer.stats.target_forwards for answer in drafted)
-    assert sum(len(answer.token_ids) for answer in drafted) > SHIPPED[name] * forwards
+    assert sum(len(answer.token_ids) for answer in drafted) > SHIPPED[spec] * forwards

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -64,7 +66,7 @@ def test_built_in_factories_are_what_they_are_listed_as(method: Method) -> None:
     base = {"drafter": Drafter, "controller": Controller, "growth": TreeExpansion}.get(method.kind)
     assert base is None or issubclass(factory, base)
     if method.kind == "verifier":
-        rule: Verifier = factory()
+        rule: type[Verifier] = factory
         assert rule.lossless == method.guarantee.startswith("lossless")
         assert rule.lossless != method.guarantee.startswith("lossy")
         assert rule.accepts
@@ -85,6 +87,25 @@ def test_every_method_says_what_it_promises() -> None:
         assert method.guarantee
         assert method.needs
         assert method.paper
+
+
+def test_papers_are_cited_by_name_year_and_place() -> None:
+    papers = [part for m in BUILT_IN if m.paper != "-" for part in m.paper.split("; ")]
+    for paper in papers:
+        assert re.fullmatch(
+            r"(after )?(\w.+, )?[A-Z]\w+( et al\.| and [A-Z]\w+)? 20\d\d, "
+            r"(arXiv:\d{4}\.\d{5}|github\.com/\S+)",
+            paper,
+        ), paper
+
+
+def test_what_comes_after_a_paper_says_how_it_differs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "differences.md").read_text()
+    lines = re.findall(r"^\| `([\w-]+)` \| (.+) \| (.+) \|$", page, re.MULTILINE)
+    ways = {"fuse", "graft"}  # of combining drafters
+    after = {method.name for method in BUILT_IN if method.paper.startswith("after ")}
+    assert sorted(name for name, *_ in lines) == sorted(after | ways)
+    assert not any("after " in method.paper.removeprefix("after ") for method in BUILT_IN)
 
 
 @pytest.mark.parametrize("kind", get_args(Kind))

@@ -19,13 +19,14 @@ _INTRODUCTION = """\
 Every method that is registered, built in or by a plugin. This page is the output of
 `paceline methods --markdown`.
 
-*Lossless*: the output law is that of plain decoding of the same target on the same runtime with
-the same sampling parameters. *Seed-exact*: with the same seed, also the same tokens.
+*Lossless*: the output distribution is that of plain decoding of the same target on the same runtime
+with the same sampling parameters. *Seed-exact*: with the same seed, also the same tokens.
+*After* a paper: [differences](differences.md) says how the method differs from it.
 
 Drafters combine: `A+B` puts both drafts in one tree, `graft:floor=0.3+A+B` and `fuse+A+B` merge
-them in two published ways, `"A>B"` asks B where A promises little, and `"A|B"` lets them take
-turns, whichever pays. Options follow a colon, as in `aded:search=puct`. A *growth* says how a draft
-model or a trained network draws its tree: `draft-model:growth=branching-3.2.1`.
+them after Graft and RASD, `"A>B"` asks B where A expects little, and `"A|B"` lets them take turns,
+whichever pays. Options follow a colon, as in `aded:search=puct`. A *growth* says how a draft model
+or a trained network draws its tree: `draft-model:growth=branching-3.2.1`.
 
 """
 

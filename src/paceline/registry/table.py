@@ -57,7 +57,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "-",
-        "Saxena 2023",
+        "Prompt Lookup Decoding, Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding",
         "paceline.drafters.ngram.prompt_lookup:PromptLookup",
     ),
     Method(
@@ -65,7 +65,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "logits of rejected nodes",
-        "Luo et al. 2024, arXiv:2408.08696",
+        "after Token Recycling, Luo et al. 2024, arXiv:2408.08696",
         "paceline.drafters.statistics.recycling:Recycling",
     ),
     Method(
@@ -73,7 +73,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "logits of rejected nodes; draws for verifier 'recursive-distinct'",
-        "STAND, Song et al. 2025, arXiv:2506.04708",
+        "after STAND, Song et al. 2025, arXiv:2506.04708",
         "paceline.drafters.statistics.stand:Stand",
     ),
     Method(
@@ -81,7 +81,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "logits of rejected nodes",
-        "ADED, Liu et al. 2024, arXiv:2407.12021",
+        "after ADED, Liu et al. 2024, arXiv:2407.12021",
         "paceline.drafters.statistics.aded:Aded",
     ),
     Method(
@@ -89,7 +89,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "-",
-        "Ma et al. 2025, arXiv:2511.21699",
+        "after Cacheback, Ma et al. 2025, arXiv:2511.21699",
         "paceline.zoo.cacheback:Cacheback",
     ),
     Method(
@@ -97,7 +97,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "Medusa, Cai et al. 2024, arXiv:2401.10774",
+        "after Medusa, Cai et al. 2024, arXiv:2401.10774",
         "paceline.drafters.network.drafter:medusa",
     ),
     Method(
@@ -105,7 +105,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "Hydra++, Ankner et al. 2024, arXiv:2402.05109",
+        "after Hydra++, Ankner et al. 2024, arXiv:2402.05109",
         "paceline.drafters.network.drafter:hydra",
     ),
     Method(
@@ -121,7 +121,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "SpecFormer family; DFlash, arXiv:2602.06036",
+        "after DFlash, Chen et al. 2026, arXiv:2602.06036",
         "paceline.drafters.network.drafter:block_parallel",
     ),
     Method(
@@ -129,7 +129,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "Xiao et al. 2024, arXiv:2405.00263",
+        "after Clover, Xiao et al. 2024, arXiv:2405.00263",
         "paceline.drafters.network.drafter:clover",
     ),
     Method(
@@ -137,7 +137,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "EAGLE, Li et al. 2024, arXiv:2401.15077",
+        "after EAGLE, Li et al. 2024, arXiv:2401.15077",
         "paceline.drafters.network.drafter:eagle",
     ),
     Method(
@@ -145,7 +145,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "Zeng et al. 2024, arXiv:2402.15758",
+        "after Chimera, Zeng et al. 2024, arXiv:2402.15758",
         "paceline.drafters.network.drafter:chimera",
     ),
     Method(
@@ -153,7 +153,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "Gao et al. 2024, arXiv:2412.12639",
+        "after Falcon, Gao et al. 2024, arXiv:2412.12639",
         "paceline.drafters.network.drafter:falcon",
     ),
     Method(
@@ -161,7 +161,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "CTC-drafter, Wen et al. 2024, arXiv:2412.00061",
+        "after CTC-drafter, Wen et al. 2024, arXiv:2412.00061",
         "paceline.drafters.network.drafter:ctc",
     ),
     Method(
@@ -169,7 +169,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "Shi et al. 2025, arXiv:2511.20340",
+        "after SpecFormer, Shi et al. 2025, arXiv:2511.20340",
         "paceline.drafters.network.drafter:specformer",
     ),
     Method(
@@ -177,7 +177,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "after Kavehzadeh et al. 2024, arXiv:2407.01955",
+        "after S2D, Kavehzadeh et al. 2024, arXiv:2407.01955",
         "paceline.drafters.network.drafter:s2d",
     ),
     Method(
@@ -185,7 +185,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "after Yang et al. 2025, arXiv:2502.17421",
+        "after LongSpec, Yang et al. 2025, arXiv:2502.17421",
         "paceline.drafters.network.drafter:longspec",
     ),
     Method(
@@ -193,7 +193,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "weights for the model (paceline train drafter)",
-        "FastDraft, Zafrir et al. 2024, arXiv:2411.11055",
+        "after FastDraft, Zafrir et al. 2024, arXiv:2411.11055",
         "paceline.drafters.network.drafter:draft_lm",
     ),
     Method(
@@ -201,7 +201,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "weights for the model (paceline train drafter)",
-        "Kangaroo, Liu et al. 2024, arXiv:2404.18911",
+        "after Kangaroo, Liu et al. 2024, arXiv:2404.18911",
         "paceline.drafters.network.drafter:kangaroo",
     ),
     Method(
@@ -209,7 +209,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "after Wu et al. 2024, arXiv:2404.12022",
+        "after Hidden Transfer, Wu et al. 2024, arXiv:2404.12022",
         "paceline.drafters.network.drafter:hidden_transfer",
     ),
     Method(
@@ -217,7 +217,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "logits of rejected nodes; prompt tokens for the model (paceline train prompt-tokens)",
-        "PPD, Chen et al. 2024, arXiv:2405.18628",
+        "after PPD, Chen et al. 2024, arXiv:2405.18628",
         "paceline.zoo.ppd.drafter:PPD",
     ),
     Method(
@@ -225,7 +225,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "logits of rejected nodes; fixed sizes (--nodes), for its window",
-        "Fu et al. 2024, arXiv:2402.02057",
+        "after Lookahead Decoding, Fu et al. 2024, arXiv:2402.02057",
         "paceline.drafters.ngram.lookahead:Lookahead",
     ),
     Method(
@@ -241,7 +241,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "-",
-        "SAM-Decoding, Hu et al. 2024, arXiv:2411.10666",
+        "after SAM-Decoding, Hu et al. 2024, arXiv:2411.10666",
         "paceline.drafters.suffix.suffix_automaton:SuffixAutomaton",
     ),
     Method(
@@ -249,7 +249,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "-",
-        "Oliaro et al. 2024, arXiv:2411.04975",
+        "after SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975",
         "paceline.drafters.suffix.suffix_decoding:SuffixDecoding",
     ),
     Method(
@@ -257,7 +257,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "an index (paceline index): datastore:index=DIR",
-        "REST, He et al. 2023, arXiv:2311.08252; RASD, Quan et al. 2025, arXiv:2503.03434",
+        "after REST, He et al. 2023, arXiv:2311.08252",
         "paceline.drafters.suffix.datastore:Datastore",
     ),
     Method(
@@ -265,7 +265,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "a prompt that the output repeats",
-        "IAD, Sun et al. 2021, arXiv:2106.04970; Ge et al. 2022, arXiv:2205.10350",
+        "after IAD, Sun et al. 2021, arXiv:2106.04970; Ge et al. 2022, arXiv:2205.10350",
         "paceline.drafters.ngram.input_guided:InputGuided",
     ),
     Method(
@@ -281,7 +281,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "a target at fp32 on openvino; its weights once more, at int8",
-        "Tiwari et al. 2025, arXiv:2502.10424",
+        "after QuantSpec, Tiwari et al. 2025, arXiv:2502.10424",
         "paceline.drafters.draft_model:Quantised",
     ),
     Method(
@@ -289,7 +289,8 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "a model with the same vocabulary (--draft-model); more levels from Python",
-        "Globerson et al. 2025, arXiv:2510.19705",
+        "after HSD, Mohri et al. 2025, arXiv:2510.19705; SpecMQuant, Zhang et al. 2025, "
+        "arXiv:2505.22179",
         "paceline.zoo.cascade:Cascade",
     ),
     Method(
@@ -297,7 +298,7 @@ DRAFTERS: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "logits of rejected nodes",
-        "Teng et al. 2024, arXiv:2410.01699",
+        "after SJD, Teng et al. 2024, arXiv:2410.01699",
         "paceline.zoo.jacobi:Jacobi",
     ),
 )
@@ -358,7 +359,7 @@ BUILT_IN: tuple[Method, ...] = (
     Method(
         "top-and-one",
         "growth",
-        "the likeliest siblings, and one drawn",
+        "the most probable siblings, and one drawn",
         "-",
         "Hu et al. 2025, arXiv:2502.18779",
         "paceline.trees.drawn:TopAndOne",
@@ -392,7 +393,7 @@ BUILT_IN: tuple[Method, ...] = (
         "verifier",
         "lossless at temperature 0",
         "temperature 0",
-        "Stern et al. 2018, arXiv:1811.03115",
+        "Blockwise Parallel Decoding, Stern et al. 2018, arXiv:1811.03115",
         "paceline.verifiers.matching:Greedy",
     ),
     Method(
@@ -400,7 +401,7 @@ BUILT_IN: tuple[Method, ...] = (
         "verifier",
         LOSSLESS,
         "any draft",
-        "Miao et al. 2023, arXiv:2305.09781",
+        "SpecInfer, Miao et al. 2023, arXiv:2305.09781",
         "paceline.verifiers.matching:SampleMatch",
     ),
     Method(
@@ -416,7 +417,7 @@ BUILT_IN: tuple[Method, ...] = (
         "verifier",
         LOSSLESS,
         "chains drawn from a draft model",
-        "Leviathan et al. 2023; Chen et al. 2023, arXiv:2302.01318",
+        "Leviathan et al. 2023, arXiv:2211.17192; Chen et al. 2023, arXiv:2302.01318",
         "paceline.verifiers.rejection:Rejection",
     ),
     Method(
@@ -432,7 +433,7 @@ BUILT_IN: tuple[Method, ...] = (
         "verifier",
         LOSSLESS,
         "independent paths drawn from a draft model",
-        "after Thomas and Pal 2026, arXiv:2602.16961",
+        "after GBV, Thomas and Pal 2026, arXiv:2602.16961",
         "paceline.verifiers.multipath_block:MultipathBlock",
     ),
     Method(
@@ -463,7 +464,7 @@ BUILT_IN: tuple[Method, ...] = (
         "top-and-one",
         "verifier",
         LOSSLESS,
-        "the likeliest children, and one drawn from the rest",
+        "the most probable children, and one drawn from the rest",
         "Hu et al. 2025, arXiv:2502.18779",
         "paceline.verifiers.top_and_one:TopAndOne",
     ),
@@ -480,39 +481,39 @@ BUILT_IN: tuple[Method, ...] = (
         "verifier",
         "lossy: accepts near-best tokens",
         "any draft",
-        "GAD++, Xia et al. 2022, arXiv:2203.16487",
+        "after GAD++, Xia et al. 2022, arXiv:2203.16487",
         "paceline.zoo.top_gap:TopGap",
     ),
     Method(
         "fly",
         "verifier",
-        "lossy: pardons a mismatch that the target goes along with",
-        "any draft; long chains",
-        "FLy, AMD 2025",
+        "lossy: accepts a mismatch that the target continues as drafted",
+        "any draft; at least 7 deep with the paper's window of 6 tokens",
+        "FLy, Li et al. 2025, arXiv:2511.22972",
         "paceline.zoo.fly:Fly",
     ),
     Method(
         "judge",
         "verifier",
-        "lossy: pardons what a trained head finds acceptable",
-        "hidden states; a head for the model (paceline train judge)",
-        "Bachmann et al. 2025, arXiv:2501.19309",
+        "lossy: accepts what a trained head finds acceptable",
+        "hidden states; a head for the model (paceline train judge): judge:head=FILE",
+        "after Judge Decoding, Bachmann et al. 2025, arXiv:2501.19309",
         "paceline.zoo.heads.verifiers:Judge",
     ),
     Method(
         "pivot",
         "verifier",
-        "lossy: pardons what a trained head finds harmless",
-        "hidden states; a head for the model (paceline train pivot)",
-        "PAD, pivot-aware decoding",
+        "lossy: accepts what a trained head finds harmless",
+        "hidden states; a head for the model (paceline train pivot): pivot:head=FILE",
+        "after PAD, Ziashahabi et al. 2025, arXiv:2511.00351",
         "paceline.zoo.heads.verifiers:Pivot",
     ),
     Method(
         "reflective",
         "verifier",
-        "lossy: fuses the law with a second look at the draft",
+        "lossy: fuses the distribution with that of a second look at the draft",
         "any draft",
-        "Reflective verification",
+        "after Reflective Verification, Wang et al. 2025, arXiv:2505.18629",
         "paceline.zoo.reflective:Reflective",
     ),
     Method(
@@ -544,7 +545,7 @@ BUILT_IN: tuple[Method, ...] = (
         "controller",
         "keeps every guarantee",
         "a drafter with estimates, best",
-        "Kangaroo, Liu et al. 2024, arXiv:2404.18911; SpecDec++, Huang et al. 2024, "
+        "after Kangaroo, Liu et al. 2024, arXiv:2404.18911; SpecDec++, Huang et al. 2024, "
         "arXiv:2405.19715",
         "paceline.zoo.confidence:Confidence",
     ),
@@ -553,7 +554,7 @@ BUILT_IN: tuple[Method, ...] = (
         "controller",
         "keeps every guarantee",
         "-",
-        "DiffuSpec, Li et al. 2025, arXiv:2510.02358",
+        "after DiffuSpec, Li et al. 2025, arXiv:2510.02358",
         "paceline.zoo.adaptive:Adaptive",
     ),
     Method(
@@ -585,7 +586,7 @@ BUILT_IN: tuple[Method, ...] = (
         "decoder",
         "lossy: several continuations from one pass per token",
         "paceline suggest; runtime torch",
-        "Shen et al. 2024, arXiv:2405.18400",
+        "after Superposed Decoding, Shen et al. 2024, arXiv:2405.18400",
         "paceline.zoo.superposed:superpose",
     ),
     Method(

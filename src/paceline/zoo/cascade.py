@@ -1,4 +1,4 @@
-"""Hierarchical speculative decoding (Globerson et al. 2025, arXiv:2510.19705).
+"""Hierarchical speculative decoding (Mohri et al. 2025, arXiv:2510.19705).
 
 Each model of a stack decodes with the one below as its drafter. Its output, a chain with q
 rows of its own distribution, is the draft for the level above. Chain length depends on earlier

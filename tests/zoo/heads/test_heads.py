@@ -95,17 +95,14 @@ def test_a_target_without_hidden_states_is_refused(rule: type[Headed], tmp_path:
         rule.create(context(hidden=False, head=path))
 
 
-@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
-def test_heads_for_the_default_model_ship_and_tell_where_they_come_from(kind: str) -> None:
-    head = load_head(kind)
-    width = {"judge": 576, "pivot": 580}[kind]
-    assert head.weight.shape == (width,)
-    assert np.isfinite(head.weight).all()
-    assert np.abs(head.weight).max() > 0
-    assert head.metadata["command"].startswith(f"paceline train {kind} ")
-    for key in ("model", "held_out", "prompts", "precision"):
-        assert head.metadata[key]
-    assert "/" not in head.metadata["command"]
+@pytest.mark.parametrize("rule", [Judge, Pivot])
+def test_without_a_head_the_command_that_makes_one_is_named(rule: type[Headed]) -> None:
+    for make in (rule, lambda: rule.create(context())):
+        with pytest.raises(InvalidOption, match=f"verifier '{rule.name}' needs a head") as caught:
+            make()
+        assert f"`paceline train {rule.name}`" in str(caught.value)
+        assert f"'{rule.name}:head=FILE'" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])

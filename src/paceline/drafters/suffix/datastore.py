@@ -1,4 +1,4 @@
-"""Retrieval drafts: REST (He et al. 2023, arXiv:2311.08252); RASD (arXiv:2503.03434).
+"""Retrieval drafts, after REST (He et al. 2023, arXiv:2311.08252).
 
 Continuations of the longest suffix match in a suffix array form a trie. Learned hit rates rank
 the nodes, not raw counts; a match of half the length fills the rest of the budget.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -17,8 +16,6 @@ from paceline.core.types import Distribution, LogitArray, Needs
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.verifiers.base import VerifierContext
 from paceline.zoo.relaxed_acceptance import RelaxedAcceptance, Round
-
-_SHIPPED = "paceline.weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +47,6 @@ class LinearHead:
             raise InvalidOption(f"the {kind} head was trained for another model: {_advice(kind)}")
 
 
-def load_head(kind: str, path: str = "") -> LinearHead:
-    """Load a head from `path`, or the one that ships. Raises InvalidOption."""
-    if path:
-        return _read(kind, Path(path))
-    with as_file(files(_SHIPPED) / f"{kind}-smollm2-135m.safetensors") as shipped:
-        return _read(kind, shipped)
-
-
 def save_head(path: Path, head: LinearHead) -> None:
     """Write a head atomically. InvalidOption: the file cannot be written."""
     from safetensors.numpy import save
@@ -71,9 +60,12 @@ def save_head(path: Path, head: LinearHead) -> None:
         raise InvalidOption(f"cannot write {path} ({reason}): give another --out") from error
 
 
-def _read(kind: str, path: Path) -> LinearHead:
+def load_head(kind: str, path: str) -> LinearHead:
+    """Load a head from `path`. Raises InvalidOption: no path, or no such head there."""
     from safetensors import SafetensorError, safe_open
 
+    if not path:
+        raise InvalidOption(f"verifier '{kind}' needs a head: {_advice(kind)}")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
@@ -99,10 +91,10 @@ class Headed(RelaxedAcceptance):
     needs: ClassVar[Needs] = Needs(hidden=True)
 
     def __init__(self, threshold: float = 0.5, head: str = "") -> None:
-        """Set the threshold, and load the head; empty is the one that ships for the default model.
+        """Set the threshold, and load the head from the file `head`.
 
         Raises:
-            InvalidOption: the threshold is out of [0, 1], or the file holds no head of this rule.
+            InvalidOption: the threshold is out of [0, 1], or no head of this rule is given.
         """
         require(0 <= threshold <= 1, "threshold", threshold, "in [0, 1]")
         self.threshold = threshold

@@ -3,7 +3,9 @@
 An EAGLE-3 layer sees `reach` rows; earlier text comes through the target's features or, with
 `cross`, by cross-attention to the target's KV cache, without a copy. The paper takes the last
 layer's cache, here that of the layer the high features enter, which training can compute from
-features. Random position offsets are left out: rotary positions are relative.
+features. The paper's random position offsets (anchor-offset indices) are left out. Without `cross`
+they would change nothing, rotary positions being relative; with it, attention over distances
+longer than the training texts goes untrained.
 """
 
 from __future__ import annotations
