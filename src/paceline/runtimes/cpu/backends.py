@@ -1,6 +1,6 @@
-"""What runs a model and its drafter networks as planned: our own operations, or the plugin's.
+"""Build the planned backend of a target, and runners of its drafter networks.
 
-The plugin's parts are imported where they are made: this module itself needs no OpenVINO.
+The plugin is imported on use, so that this module itself does not need OpenVINO.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.runtimes.cpu.plan import Plan
 def make_steps(
     config: ModelConfig, tensors: Mapping[str, np.ndarray], plan: Plan, threads: int
 ) -> Steps:
-    """What runs forwards of a model.
+    """Build the backend of a target.
 
     Raises:
         OutOfMemory: the key-value cache does not fit.
@@ -55,8 +55,7 @@ def make_runner(
     threads: int,
     target: Capabilities,
 ) -> Runner:
-    """What runs a drafter network beside a model, ready: as that is run if it can, in the same
-    precision, or int8."""
+    """Build a warm runner of a drafter network: native kernels if they fit, else the plugin."""
     precision = target.precision
     sizes = {"max_context": target.max_context, "kv_tokens": plan.kv_tokens}
     if plan.own and native_network_fit.takes(trained.network, precision):

@@ -1,4 +1,4 @@
-"""Rows of one ragged forward, as far as they do not depend on how attention finds its keys."""
+"""Row layout of one ragged forward, as far as it does not depend on the attention kernel."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from paceline.core.types import TokenTree
 from paceline.runtimes.kv_cache import PagedCache
 
 Input = int | list[int] | npt.NDArray[Any]
-"""What an input is filled from."""
 
 
 class Shape(NamedTuple):
-    """Rows of one forward, padding included."""
+    """Row counts of one forward, padding included."""
 
     dense: int
     attention: int
 
 
+# Dense rows are padded to the next of these; larger forwards are not padded.
 ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
-"""Dense rows per forward, padded up to the next of these; larger forwards are not padded."""
 
 
 def bucket(rows: int) -> int:
-    """The padded number of rows."""
     return next((size for size in ROW_BUCKETS if size >= rows), rows)
 
 
@@ -42,10 +40,10 @@ class Batch(ABC):
 
     @abstractmethod
     def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:
-        """Add rows for `tokens` behind what is cached, and for `draft` behind them.
+        """Add rows of pending `tokens`, after the cached ones, and of `draft` after them.
 
         Returns:
-            The first row; the others follow in order, the draft's nodes as they are numbered.
+            The first row; the others follow in order, the draft's nodes by number.
 
         Raises:
             OutOfMemory: the cache cannot hold them.
@@ -53,10 +51,10 @@ class Batch(ABC):
 
     @abstractmethod
     def inputs(self) -> dict[str, Input]:
-        """Inputs by name."""
+        """Return the inputs by name."""
 
     def common(self) -> dict[str, Input]:
-        """Those that there always are: int32."""
+        """Return the int32 inputs that every backend takes."""
         return {
             "input_ids": self.ids,
             "logit_rows": self.logit_rows,

@@ -1,4 +1,4 @@
-"""What a model gets of what is asked of the CPU: whose operations, which cache, and how exact."""
+"""Plan of a CPU target: native kernels or plugin, KV format, and bit-exactness."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from paceline.runtimes.cpu.native.target_program import takes
 from paceline.runtimes.kv_cache import BLOCK
 from paceline.runtimes.weights import Precision
 
+# Default capacity of the key-value cache, in tokens.
 KV_TOKENS = 65_536
-"""Tokens that may be cached by default."""
 
+# Default capacity for retained prefixes of ended sequences, in tokens.
 PREFIX_TOKENS = 4_096
-"""Tokens of ended sequences that are kept by default: 180 MiB for a model of 135M weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model is run.
+    """How a target runs.
 
     Attributes:
-        own: whether by our own operations, not the plugin's.
+        own: by native kernels, not the plugin.
         layout: of branches.
         kv_precision: name of `kv`.
-        kv: how keys and values are kept.
-        quantised: whether products take int8 activations.
-        exact: whether a row is the same numbers however it was batched and drafted.
+        kv: format of keys and values.
+        quantised: matmuls take quantized (int8) activations.
+        exact: a row's numbers do not depend on batch composition or drafts.
         kv_tokens: capacity of the cache over all sequences.
-        keep: blocks of it that are kept of ended sequences.
+        keep: blocks retained from ended sequences for prefix sharing.
     """
 
     own: bool
@@ -56,16 +56,14 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Of the cache."""
         return self.kv_tokens // BLOCK
 
     @property
     def capacity(self) -> int:
-        """Tokens that these blocks hold."""
         return self.blocks * BLOCK
 
     def capabilities(self, config: ModelConfig, precision: Precision, steps: Steps) -> Capabilities:
-        """What a target can do that runs so, by `steps`."""
+        """Return the capabilities of a target run by `steps` under this plan."""
         return Capabilities(
             runtime="openvino",
             device="cpu",
@@ -100,25 +98,21 @@ def plan(
 
     Args:
         config: shape of the model.
-        tensors: weights from `openvino_weights.prepare`.
-        precision: what `tensors` were packed as.
+        tensors: prepared weights.
+        precision: precision that `tensors` were packed in.
         layout: "exact" (bit-exact branches) or "masked" (one packed tree under a mask: cheaper
             attention, approximate).
-        kv_tokens: capacity of the key-value cache over all sequences; memory is used as it fills,
-            not reserved. Default `KV_TOKENS`.
-        prefix_tokens: how much of it is kept of ended sequences, for others that begin alike; 0
-            shares nothing. Nothing is shared either where rows depend on how they were batched:
-            layout "masked", precision "int4", coarse caches. Default `PREFIX_TOKENS`.
-        kv_precision: of the key-value cache: "fp32" (exact), "fp16", "bf16" (multiplied in pairs,
-            in our own operations on processors that can), or "u8" (lossy). Default at int8 in our
-            own operations, whose rounding is far coarser, bf16 or else fp16; and else fp32.
-        attention: "paths" (all by our own operations), "plugin", or None for the first that can be
-            had.
+        kv_tokens: capacity of the key-value cache over all sequences; memory is used as it fills.
+            Default `KV_TOKENS`.
+        prefix_tokens: tokens retained from ended sequences for prefix sharing; 0 shares nothing.
+            Forced to 0 where rows depend on batch composition. Default `PREFIX_TOKENS`.
+        kv_precision: "fp32", "fp16", "bf16" (native kernels with AVX512_BF16) or "u8" (lossy).
+            Default bf16, else fp16, for native int8, whose rounding is coarser; otherwise fp32.
+        attention: "paths" (native kernels), "plugin", or None for the first available.
 
     Raises:
         InvalidOption: unknown layout, attention or cache precision, or too small a cache.
-        RuntimeUnavailable: the processor lacks instructions that attention needs, or "paths" was
-            asked for and cannot be had.
+        RuntimeUnavailable: the processor lacks instructions, or "paths" is not available.
     """
     if layout not in ("exact", "masked"):
         raise InvalidOption(f"layout {layout!r} is unknown: use exact or masked")

@@ -1,4 +1,4 @@
-"""Where a forward spends its time, by group of nodes, from the plugin's counters or our own."""
+"""Profile of a forward: seconds by group of nodes, from plugin counters or native timers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+# Groups of matmuls, by the last part of the weight's name.
 _PRODUCTS = {
     "qkv": "product qkv",
     "o": "product o",
@@ -15,10 +16,10 @@ _PRODUCTS = {
     "embed": "product LM head",  # where it is tied
     "lm_head": "product LM head",
 }
-"""Group of a matrix product by the last part of its name in the graph."""
 
 _OTHER_PRODUCT = "other products"
 
+# Groups of other nodes, by type.
 _KINDS = {
     "PagedAttentionExtension": "attention",
     "RMS": "norms",
@@ -26,32 +27,31 @@ _KINDS = {
     "Gather": "gathers and splits",
     "VariadicSplit": "gathers and splits",
 }
-"""Group of other nodes by type."""
 
+# Everything else: residuals, SwiGLU, scaling of the embedding.
 _REST = "element-wise"
-"""Group of what is left: residuals, SwiGLU, scaling of the embedding."""
 
+# Types of native operations but matmuls, which include the norms and sums around them.
 _OWN = {"attention": "PagedAttentionExtension", "gather": "Gather"} | dict.fromkeys(
     ("embedding", "paths", "likeliest"), ""
 )
-"""Types for our own operations but products, which are done with the norms and sums around them."""
 
+# All groups, in table order.
 GROUPS = (*dict.fromkeys((*_PRODUCTS.values(), _OTHER_PRODUCT, *_KINDS.values())), _REST)
-"""All groups, in the order of a table."""
 
 
+# The first inferences set up what later ones reuse.
 _WARM_UPS = 3
-"""The first inferences prepare what the others find prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Inferences with counters, on average.
+    """Mean profile of some inferences.
 
     Attributes:
-        seconds: of the whole inference, seen from outside.
-        groups: seconds by group, in the order of `GROUPS`. The plugin counts whole microseconds,
-            rounded down, so that hundreds of small nodes lack a few tenths of a millisecond.
+        seconds: of the whole inference.
+        groups: seconds by group, in the order of `GROUPS`. The plugin rounds every node down to
+            whole microseconds, so the sum is too small.
     """
 
     seconds: float
@@ -64,12 +64,12 @@ class Counting(Protocol):
     seconds: float
 
     def nodes(self) -> Any:
-        """Names, types and times of its nodes, each time the mean since it was compiled."""
+        """Return name, type and time of each node; times are means since compilation."""
         ...
 
 
 def count(run: Callable[[], None], instance: Counting, runs: int) -> Counted:
-    """Run an instance and average over `runs` inferences, those before them taken out again."""
+    """Run an instance and average over `runs` inferences, warm-ups subtracted."""
     for _ in range(_WARM_UPS):
         run()
     before = _seconds_by_group(instance.nodes())
@@ -86,11 +86,11 @@ def count(run: Callable[[], None], instance: Counting, runs: int) -> Counted:
 
 
 def group(name: str, kind: str) -> str:
-    """The group of a node.
+    """Return the group of a node.
 
     Args:
-        name: its friendly name; products have that of their weights, as "layers.3.qkv".
-        kind: its type as the plugin has it.
+        name: its friendly name; matmuls have that of their weights, as "layers.3.qkv".
+        kind: the plugin's node type.
     """
     product = _PRODUCTS.get(name.rsplit(".", 1)[-1])
     if kind.startswith(("FullyConnected", "MatMul")):
@@ -99,7 +99,7 @@ def group(name: str, kind: str) -> str:
 
 
 def by_group(operations: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by group, from those of our own operations by name."""
+    """Sum native operation times by group."""
     found: dict[str, float] = defaultdict(float)
     for name, seconds in operations.items():
         found[group(name, _OWN.get(name, "MatMul"))] += seconds
