@@ -1,4 +1,4 @@
-"""Operations of drafter networks, beside those of a target (`drafting.hpp`)."""
+"""Native programs of drafter networks: operations beside those of a target (`drafting.hpp`)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from paceline.native.library import Embeddings, Heads, Part, View
 from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns, Program
 
+# Columns that `pick` fills.
 PICKED = 4
-"""Columns that `pick` fills."""
 
 _KEY = 16
-"""Bytes of a key."""
 
+# Temperature and padding, after the key.
 _SHARPNESS = Struct("<f4x")
-"""And what stands behind it."""
 
+# Elementwise operations of `join`.
 SUM, PRODUCT, SILU = range(3)
-"""How rows are put together."""
 
 
 class Operand(NamedTuple):
-    """Rows of a buffer, each for `repeat` rows of the result; or weights, as rows without end."""
+    """Rows of a buffer, each repeated for `repeat` rows of the result; or weights for all rows."""
 
     rows: Columns | None
     repeat: int = 1
@@ -35,13 +34,13 @@ class Operand(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Which noise the rows of a chain's next tokens are drawn with.
+    """Gumbel noise of a chain's next tokens.
 
     Attributes:
-        name: of the input: `noise_records` of all sequences, one after the other.
-        depth: how many records each sequence has.
-        first: which of them belongs to the first row.
-        slots: rows of a sequence.
+        name: input that holds `noise_records` of all sequences in order.
+        depth: records per sequence.
+        first: record of the first row.
+        slots: rows per sequence.
     """
 
     name: str
@@ -51,43 +50,34 @@ class Drawn(NamedTuple):
 
 
 class DraftProgram(Program):
-    """A program of a network. Its attention has one shape, `heads`."""
+    """Program of a drafter network. All attention has the shape `heads`."""
 
     def __init__(self, packed: Packed, heads: Heads, longest: int) -> None:
-        """Begin.
-
-        Args:
-            packed: weights, which the program keeps alive.
-            heads: of attention.
-            longest: positions are below it.
-
-        Raises:
-            RuntimeError: there is no library.
-        """
+        """Start an empty program; positions are below `longest`."""
         super().__init__(packed, heads)
         self._longest = longest
 
     def load(self, name: str, to: Columns) -> None:
-        """Numbers that a run is given: float32 seen as int32, under that name of an input."""
+        """Copy an input into a buffer: float32 viewed as int32."""
         self._add("load", "load", self._input(name), to.width, _view(to))
 
     def join(self, how: int, first: Operand, second: Operand, to: Columns) -> None:
-        """Put rows together, number by number."""
+        """Combine rows elementwise."""
         self._add("join", "join", how, self._part(first), self._part(second), to.width, _view(to))
 
     def unfold(self, at: Columns, slots: int, to: Columns) -> None:
-        """Of every row `slots` rows."""
+        """Split every row into `slots` rows."""
         self._add("unfold", "unfold", _view(at), slots, to.width, _view(to))
 
     def pick(self, logits: Columns, ids: IntArray, to: Columns, drawn: Drawn | None = None) -> None:
-        """The two likeliest of each row, each as the bits of its id, int32, and its chance.
+        """Pick argmax and runner-up of each row: ids as int32 bits, and their probabilities.
 
         Args:
-            logits: of the tokens.
+            logits: of the draft vocabulary.
             ids: int64 `[columns]` token ids.
-            to: where they go.
-            drawn: the noise that they are drawn with, where a run is given some; chances are then a
-                softmax over what tokens score with it.
+            to: `PICKED` columns.
+            drawn: Gumbel noise to add where a run gives some; probabilities are then a softmax of
+                the noised scores.
         """
         kept = self._packed.keep(ids.astype("int32"))
         noise = (-1, 0, 0, 1)
@@ -96,22 +86,19 @@ class DraftProgram(Program):
         self._add("pick", "pick", _view(logits), logits.width, kept, *noise, _view(to))
 
     def leave(self, picked: Columns, steps: int, name: str) -> None:
-        """End the run if the first `steps` picked tokens of every row are unlikely to stand.
+        """End the run if the first `steps` picked tokens of every row are unlikely to be accepted.
 
-        Args:
-            picked: of steps so far, as `pick` left it.
-            steps: how many.
-            name: of the input that says, float32 by row, below which chance that is.
+        `name` is the input with the least probability by row, float32.
         """
         self._add("leave", "leave", _view(picked), steps, self._input(name))
 
     def rescore_top_k(self, tensors: Tensors, hidden: Columns, logits: Columns, best: int) -> None:
-        """Put exact logits in the place of the `best` largest of each row, see `rescore_top_k.hpp`.
+        """Replace the `best` largest logits of each row by exact ones.
 
         Args:
-            tensors: "head.weight", int8 with "head.scale" or float32, a row per logit or more.
-            hidden: what the head reads.
-            logits: a forecast of them.
+            tensors: "head.weight", int8 with "head.scale" or float32, at least a row per logit.
+            hidden: input of the head.
+            logits: head preview of them.
             best: how many; of equal ones the first.
         """
         names = ("head.weight", "head.scale")
@@ -121,16 +108,16 @@ class DraftProgram(Program):
         self._add("refine", "refine", head, _view(hidden), logits.width, best, _view(logits))
 
     def runs(self, count: str, first: int = 0, slots: int = 0) -> None:
-        """What rows see that attend next: their sequence up to themselves.
+        """Set the visible keys of the next attention: each sequence up to the row itself.
 
-        Inputs "sequences" and "tables" as in `paceline_runs`; `count` names how many sequences.
+        Inputs are "sequences" and "tables" as in `paceline_runs`; `count` names their number.
         """
         inputs = self._input("sequences"), self._input("tables")
         at = (*inputs, self._count(count), first, slots)
         self._add("paths", "runs", self._heads, self._longest, *at)
 
     def attend_slots(self, at: Columns, slots: int, to: Columns) -> None:
-        """Attention of `slots` rows over one another."""
+        """Attend among the `slots` rows of each sequence."""
         self._add("attention", "attend_slots", self._heads, slots, _view(at), _view(to))
 
     def _part(self, of: Operand) -> Part:
@@ -140,7 +127,7 @@ class DraftProgram(Program):
 
 
 def noise_records(keys: bytes, temperature: float, depth: int) -> npt.NDArray[np.int32]:
-    """int32 `[depth, 6]`, `Noise` of `drafting.hpp`; zeros where there is no key."""
+    """Return int32 `[depth, 6]`, `Noise` of `drafting.hpp`; zeros where there is no key."""
     behind = _SHARPNESS.pack(1 / temperature)
     known = [keys[at : at + _KEY] + behind for at in range(0, _KEY * depth, _KEY) if at < len(keys)]
     records = b"".join(known).ljust(depth * (_KEY + len(behind)), b"\0")

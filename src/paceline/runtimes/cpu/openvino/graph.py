@@ -114,12 +114,8 @@ class Rotation:
     """Rotary embedding (RoPE) of some rows, in the form that the plugin fuses."""
 
     def __init__(self, frequencies: ProbArray, max_context: int, positions: Any) -> None:
-        """Look angles up.
-
-        Args:
-            frequencies: `[head_dim // 2]` radians per position.
-            max_context: positions are below it.
-            positions: int32 `[rows]`.
+        """Look up angles: `frequencies` `[head_dim // 2]` in radians per position,
+        `positions` int32 `[rows]` below `max_context`.
         """
         angles = np.arange(max_context)[:, None] * frequencies[None]
         angles = np.concatenate([angles, angles], axis=1)

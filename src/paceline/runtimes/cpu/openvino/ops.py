@@ -40,13 +40,7 @@ class OpenVinoOps:
     """
 
     def __init__(self, network: Network, tensors: Tensors, max_context: int) -> None:
-        """Create the inputs.
-
-        Args:
-            network: the network to build.
-            tensors: packed parameters by name, shared target weights too, "embed" and "head".
-            max_context: greatest position.
-        """
+        """Create the inputs; positions are at most `max_context`."""
         self._geometry = network.geometry
         self._reach = network.reach
         self._tensors = tensors
@@ -123,7 +117,6 @@ class OpenVinoOps:
         return op.reshape(x, ints(-1, count, width), False)
 
     def attend_context(self, layer: int, queries: Any, keys: Any, values: Any) -> Any:
-        """Attend from new context rows over all context rows."""
         return self._attend(layer, (queries, keys, values), self._rotation, self._paging, 1)
 
     def attend_draft(self, layer: int, queries: Any, keys: Any, values: Any) -> Any:

@@ -80,15 +80,7 @@ class Branches:
         pool: BlockPool,
         compiled: Callable[[ov.Model], Instance],
     ) -> None:
-        """Bind the network, whose step must have the same weights at every depth.
-
-        Args:
-            network: the drafter network.
-            tensors: packed parameters by name, "embed" and "head".
-            max_context: greatest position.
-            pool: key-value blocks of the network.
-            compiled: compiles a graph and binds the caches.
-        """
+        """Bind the network, whose step must have the same weights at every depth."""
         self._parts = network, tensors, max_context
         self._width = network.width
         self._pool = pool
