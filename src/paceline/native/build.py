@@ -21,6 +21,7 @@ from paceline.core.cache import cache_dir
 # "0" in this environment variable disables the library.
 SWITCH = "PACELINE_NATIVE"
 
+_ROOT = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-pthread")
 # A compiler that takes longer hangs.
 _SECONDS = 300
@@ -63,12 +64,12 @@ def _compiler() -> list[str] | None:
 
 
 def _built(compiler: list[str]) -> Path:
-    sources = sorted(Path(__file__).parent.glob("*.cpp"))
-    headers = sorted(Path(__file__).parent.glob("*.hpp"))
+    sources, headers = sorted(_ROOT.rglob("*.cpp")), sorted(_ROOT.rglob("*.hpp"))
     version = subprocess.run(
         [*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS
     ).stdout
-    parts = [path.name.encode() + path.read_bytes() for path in (*sources, *headers)]
+    files = (*sources, *headers)
+    parts = [str(path.relative_to(_ROOT)).encode() + path.read_bytes() for path in files]
     parts += [version, " ".join(_FLAGS).encode()]
     parts.append(" ".join(sorted(processor.flags())).encode())
     name, folder = f"paceline-{_digest(b'|'.join(parts))}", cache_dir() / "native"
@@ -88,11 +89,11 @@ def _built(compiler: list[str]) -> Path:
 def _compiled(compiler: list[str], sources: list[Path], scratch: Path) -> Path:
     # The largest source first, so that all cores end together.
     ordered = sorted(sources, key=lambda source: source.stat().st_size, reverse=True)
-    objects = [str(scratch / f"{source.stem}.o") for source in ordered]
+    objects = [str(scratch / f"{number}.o") for number in range(len(ordered))]
     made = scratch / "made.so"
 
     def run(*arguments: str) -> None:
-        command = [*compiler, *_FLAGS, *arguments]
+        command = [*compiler, *_FLAGS, f"-I{_ROOT}", *arguments]
         subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray
-from paceline.native import drafting
-from paceline.native.drafting import DraftProgram
+from paceline.native import draft_program
+from paceline.native.draft_program import DraftProgram
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
 from paceline.networks.head_preview import REFINED
@@ -273,13 +273,13 @@ class Writing:
                 program.unfold(self.columns(x.of), x.slots, to)
             case Silu():
                 rows = self._operand(x.of, x.slots)
-                program.join(drafting.SILU, rows, rows, to)
+                program.join(draft_program.SILU, rows, rows, to)
             case Times():
                 both = gates(x)
                 if both is not None and both.written is None:
                     self._product(both, to, gated=True)
                 else:
-                    self._join(drafting.PRODUCT, x, to)
+                    self._join(draft_program.PRODUCT, x, to)
             case Sum():
                 self._sum(x, to)
             case _:
@@ -291,16 +291,16 @@ class Writing:
                 case Linear(written=None), Rows() if product.slots == other.slots:
                     self._product(product, to, residual=self.columns(other))
                     return
-        self._join(drafting.SUM, x, to)
+        self._join(draft_program.SUM, x, to)
 
     def _join(self, how: int, x: Sum | Times, to: Columns) -> None:
         first, second = (self._operand(each, x.slots) for each in (x.first, x.second))
         self.program.join(how, first, second, to)
 
-    def _operand(self, x: Operand, slots: int) -> drafting.Operand:
+    def _operand(self, x: Operand, slots: int) -> draft_program.Operand:
         if isinstance(x, Weight):
-            return drafting.Operand(None, weights=x.array)
-        return drafting.Operand(self.columns(x), repeat=slots // x.slots if x.slots else 1)
+            return draft_program.Operand(None, weights=x.array)
+        return draft_program.Operand(self.columns(x), repeat=slots // x.slots if x.slots else 1)
 
     def _product(
         self, x: Linear, to: Columns, residual: Columns | None = None, gated: bool = False

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.models.config import rotary_frequencies
-from paceline.native.drafting import DraftProgram
+from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, Heads, KvDtype, has_bf16_dot
 from paceline.native.packed import Packed
 from paceline.native.program import Columns

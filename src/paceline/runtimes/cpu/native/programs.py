@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.native.drafting import PICKED, Drawn
+from paceline.native.draft_program import PICKED, Drawn
 from paceline.native.packed import Packed
 from paceline.networks.base import Network
 from paceline.runtimes.cpu.native.lowering import Embedded, Rows, Tensors, rows_of

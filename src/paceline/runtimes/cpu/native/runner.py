@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.types import LogitArray
-from paceline.native.drafting import noise_records
+from paceline.native.draft_program import noise_records
 from paceline.native.packed import Packed
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained

@@ -1,0 +1,57 @@
+// What products with whole numbers read.
+
+#pragma once
+
+#include <cstring>
+
+#include "kernels/matmul.hpp"
+
+namespace paceline {
+
+// Rows from one on, quantized.
+struct QuantizedSlice {
+    const QuantizedRows* rows;
+    int64_t first;
+
+    const QuantizedGroup* group(int64_t g) const { return rows->group(g) + first; }
+};
+
+// The rows of a product behind the norm that stands before it: as they are if they are quantized and
+// there is no norm. Of few rows every thread makes all for itself when it first asks for some: what
+// another has made would take longer to fetch.
+class Quantizer {
+   public:
+    Quantizer(const MatmulOp& op, int64_t rows, const Input& x, Scratch& scratch);
+
+    // Those from `first` on.
+    QuantizedSlice from(int64_t first) const { return {shared_ ? shared_ : &own(), first}; }
+
+   private:
+    const QuantizedRows& own() const;
+
+    const MatmulOp* op_;
+    int64_t rows_;
+    Input x_;
+    const QuantizedRows* shared_ = nullptr;
+    uint64_t op_id_ = 0;  // tells one product from another
+};
+
+#ifdef PACELINE_INT8
+
+// The same, quantized here, whatever follows. Compilers may join a product with a sum behind it, and
+// do so in one place and not in another.
+inline Vec settled(Vec x) {
+    asm("" : "+v"(x));
+    return x;
+}
+
+// Four neighbours of a row, in all lanes.
+inline __m512i four(const int8_t* at) {
+    int32_t numbers;
+    std::memcpy(&numbers, at, 4);
+    return _mm512_set1_epi32(numbers);
+}
+
+#endif
+
+}  // namespace paceline
