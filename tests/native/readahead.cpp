@@ -1,4 +1,4 @@
-// Lets Python work with `readahead.hpp`, and counts the pages that were read for the first time.
+// C bindings of `threads/readahead.hpp`, which count page faults.
 
 #include "threads/readahead.hpp"
 

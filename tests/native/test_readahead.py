@@ -31,7 +31,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     assert COMPILER is not None
     native = Path(paceline.native.__file__).parent
     path = tmp_path_factory.mktemp("ahead") / "ahead.so"
-    sources = [str(native / "threads/readahead.cpp"), str(Path(__file__).with_name("readahead.cpp"))]
+    sources = [
+        str(native / "threads/readahead.cpp"),
+        str(Path(__file__).with_name("readahead.cpp")),
+    ]
     flags = ["-std=c++17", "-O2", "-fPIC", "-shared", "-pthread", f"-I{native}"]
     subprocess.run([COMPILER, *flags, *sources, "-o", str(path)], check=True)
     return str(path)

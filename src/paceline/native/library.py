@@ -1,4 +1,4 @@
-"""ctypes bindings of the native library (`interface*.cpp`)."""
+"""ctypes bindings of the native library (`bindings/*.cpp`)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Matrix(ctypes.Structure):
 
 
 class Heads(ctypes.Structure):
-    """Attention shape, `Shape` of `path_attention.hpp`."""
+    """Attention shape, `Shape` of `kernels/attention.hpp`."""
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kept")),

@@ -57,9 +57,6 @@ class Race:
         return None if token < 0 else token
 
 
-# The largest logits of several rows in one native call (`best.hpp`).
-
-
 def best(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray] | None:
     """Return ids and values of each row's top k, largest first, of equal ones the first.
 

@@ -155,7 +155,7 @@ def _kind() -> type:
     return NativeContextModel
 
 
-# N-gram model of the target in C++ (`native/context_model.hpp`).
+# N-gram model of the target in C++ (`native/drafting/context_model.hpp`).
 
 
 class NativeContextModel(ContextModel):

@@ -33,7 +33,7 @@ from paceline.errors import InvalidOption
 from paceline.native.library import calls
 from paceline.policy.acceptance import HitRates
 
-# Tree expansion of `SuffixDecoding` in C++ (`native/suffixes.hpp`):
+# Tree expansion of `SuffixDecoding` in C++ (`native/drafting/suffixes.hpp`):
 
 # Offers of one length of context, from both texts.
 _MOST = 2 * BEST

@@ -1,4 +1,4 @@
-// What Python calls of automata of texts.
+// C interface of suffix automata.
 
 #include <exception>
 
@@ -37,7 +37,7 @@ int32_t paceline_automaton_step(Automaton* automaton, int32_t state, int32_t tok
     return automaton->step(state, token);
 }
 
-// The longest context behind so many tokens that follow a context, which is shortened first.
+// Follows tokens from a context, shortened first.
 void paceline_automaton_read(Automaton* automaton, int32_t state, int32_t length,
                              const int32_t* tokens, int64_t count, Match* match) {
     Context at = automaton->shorten({state, length});
@@ -49,8 +49,8 @@ void paceline_automaton_back_off(Automaton* automaton, int32_t state, Context* t
     *to = automaton->back_off(state);
 }
 
-// The longest context behind a token, or the one given if it is -1; and what followed it and
-// shorter ones, of which up to `most` that anything followed. How many numbers were written.
+// Writes the longest context after `token` (the one given if -1), then the followers of it and of
+// shorter ones, up to `most` that have any. Returns how many numbers were written.
 int32_t paceline_automaton_outlook(Automaton* automaton, int32_t state, int32_t length,
                                    int32_t token, int32_t most, int32_t* out) {
     Context at{state, length};

@@ -51,7 +51,8 @@ int32_t paceline_context_recycle(ContextModel* model, const int32_t* numbers, in
     return 0;
 }
 
-// The likeliest nodes that may follow a text, see `TreeExpansion::write`. How many; -1 without memory.
+// Most probable nodes after a text, see `TreeExpansion::write`. Returns their number; -1 without
+// memory.
 int32_t paceline_context_grow(ContextModel* model, const int32_t* text, int64_t count,
                               int32_t nodes, int32_t depth, const double* rates, int64_t* numbers,
                               double* scores) {
@@ -77,8 +78,8 @@ int32_t paceline_context_offers(ContextModel* model, const int32_t* text, int64_
     return model->expansion.write_offers(numbers, chances);
 }
 
-// Tokens known to follow a whole text, their shares and, behind them, what they weigh. How many; -1 if
-// nothing is known.
+// Tokens known to follow a whole text, their shares, then the weight. Returns how many; -1 if
+// unknown.
 int32_t paceline_context_look(ContextModel* model, const int32_t* text, int64_t count,
                               int32_t* tokens, double* shares) {
     const Distribution* distribution = model->look(text, count);

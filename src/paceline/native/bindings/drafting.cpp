@@ -1,4 +1,4 @@
-// What Python calls for programs of drafter networks, beside `interface.cpp`.
+// C interface of drafter network operations, beside `program.cpp`.
 
 #include <cstring>
 
@@ -52,10 +52,9 @@ void paceline_unfold(Program* program, View from, int32_t slots, int64_t width, 
     });
 }
 
-// Into columns 0 and 1 of `to` the bits of the top_two token's id and its chance, into 2 and 3
-// those of the second top_two. Rows are a chain's next `slots` tokens of each sequence. Where input
-// `noise` says so, unless it is -1, tokens are drawn: it holds `depth` records of each sequence, and
-// those of these rows begin with the one `first`.
+// Writes id (int32 bits) and probability of argmax and runner-up. Rows are the next `slots` tokens
+// of each sequence. Input `noise`, unless -1, holds `depth` records per sequence; these rows start
+// at record `first`.
 void paceline_pick(Program* program, View logits, int64_t width, const int32_t* ids, int32_t noise,
                    int32_t depth, int32_t first, int32_t slots, View to) {
     program->add([=](const Call& call) {
@@ -80,8 +79,8 @@ void paceline_pick(Program* program, View logits, int64_t width, const int32_t* 
     });
 }
 
-// Ends the run if of no row the first `steps` tokens that were picked are likely to stand: their
-// chances, multiplied, are below what input `least` says for the row, as float32.
+// Stops the run if in every row the product of the first `steps` probabilities is below the float32
+// of input `least`.
 void paceline_leave(Program* program, View picked, int32_t steps, int32_t least) {
     program->add([=](const Call& call) {
         const Rows<const float> x = program->read(picked);
@@ -106,9 +105,9 @@ void paceline_refine(Program* program, const Embeddings* of, View hidden, int64_
     });
 }
 
-// Says what rows see, where they are plain runs. Per sequence, input `sequences` holds its length,
-// how many rows it gains, and the begin of its block table. Rows are those gained, or, if `slots`
-// is not 0, so many from the one `first` behind them on.
+// Sets the visible keys of plain runs. Input `sequences` holds per sequence its length, its new
+// rows and the begin of its block table. Rows are the new ones, or `slots` rows from `first` after
+// them.
 void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t sequences,
                    int32_t tables, int32_t count, int32_t first, int32_t slots) {
     program->add([=, shape = *of, rows = std::vector<int32_t>()](const Call& call) mutable {

@@ -1,4 +1,4 @@
-// What Python calls to grow drafts from automata, and from other drafts. All return how many nodes were
+// C interface of tree expansion from automata and from other drafts. All return the number of nodes
 // written, see `TreeExpansion::write`, and -1 without memory.
 
 #include <exception>

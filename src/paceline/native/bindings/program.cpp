@@ -1,4 +1,4 @@
-// What Python calls: makes programs, adds operations to them, runs them.
+// C interface of programs: build, add operations, run.
 
 #include <cstring>
 #include <exception>
@@ -101,7 +101,7 @@ void paceline_product(Program* program, const Matrix* matrix, const float* norm,
     });
 }
 
-// Says what rows see, for the attention that follows; inputs as in `Plan`.
+// Sets the visible keys for the next attention; inputs as in `Plan`.
 void paceline_paths(Program* program, const Shape* of, int64_t longest, int32_t rows,
                     int32_t tables, int32_t singles, int32_t count) {
     program->add([=, shape = *of](const Call& call) {

@@ -1,4 +1,4 @@
-// What Python calls to sample, and to rank logits.
+// C interface of sampling and ranking.
 
 #include <algorithm>
 #include <vector>
@@ -24,7 +24,7 @@ int64_t paceline_winner_wide(const double* logits, int64_t size, const Choice* c
     return gumbel_argmax(logits, size, *choice, *key);
 }
 
-// Numbers of a row that `paceline_likeliest` writes to.
+// Width of an output row of `paceline_likeliest`.
 int64_t paceline_peaks() { return kPieces * kNumbers; }
 
 // Into the first column of `to`, for as many rows as it has, the bits of the place of each row's
@@ -39,8 +39,8 @@ void paceline_likeliest(Program* program, View logits, int64_t width, View to) {
     });
 }
 
-// Of each row the `best` largest logits, see `rank_top_k`. How many rows were ranked: it ends before
-// one with too many that are no numbers.
+// Of each row the `best` largest logits, see `rank_top_k`. How many rows were ranked: it ends
+// before one with too many that are no numbers.
 int64_t paceline_best(const float* logits, int64_t rows, int64_t width, int64_t best, int64_t* ids,
                       float* values) {
     for (int64_t r = 0; r < rows; ++r) {
@@ -50,8 +50,8 @@ int64_t paceline_best(const float* logits, int64_t rows, int64_t width, int64_t 
     return rows;
 }
 
-// Ranks likewise into a table with `stride` places per token: of each row the token that it belongs to
-// gets the tokens of the largest logits. The last row of a token counts.
+// Ranks likewise into a table with `stride` places per token: of each row the token that it belongs
+// to gets the tokens of the largest logits. The last row of a token counts.
 void paceline_rank_into(const float* logits, int64_t rows, int64_t width, int64_t best,
                       int64_t stride, const int32_t* tokens, int32_t* table) {
     thread_local std::vector<int64_t> places;

@@ -1,5 +1,5 @@
-// A suffix automaton of token texts that knows how often, and where last, everything occurred: what
-// `drafters/plain_automaton.py` is, state by state, and where it is explained.
+// Suffix automaton over token texts, with counts and last positions.
+// Reference implementation: `drafters/suffix/automaton.py`.
 
 #pragma once
 
@@ -31,9 +31,8 @@ class Automaton {
     Context shorten(Context context) const;
     Context follow(Context context, int32_t token);
 
-    // Writes pairs of numbers: a context's length and how many of its occurrences something
-    // follows, its state and how many tokens come next, these and how often each followed. Where
-    // that ends; `out` itself if nothing ever followed.
+    // Writes pairs: context length and followed occurrences; state and number of followers; then
+    // each follower and its count. Returns the end; `out` itself if nothing ever followed.
     int32_t* followers(Context context, int32_t* out);
 
     // The longest shorter context that occurred more often.

@@ -1,4 +1,4 @@
-// Growing a draft from the likeliest path on: `Guess.grow` of `drafters/best_first.py`, node by node.
+// Best-first tree expansion: `grow` of `drafters/best_first.py`, node by node.
 
 #pragma once
 
@@ -10,7 +10,7 @@ namespace paceline {
 
 constexpr int32_t kRoot = -1;
 
-// a * b, rounded: compilers would fuse it with a sum, and Python rounds both.
+// a * b, rounded: compilers would use a fused multiply-add, and Python rounds both.
 inline double rounded_product(double a, double b) {
     volatile double rounded = a * b;
     return rounded;
@@ -30,8 +30,7 @@ struct TreeExpansion {
     std::vector<int32_t> begins;  // of the offers under the root, each node, and the end
     std::vector<Offer> offers;
 
-    // Calls `offer` with a node and the probability that decoding gets there; it appends to `offers`
-    // what may come next. A node's tokens and parents are known by then.
+    // Calls `offer` with a node and its path probability; it appends candidates to `offers`.
     template <class Some>
     void grow(int32_t nodes, int32_t depth, Some&& offer) {
         tokens.clear(), parents.clear(), scores.clear(), begins.clear(), offers.clear();
@@ -53,8 +52,8 @@ struct TreeExpansion {
         begins.push_back(int32_t(offers.size()));
     }
 
-    // Tokens, parents and begins, then pairs of offered tokens and cells; and scores. How many nodes
-    // there are.
+    // Tokens, parents and begins, then pairs of offered tokens and cells; and scores. How many
+    // nodes there are.
     int32_t write(int64_t* numbers, double* chances) const {
         numbers = std::copy(tokens.begin(), tokens.end(), numbers);
         numbers = std::copy(parents.begin(), parents.end(), numbers);

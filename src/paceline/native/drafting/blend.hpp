@@ -1,5 +1,4 @@
-// Drafts of several sources as one: what `Blender` of `drafters/blender.py` is, and where it is
-// explained.
+// Union of the drafts of several sources. Reference implementation: `drafters/blender.py`.
 
 #pragma once
 
@@ -18,8 +17,7 @@ struct Source {
 
 class Blend {
    public:
-    // Grows the likeliest nodes of the union. `rates` are hit rates by set of sources and level of
-    // confidence.
+    // Grows the most probable nodes of the union; hit rates are by source set and confidence level.
     void grow(const std::vector<Source>& sources, int32_t nodes, int32_t depth, int32_t levels,
               const double* rates);
 

@@ -1,4 +1,4 @@
-// An n-gram model of the target: what `drafters/plain_context_model.py` is, and where it is explained.
+// N-gram model of the target. Reference implementation: `drafters/statistics/context_model.py`.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace paceline {
 
-// The end of a text, and a draft behind it.
+// End of a text, and a draft after it.
 struct Drafted {
     const int32_t* text;
     int64_t count;
@@ -24,15 +24,16 @@ class ContextModel {
     // The tokens from position `begin` on came after those before them.
     void read(const int32_t* tokens, int64_t count, int64_t begin, double weight);
 
-    // From the target's distributions at the root and behind each node; `logits` is `[1 + nodes][width]`.
+    // Learns target distributions at the root and after each node; `logits` is `[1 +
+    // nodes][width]`.
     void recycle(const Drafted& drafted, int64_t nodes, const float* logits, int64_t width);
 
-    // Appends what may come at a node of a draft, or at the root, if decoding gets there with
-    // probability `reach`. `rates` are hit rates by cell.
+    // Appends candidates at a node, or at the root, that decoding reaches with probability `reach`.
+    // `rates` are hit rates by cell.
     void offer(const Drafted& drafted, int32_t node, double reach, const double* rates,
                std::vector<Offer>& offers);
 
-    // The top_two nodes that may follow a text; kept in `expansion`.
+    // Expands the most probable nodes after a text, into `expansion`.
     void grow(const int32_t* text, int64_t count, int32_t nodes, int32_t depth,
               const double* rates);
 

@@ -1,5 +1,4 @@
-// Averaged distributions of the next token by context: what `drafters/context_table.py` is, and where it is
-// explained.
+// Averaged next-token distributions by context, with least recently written eviction.
 
 #pragma once
 
@@ -10,8 +9,7 @@ namespace paceline {
 
 constexpr int kWidth = 8;  // `WIDTH` there
 
-// Stands for a context. Two of 65,536 contexts have the same name in one table of ten billion; they
-// share a distribution.
+// Hash of a context. Collisions share a distribution.
 typedef uint64_t Name;
 
 // The context with one more token before it; 0 names the empty one.

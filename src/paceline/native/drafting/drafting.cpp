@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-// A token so many nats below the top_two wins against it once in 1,000 times.
+// A token so many nats below the argmax wins against it once in 1,000 times.
 constexpr float kHopeless = 7;
 
 constexpr int kChains = 4;  // of sums, since one waits for itself

@@ -1,5 +1,5 @@
-// What drafter networks need beside products and attention along visible: sums and products of rows,
-// the top_two token, attention of a few rows over one another.
+// Operations of drafter networks beside matmul and attention: elementwise, argmax and runner-up,
+// attention among draft slots.
 
 #pragma once
 
@@ -11,8 +11,7 @@
 
 namespace paceline {
 
-// Rows that are put together with others: weights, of which row r takes row r % `period`, or rows
-// of a buffer, of which it takes row r / `repeat`.
+// An operand: weights, indexed by r % `period`, or rows of a buffer, indexed by r / `repeat`.
 struct Operand {
     Rows<const float> rows;
     int64_t repeat, period;
@@ -33,26 +32,25 @@ struct Candidate {
     float chance;  // its share of the softmax of all
 };
 
-// The top_two, and the top_two of the others; of equal ones the first. Where all others are
-// -infinity any of them may stand for those, with chance 0, as does the first itself if it is alone.
+// Argmax and runner-up; of equal ones the first. Where all others are -infinity the runner-up is
+// any, with probability 0.
 struct TopTwo {
     Candidate first, second;
 };
 
 TopTwo top_two(const float* logits, int64_t count);
 
-// What tokens are drawn with: nothing if `sharpness`, one over the temperature, is 0.
+// Gumbel noise of a token; none if `sharpness`, the inverse temperature, is 0.
 struct Noise {
     NoiseKey key;
     float sharpness;
     int32_t unused;
 };
 
-// The same by logits times the sharpness and the Gumbel noise of their ids; those that have hardly a
-// chance to win do not count.
+// The same of noised logits; tokens with almost no chance to win are skipped.
 TopTwo top_two(const float* logits, int64_t count, const int32_t* ids, const Noise& noise);
 
-// Attention of runs of `slots` rows over one another, both ways.
+// Bidirectional attention among runs of `slots` rows.
 //   qkv:  [count * slots, (heads + 2 * kv_heads) * width]
 //   out:  [count * slots, heads * width]
 void attend_slots(const Shape& shape, int64_t count, int64_t slots, Rows<const float> qkv,

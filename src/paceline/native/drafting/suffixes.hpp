@@ -1,4 +1,4 @@
-// Drafts from counts of what followed in two automata: the blend of `drafters/suffix_decoding.py`.
+// Drafts from two suffix automata: the blend of `drafters/suffix/suffix_decoding.py`.
 
 #pragma once
 
@@ -18,8 +18,8 @@ struct Spot {
 
 class Suffixes {
    public:
-    // Grows the likeliest nodes behind a context in the own text and one in others. `rates` are hit
-    // rates by source, kind of length and kind of spread.
+    // Expands the most probable nodes after one context in each automaton. `rates` are hit rates by
+    // source, length kind and spread kind.
     void grow(const Spot& own, const Spot& other, int32_t nodes, int32_t depth, int32_t contexts,
               const double* rates);
 

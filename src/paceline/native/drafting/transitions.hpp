@@ -1,5 +1,5 @@
-// What follows the states of an automaton that several tokens follow: tables of transitions, in one
-// pool of memory, and the most frequent tokens of each.
+// Transitions of states with several followers: hash tables in one memory pool, and the most
+// frequent tokens of each.
 
 #pragma once
 

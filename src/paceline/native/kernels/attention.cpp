@@ -36,7 +36,7 @@ struct Pieces {
         count = threads * (whole + over * parts / threads);
     }
 
-    // Those of a thread stand together.
+    // Pieces of a thread are consecutive.
     Piece operator[](int64_t i) const {
         const int64_t each = count / threads, thread = i / each, at = i % each;
         if (at < whole) return {thread * whole + at, 0, 1};
@@ -63,7 +63,8 @@ class Pass {
 
     void run(Rows<const float> qkv) {
         const int64_t rows = plan_.count, parts = (rows + kTaken - 1) / kTaken;
-        // Keys of neighbouring rows lie in one line of the cache: a thread takes a head of them all.
+        // Keys of neighbouring rows lie in one line of the cache: a thread takes a head of them
+        // all.
         each(parts * shape_.kv_heads, rows > 3, [&](int64_t i) {
             const int64_t first = i / shape_.kv_heads * kTaken;
             take_in(first, std::min(first + kTaken, rows), int(i % shape_.kv_heads), qkv);
@@ -187,8 +188,8 @@ class Pass {
         return {blocks, count, block_size_};
     }
 
-    // One chunk of keys for the rows of a group and one head of keys. `next` is what follows on this
-    // thread: blocks lie apart, each too short for the processor to see where reading goes.
+    // One chunk of keys for a group and kv head. `next` follows on this thread and is prefetched:
+    // blocks are too short for the hardware prefetcher.
     void chunk(const Group& group, int head, int index, const float* queries, const Partial& to,
                const Stored& here, const Stored& next) {
         const int width = shape_.width, count = group.count * ratio_;
@@ -200,7 +201,7 @@ class Pass {
         const bool singles = first < behind && begin + kChunk > group.shortest_run;
         std::vector<float> single_scores;
         if (singles) score_singles(group, head, queries, single_scores);
-        alignas(64) float alone[kQueryRows * kChunk];  // weights of what is added behind the run
+        alignas(64) float alone[kQueryRows * kChunk];  // weights of what is summed apart
         weigh(group, begin, blocks * kBlock, single_scores.data(), scores, alone, to);
         std::memset(to.values, 0, sizeof(float) * count * width);
         add_values<Format>(scores, count, kChunk, here.values, run, width, to.values,
@@ -211,8 +212,7 @@ class Pass {
         }
     }
 
-    // Makes weights of the scores of a chunk's first `keys` keys, as words. Those of keys that are
-    // added apart are set aside.
+    // Softmax weights of a chunk's first `keys` scores, as words; those summed apart are set aside.
     void weigh(const Group& group, int begin, int keys, const float* single_scores, float* scores,
                float* alone, const Partial& to) const {
         const auto [first, behind] = group.single_blocks;
@@ -244,15 +244,14 @@ class Pass {
         }
     }
 
-    // Where in a chunk begins what of a row's path is summed behind the run, which other rows may
-    // have longer: single tokens, and the one of the run that makes a pair with the first of them.
-    // Behind the end of the path if there is none.
+    // Where in a chunk the part begins that is summed apart from the run: single tokens, and the
+    // token of the run that is paired with the first of them. kChunk if there is none.
     int first_apart(const Row& at, int begin) const {
         if (at.run == at.total()) return kChunk;
         return std::clamp(at.run / Format::kTogether * Format::kTogether - begin, 0, kChunk);
     }
 
-    // Adds those of them that stand in a chunk, weighted by words, to the sums of a row's queries.
+    // Adds those tokens of a chunk, weighted, to the sums of a row's queries.
     void add_apart(const Row& at, int head, int begin, const float* weights, float* sums) const {
         const int first = first_apart(at, begin);
         const int count = std::min(at.total() - begin, kChunk) - first;

@@ -1,9 +1,7 @@
-// Attention of ragged rows over paged keys and values, every row along its own path.
+// Attention of ragged rows over paged keys and values: rotary embedding, cache write, softmax.
 //
-// A row's path is the keys it sees in order of position: a run of a sequence's stored tokens from
-// the first on, then single stored tokens (a drafted node's ancestors, and itself). Whatever is
-// summed over keys is summed in the order of the path, in chunks of fixed length, so that a row's
-// result is the same bits wherever its keys are stored, and whatever rows it shares a pass with.
+// Sums run over a row's visible keys in path order, in chunks of fixed length. So a row's result is
+// bit-identical wherever its keys are stored, and in any batch.
 
 #pragma once
 
@@ -18,7 +16,7 @@ namespace paceline {
 
 constexpr int kWidest = 256;  // head
 
-// How keys and values are kept, see `stored.hpp`.
+// Storage of keys and values, see `kv_layout.hpp`.
 enum class KvDtype : int32_t { kFp32, kFp16, kBf16 };
 
 // Sizes of one layer.
@@ -43,8 +41,9 @@ enum class Asked { kAll, kLast };  // kLast: the last of each sequence
 
 // Rotate, store keys and values, attend.
 //   qkv:  [count, (heads + 2 * kv_heads) * width]
-//   out:  [count, heads * width]; of rows that are not asked for it stays as it is. QuantizedSlice only
-//         where query heads of a head of keys are whole groups together
+//   out:  [count, heads * width]; rows not asked for are unchanged. Quantized only if the query
+// heads
+//         of each kv head are whole groups
 void attention(const Shape& shape, const Layer& layer, VisibleKeys& visible, Asked asked,
                     Rows<const float> qkv, const Output& out);
 

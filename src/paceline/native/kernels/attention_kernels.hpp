@@ -1,4 +1,4 @@
-// Loops over keys and values that attention consists of.
+// Inner loops of attention: scores, softmax, weighted sums.
 
 #pragma once
 
@@ -13,7 +13,8 @@ namespace paceline {
 constexpr int kShare = 6;  // queries that share a load of keys or values
 constexpr int kAtOnce = 2;  // blocks of keys: sums enough to keep busy
 
-// Scores of N queries over the 32 keys of each of B blocks: one sum per key, over the width in order.
+// Scores of N queries over the 32 keys of each of B blocks: one sum per key, over the width in
+// order.
 template <class Format, int N, int B>
 void block_scores(const float* queries, int words, const typename Format::Number* const* blocks,
                   float* scores, int stride, Prefetch<typename Format::Number>& prefetch) {
@@ -116,8 +117,8 @@ inline Vec weight(Vec x, Vec highest) {
     return x == kNone ? Vec{} : exponential_of_negative(x - highest);
 }
 
-// The highest of the first `count` scores. Behind these stand kNone up to whole vectors, and zeros up
-// to `end`.
+// The highest of the first `count` scores; pads with kNone to whole vectors, then zeros up to
+// `end`.
 inline float highest_score(float* scores, int count, int end) {
     const int whole = (count + kLanes - 1) / kLanes * kLanes;
     for (int j = count; j < whole; ++j) scores[j] = kNone;
@@ -127,7 +128,8 @@ inline float highest_score(float* scores, int count, int end) {
     return largest(top);
 }
 
-// Makes weights of the first `count` scores: e to the power of each less the highest. Gives their sum.
+// Makes weights of the first `count` scores: e to the power of each less the highest. Gives their
+// sum.
 inline float soften(float* scores, int count, float highest) {
     Vec total = {};
     int j = 0;
@@ -144,14 +146,13 @@ inline float soften(float* scores, int count, float highest) {
     return sum(total);
 }
 
-// What a chunk of keys comes to: per query its highest score, the sum of weights relative to it,
-// and the weighted sum of values. Scores and weights have room for whole vectors.
+// Per query: highest score, sum of weights relative to it, weighted sum of values.
 struct Partial {
     float *highest, *weight, *values;
 };
 
-// Puts chunks together, in order: of each query the mean of values over all keys, [queries, width],
-// takes the place of the first chunk's values. Keeps `highest` and `weight` of no chunk.
+// Combines chunks in order: the mean of values over all keys, [queries, width], replaces the first
+// chunk's values. Overwrites `highest` and `weight`.
 template <class Part>
 void combine(int chunks, int queries, int width, const Part& part) {
     for (int r = 0; r < queries; r += kLanes) {

@@ -9,7 +9,7 @@
 
 namespace paceline {
 
-// A table: int8 rows with a scale each, or float32 rows; more float32 rows behind.
+// Embedding table: int8 rows with a scale each, or float32 rows; then extra float32 rows.
 struct Embeddings {
     int64_t width, known;
     const int8_t* numbers;
@@ -18,8 +18,8 @@ struct Embeddings {
     const float* more;
 };
 
-// Where the token ids of rows are: for row r entry r * stride + offset of an input, or, if that is
-// -1, what `likeliest` left in a buffer.
+// Source of token ids: entry r * stride + offset of an input, or, if that is -1, a buffer that
+// argmax filled.
 struct Tokens {
     int32_t input, stride, offset;
     View picked;

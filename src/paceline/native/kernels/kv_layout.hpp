@@ -1,7 +1,6 @@
-// How a cache keeps keys and values, 32 tokens to a block, and sums over them.
+// Storage formats of keys and values, 32 tokens per block, and dot products with them.
 //
-// A format takes numbers singly or in pairs: keys by twos of a token's numbers, values by twos of
-// tokens. A word is what is multiplied with a vector of 16 of them: one number or a pair. In memory
+// A word is one number, or a pair for bf16: keys pair a token's numbers, values pair tokens.
 //   keys:    [width / together, 32, together]
 //   values:  [32 / together, width, together]
 
@@ -15,7 +14,7 @@
 
 namespace paceline {
 
-// One by one, as fp32 or fp16, and summed in fp32.
+// fp32 or fp16, one number per word, summed in fp32.
 template <class Stored>
 struct Single {
     using Number = Stored;
@@ -46,7 +45,7 @@ struct Single {
 
 constexpr bool kHasBf16Dot = true;
 
-// As bf16, two at a time: one instruction multiplies and adds 16 pairs.
+// bf16 pairs: one instruction multiplies and adds 16 pairs.
 struct Bf16Pairs {
     using Number = uint16_t;
     using Vector = __m512bh;

@@ -1,7 +1,7 @@
-// Products of few rows with a matrix, and what stands around them in a decoder layer.
+// Matmul of few rows, fused with the RMS norm before and the residual or gate after it.
 //
-// Sums run over a row in one order. So a row's result is the same bits whatever rows it shares a
-// pass with. int8 matrices meet activations quantized to int8 by groups of 64, each row by itself.
+// Each row is summed in one order, so its result is bit-identical in any batch. int8 and int4
+// matrices take activations quantized in groups of 64.
 
 #pragma once
 
@@ -18,18 +18,16 @@ namespace paceline {
 // A packed matrix of `outputs` rows, a multiple of 16; of int8, `inputs` is a multiple of 64.
 struct Matrix {
     int64_t outputs, inputs;
-    // [pairs, inputs / 4, 2, 16, 4]: of the two blocks of 16 rows that leave together 4 columns each,
-    // so that one run of memory is read. 128 is added, since the instruction wants unsigned numbers
-    // on one side.
+    // [pairs, inputs / 4, 2, 16, 4]: blocks of 16 rows in pairs, so that memory is read in order.
+    // 128 is added, since the instruction needs one unsigned operand.
     const uint8_t* weights;
     const float* scales;  // [outputs]
     const float* floats;  // [outputs / 16, inputs, 16] instead of all these, or null
     const float* bias;    // [outputs], or null
     int64_t often;        // whether it is read several times in a row
     int64_t gated;        // whether it has gates in its upper half, and in its lower what they gate
-    // Of four-bit weights the op of each group, [outputs / 16, inputs / 64, 16]; else null. 8 is
-    // added to those, not 128. Byte k of a group, [outputs / 16, inputs / 64, 8, 16, 4], holds
-    // column k in its lower half and column k + 32 in its upper one.
+    // int4: scale of each group, [outputs / 16, inputs / 64, 16]; else null. 8 is added, not 128.
+    // Byte k of a group, [outputs / 16, inputs / 64, 8, 16, 4], holds columns k and k + 32 (high).
     const _Float16* steps;
 
     const void* numbers() const { return floats ? static_cast<const void*>(floats) : weights; }
@@ -39,24 +37,23 @@ struct Matrix {
 // out = matmul(norm(x)) + residual, or of a gated matrix out = silu(gates) * others.
 struct MatmulOp {
     Matrix matrix;
-    const float* norm;  // [inputs], RMS norm of x before the product, or null
+    const float* norm;  // [inputs], RMS norm of x before the matmul, or null
     float eps;
 };
 
-// Scratch that is used again from product to product.
+// Memory reused from matmul to matmul.
 struct Scratch {
     QuantizedRows quantized;
     std::vector<float> normed;  // [rows, inputs]
 };
 
-// Whether this processor has vectors as wide as those of products with float32.
+// AVX-512F.
 bool has_fp32_matmul();
 
-// Whether this processor has the instructions for int8 matrices; without them there are no products
-// with those.
+// AVX512_VNNI, needed for int8 and int4.
 bool has_int8_matmul();
 
-//   x:        [rows, inputs]; quantized where no norm stands before the product, or for that norm
+//   x:        [rows, inputs]; quantized for the norm of `op`, if it has one
 //   residual: [rows, outputs], or none; may be `out`
 //   out:      [rows, outputs], half as wide if gated
 void matmul(const MatmulOp& op, int64_t rows, const Input& x, Rows<const float> residual,
@@ -69,16 +66,15 @@ void matmul_int4(const MatmulOp& op, int64_t rows, const Input& x, Rows<const fl
 void matmul_fp32(const MatmulOp& op, int64_t rows, const Input& x, Rows<const float> residual,
                    const Output& out, Scratch& scratch);
 
-// Of a row's RMS norm: what its numbers are multiplied by before the weights.
+// RMS norm factor of a row, without the weights.
 float norm_factor(const float* x, int64_t width, float eps);
 
-// Two blocks of matrix rows whose results leave together, and where to: row after row `columns` from
-// column `begin` on.
+// Two blocks of matrix rows computed together, and their destination from column `begin` on.
 struct Pair {
     int64_t number, blocks[2], begin;
     Rows<float> columns;
 
-    // Those of a row.
+    // Writes the results of a row.
     void leave(const MatmulOp& op, const Vec (&results)[2], const float* residual, int64_t row) const {
         float* out = columns[row];
         if (op.matrix.gated) {
@@ -93,9 +89,9 @@ struct Pair {
     }
 };
 
-// Calls `some` with pairs until all have been, on all threads. Of an odd number of blocks the last is
-// its own partner. Who has made a group of 64 rounds it, if anybody wants that: it is less for others
-// to fetch than the numbers, and numbers that nobody fetches stay with who writes them again.
+// Calls `some` with all pairs, on all threads; of an odd number of blocks the last pairs with
+// itself. The thread that completes a group of 64 quantizes it: int8 is less for other cores to
+// fetch.
 template <class Some>
 void pairs(const MatmulOp& op, int64_t rows, const Output& out, const Some& some) {
     const int64_t blocks = op.matrix.outputs / kLanes, count = (blocks + 1) / 2;
@@ -116,7 +112,7 @@ void pairs(const MatmulOp& op, int64_t rows, const Output& out, const Some& some
                 pair.blocks[0] = gated ? p : 2 * p;
                 pair.blocks[1] = gated ? p + blocks / 2 : std::min(2 * p + 1, blocks - 1);
                 some(pair);
-                // Both threads may have a part in a group between them: who is last rounds it.
+                // Two threads may share a group: the last one quantizes it.
                 const int64_t g = out.normed ? p * groups / count : 0, at = g * kGroup;
                 if (!out.normed || !out.normed->part_done(g, count / groups)) continue;
                 for (int64_t r = 0; r < rows; ++r) {

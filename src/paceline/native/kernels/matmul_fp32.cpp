@@ -5,7 +5,7 @@ namespace {
 
 constexpr int kRows = 6;  // that share loads of weights
 
-// Products of N rows with two blocks of 16 matrix rows: input by input, in order.
+// N rows times two blocks of 16 matrix rows, input by input in order.
 template <int N>
 void two_blocks(const Matrix& matrix, const int64_t (&blocks)[2], Rows<const float> x,
                 Vec (&out)[kRows][2]) {

@@ -1,4 +1,4 @@
-// Products with matrices of four bits, as drafters have them that read little and read it again.
+// Matmul with int4 weights, for drafters, which read few weights often.
 
 #include "kernels/quantize.hpp"
 
@@ -13,11 +13,11 @@ void matmul_int4(const MatmulOp&, int64_t, const Input&, Rows<const float>, cons
 namespace {
 
 constexpr int kTogether = 8;  // rows that meet a weight when it is read
-constexpr int kAhead = 2048;  // bytes of weights that are asked for before their use
+constexpr int kAhead = 2048;  // prefetch distance in bytes
 
 using Results = Vec[kTogether][2];
 
-// Products of N quantized rows with a block of 16 matrix rows: group by group, in order.
+// N quantized rows times a block of 16 matrix rows, group by group in order.
 template <int N>
 void one_block(const Matrix& matrix, int64_t block, const QuantizedSlice& x, Results& out, int place) {
     const int64_t groups = matrix.inputs / kGroup, width = matrix.inputs;

@@ -17,22 +17,19 @@ namespace {
 // Sums must not leave their registers between calls.
 #define PACELINE_INLINE __attribute__((always_inline))
 
-constexpr int kAhead = 8192;  // bytes of weights that are asked for before their use
+constexpr int kAhead = 8192;  // prefetch distance in bytes
 constexpr int kTogether = 12;  // rows that meet a weight when it is read: their sums fit registers
 
 // Results of some rows, for two blocks of 16 matrix rows.
 using Results = Vec[kTogether][2];
 
-// Adds products of unsigned numbers with four of a row. The instruction itself: compilers copy the
-// sums about that they make of the intrinsic.
+// Dot products of four. Inline asm, since compilers copy the accumulators of the intrinsic around.
 inline void add_products(__m512i& sum, __m512i weights, __m512i numbers) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(weights), "v"(numbers));
 }
 
-// Which weights are asked for while others are multiplied. Of rows that pass once: those a little
-// ahead, and they are better not kept in the large cache, since all others are read before they are
-// read again, unless that is soon. Of rows that take turns at a pair of blocks: those of the next pair,
-// a part in each turn, so that memory is read all the time.
+// Prefetch of weights. One pass over rows: a little ahead, not kept in the large cache (kAhead)
+// unless reused soon (kSoon). Several turns at a pair of blocks: the next pair, in parts.
 enum class Asks { kAhead, kSoon, kFirstTurn, kTurn };
 
 template <Asks kAsks>
@@ -76,7 +73,7 @@ struct Sums<0> {
     void end(const QuantizedGroup*, Results&) const {}
 };
 
-// Products of N quantized rows with a pair of blocks: group by group, in order.
+// N quantized rows times a pair of blocks, group by group in order.
 template <int N, Asks kAsks>
 void two_blocks(const Matrix& matrix, int64_t pair, const QuantizedSlice& x, int64_t turn, int64_t turns,
                 Results& total) {
@@ -109,7 +106,7 @@ void two_blocks(const Matrix& matrix, int64_t pair, const QuantizedSlice& x, int
     }
 }
 
-// What products are in the numbers that the matrix stands for.
+// Applies scales and bias.
 void scale(const Matrix& matrix, const int64_t (&blocks)[2], int rows, Results& results) {
     for (int b = 0; b < 2; ++b) {
         const Vec scale = load(matrix.scales + blocks[b] * kLanes);

@@ -1,4 +1,4 @@
-// What products with whole numbers read.
+// Quantized input rows of int8 and int4 matmuls.
 
 #pragma once
 
@@ -16,9 +16,8 @@ struct QuantizedSlice {
     const QuantizedGroup* group(int64_t g) const { return rows->group(g) + first; }
 };
 
-// The rows of a product behind the norm that stands before it: as they are if they are quantized and
-// there is no norm. Of few rows every thread makes all for itself when it first asks for some: what
-// another has made would take longer to fetch.
+// Input rows after the norm, quantized. Of few rows every thread makes its own copy: fetching those
+// of another core takes longer.
 class Quantizer {
    public:
     Quantizer(const MatmulOp& op, int64_t rows, const Input& x, Scratch& scratch);
@@ -38,8 +37,7 @@ class Quantizer {
 
 #ifdef PACELINE_INT8
 
-// The same, quantized here, whatever follows. Compilers may join a product with a sum behind it, and
-// do so in one place and not in another.
+// Forces rounding: compilers fuse a multiply with a later add in one place and not in another.
 inline Vec settled(Vec x) {
     asm("" : "+v"(x));
     return x;

@@ -1,4 +1,4 @@
-// Rows quantized to int8 by groups of 64, each by itself, for products with whole numbers.
+// Activations quantized to int8 in groups of 64, row by row.
 
 #pragma once
 
@@ -25,8 +25,7 @@ struct QuantizedGroup {
     int32_t unused;
 };
 
-// Rows. The same group of all of them stands together, and no two groups in one line of the
-// cache, since different threads write them.
+// Stored by group, each in cache lines of its own, since different threads write them.
 class QuantizedRows {
    public:
     void fit(int64_t rows, int64_t width) {
@@ -44,7 +43,7 @@ class QuantizedRows {
         return reinterpret_cast<const QuantizedGroup*>(memory_.data() + g * lines_);
     }
 
-    // One of so many parts of a group is there; whether all are, which is said once.
+    // Counts a finished part of a group; true for the last one.
     bool part_done(int64_t g, int64_t parts) {
         int64_t& done = parts_[g].done;
         if (__atomic_add_fetch(&done, 1, __ATOMIC_ACQ_REL) < parts) return false;
@@ -66,7 +65,7 @@ class QuantizedRows {
 
 #ifdef PACELINE_INT8
 
-// Rounds a group of 64.
+// Quantizes a group of 64.
 inline void quantize_group(const Vec (&values)[kGroup / kLanes], QuantizedGroup& to) {
     Vec largest = {};
     for (const Vec& v : values) {
@@ -99,7 +98,7 @@ inline void quantize_group(const float* from, QuantizedGroup& to) {
     quantize_group(values, to);
 }
 
-// The same of numbers times a norm's weights, for a norm whose factor is not known yet.
+// The same of numbers times norm weights, before the norm's factor is known.
 inline void quantize_group(const float* from, const float* weights, QuantizedGroup& to) {
     Vec values[kGroup / kLanes], square = {};
     for (int i = 0; i < kGroup / kLanes; ++i) {
@@ -111,8 +110,8 @@ inline void quantize_group(const float* from, const float* weights, QuantizedGro
     to.square = sum(square);
 }
 
-// What is read, or written: numbers, or rows that are quantized already; or numbers, and rows that
-// are quantized for the norm that follows, which has these weights.
+// Operands: float rows or quantized rows; an output may also be quantized for the next norm, which
+// has these weights.
 struct Input {
     Rows<const float> floats;
     const QuantizedRows* quantized = nullptr;

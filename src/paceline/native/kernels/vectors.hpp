@@ -115,7 +115,7 @@ inline Vec larger(Vec a, Vec b) {
 #endif
 }
 
-// The product of two rows, `width` a multiple of 16.
+// Dot product, `width` a multiple of 16.
 template <class Number>
 float dot(const Number* a, const float* b, int64_t width) {
     Vec total = {};
@@ -155,9 +155,8 @@ void as_constant(int number, Some&& some) {
     if constexpr (kMost > 1) as_constant<kMost - 1>(number, some);
 }
 
-// Calls `some` with a number of rows, at most `kMost`, as a constant, and the first of them, until all
-// `rows` are done: in parts of equal size, as far as possible. How rows are taken together changes
-// no row's result.
+// Calls `some` with a constant number of rows, at most `kMost`, and the first of them, in parts of
+// equal size. The partition changes no row's result.
 template <int kMost, class Some>
 void by_rows(int rows, Some&& some) {
     const int parts = (rows + kMost - 1) / kMost;

@@ -1,4 +1,4 @@
-// What rows of a pass see, and which of them share loads.
+// Visible keys of the rows of a pass, and groups of rows that share loads.
 
 #pragma once
 
@@ -12,11 +12,11 @@ constexpr int kChunk = 128;     // keys that are summed together, by place in th
 constexpr int kQueryRows = 48;  // query heads times rows that share loads of keys and values
 constexpr int kRowFields = 5;    // int32 per row of `rows`, see Plan
 
-// What rows there are and what each sees.
+// Rows and their visible keys: a run of the sequence's tokens from the first on, then single ones.
 struct Plan {
-    // [count, 5] position; storage slot (block * 32 + place in it);
-    // begin of its sequence's block table in `tables`; length of its run; begin of its single
-    // tokens in `singles`. Rows of a sequence stand together.
+    // [count, 5]: position; storage slot (block * 32 + row in it); begin of the block table in
+    // `tables`; length of the run; begin of the single tokens in `singles`. Rows of a sequence are
+    // adjacent.
     const int32_t* rows;
     int64_t count;
     const int32_t* tables;   // block ids
@@ -54,8 +54,7 @@ struct VisibleKeys {
     int chunks;  // of the longest path
     std::vector<float> partial;  // room
 
-    // `ratio` is that of query heads to heads of keys. Throws std::out_of_range if a row stands at
-    // position `longest` or behind it.
+    // `ratio`: query heads per kv head. Throws std::out_of_range for positions from `longest` on.
     void find(int ratio, const Plan& plan, int64_t longest);
 };
 

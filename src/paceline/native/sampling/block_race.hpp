@@ -1,5 +1,5 @@
-// The search by bounds: of a block the smallest noise and the largest logit bound what its members
-// can reach, and only blocks are opened that may reach the best token found so far.
+// Gumbel race with bounds: the smallest noise and the largest logit of a block bound the scores in
+// it, and only blocks that may beat the best token are opened.
 
 #pragma once
 
@@ -15,8 +15,7 @@
 
 namespace paceline {
 
-// Scores nearer than this are not told apart: logarithms here and in numpy may round differently.
-// Winning scores are small numbers, between -4 and 42.
+// Smallest score difference that is decided here: numpy's logarithms may round differently.
 constexpr double kSlack = 1e-9;
 
 constexpr int64_t kUndecided = -1;
@@ -69,8 +68,7 @@ public:
         return kth(k);
     }
 
-    // The winner among those that are kept; `kUndecided` where another comes so near that rounding
-    // might decide, and where there is none.
+    // The winner among retained tokens; `kUndecided` on near ties and if there is none.
     int64_t best(const Kept<Number>& kept) {
         score_ = second_ = -std::numeric_limits<double>::infinity();
         token_ = kUndecided;
@@ -118,7 +116,7 @@ private:
         return some_[k - 1];
     }
 
-    // Enters the members of a block that are kept.
+    // Scores the retained members of a block.
     void open(int64_t block, const Kept<Number>& kept) {
         const Doubles least = Doubles{} + least_.noise[block];
         const Longs owner = Longs{} + least_.owners[block];

@@ -25,7 +25,7 @@ int64_t gumbel_argmax(const Number* logits, int64_t size, const Choice& choice, 
         if (token == kUndecided || choice.top_p >= 1) return token;
         const Place place = in_nucleus(race.row(), race.scale(), kept.floor, token, choice.top_p);
         if (place != Place::outside) return place == Place::inside ? token : kUndecided;
-        kept.above = logits[token];  // whoever is no likelier is outside too
+        kept.above = logits[token];  // tokens of no higher logit are outside too
     }
 }
 

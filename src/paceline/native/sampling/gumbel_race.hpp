@@ -1,5 +1,4 @@
-// The token that wins at a position, from a row of logits and the position's noise: what
-// `paceline/noise.py` and `paceline/sampling.py` find in numpy, in one pass or two over the row.
+// Gumbel-max sampling at a position, from logits and noise, as `paceline/sampling` does in numpy.
 
 #pragma once
 
@@ -9,15 +8,14 @@
 
 namespace paceline {
 
-// What a request asks of distributions; no truncation is top_k 0, top_p 1 and log_min_p -infinity.
+// Sampling parameters; no truncation is top_k 0, top_p 1 and log_min_p -infinity.
 struct Choice {
     double temperature, top_p, log_min_p;
     int64_t top_k;
 };
 
-// The token of the largest logit / temperature - log E among those that truncation leaves.
-// -1, undecided, where rounding might decide, which is next to never, and where the row holds NaN or
-// nothing finite: numpy settles the one and names the other. Without AVX-512 no nucleus is decided.
+// Token of the largest logit / temperature - log E that truncation retains; -1 for numpy to decide:
+// near ties, NaN, nothing finite, and, without AVX-512, any nucleus.
 template <class Number>
 int64_t gumbel_argmax(const Number* logits, int64_t size, const Choice& choice, const NoiseKey& key);
 

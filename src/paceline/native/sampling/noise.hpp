@@ -1,13 +1,11 @@
-// Noise that belongs to a position and a token id, as `paceline/noise.py` has it: every id has an
-// exponential E, and the token that minimises E / p is distributed as p. Numbers agree with those of
-// numpy up to the rounding of logarithms (relative 1e-14).
+// Gumbel noise by position and token id, as `paceline/sampling/gumbel.py`: every id has an
+// exponential E, and the token that minimises E / p is distributed as p. Agrees with numpy up to
+// 1e-14.
 //
-// Ids fall into blocks of 64, whose members lie 256 apart. The smallest E of a block is drawn first,
-// with the member that owns it; what the others have beyond it is exponential again.
+// Ids form blocks of 64, members 256 apart. The smallest E of a block and its owner are drawn
+// first; the excess of the others is exponential again. Needs nothing else of this folder:
 //
-// Needs nothing else of this folder. To fill a row of scores for some ids:
-//
-//     Least least;                                   // room, kept between calls
+//     Least least;                                   // memory, kept between calls
 //     log_noise({blocks, tokens}, ids, n, least, out);  // out[i] = log E of ids[i]
 
 #pragma once
@@ -62,9 +60,8 @@ inline Words mix(uint64_t key, Longs names) {
     return bits ^ bits >> 31;
 }
 
-// log x for normal positive x, relative error below 1e-15: x = 2^k m with m in [sqrt 1/2, sqrt 2),
-// and log m = 2 artanh((m - 1) / (m + 1)). Not inlined: copies of it would not be in the
-// processor's cache when a token is sampled, once per step.
+// log x for normal positive x, relative error below 1e-15: x = 2^k m, log m = 2 artanh((m-1) /
+// (m+1)). Not inlined, so that one copy stays in the instruction cache.
 __attribute__((noinline)) inline Doubles logarithm(Doubles x) {
     const Longs bits = Longs(x);
     const Longs k = (bits - 0x3FE6A09E667F3BCD) >> 52;

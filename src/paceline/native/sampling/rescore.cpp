@@ -13,7 +13,7 @@ constexpr int64_t kLine = 64;  // bytes that the processor fetches together
 template <class Number>
 void rescore_rows(const Number* rows, const float* scales, int64_t width, const float* hidden,
                  const std::vector<int32_t>& places, float* logits) {
-    // Rows lie far apart: all are asked for before the first is needed.
+    // Rows lie far apart: prefetch all first.
     for (const int32_t place : places) {
         const char* row = reinterpret_cast<const char*>(rows + place * width);
         for (int64_t at = 0; at < int64_t(sizeof(Number)) * width; at += kLine) {

@@ -1,5 +1,4 @@
-// Logits that a screen has previewed, the best few of them made exact (SVD-softmax, Shim et al.
-// 2017): so most rows of an LM head are never read.
+// Rescoring of head preview logits (SVD-softmax, Shim et al. 2017): exact logits of the top k.
 
 #pragma once
 
@@ -9,8 +8,7 @@
 
 namespace paceline {
 
-// Of one row of `count` logits puts exact ones in the place of the `best` largest; of equal ones
-// those that come first are taken. The head has a row for every logit.
+// Replaces the `best` largest of `count` logits by exact ones; of equal ones the first.
 //   hidden: [head.width], a multiple of 16
 void rescore(const Embeddings& head, const float* hidden, float* logits, int64_t count,
             int64_t best);

@@ -1,4 +1,4 @@
-// Which tokens truncation leaves.
+// Truncation: min-p, top-k and top-p (nucleus).
 
 #pragma once
 
@@ -39,11 +39,9 @@ struct Kept {
 
 enum class Place { inside, outside, unclear };
 
-// Whether a token is among the fewest top_two whose mass reaches `top_p` of that of all from
-// `floor` up: whether those before it do not reach it.
-//
-// Sums are of float32 exponentials, far faster, and better than 1e-5; what is nearer is unclear, as
-// is all at temperatures where float32 might not hold the quotients.
+// Whether a token is in the nucleus: the tokens before it have less than `top_p` of the mass from
+// `floor` up. Unclear near the border, since sums are of float32 exponentials, and at extreme
+// temperatures.
 template <class Number>
 Place in_nucleus(const Logits<Number>& row, const Scale& scale, Number floor, int64_t token,
                  double top_p) {
@@ -79,7 +77,7 @@ Place in_nucleus(const Logits<Number>& row, const Scale& scale, Number floor, in
     }
     const double goal = top_p * mass, error = kRough * goal;
     if (before > goal + error) return Place::outside;
-    // Of equals the lower ids come first. Where that matters, it is left to others.
+    // Of equals the lower ids come first; numpy decides if that matters.
     before += double(same - 1) * std::exp(scale(chosen));
     return before < goal - error ? Place::inside : Place::unclear;
 }

@@ -95,7 +95,7 @@ void Pool::begin(Task& task, int threads) {
 void Pool::finish(Task& task) {
     Task* waiting = &task;
     const bool mine = !task.posted || task_.compare_exchange_strong(waiting, nullptr);
-    if (mine || task.process != process_) {  // or there is nobody to do it
+    if (mine || task.process != process_) {  // or no thread can do it
         task.run();
         task.done = true;
     }
@@ -160,7 +160,7 @@ bool Pool::help(int index) {
         }
     }
     if (!done) return false;
-    // Whoever waits for a task helps with what is on: so two may count here.
+    // Two threads may count here: one may wait for a task and help.
     own.finished.fetch_add(done, std::memory_order_release);
     return true;
 }
@@ -183,7 +183,7 @@ void Pool::work(int index) {
                 seen = readahead_.version();
                 readahead_.read(index - 1, threads() - 1, busy_);
             } else {
-                // Nothing but pauses: the other half of the core may be who makes the next work.
+                // Only pauses: the other hyperthread may be computing the next work.
                 for (int i = 0; i < 8; ++i) pause();
                 if (++looks % kSeldom == 0 && Clock::now() > until) break;
             }
@@ -205,8 +205,8 @@ void Pool::wake() {
     wake_.notify_all();
 }
 
-// In a process that was forked off there are no threads, and a thread that is gone may have held what
-// others wait for.
+// In a process that was forked off there are no threads, and a thread that is gone may have held
+// what others wait for.
 void Pool::forked() {
     ++process_;
     started_ = 1;

@@ -1,7 +1,6 @@
-// Threads that share loops. A step is hundreds of loops of some microseconds each, and waking a
-// thread takes longer than most of them: so threads watch for work while a program runs, and a
-// while behind it. Where cores have no cache in common, what one has written reaches another in the
-// time of hundreds of instructions: so a loop is a line or two for each thread, and one number back.
+// Thread pool for loops of microseconds: threads spin while a program runs and for a short time
+// after, since waking takes longer. Cores without a shared cache exchange a line or two per loop
+// and thread.
 
 #pragma once
 
@@ -25,8 +24,7 @@ class Pool {
     // The one of this process.
     static Pool& shared();
 
-    // The right to use the pool with so many threads, the caller's included, until it is destroyed,
-    // for a program with such a trace.
+    // Exclusive use of the pool with so many threads, the caller's included.
     class Turn {
        public:
         Turn(int threads, const std::shared_ptr<AccessTrace>& trace);
@@ -39,7 +37,7 @@ class Pool {
     // Nothing of a trace is read ahead any more.
     void forget(const std::shared_ptr<AccessTrace>& trace);
 
-    // What is run while the caller does other things. It takes a turn of its own.
+    // Background work; takes a turn of its own.
     struct Task {
         std::function<void()> run;  // throws nothing
         bool posted = false;
@@ -47,17 +45,17 @@ class Pool {
         std::atomic<bool> done{true};
     };
 
-    // Lets another thread run it, if there are so many threads and no other task is waiting.
+    // Posts a task, unless another one is waiting or there is one thread.
     void begin(Task& task, int threads);
 
-    // Returns when it was run, by the caller if nobody else came to it; helps until then.
+    // Helps until the task is done; runs it if no thread has taken it.
     void finish(Task& task);
 
     // Threads of the turn that is on.
     int threads() const { return active_.load(std::memory_order_relaxed); }
 
-    // Calls `body` for 0 to `count` - 1, each once, in any order and on any thread. Threads have
-    // copies of it: what it holds by value is at hand, what it refers to must be fetched.
+    // Calls `body` for 0 to `count` - 1 in any order. It is copied to the threads: capture small
+    // values by value.
     template <class Body>
     void each(int64_t count, const Body& body) {
         static_assert(std::is_trivially_copyable_v<Body> && sizeof(Body) <= kBody);
@@ -79,9 +77,8 @@ class Pool {
     void start(int threads);
     void forked();
 
-    // A thread's share of a loop. `left` says which loop, where the share ends, and what of it was
-    // taken: one number, so that who takes a part knows what it is a part of. Shares are runs, since
-    // memory is read fastest in order; who is through with its own goes on with the others'.
+    // A thread's share of a loop. `left` packs loop number, end and progress into one atomic.
+    // A thread that is done with its own share continues with those of others.
     struct alignas(128) Share {
         std::atomic<uint64_t> left{0};
         Run run = nullptr;

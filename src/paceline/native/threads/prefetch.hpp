@@ -1,5 +1,4 @@
-// Memory that will be read soon, asked for little by little while something else is computed: where
-// much is asked for at once, the processor does nothing else until most of it has come.
+// Gradual prefetch during other work: many requests at once would stall the core.
 
 #pragma once
 
@@ -17,7 +16,7 @@ class Prefetch {
     Prefetch(const Number* const* at, int count, int64_t size)
         : at_(at), behind_(at + count), lines_((size + kLine - 1) / kLine), left_(lines_) {}
 
-    // All of it is to be asked for in so many steps.
+    // Spreads the prefetch over so many steps.
     void within(int64_t steps) {
         steps_ = steps > 0 ? steps : 1;
         pace_ = (behind_ - at_) * lines_;

@@ -18,7 +18,7 @@ int32_t Program::buffer(int32_t count, int64_t width, bool quantized) {
 
 float* Program::at(View view) const {
     const Buffer& buffer = buffers_[view.buffer];
-    if (buffer.quantized) throw std::invalid_argument("quantized rows are for products alone, and whole");
+    if (buffer.quantized) throw std::invalid_argument("quantized rows are whole, for matmuls alone");
     return buffer.numbers.get() + view.column;
 }
 

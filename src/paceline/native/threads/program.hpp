@@ -1,5 +1,4 @@
-// A program: operations on buffers of rows, all run in one call. Between two operations of a graph
-// that is interpreted from outside there is time for a product.
+// Program: operations on row buffers, run in one call.
 
 #pragma once
 
@@ -31,8 +30,7 @@ class Program {
    public:
     using Operation = std::function<void(const Call&)>;
 
-    // A buffer with as many rows as entry `count` of a call's counts says; quantized if products alone
-    // read it.
+    // A buffer with `count` rows (an index of a call's counts); quantized if only matmuls read it.
     int32_t buffer(int32_t count, int64_t width, bool quantized);
 
     // What runs when the program comes to it.
@@ -42,7 +40,7 @@ class Program {
     ~Program();
     Program(const Program&) = delete;
 
-    // Ends the run behind the operation that calls it.
+    // Ends the run after the current operation.
     void stop() { stopped_ = true; }
 
     // Operations of the last run.

@@ -85,7 +85,7 @@ void ReadAhead::read(int reader, int readers, const std::atomic<bool>& stop) {
                 --reading_;
                 return;
             }
-            // Read, not asked for: where much is asked for, the processor drops it.
+            // Loads, not prefetches: the processor drops prefetches when there are many.
             for (int64_t i = begin; i < std::min(begin + kPiece, bytes); i += kLine) {
                 static_cast<void>(*static_cast<const volatile char*>(at + i));
             }

@@ -1,6 +1,5 @@
-// Reading ahead. Between two programs threads wait, and so does memory. Meanwhile they read what the
-// next program is going to read first, and it finds that in the cache that cores share. The next
-// program is taken to be the one that followed the last time, and to read what it read then.
+// Readahead: idle threads load into the shared cache what the next program will read first. The
+// next program is predicted to be the one that followed last time, with the same accesses.
 
 #pragma once
 
@@ -40,7 +39,7 @@ class AccessTrace {
     std::shared_ptr<const Spans> spans_;
 };
 
-// What threads read that have nothing else to do. One thread at a time calls all but `read`.
+// Readahead work of idle threads. All methods but `read` are called by one thread at a time.
 class ReadAhead {
    public:
     // A program begins to run, and ends: until the next one begins, what that reads is read.
@@ -53,10 +52,10 @@ class ReadAhead {
     // There is something better to do.
     void stop() { want(nullptr); }
 
-    // In a process that was forked off: nobody who read before is there.
+    // After a fork: no reader is left.
     void forked();
 
-    // Tells what is to be read from what was to be read before.
+    // Changes whenever there is something else to read.
     uint64_t version() const { return version_; }
 
     // Reads the share of one of so many readers, unless `stop` turns true.
