@@ -40,15 +40,14 @@ def library() -> Path | None:
     compiler = _compiler()
     if compiler is None:
         _LOG.warning(
-            "no C++ compiler: operations of our own are left out, which is slower; install g++ or "
-            "set CXX"
+            "no C++ compiler: native kernels are left out, which is slower; install g++ or set CXX"
         )
         return None
     try:
         return _built(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning(
-            "operations of our own are left out, which is slower: %s failed (%s)",
+            "native kernels are left out, which is slower: %s failed (%s)",
             compiler[0],
             _reason(error),
         )

@@ -1,4 +1,4 @@
-"""Native programs of drafter networks: operations beside those of a target (`drafting/drafting.hpp`)."""
+"""Native programs of drafter networks: operations beside those of a target."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class DraftProgram(Program):
 
 
 def noise_records(keys: bytes, temperature: float, depth: int) -> npt.NDArray[np.int32]:
-    """Return int32 `[depth, 6]`, `Noise` of `drafting/drafting.hpp`; zeros where there is no key."""
+    """Return int32 `[depth, 6]`, `Noise` of `drafting/drafting.hpp`; zeros without a key."""
     behind = _SHARPNESS.pack(1 / temperature)
     known = [keys[at : at + _KEY] + behind for at in range(0, _KEY * depth, _KEY) if at < len(keys)]
     records = b"".join(known).ljust(depth * (_KEY + len(behind)), b"\0")

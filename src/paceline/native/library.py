@@ -56,7 +56,7 @@ class Heads(ctypes.Structure):
     """Attention shape, `Shape` of `kernels/attention.hpp`."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kept")),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kv_dtype")),
         ("eps", ctypes.c_float),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import LogitArray, ProbArray
 from paceline.native.library import Matrix
 
 # Rows of a matrix that are multiplied together.
@@ -117,3 +117,10 @@ def fits(weight: npt.NDArray[Any]) -> bool:
     """Return whether matmuls support a matrix: int8 `[rows, columns]`, or float32."""
     rows, columns = weight.shape
     return rows % LANES == 0 and (weight.dtype == np.float32 or columns % GROUP == 0)
+
+
+def rotary_table(frequencies: ProbArray, positions: int) -> LogitArray:
+    """Return float32 `[positions, head_dim]`: cosines of the rotary angles, then sines."""
+    angles = np.arange(positions)[:, None] * frequencies[None]
+    table: LogitArray = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return table

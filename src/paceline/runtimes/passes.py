@@ -41,9 +41,6 @@ def pass_mask(p: Pass, cached: int) -> BoolArray:
     return mask
 
 
-# Embeddings that belong to no token:
-
-
 def no_rows(width: int) -> LogitArray:
     return np.zeros((0, width), dtype=np.float32)
 

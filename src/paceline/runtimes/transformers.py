@@ -24,8 +24,6 @@ from paceline.models.weights import Weights
 from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.runtimes.torch.target import require_masked, to_numpy, torch_device, torch_dtype
 
-# How models of the transformers library are read, and made of our own readers' weights.
-
 
 def load(source: ModelSource, dtype: torch.dtype) -> Any:
     """Load the library's model of a source, on the CPU.

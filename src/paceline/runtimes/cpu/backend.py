@@ -4,12 +4,50 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from paceline.core.types import LogitArray
-from paceline.runtimes.cpu.batch import Batch
+import numpy.typing as npt
+
+from paceline.core.types import LogitArray, TokenTree
 from paceline.runtimes.cpu.profile import Counted
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
+
+Input = int | list[int] | npt.NDArray[Any]
+
+NO_ROOM = "no memory to load the model: free some, or load a smaller model or precision int8"
+
+
+class Batch(ABC):
+    """Inputs of one forward, filled pass by pass."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logit_rows: list[int] = []
+        self.feature_rows: list[int] = []
+        self.argmax = False  # some pass asks for the argmax by row
+
+    @abstractmethod
+    def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:
+        """Add rows of pending `tokens`, after the cached ones, and of `draft` after them.
+
+        Returns:
+            The first row; the others follow in order, the draft's nodes by number.
+
+        Raises:
+            OutOfMemory: the cache cannot hold them.
+        """
+
+    @abstractmethod
+    def inputs(self) -> dict[str, Input]:
+        """Return the inputs by name."""
+
+    def common(self) -> dict[str, Input]:
+        """Return the int32 inputs that every backend takes."""
+        return {
+            "input_ids": self.ids,
+            "logit_rows": self.logit_rows,
+            "feature_rows": self.feature_rows,
+        }
 
 
 class Outcome(Protocol):

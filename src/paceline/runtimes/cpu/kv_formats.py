@@ -1,4 +1,4 @@
-"""Key-value formats and plugin settings of the CPU runtime, and what they imply for exactness.
+"""Key-value formats and activation quantization of the CPU runtime, and their exactness.
 
 Tested: fp32 matmuls, and int8 matmuls with quantized activations in whole groups, do not depend
 on the rows of a pass; others may differ in last bits. Attention reads every key back from the
@@ -8,9 +8,7 @@ cache, so rounding per row is the same in plain and drafted steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +20,7 @@ from paceline.runtimes.weights import Precision
 
 # Activations per dynamic quantization scale: smaller groups are more exact but slower on wide
 # forwards, larger ones gain little more.
-_GROUP = 64
+GROUP = 64
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,30 +31,23 @@ class KvFormat:
 
     Attributes:
         dtype: of the numbers in memory.
-        kept: its name in the native kernels, if they take it.
+        kv_dtype: its name in the native kernels, if they support it.
         extra: numbers per row and head beside its own: scale and zero point.
         lossy: rounding is coarse enough to change texts noticeably.
-        settings: plugin properties.
     """
 
     dtype: type[np.generic]
-    kept: KvDtype | None
+    kv_dtype: KvDtype | None
     extra: int
     lossy: bool
-    settings: Mapping[str, str]
 
 
 # Key-value cache precisions, the most exact first.
 KV_FORMATS = {
-    "fp32": KvFormat(np.float32, "fp32", 0, False, {"KV_CACHE_PRECISION": "f32"}),
-    "fp16": KvFormat(np.float16, "fp16", 0, False, {"KV_CACHE_PRECISION": "f16"}),
-    # numpy has no bf16. In our own operations only.
-    "bf16": KvFormat(np.uint16, "bf16", 0, False, {}),
-    # The plugin's own choice for keys is a scale per channel of a block: a key would be rounded by
-    # what its neighbours are, drafted ones included, and could not be moved.
-    "u8": KvFormat(
-        np.uint8, None, 8, True, {"KV_CACHE_PRECISION": "u8", "KEY_CACHE_QUANT_MODE": "BY_TOKEN"}
-    ),
+    "fp32": KvFormat(np.float32, "fp32", 0, False),
+    "fp16": KvFormat(np.float16, "fp16", 0, False),
+    "bf16": KvFormat(np.uint16, "bf16", 0, False),  # numpy has no bf16; native kernels only
+    "u8": KvFormat(np.uint8, None, 8, True),  # plugin only
 }
 
 
@@ -95,20 +86,8 @@ def quantises_activations(precision: Precision) -> bool:
     return True
 
 
-def plugin_settings(threads: int, kv: KvFormat, quantised: bool) -> dict[str, Any]:
-    """Return the plugin's compile properties."""
-    return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": "1",
-        "INFERENCE_NUM_THREADS": str(threads),
-        "INFERENCE_PRECISION_HINT": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_GROUP if quantised else 0),
-        **kv.settings,
-    }
-
-
 def products_are_exact(config: ModelConfig, precision: Precision, quantised: bool) -> bool:
     """Return whether a row's matmuls are bit-identical in a pass of any size."""
     widths = (config.hidden_size, config.heads * config.head_dim, config.ffn_size)
-    whole = all(width % _GROUP == 0 for width in widths)
+    whole = all(width % GROUP == 0 for width in widths)
     return precision == "fp32" or (precision == "int8" and quantised and whole)

@@ -1,16 +1,19 @@
-"""Plan of a CPU target: native kernels or plugin, KV format, and bit-exactness."""
+"""Plan of a CPU target: native kernels or plugin, KV format, exactness; and its backend."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from paceline.core.types import Capabilities, Layout
-from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.native.library import has_bf16_dot
+from paceline.networks.runner import Runner
+from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.backend import Steps
 from paceline.runtimes.cpu.kv_formats import (
     KvFormat,
@@ -19,7 +22,9 @@ from paceline.runtimes.cpu.kv_formats import (
     products_are_exact,
     quantises_activations,
 )
-from paceline.runtimes.cpu.native.target_program import takes
+from paceline.runtimes.cpu.native import fit
+from paceline.runtimes.cpu.native.runner import NativeRunner
+from paceline.runtimes.cpu.native.target_program import NativeSteps, takes
 from paceline.runtimes.kv_cache import BLOCK
 from paceline.runtimes.weights import Precision
 
@@ -35,7 +40,7 @@ class Plan:
     """How a target runs.
 
     Attributes:
-        own: by native kernels, not the plugin.
+        native: by native kernels, not the plugin.
         layout: of branches.
         kv_precision: name of `kv`.
         kv: format of keys and values.
@@ -45,7 +50,7 @@ class Plan:
         keep: blocks retained from ended sequences for prefix sharing.
     """
 
-    own: bool
+    native: bool
     layout: Layout
     kv_precision: str
     kv: KvFormat
@@ -128,26 +133,26 @@ def plan(
     check_processor()
     kv = check_kv_precision(kv_precision or "fp32")
     quantised = quantises_activations(precision)
-    own = attention != "plugin" and layout == "exact" and takes(config, tensors, kv, quantised)
-    if attention == "paths" and not own:
+    native = attention != "plugin" and layout == "exact" and takes(config, tensors, kv, quantised)
+    if attention == "paths" and not native:
         raise RuntimeUnavailable(
             "attention 'paths' needs a C++ compiler, int8 or fp32 weights, a processor with "
             "AVX-512 (VNNI for int8), layout exact and a cache of fp32, fp16 or bf16"
         )
-    if kv_precision == "bf16" and not own:
+    if kv_precision == "bf16" and not native:
         raise InvalidOption(
-            "a key-value cache of bf16 needs our own operations and a processor with AVX512_BF16: "
+            "a key-value cache of bf16 needs native kernels and a processor with AVX512_BF16: "
             "use fp16 or fp32"
         )
     if kv_precision is None:
         half = "bf16" if has_bf16_dot() else "fp16"
-        kv_precision = half if own and precision == "int8" else "fp32"
+        kv_precision = half if native and precision == "int8" else "fp32"
         kv = check_kv_precision(kv_precision)
     exact = layout == "exact" and products_are_exact(config, precision, quantised)
     # Shared rows must be those that their new holder would have computed, to the last bit.
-    shared = exact and (own or kv_precision == "fp32")
+    shared = exact and (native or kv_precision == "fp32")
     return Plan(
-        own,
+        native,
         layout,
         kv_precision,
         kv,
@@ -156,3 +161,51 @@ def plan(
         kv_tokens,
         prefix_tokens // BLOCK if shared else 0,
     )
+
+
+def make_steps(
+    config: ModelConfig, tensors: Mapping[str, np.ndarray], plan: Plan, threads: int
+) -> Steps:
+    """Build the backend of a target.
+
+    Raises:
+        OutOfMemory: the key-value cache does not fit.
+    """
+    try:
+        if not plan.native:
+            steps: Steps = _plugin().make_steps(config, tensors, plan, threads)
+            return steps
+        blocks, keep = plan.blocks, plan.keep
+        return NativeSteps(config, tensors, plan.kv, threads, blocks=blocks, keep=keep)
+    except MemoryError as error:
+        raise OutOfMemory(
+            f"no memory for a key-value cache of {plan.capacity} tokens: load the model with a "
+            "smaller kv_tokens or a coarser kv_precision"
+        ) from error
+
+
+def make_runner(
+    trained: Trained,
+    tensors: Mapping[str, np.ndarray],
+    plan: Plan,
+    threads: int,
+    target: Capabilities,
+) -> Runner:
+    """Build a warm runner of a drafter network: native kernels if they fit, else the plugin."""
+    sizes = {"max_context": target.max_context, "kv_tokens": plan.kv_tokens}
+    if plan.native and fit.takes(trained.network, target.precision):
+        native = NativeRunner(trained, tensors, threads, precision=target.precision, **sizes)
+        native.warm_up()
+        return native
+    precision = target.precision
+    runner: Runner = _plugin().make_runner(
+        trained, tensors, plan, threads, precision=precision, **sizes
+    )
+    return runner
+
+
+def _plugin() -> Any:
+    # On use only: native kernels do not need OpenVINO.
+    from paceline.runtimes.cpu.openvino import plugin
+
+    return plugin

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 # Groups of matmuls, by the last part of the weight's name.
 _PRODUCTS = {
@@ -32,16 +31,12 @@ _KINDS = {
 _REST = "element-wise"
 
 # Types of native operations but matmuls, which include the norms and sums around them.
-_OWN = {"attention": "PagedAttentionExtension", "gather": "Gather"} | dict.fromkeys(
+_NATIVE = {"attention": "PagedAttentionExtension", "gather": "Gather"} | dict.fromkeys(
     ("embedding", "paths", "likeliest"), ""
 )
 
 # All groups, in table order.
 GROUPS = (*dict.fromkeys((*_PRODUCTS.values(), _OTHER_PRODUCT, *_KINDS.values())), _REST)
-
-
-# The first inferences set up what later ones reuse.
-_WARM_UPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +53,6 @@ class Counted:
     groups: dict[str, float]
 
 
-class Counting(Protocol):
-    """A compiled instance with counters."""
-
-    seconds: float
-
-    def nodes(self) -> Any:
-        """Return name, type and time of each node; times are means since compilation."""
-        ...
-
-
-def count(run: Callable[[], None], instance: Counting, runs: int) -> Counted:
-    """Run an instance and average over `runs` inferences, warm-ups subtracted."""
-    for _ in range(_WARM_UPS):
-        run()
-    before = _seconds_by_group(instance.nodes())
-    total = 0.0
-    for _ in range(runs):
-        run()
-        total += instance.seconds
-    after = _seconds_by_group(instance.nodes())
-    context_update = {
-        name: max(0.0, (_WARM_UPS + runs) * after[name] - _WARM_UPS * before[name])
-        for name in GROUPS
-    }
-    return Counted(total / runs, {name: seconds / runs for name, seconds in context_update.items()})
-
-
 def group(name: str, kind: str) -> str:
     """Return the group of a node.
 
@@ -98,16 +66,14 @@ def group(name: str, kind: str) -> str:
     return _KINDS.get(kind, _REST)
 
 
-def by_group(operations: Mapping[str, float]) -> dict[str, float]:
-    """Sum native operation times by group."""
-    found: dict[str, float] = defaultdict(float)
-    for name, seconds in operations.items():
-        found[group(name, _OWN.get(name, "MatMul"))] += seconds
-    return {name: found[name] for name in GROUPS}
+def native_kind(name: str) -> str:
+    """Return the node type that corresponds to a native operation."""
+    return _NATIVE.get(name, "MatMul")
 
 
-def _seconds_by_group(nodes: Any) -> dict[str, float]:
+def by_group(nodes: Iterable[tuple[str, str, float]]) -> dict[str, float]:
+    """Sum seconds of nodes, given by name and type, by group."""
     found: dict[str, float] = defaultdict(float)
-    for node in nodes:
-        found[group(node.node_name, node.node_type)] += node.real_time.total_seconds()
+    for name, kind, seconds in nodes:
+        found[group(name, kind)] += seconds
     return {name: found[name] for name in GROUPS}

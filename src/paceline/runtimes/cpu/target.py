@@ -20,19 +20,13 @@ from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.backend import Outcome, Steps
-from paceline.runtimes.cpu.backends import make_runner, make_steps
-from paceline.runtimes.cpu.batch import Batch
+from paceline.runtimes.cpu.backend import NO_ROOM, Batch, Outcome, Steps
 from paceline.runtimes.cpu.kv_formats import check_kv_precision, check_processor
-from paceline.runtimes.cpu.openvino.graph import Tensors
-from paceline.runtimes.cpu.openvino.requests import NO_ROOM
-from paceline.runtimes.cpu.plan import plan
+from paceline.runtimes.cpu.plan import make_runner, make_steps, plan
 from paceline.runtimes.cpu.profile import Counted
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
 from paceline.runtimes.passes import no_rows, with_rows
-from paceline.runtimes.weights import Precision, check_precision, load_prepared
-
-# Forwards over passes:
+from paceline.runtimes.weights import Precision, Tensors, check_precision, load_prepared
 
 # Prompt tokens per prefill pass.
 _CHUNK = 512

@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("openvino")
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.cpu.batch import Shape
 from paceline.runtimes.cpu.openvino import requests as openvino_requests
 from paceline.runtimes.cpu.openvino.attention import FIXED_SHAPES
-from paceline.runtimes.cpu.openvino.requests import Instance, Requests
+from paceline.runtimes.cpu.openvino.requests import Instance, Requests, Shape
 
 PLAIN = FIXED_SHAPES[0]
 

@@ -57,8 +57,6 @@ def padded(tensors: Tensors) -> Tensors:
     return out
 
 
-# Matrices of a network that native operations read with four bits.
-
 # Parts of the names of feed-forward matrices.
 _NARROW = {"gate_up", "up", "down"}
 
@@ -81,9 +79,6 @@ def quantized_int4(
             del out[f"{name}.scale"]
             out |= {f"{name}.{part}": array for part, array in quantize_int4(matrix).items()}
     return out
-
-
-# A screen's matrices as native operations take them.
 
 
 def packed_head_preview(head_preview: HeadPreview | None, precision: str) -> Tensors:

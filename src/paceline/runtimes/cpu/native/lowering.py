@@ -6,7 +6,7 @@ are read, only those are computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from paceline.core.types import LogitArray
 from paceline.native import draft_program
 from paceline.native.draft_program import DraftProgram
-from paceline.native.packed import Packed
+from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns
 from paceline.networks.head_preview import REFINED
 
@@ -184,11 +184,6 @@ def _both(first: Rows, second: Operand) -> tuple[int, int]:
         return max(first.slots, second.slots), first.width
     slots = len(second.array) if second.array.ndim > 1 else 1
     return (max(first.slots, slots) if first.slots else 0), first.width
-
-
-# Writes expressions (`native_network_rows`) down as operations of a program.
-
-Tensors = Mapping[str, np.ndarray]
 
 
 class Writing:

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray
-from paceline.models.config import rotary_frequencies
 from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, Heads, KvDtype, has_bf16_dot
 from paceline.native.packed import Packed
@@ -227,11 +226,3 @@ class NativeOps:
     def _qkv(self, queries: Rows, keys: Rows, values: Rows) -> tuple[Columns, Columns]:
         at = self.writing.columns(join([queries, keys, values]))
         return at, self.writing.buffer(queries.slots, queries.width)
-
-
-def rotary_table(network: Network, positions: int) -> LogitArray:
-    """Return float32 `[positions, head_dim]`: cosines, then sines."""
-    shape = network.geometry
-    frequencies = rotary_frequencies(shape.rope_base, shape.head_dim)
-    angles = np.arange(positions)[:, None] * frequencies[None]
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

@@ -17,7 +17,7 @@ from paceline.runtimes.cpu.native.ops import NativeOps
 from paceline.runtimes.kv_cache import BlockPool
 
 # Arguments of `NativeOps`.
-CompositeDrafter = tuple[Network, Tensors, Packed, BlockPool, LogitArray, int]
+OpsArguments = tuple[Network, Tensors, Packed, BlockPool, LogitArray, int]
 
 # Source of an input.
 Input = Sequence[int] | npt.NDArray[np.int32]
@@ -32,7 +32,7 @@ class Chains:
     float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
     """
 
-    def __init__(self, parts: CompositeDrafter, ids: IntArray, *, previewed: bool = False) -> None:
+    def __init__(self, parts: OpsArguments, ids: IntArray, *, previewed: bool = False) -> None:
         """Build the program; `ids` is int64 `[draft vocabulary]`."""
         network = parts[0]
         ops = NativeOps(*parts, previewed=previewed)
@@ -42,7 +42,6 @@ class Chains:
         if network.reads_features:
             features = Rows(0, 4 * width, writing.buffer(0, 4 * width))
             ops.program.load("features", writing.columns(features))
-        # Most tokens of a chain, and noise records per sequence.
         tokens = Embedded(0, width, ids="tokens", stride=max(network.window, 1))
         state = network.start(ops, features, tokens)
         # Operations until context rows are in the caches.
@@ -56,8 +55,8 @@ class Chains:
         named = [*ids, *([-1] if network.blank else [])]
         self._logits = writing.buffer(slots, len(named))
         self._picked = writing.buffer(slots, PICKED * network.steps)
+        # Most tokens of a chain, and noise records per sequence.
         self.tokens = network.steps * slots
-        """Most tokens of a chain: so many records of `noise` has each sequence."""
         # Operations until so many steps, less one, have been drafted.
         self.ends: list[int] = []
         for step in range(network.steps):
@@ -130,7 +129,7 @@ class Steps:
     attends, `rows`, `tables` and `singles` as for `Program.paths`.
     """
 
-    def __init__(self, parts: CompositeDrafter, chains: Chains) -> None:
+    def __init__(self, parts: OpsArguments, chains: Chains) -> None:
         """Build the program; `chains` gives the states."""
         network = parts[0]
         ops = _BranchOps(*parts)

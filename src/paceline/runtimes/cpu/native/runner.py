@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.types import LogitArray
+from paceline.models.config import rotary_frequencies
 from paceline.native.draft_program import noise_records
-from paceline.native.packed import Packed
+from paceline.native.packed import Packed, rotary_table
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.native.fit import packed_head_preview, padded, quantized_int4
-from paceline.runtimes.cpu.native.ops import NetworkCache, pool_for, rotary_table
-from paceline.runtimes.cpu.native.programs import Chains, CompositeDrafter, Input, Steps, bits
+from paceline.runtimes.cpu.native.ops import NetworkCache, pool_for
+from paceline.runtimes.cpu.native.programs import Chains, Input, OpsArguments, Steps, bits
 from paceline.runtimes.kv_cache import BLOCK, PagedCache
 from paceline.runtimes.weights import packed
-
-# Trees of drafter networks by native operations:
 
 Asked = tuple[Branch, Sequence[int]]
 
@@ -39,7 +38,7 @@ class State:
 class Branches:
     """Batched steps of branches."""
 
-    def __init__(self, parts: CompositeDrafter, chains: Chains, threads: int) -> None:
+    def __init__(self, parts: OpsArguments, chains: Chains, threads: int) -> None:
         network = parts[0]
         self._steps = Steps(parts, chains)
         self._threads = threads
@@ -129,9 +128,12 @@ class NativeRunner:
             padded(packed(trained, target, precision)), trained.parameters, precision
         )
         tensors |= packed_head_preview(trained.head_preview, precision)
-        angles = rotary_table(network, max_context + network.depth + 1)
+        shape = network.geometry
+        angles = rotary_table(
+            rotary_frequencies(shape.rope_base, shape.head_dim), max_context + network.depth + 1
+        )
         ids = trained.draft_ids
-        self._parts: CompositeDrafter = (
+        self._parts: OpsArguments = (
             network,
             tensors,
             Packed(often=True),

@@ -7,7 +7,6 @@ once, and its logits do not depend on batch composition or draft shape.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
@@ -25,21 +24,18 @@ from paceline.native.library import (
     has_float_products,
     has_int8_products,
 )
-from paceline.native.packed import GROUP, LANES, Packed, fits
+from paceline.native.packed import GROUP, LANES, Packed, fits, rotary_table
 from paceline.native.program import Program
-from paceline.runtimes.cpu.backend import Steps
-from paceline.runtimes.cpu.batch import Batch, Input
+from paceline.runtimes.cpu.backend import Batch, Input, Steps
 from paceline.runtimes.cpu.kv_formats import KvFormat
-from paceline.runtimes.cpu.profile import Counted, by_group
+from paceline.runtimes.cpu.profile import Counted, by_group, native_kind
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
-
-# Layout of a forward for attention along paths:
 
 
 class PathBatch(Batch):
     """Layout of rows: visible keys are a run of the sequence's tokens, then drafted ancestors.
 
-    Five numbers per row, see `VisibleKeys` in C++.
+    Five numbers per row, see `Plan` in `native/kernels/visible_keys.hpp`.
     """
 
     def __init__(self) -> None:
@@ -137,8 +133,8 @@ class NativeSteps(Steps):
         self._tensors = tensors
         self._threads = threads
         self._packed = Packed()
-        assert kv.kept is not None  # `takes` has seen to it
-        self._kept = kv.kept
+        assert kv.kv_dtype is not None  # `takes` has seen to it
+        self._kv_dtype = kv.kv_dtype
         self.pool = BlockPool(
             config.layers,
             config.kv_heads,
@@ -146,7 +142,7 @@ class NativeSteps(Steps):
             blocks,
             keep=keep,
             dtype=kv.dtype,
-            layout="pairs" if self._kept == "bf16" else "numbers",
+            layout="pairs" if self._kv_dtype == "bf16" else "numbers",
         )
         self.seconds = 0.0
         self._rows: Mapping[str, int] = {}
@@ -155,9 +151,9 @@ class NativeSteps(Steps):
         config, tensors = self._config, self._tensors
         if len(extra):
             tensors = {**tensors, "embed.extra": extra}
-        kept = KV_DTYPES[self._kept]
+        kv_dtype = KV_DTYPES[self._kv_dtype]
         eps = float(config.norm_eps)
-        heads = Heads(config.heads, config.kv_heads, config.head_dim, kept, eps)
+        heads = Heads(config.heads, config.kv_heads, config.head_dim, kv_dtype, eps)
         program = self._program = Program(self._packed, heads)
         width, attended = config.hidden_size, config.heads * config.head_dim
         stream = program.buffer("rows", width)
@@ -168,7 +164,7 @@ class NativeSteps(Steps):
         inner = program.buffer("rows", config.ffn_size, rounded=int8)
         normed = program.buffer("rows", width, rounded=True) if int8 else stream
         features = program.buffer("features", 4 * width)
-        angles = _angles(config)
+        angles = rotary_table(inverse_frequencies(config), config.max_context)
         read = feature_layers(config.layers)
 
         def feature(index: int, norm: LogitArray | None = None) -> None:
@@ -205,7 +201,7 @@ class NativeSteps(Steps):
         head = self._packed.matrix(tensors, _head(tensors))
         program.product("lm_head", head, hidden, logits)
         self._outputs = {"features": features, "hidden": hidden, "logits": logits}
-        self._likeliest = program.argmax(logits, "likeliest")
+        self._argmax = program.argmax(logits, "likeliest")
 
     def complete(self) -> None: ...
 
@@ -227,7 +223,7 @@ class NativeSteps(Steps):
         rows = self._rows["likeliest"]
         if not rows:
             return []
-        numbers = self._program.read(self._likeliest, rows)
+        numbers = self._program.read(self._argmax, rows)
         found: list[int] = numbers.view(np.int32)[:, 0].tolist()
         return found
 
@@ -241,10 +237,8 @@ class NativeSteps(Steps):
         for _ in range(runs):
             self._program.run(rows, inputs, self._threads, seconds)
         total = perf_counter() - begin
-        named: dict[str, float] = defaultdict(float)
-        for name, taken in zip(self._program.names, seconds.tolist(), strict=True):
-            named[name] += taken / runs
-        return Counted(total / runs, by_group(named))
+        timed = zip(self._program.names, (seconds / runs).tolist(), strict=True)
+        return Counted(total / runs, by_group((name, native_kind(name), s) for name, s in timed))
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
         start = cache.length + pending
@@ -267,7 +261,7 @@ def takes(
     else:
         able = kinds == {np.float32} and processor.has("AVX512_CORE") and has_float_products()
     heads = attends(config.heads, config.kv_heads, config.head_dim)
-    cached = kv.kept is not None and (kv.kept != "bf16" or has_bf16_dot())
+    cached = kv.kv_dtype is not None and (kv.kv_dtype != "bf16" or has_bf16_dot())
     return able and heads and cached and config.ffn_size % LANES == 0 and all(map(fits, weights))
 
 
@@ -282,9 +276,3 @@ def _rows(batch: Batch) -> dict[str, int]:
 
 def _head(tensors: Mapping[str, np.ndarray]) -> str:
     return "lm_head" if "lm_head.weight" in tensors else "embed"
-
-
-def _angles(config: ModelConfig) -> LogitArray:
-    angles = np.arange(config.max_context)[:, None] * inverse_frequencies(config)[None]
-    table: LogitArray = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    return table

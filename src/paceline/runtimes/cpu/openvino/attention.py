@@ -16,8 +16,7 @@ from openvino import opset15 as op
 from paceline.core import tree as trees
 from paceline.core.types import Layout, LogitArray, TokenTree
 from paceline.models.config import ModelConfig, inverse_frequencies
-from paceline.runtimes.cpu.backend import Steps
-from paceline.runtimes.cpu.batch import ROW_BUCKETS, Batch, Input, Shape, bucket
+from paceline.runtimes.cpu.backend import Batch, Input, Steps
 from paceline.runtimes.cpu.kv_formats import KvFormat
 from paceline.runtimes.cpu.openvino.graph import (
     Inputs,
@@ -32,18 +31,23 @@ from paceline.runtimes.cpu.openvino.graph import (
     rms_norm,
     split,
 )
-from paceline.runtimes.cpu.openvino.requests import Instance, Requests
-from paceline.runtimes.cpu.profile import Counted, count
+from paceline.runtimes.cpu.openvino.requests import Instance, Requests, Shape, count
+from paceline.runtimes.cpu.profile import Counted
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
-
-# Layout of a forward for the plugin's attention:
 
 # Shapes an instance may be fixed to. Equal numbers: attention rows are the dense rows.
 FIXED_SHAPES = (
-    Shape(1, 2),  # a plain step: attention never sees a single row, see `openvino_plugin`
+    Shape(1, 2),  # a plain step: attention never sees a single row, see above
     *(Shape(4, 4), Shape(8, 8), Shape(12, 12), Shape(16, 16)),  # chains: attention needs no gather
     *(Shape(4, 8), Shape(8, 16), Shape(12, 24), Shape(16, 32)),  # trees, and batches of plain steps
 )
+
+# Dense rows are padded to the next of these; larger forwards are not padded.
+ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+
+
+def bucket(rows: int) -> int:
+    return next((size for size in ROW_BUCKETS if size >= rows), rows)
 
 
 class PluginBatch(Batch):

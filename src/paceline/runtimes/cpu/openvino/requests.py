@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ import openvino as ov
 
 from paceline.core.types import LogitArray
 from paceline.errors import OutOfMemory
-from paceline.runtimes.cpu.batch import Input, Shape
+from paceline.runtimes.cpu.backend import NO_ROOM, Input
+from paceline.runtimes.cpu.profile import GROUPS, Counted, by_group
 
 # Forwards of a shape before an instance of its own pays for its compilation.
 _AFTER = 64
@@ -28,9 +29,17 @@ _AFTER = 64
 # All instances together take at most one part in so many of physical memory.
 _MEMORY_SHARE = 8
 
-NO_ROOM = "no memory to load the model: free some, or load a smaller model or precision int8"
+# The first inferences set up what later ones reuse.
+_WARM_UPS = 3
 
 _LOG = logging.getLogger(__name__)
+
+
+class Shape(NamedTuple):
+    """Row counts of one forward, padding included."""
+
+    dense: int
+    attention: int
 
 
 class Instance:
@@ -178,3 +187,34 @@ def _physical_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 8 * 2**30
+
+
+class Counting(Protocol):
+    """A compiled instance with counters."""
+
+    seconds: float
+
+    def nodes(self) -> Any:
+        """Return name, type and time of each node; times are means since compilation."""
+        ...
+
+
+def count(run: Callable[[], None], instance: Counting, runs: int) -> Counted:
+    """Run an instance and average over `runs` inferences, warm-ups subtracted."""
+    for _ in range(_WARM_UPS):
+        run()
+    before = _by_group(instance.nodes())
+    total = 0.0
+    for _ in range(runs):
+        run()
+        total += instance.seconds
+    after = _by_group(instance.nodes())
+    added = {
+        name: max(0.0, (_WARM_UPS + runs) * after[name] - _WARM_UPS * before[name])
+        for name in GROUPS
+    }
+    return Counted(total / runs, {name: seconds / runs for name, seconds in added.items()})
+
+
+def _by_group(nodes: Any) -> dict[str, float]:
+    return by_group((n.node_name, n.node_type, n.real_time.total_seconds()) for n in nodes)

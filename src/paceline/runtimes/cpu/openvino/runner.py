@@ -17,14 +17,12 @@ from paceline.core.types import LogitArray
 from paceline.networks.base import Network
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.batch import Input
+from paceline.runtimes.cpu.backend import Input
 from paceline.runtimes.cpu.openvino.graph import Tensors, core
 from paceline.runtimes.cpu.openvino.ops import OpenVinoOps, begun, build, model
 from paceline.runtimes.cpu.openvino.requests import Instance
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.weights import packed
-
-# Trees of drafter networks as OpenVINO graphs:
 
 Asked = tuple[Branch, Sequence[int]]
 
