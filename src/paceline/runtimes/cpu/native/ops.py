@@ -14,7 +14,7 @@ import numpy.typing as npt
 from paceline.core.types import LogitArray
 from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, Heads, KvDtype, has_bf16_dot
-from paceline.native.packed import Packed
+from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns
 from paceline.networks.base import Network
 from paceline.networks.head_preview import SCREEN
@@ -28,7 +28,6 @@ from paceline.runtimes.cpu.native.lowering import (
     Rescored,
     Rows,
     Silu,
-    Tensors,
     Unfolded,
     Weight,
     Writing,

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
 from paceline.native.draft_program import PICKED, Drawn
-from paceline.native.packed import Packed
+from paceline.native.packed import Packed, Tensors
 from paceline.networks.base import Network
-from paceline.runtimes.cpu.native.lowering import Embedded, Rows, Tensors, rows_of
+from paceline.runtimes.cpu.native.lowering import Embedded, Rows, rows_of
 from paceline.runtimes.cpu.native.ops import NativeOps
 from paceline.runtimes.kv_cache import BlockPool
 
