@@ -1,4 +1,4 @@
-"""Attention along paths in plain NumPy, the twin of `native/path_attention.cpp`."""
+"""Attention along paths in plain NumPy, the reference of `native/kernels/attention.cpp`."""
 
 from __future__ import annotations
 

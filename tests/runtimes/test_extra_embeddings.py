@@ -16,8 +16,8 @@ from paceline.core import tree as trees
 from paceline.core.target import Pass
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import InvalidOption
-from paceline.runtimes.cpu.batch import Shape
 from paceline.runtimes.cpu.openvino.attention import PluginSteps
+from paceline.runtimes.cpu.openvino.requests import Shape
 from paceline.runtimes.passes import no_rows, with_rows
 from paceline.runtimes.torch.target import TorchTarget
 

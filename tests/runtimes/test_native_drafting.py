@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.native import drafting
-from paceline.native.drafting import PICKED, DraftProgram, Drawn, Operand, noise_records
+from paceline.native import draft_program
+from paceline.native.draft_program import PICKED, DraftProgram, Drawn, Operand, noise_records
 from paceline.native.library import KV_DTYPES, Heads, has_float_products
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
@@ -51,15 +51,15 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
     b = loaded(made, "many", "wide", width)
     repeated = np.repeat(one, slots, axis=0)
     cases = [
-        (drafting.SUM, Operand(a, repeat=slots), Operand(b), repeated + many),
-        (drafting.PRODUCT, Operand(b), Operand(None, weights=each), many * each),
+        (draft_program.SUM, Operand(a, repeat=slots), Operand(b), repeated + many),
+        (draft_program.PRODUCT, Operand(b), Operand(None, weights=each), many * each),
         (
-            drafting.SUM,
+            draft_program.SUM,
             Operand(a, repeat=slots),
             Operand(None, weights=all_slots),
             repeated + np.tile(all_slots, (rows, 1)),
         ),
-        (drafting.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
+        (draft_program.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
     ]
     places = [made.buffer("wide", width) for _ in cases]
     for (how, first, second, _), to in zip(cases, places, strict=True):
@@ -192,7 +192,7 @@ def test_a_run_may_end_early() -> None:
     made = program()
     at = loaded(made, "x", "rows", WIDTH)
     to = made.buffer("rows", WIDTH)
-    made.join(drafting.SUM, Operand(at), Operand(at), to)
+    made.join(draft_program.SUM, Operand(at), Operand(at), to)
     x = random(1, WIDTH)
     made.run({"rows": 1}, {"x": bits(x)}, 1)
     made.run({"rows": 1}, {"x": bits(3 * x)}, 1, operations=1)

@@ -256,7 +256,7 @@ def test_rounded_rows_are_for_products_alone() -> None:
         program.buffer("rows", 96, rounded=True)
     rounded = program.buffer("rows", 128, rounded=True)
     program.gather(rounded, None, program.buffer("rows", 128))
-    with pytest.raises(ValueError, match="for products alone"):
+    with pytest.raises(ValueError, match="for matmuls alone"):
         program.run({"rows": 2}, {}, 2)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.native.drafting import DraftProgram
+from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, Heads, has_float_products
 from paceline.native.packed import Packed
 from paceline.runtimes.weights import pack

@@ -1,1 +1,1 @@
-"""Operations of our own in C++, compiled on the user's machine for its own processor."""
+"""Native kernels in C++, compiled on the user's machine for its own processor."""

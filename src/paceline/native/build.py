@@ -1,7 +1,6 @@
-"""Compiles the operations of this folder, once per machine and change.
+"""Build the native library, once per machine and change of the sources.
 
-Without a compiler, or where it fails, there is no library, which is said once, and callers go on
-with what the plugin has.
+Without a working compiler there is no library: one warning, and callers use the OpenVINO plugin.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ from pathlib import Path
 from paceline.core import processor
 from paceline.core.cache import cache_dir
 
+# "0" in this environment variable disables the library.
 SWITCH = "PACELINE_NATIVE"
-"""Environment variable: "0" goes without the library."""
 
+_ROOT = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-pthread")
+# A compiler that takes longer hangs.
 _SECONDS = 300
-"""A compiler that takes longer hangs."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @functools.cache
 def library() -> Path | None:
-    """The compiled library, made now if need be; None if there can be none.
+    """Return the path of the library, compiled if needed; None if that is impossible.
 
-    A compiler is taken from `CXX`, else what is installed as c++, g++ or clang++.
+    The compiler is `CXX`, else the first installed of c++, g++ and clang++.
     """
     if os.environ.get(SWITCH) == "0":
         return None
     compiler = _compiler()
     if compiler is None:
         _LOG.warning(
-            "no C++ compiler: operations of our own are left out, which is slower; install g++ or "
-            "set CXX"
+            "no C++ compiler: native kernels are left out, which is slower; install g++ or set CXX"
         )
         return None
     try:
         return _built(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         _LOG.warning(
-            "operations of our own are left out, which is slower: %s failed (%s)",
+            "native kernels are left out, which is slower: %s failed (%s)",
             compiler[0],
             _reason(error),
         )
@@ -64,18 +63,12 @@ def _compiler() -> list[str] | None:
 
 
 def _built(compiler: list[str]) -> Path:
-    """The library of these sources for this processor, from the cache or compiled into it.
-
-    Raises:
-        OSError: the compiler cannot be run, or the cache not be written.
-        subprocess.SubprocessError: the compiler failed.
-    """
-    sources = sorted(Path(__file__).parent.glob("*.cpp"))
-    headers = sorted(Path(__file__).parent.glob("*.hpp"))
+    sources, headers = sorted(_ROOT.rglob("*.cpp")), sorted(_ROOT.rglob("*.hpp"))
     version = subprocess.run(
         [*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS
     ).stdout
-    parts = [path.name.encode() + path.read_bytes() for path in (*sources, *headers)]
+    files = (*sources, *headers)
+    parts = [str(path.relative_to(_ROOT)).encode() + path.read_bytes() for path in files]
     parts += [version, " ".join(_FLAGS).encode()]
     parts.append(" ".join(sorted(processor.flags())).encode())
     name, folder = f"paceline-{_digest(b'|'.join(parts))}", cache_dir() / "native"
@@ -93,13 +86,13 @@ def _built(compiler: list[str]) -> Path:
 
 
 def _compiled(compiler: list[str], sources: list[Path], scratch: Path) -> Path:
-    """The library, its sources compiled on all cores, the largest first: somebody waits for it."""
+    # The largest source first, so that all cores end together.
     ordered = sorted(sources, key=lambda source: source.stat().st_size, reverse=True)
-    objects = [str(scratch / f"{source.stem}.o") for source in ordered]
+    objects = [str(scratch / f"{number}.o") for number in range(len(ordered))]
     made = scratch / "made.so"
 
     def run(*arguments: str) -> None:
-        command = [*compiler, *_FLAGS, *arguments]
+        command = [*compiler, *_FLAGS, f"-I{_ROOT}", *arguments]
         subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -113,12 +106,11 @@ def _digest(content: bytes) -> str:
 
 
 def _named(folder: Path, name: str, library: Path) -> Path:
-    """Where a library is kept: its name tells its content."""
+    # The name holds the digest of the content.
     return folder / f"{name}-{_digest(library.read_bytes())}.so"
 
 
 def _reason(error: Exception) -> str:
-    """The line that tells most."""
     output = getattr(error, "stderr", None) or b""
     lines = output.decode(errors="replace").strip().splitlines()
     return next((line for line in lines if "error" in line), str(error))

@@ -1,4 +1,4 @@
-"""The compiled library, as Python sees it (`interface*.cpp`)."""
+"""ctypes bindings of the native library (`bindings/*.cpp`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ import numpy as np
 
 from paceline.native.build import library as compiled
 
+# Storage of keys and values; bf16 for dot products of pairs.
 KvDtype = Literal["fp32", "fp16", "bf16"]
-"""How keys and values are kept; bf16 in pairs."""
 
 
 class View(ctypes.Structure):
-    """Columns of a buffer, from `column` on; buffer -1 is none."""
+    """Columns of a buffer from `column` on; buffer -1 means none."""
 
     _fields_ = (("buffer", ctypes.c_int32), ("column", ctypes.c_int32))
 
 
 class Embeddings(ctypes.Structure):
-    """`Embeddings` of `embeddings.hpp`."""
-
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("width", "known")),
         *((name, ctypes.c_void_p) for name in ("numbers", "scales", "floats", "more")),
@@ -31,8 +29,6 @@ class Embeddings(ctypes.Structure):
 
 
 class Tokens(ctypes.Structure):
-    """`Tokens` of `embeddings.hpp`."""
-
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("input", "stride", "offset")),
         ("picked", View),
@@ -40,8 +36,6 @@ class Tokens(ctypes.Structure):
 
 
 class Part(ctypes.Structure):
-    """`Part` of `interface_drafting.cpp`."""
-
     _fields_ = (
         ("view", View),
         *((name, ctypes.c_int32) for name in ("repeat", "period")),
@@ -50,8 +44,6 @@ class Part(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """`Matrix` of `product.hpp`."""
-
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("outputs", "inputs")),
         *((name, ctypes.c_void_p) for name in ("weights", "scales", "floats", "bias")),
@@ -61,26 +53,24 @@ class Matrix(ctypes.Structure):
 
 
 class Heads(ctypes.Structure):
-    """`Shape` of `path_attention.hpp`."""
+    """Attention shape, `Shape` of `kernels/attention.hpp`."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kept")),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kv_dtype")),
         ("eps", ctypes.c_float),
     )
 
 
+# Codes of `KvDtype` in C++.
 KV_DTYPES: dict[KvDtype, int] = {"fp32": 0, "fp16": 1, "bf16": 2}
-"""Numbers of `KvDtype` in `path_attention.hpp`."""
 
 
 def attends(heads: int, kv_heads: int, width: int) -> bool:
-    """Whether attention along paths takes such heads, see `Shape` in `path_attention.hpp`."""
+    """Return whether native attention supports such heads."""
     return width % 16 == 0 and width <= 256 and heads <= 48 * kv_heads
 
 
 class Layer(ctypes.Structure):
-    """`Layer` of `path_attention.hpp`."""
-
     _fields_ = tuple(
         (name, ctypes.c_void_p) for name in ("keys", "values", "angles", "query_norm", "key_norm")
     )
@@ -167,12 +157,11 @@ _SIGNATURES = {
     ),
     "context_look": (_INT, _ADDRESS, _ADDRESS, _LONG, _ADDRESS, _ADDRESS),
 }
-"""Result and arguments of each function."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library, loaded; None where it cannot be had."""
+    """Return the loaded library, or None if it cannot be built."""
     path = compiled()
     if path is None:
         return None
@@ -185,10 +174,9 @@ def library() -> ctypes.CDLL | None:
 
 @functools.cache
 def calls(prefix: str) -> SimpleNamespace:
-    """The operations whose names begin so, by the rest of their names.
+    """Return functions with this name prefix, by the rest of their names.
 
-    They are called with Python's lock held: they are short, and a thread that lets go of the lock
-    may wait long to get it back.
+    They hold Python's lock: they are short, and taking the lock back may take long.
 
     Raises:
         RuntimeError: there is no library.
@@ -205,8 +193,7 @@ def calls(prefix: str) -> SimpleNamespace:
 
 
 def address(numbers: np.ndarray) -> int:
-    """Where an array lies. Of one that may be written to, sooner than `numbers.ctypes` tells: that
-    takes 10 µs where a forward has left nothing in the caches."""
+    """Return the address of an array. For writable ones faster than `numbers.ctypes`."""
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(numbers.data))
     except (TypeError, ValueError):
@@ -214,18 +201,18 @@ def address(numbers: np.ndarray) -> int:
 
 
 def has_float_products() -> bool:
-    """Whether there is a library, and the processor has the vectors it is written for."""
+    """Return whether there is a library and a processor with AVX-512."""
     loaded = library()
     return loaded is not None and bool(loaded.paceline_has_float_products())
 
 
 def has_int8_products() -> bool:
-    """Whether there is a library, and the processor has what its int8 products need."""
+    """Return whether there is a library and a processor with AVX512_VNNI."""
     loaded = library()
     return loaded is not None and bool(loaded.paceline_has_int8_products())
 
 
 def has_bf16_dot() -> bool:
-    """Whether there is a library, and the processor multiplies bf16 numbers in pairs."""
+    """Return whether there is a library and a processor with AVX512_BF16."""
     loaded = library()
     return loaded is not None and bool(loaded.paceline_has_pairs())

@@ -1,4 +1,4 @@
-"""Weights as native operations read them, at fixed addresses."""
+"""Weights packed for the native kernels, at fixed addresses."""
 
 from __future__ import annotations
 
@@ -8,43 +8,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.types import LogitArray
+from paceline.core.types import LogitArray, ProbArray
 from paceline.native.library import Matrix
 
+# Rows of a matrix that are multiplied together.
 LANES = 16
-"""Rows of a matrix that are multiplied together."""
 
+# Activations per quantization scale.
 GROUP = 64
-"""Activations that share a scale."""
 
+# Bytes of a cache line.
 _LINE = 64
-"""Bytes that the processor fetches together."""
 
+# Bytes reserved at once, so that matrices in reading order share huge pages.
 _AREA = 1 << 26
-"""Bytes that are reserved at once: matrices that are read one after the other lie so, on pages as
-large as the system has."""
 
 Tensors = Mapping[str, npt.NDArray[Any]]
-"""`NAME.weight`, int8 `[rows, columns]` with `NAME.scale`, or with `NAME.steps` if its numbers have
-four bits (`quantize_int4`), or float32; `NAME.bias`."""
+"""`NAME.weight`: float32, int8 `[rows, columns]` with `NAME.scale`, or int4 with `NAME.steps`
+(`quantize_int4`); `NAME.bias`.
+"""
 
 
 class Packed:
-    """Matrices and other weights. Must outlive the programs that read them."""
+    """Packed matrices and other weights. Must outlive the programs that read them."""
 
     def __init__(self, *, often: bool = False) -> None:
-        """Hold none.
-
-        Args:
-            often: whether matrices are read several times in a row, as by steps of a draft.
-        """
+        """Start empty. `often`: matrices are read several times in a row, as by draft steps."""
         self._often = often
         self._area = np.empty(0, dtype=np.uint8)
         self._kept: list[npt.NDArray[Any]] = []
         self._matrices: dict[tuple[str, bool], Matrix] = {}
 
     def keep(self, array: npt.NDArray[Any] | None) -> int | None:
-        """The address of a contiguous array, which is kept; None stays None."""
+        """Retain a contiguous array and return its address; None stays None."""
         if array is None:
             return None
         kept = np.ascontiguousarray(array)
@@ -52,12 +48,9 @@ class Packed:
         return int(kept.ctypes.data)
 
     def matrix(self, tensors: Tensors, name: str, *, gated: bool = False) -> Matrix:
-        """A matrix as products want it (`product.hpp`), packed when it is first asked for.
+        """Return a matrix in matmul layout, packed on first use.
 
-        Args:
-            tensors: where it is.
-            name: of it.
-            gated: whether its upper half holds gates of the lower one.
+        `gated`: its upper half holds the gates of the lower half.
         """
         if (name, gated) not in self._matrices:
             self._matrices[name, gated] = self._pack(tensors, name, gated)
@@ -84,7 +77,6 @@ class Packed:
         return Matrix(outputs, inputs, *map(self._place, parts), None, more, self._often, gated)
 
     def _place(self, array: npt.NDArray[Any]) -> int:
-        """The address of a copy."""
         size = -(-array.nbytes // _LINE) * _LINE
         if len(self._area) < size:
             room = np.empty(max(size, _AREA) + _LINE, dtype=np.uint8)
@@ -96,7 +88,7 @@ class Packed:
 
 
 def _paired(blocks: npt.NDArray[Any], gated: bool) -> npt.NDArray[Any]:
-    """`[pairs, ..., 2, 16, 4]` of `[blocks, ..., 16, 4]`: those that leave a product together."""
+    # `[pairs, ..., 2, 16, 4]` of `[blocks, ..., 16, 4]`: a matmul computes pairs together.
     if gated:
         return np.stack(np.split(blocks, 2), axis=-3)
     if len(blocks) % 2:
@@ -105,9 +97,7 @@ def _paired(blocks: npt.NDArray[Any], gated: bool) -> npt.NDArray[Any]:
 
 
 def quantize_int4(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
-    """A matrix of four bits by groups of 64 columns: half as much to read.
-
-    The largest number of a group is eight steps from zero, on the side that has eight.
+    """Quantize to int4 in groups of 64 columns; the largest number of a group becomes -8.
 
     Args:
         matrix: float32 `[rows, columns]`, a multiple of 64 columns.
@@ -124,6 +114,13 @@ def quantize_int4(matrix: LogitArray) -> dict[str, npt.NDArray[Any]]:
 
 
 def fits(weight: npt.NDArray[Any]) -> bool:
-    """Whether products take a matrix: int8 `[rows, columns]`, or float32."""
+    """Return whether matmuls support a matrix: int8 `[rows, columns]`, or float32."""
     rows, columns = weight.shape
     return rows % LANES == 0 and (weight.dtype == np.float32 or columns % GROUP == 0)
+
+
+def rotary_table(frequencies: ProbArray, positions: int) -> LogitArray:
+    """Return float32 `[positions, head_dim]`: cosines of the rotary angles, then sines."""
+    angles = np.arange(positions)[:, None] * frequencies[None]
+    table: LogitArray = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    return table

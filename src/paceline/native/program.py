@@ -1,4 +1,4 @@
-"""A program of native operations: made once, run in one call per forward."""
+"""Program of native kernels: built once, run in one call per forward."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from paceline.native.packed import GROUP, Packed, Tensors
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of a buffer."""
+    """Column range of a buffer."""
 
     buffer: int
     begin: int
     width: int
 
     def part(self, begin: int, width: int) -> Columns:
-        """Some of them."""
         return Columns(self.buffer, self.begin + begin, width)
 
 
 class Program:
-    """Operations on buffers of rows. What is added runs in that order."""
+    """Sequence of operations on row buffers, run in the order of addition."""
 
     def __init__(self, packed: Packed, heads: Heads | None = None) -> None:
-        """Begin.
+        """Start empty.
 
         Args:
-            packed: weights, which the program keeps alive.
-            heads: of attention, if there is any.
+            packed: weights, kept alive by the program.
+            heads: attention shape, if any.
 
         Raises:
             RuntimeError: there is no library (`native.library`).
@@ -58,26 +57,24 @@ class Program:
         self._rounded: set[int] = set()
         self._normed: set[int] = set()  # of those, rows that are rounded for a norm
         self._views: dict[tuple[int, int, int], LogitArray] = {}
+        # Operations in order.
         self.names: list[str] = []
-        """Of the operations, in order."""
 
     def __del__(self) -> None:
-        """Free what the library holds."""
         if getattr(self, "_address", None):
             self._library.paceline_free(self._address)
 
     def buffer(self, rows: str, width: int, *, rounded: bool = False) -> Columns:
-        """A buffer of float32 with as many rows as a run says of `rows`.
+        """Add a float32 buffer with the row count that a run gives under the name `rows`.
 
         Args:
-            rows: see above.
+            rows: name of the count.
             width: of a row.
-            rounded: whether rows are kept as int8 by groups of 64, which takes threads less time to
-                hand over; for what attention or a product makes and products of int8 matrices
-                without a norm read, nothing else.
+            rounded: store quantized activations, int8 in groups of 64: written by attention or a
+                matmul, read by int8 matmuls only.
 
         Raises:
-            ValueError: rows to be rounded are no whole groups.
+            ValueError: quantized rows are no whole groups.
         """
         if rounded and width % GROUP:
             raise ValueError(f"rounded rows are whole groups of {GROUP} numbers, not {width}")
@@ -95,12 +92,12 @@ class Program:
         stride: int = 1,
         offset: int = 0,
     ) -> None:
-        """Rows of the table "embed", and of "embed.extra" behind it.
+        """Embed token ids from table "embed"; ids after the vocabulary are rows of "embed.extra".
 
         Args:
             tensors: the tables.
-            ids: entry `stride * row + offset` of an input, or what was picked into a buffer.
-            to: where they go.
+            ids: input name, read at `stride * row + offset`; or a buffer that `pick` filled.
+            to: destination.
             stride: see `ids`.
             offset: see `ids`.
         """
@@ -115,7 +112,7 @@ class Program:
     def gather(
         self, at: Columns, which: str | None, to: Columns, norm: Any = None, eps: float = 0.0
     ) -> None:
-        """The rows that input `which` names, or all; normed by weights `norm` if given."""
+        """Copy the rows that input `which` names, or all; with an RMS norm if given."""
         rows = -1 if which is None else self._input(which)
         parts = (_view(at), rows, at.width, self._packed.keep(norm), eps, _view(to))
         self._add("gather", "gather", *parts)
@@ -132,22 +129,21 @@ class Program:
         residual: Columns | None = None,
         behind: tuple[Columns, Any] | None = None,
     ) -> None:
-        """See `Step` in `product.hpp`.
+        """Add a matmul.
 
         Args:
-            name: what a profile calls it.
+            name: in profiles.
             matrix: packed.
-            at: what is multiplied.
-            to: where results go.
-            norm: weights of an RMS norm that stands before it; of rows that were rounded for one,
-                the same weights again.
+            at: input rows.
+            to: destination.
+            norm: weights of an RMS norm of the input; for rows that were quantized for a norm, the
+                same weights again.
             eps: of that norm.
-            residual: what is added to results.
-            behind: a rounded buffer, and the weights of the norm that results are rounded for:
-                they go there too.
+            residual: added to the results.
+            behind: quantized buffer that gets the results too, and weights of the norm to apply.
 
         Raises:
-            ValueError: rounded rows are for a norm and there is none, or the other way round.
+            ValueError: rows were quantized for a norm and none is given, or the reverse.
         """
         if at.buffer in self._rounded and (at.buffer in self._normed) != (norm is not None):
             raise ValueError(f"product '{name}' reads rows that are rounded for another")
@@ -159,7 +155,7 @@ class Program:
         self._add(name, "product", *parts, self._packed.keep(weights))
 
     def paths(self, longest: int, rows: str) -> None:
-        """What rows see: inputs "rows", "tables" and "singles" as in `Plan`."""
+        """Set the visible keys of rows: inputs "rows", "tables" and "singles"."""
         inputs = map(self._input, ("rows", "tables", "singles"))
         self._add("paths", "paths", self._heads, longest, *inputs, self._count(rows))
 
@@ -172,16 +168,15 @@ class Program:
         to: Columns,
         whole: npt.NDArray[Any] | None = None,
     ) -> None:
-        """Path attention of one layer, over its memory of keys and values.
+        """Add attention of one layer over its keys and values.
 
         Args:
             memory: keys, and values.
-            angles: see `Layer` in `path_attention.hpp`.
-            norms: of queries and of keys, if there are any.
-            at: queries, keys and values of rows.
-            to: where their sums go.
-            whole: int32 `[1]`; while it holds 0, sums are made for the last row of each sequence
-                alone. None makes all.
+            angles: rotary table.
+            norms: of queries and of keys, if any.
+            at: queries, keys and values of the rows.
+            to: destination.
+            whole: int32 `[1]`; at 0 only the last row of each sequence is computed. None: all.
         """
         self._kept += [memory, whole]
         layer = Layer(
@@ -191,15 +186,14 @@ class Program:
         self._add("attention", "attention", self._heads, layer, asked, _view(at), _view(to))
 
     def argmax(self, at: Columns, rows: str) -> Columns:
-        """The place of each row's largest number, of equal ones the first; -1 if one is infinite or
-        no number.
+        """Add the argmax of logit rows: the first of equal ones; -1 if a number is not finite.
 
         Args:
             at: whole rows of logits.
-            rows: how many of them, the first ones, are looked at.
+            rows: count name; the first rows are read.
 
         Returns:
-            A buffer whose first column holds the places, as the bits of int32.
+            A buffer whose first column holds the indices as int32 bits.
         """
         to = self.buffer(rows, self._library.paceline_peaks())
         self._add("likeliest", "likeliest", _view(at), at.width, _view(to))
@@ -207,7 +201,7 @@ class Program:
 
     @property
     def ran(self) -> int:
-        """Operations of the last run."""
+        """Number of operations in the last run."""
         return int(self._library.paceline_ran(self._address))
 
     def run(
@@ -221,15 +215,15 @@ class Program:
         """Run all operations.
 
         Args:
-            counts: rows of buffers, by the names they were made with.
+            counts: row counts by name.
             inputs: int32 arrays by name.
             threads: to run on.
-            seconds: float64 `[operations]`; to each is added what the operation took.
-            operations: how many to run, the first ones; None for all.
+            seconds: float64 `[operations]`, increased by the time of each operation.
+            operations: run only the first ones; None for all.
 
         Raises:
-            OutOfMemory: there is none for so many rows.
-            ValueError: an operation refuses its inputs.
+            OutOfMemory: no memory for so many rows.
+            ValueError: an operation rejects its inputs.
         """
         self._bind(counts, inputs)
         measured = None if seconds is None else seconds.ctypes.data
@@ -243,25 +237,18 @@ class Program:
     def begin(
         self, counts: Mapping[str, int], inputs: Mapping[str, Any], threads: int, operations: int
     ) -> None:
-        """Begin to run the first so many operations; to be followed by `finish`, and until then by
-        nothing else. Arguments as for `run`."""
+        """Start the first operations in the background; call only `finish` next."""
         self._bind(counts, inputs)
         self._library.paceline_begin(
             self._address, operations, threads, self._numbers, self._pointers
         )
 
     def finish(self) -> None:
-        """Wait until what was begun has run.
-
-        Raises:
-            OutOfMemory: there is none for so many rows.
-            ValueError: an operation refuses its inputs.
-        """
+        """Wait for `begin`. Raises as `run`."""
         _check(self._library.paceline_finish(self._address))
 
     def read(self, of: Columns, rows: int) -> LogitArray:
-        """float32 `[rows, width]`, a view of a whole buffer, not rounded, that the next run
-        overwrites."""
+        """Return float32 `[rows, width]`, a view of a buffer that the next run overwrites."""
         if not rows:
             return np.zeros((0, of.width), dtype=np.float32)
         address = self._library.paceline_read(self._address, of.buffer)
@@ -274,7 +261,6 @@ class Program:
         return self._views[key]
 
     def _bind(self, counts: Mapping[str, int], inputs: Mapping[str, Any]) -> None:
-        """Put what a run is given where the library reads it."""
         for name, index in self._inputs.items():
             values = inputs[name]
             bound = self._bound[index]
@@ -286,24 +272,20 @@ class Program:
             self._numbers[index] = counts[name]
 
     def _add(self, name: str, kind: str, *arguments: Any) -> None:
-        """One more operation."""
         getattr(self._library, f"paceline_{kind}")(self._address, *arguments)
         self.names.append(name)
 
     def _input(self, name: str) -> int:
-        """The index of an input."""
         if name not in self._inputs:
             self._inputs[name] = len(self._inputs)
             self._bound.append(np.empty(0, dtype=np.int32))
         return self._inputs[name]
 
     def _count(self, name: str) -> int:
-        """The index of a number of rows."""
         return self._counts.setdefault(name, len(self._counts))
 
 
 def _check(error: bytes | None) -> None:
-    """Raise what went wrong."""
     if error == b"memory":
         raise OutOfMemory("no memory for a forward of this size: send fewer or shorter requests")
     if error is not None:

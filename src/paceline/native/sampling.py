@@ -1,4 +1,4 @@
-"""The race of a row's tokens in one native call (`race.hpp`)."""
+"""Native Gumbel race and top-k over logits."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import numpy as np
 from paceline.core.types import IntArray, LogitArray, ProbArray, SamplingParams
 from paceline.native.library import address, calls, library
 
+# `from_buffer` gives an address in a third of the time of numpy's own ways.
 _Memory = ctypes.c_char * 1
-"""Seen so, an array lends its address at a third of what numpy's own ways to it take."""
 
 
 class Choice(ctypes.Structure):
-    """`Choice` of `race.hpp`."""
-
     _fields_ = (
         *((name, ctypes.c_double) for name in ("temperature", "top_p", "log_min_p")),
         ("top_k", ctypes.c_int64),
@@ -25,10 +23,10 @@ class Choice(ctypes.Structure):
 
 
 class Race:
-    """Finds winners for one request."""
+    """Gumbel-max sampling for one request."""
 
     def __init__(self, params: SamplingParams) -> None:
-        """Take temperature and truncation; the temperature is not 0."""
+        """Bind temperature (not 0) and truncation."""
         lowest = float(np.log(params.min_p)) if params.min_p > 0 else -np.inf
         self._choice = Choice(params.temperature, params.top_p, lowest, params.top_k)
         self._at = ctypes.addressof(self._choice)
@@ -38,15 +36,15 @@ class Race:
         )
 
     def sample(self, logits: LogitArray | ProbArray, key: bytes) -> int | None:
-        """The token that wins under a position's noise.
+        """Return the token that wins under a position's Gumbel noise.
 
         Args:
             logits: float32 or float64 `[vocabulary]`, after penalties.
             key: the noise's 16 bytes.
 
         Returns:
-            The token; None where numpy has to find it: there is no library, rounding might decide,
-            or the logits are broken, or cannot be lent as they are.
+            The token; None if numpy must decide: no library, rounding might matter, or logits are
+            not finite or not contiguous.
         """
         find = self._find.get(logits.dtype.char)
         if find is None:
@@ -59,19 +57,16 @@ class Race:
         return None if token < 0 else token
 
 
-# The largest logits of several rows in one native call (`best.hpp`).
-
-
 def best(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray] | None:
-    """Ids and values of each row's `k` largest entries, largest first; of equal ones the first.
+    """Return ids and values of each row's top k, largest first, of equal ones the first.
 
     Args:
         logits: float32 `[n, vocabulary]`.
-        k: how many, from 1 to the vocabulary.
+        k: from 1 to the vocabulary.
 
     Returns:
-        int64 `[n, k]` and float32 `[n, k]`; None where there is no library, or a row has too few
-        numbers, or rows do not lie one after the other.
+        int64 `[n, k]` and float32 `[n, k]`; None without a library, for rows with too few finite
+        numbers, or rows that are not contiguous.
     """
     loaded = library()
     if loaded is None or logits.dtype != np.float32 or not logits.flags.c_contiguous:
@@ -84,17 +79,16 @@ def best(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray] | None:
 
 
 def rank_into(logits: LogitArray, tokens: List[int], table: array[int], width: int) -> bool:
-    """Write into a table what rows rank highest; of a token that stands twice, the last row.
+    """Write the top tokens of each row into a table; of a repeated token the last row counts.
 
     Args:
         logits: float32 `[n, vocabulary]`.
-        tokens: the tokens that the first rows belong to.
-        table: int32 `[vocabulary * width]`; a narrower vocabulary leaves the last places of a
-            token as they are.
-        width: places per token.
+        tokens: token of each of the first rows.
+        table: int32 `[vocabulary * width]`; a narrower vocabulary leaves the last entries.
+        width: entries per token.
 
     Returns:
-        Whether it was done: not without a library, nor where rows do not lie one after the other.
+        False if nothing was done: no library, or rows that are not contiguous.
     """
     if library() is None or logits.dtype != np.float32 or not logits.flags.c_contiguous:
         return False

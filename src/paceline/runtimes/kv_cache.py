@@ -1,8 +1,7 @@
-"""The memory of a paged key-value cache: blocks of 32 tokens with reference counts.
+"""Paged key-value cache: blocks of 32 tokens with reference counts, and prefix sharing.
 
-A full block whose tokens are known stays after its last holder has gone, for the next sequence
-that begins with them, until its memory is wanted or too many are kept: then the longest unused
-goes first.
+A full block with known tokens stays after its last holder, for later sequences with that prefix,
+until its memory is needed or too many are retained; the least recently used goes first.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from paceline.errors import OutOfMemory
 
 # Which full blocks hold which tokens, so that requests with a common beginning share them.
 
+# The empty chain.
 _START = 0
-"""Stands for the empty chain."""
 
 
 class PrefixIndex:
-    """Chains of full blocks by the tokens that they hold."""
+    """Chains of full blocks by their tokens."""
 
     def __init__(self, block: int) -> None:
-        """Know nothing yet; a full block holds `block` tokens."""
         self._size = block
         self._links: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}
         self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -39,7 +37,7 @@ class PrefixIndex:
         return block in self._keys
 
     def find(self, tokens: Sequence[int]) -> list[int]:
-        """Ids of the blocks that hold `tokens` from the first on, as many as are known."""
+        """Return ids of the known blocks that hold `tokens` from the first on."""
         found: list[int] = []
         link = _START
         for part in self._parts(tokens):
@@ -51,7 +49,7 @@ class PrefixIndex:
         return found
 
     def add(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Make known that `blocks` hold `tokens`; where others are known to, those stay."""
+        """Register blocks of `tokens`; existing entries stay."""
         link = _START
         for part, block in zip(self._parts(tokens), blocks, strict=False):
             key = (link, part)
@@ -63,7 +61,6 @@ class PrefixIndex:
             link = entry[0]
 
     def remove(self, block: int) -> None:
-        """Forget a block; nothing happens if it is not known."""
         key = self._keys.pop(block, None)
         if key is not None:
             del self._links[key]
@@ -73,26 +70,25 @@ class PrefixIndex:
             yield tuple(tokens[end - self._size : end])
 
 
+# Tokens per block, fixed by the attention kernel.
 BLOCK = 32
-"""Tokens per block, fixed by the attention kernel."""
 
 
+# Memory layout of a block; see `BlockPool`.
 Layout = Literal["tokens", "numbers", "pairs"]
-"""How a block lies in memory; see `BlockPool`."""
 
+# Block of a token, and its row in there.
 Place = tuple[int, int]
-"""A token's block, and its row there."""
 
 
 class BlockPool:
-    """The memory of all blocks, with reference counts.
+    """Memory of all blocks, with reference counts.
 
     `memory` is `[2 * layers, blocks + 1, kv_heads, 32, head_dim]`; slice 2l holds the keys of layer
-    l and slice 2l + 1 its values. By "tokens", a block holds the numbers of its first token, then
-    those of the second, and so on. By "numbers", that is so for values; a block of keys holds the
-    first number of its 32 tokens, then the second, and so on. By "pairs", it holds numbers 0 and 1
-    of its 32 tokens, then 2 and 3, and so on; and a block of values, number after number, those of
-    tokens 0 and 1, then of 2 and 3, and so on. Pages are only touched (and paid for) once used.
+    l and slice 2l + 1 its values. Layout "tokens" stores token after token. "numbers" transposes
+    keys: the first number of all 32 tokens, then the second. "pairs" stores keys as pairs of
+    numbers (0 and 1 of all tokens, then 2 and 3) and values as pairs of tokens. Pages take memory
+    on first use.
     """
 
     def __init__(
@@ -111,10 +107,9 @@ class BlockPool:
         Args:
             layers: of the model.
             kv_heads: per layer.
-            head_dim: width of a head, with what coarse rows hold beside their numbers.
-            blocks: how many sequences may hold in all; one more is made for `scratch`.
-            keep: most blocks to keep for sequences to come; None sets no limit, and at 0 no
-                sequence shares another's.
+            head_dim: width of a head, scale and zero point included.
+            blocks: for sequences; one more is made for `scratch`.
+            keep: most blocks retained for prefix sharing; None for no limit, 0 for no sharing.
             dtype: of the numbers.
             layout: see above.
         """
@@ -125,8 +120,8 @@ class BlockPool:
         self._keys = _turned(keys, 1 if layout == "numbers" else 2) if layout != "tokens" else keys
         self._values = _paired(values) if layout == "pairs" else values
         self._together = 2 if layout == "pairs" else 1
+        # For padding rows; no sequence gets it.
         self.scratch = blocks
-        """A block that no sequence gets, for rows whose results nobody wants."""
         self.sharing = keep != 0
         self._keep = blocks if keep is None else keep
         self.index = PrefixIndex(BLOCK)
@@ -137,22 +132,20 @@ class BlockPool:
 
     @property
     def block(self) -> int:
-        """Tokens per block."""
         return BLOCK
 
     @property
     def blocks(self) -> int:
-        """Blocks that sequences may hold, in all."""
         return len(self._references)
 
     @property
     def free(self) -> int:
-        """Blocks nobody holds, whether or not their tokens are known."""
+        """Blocks without holder, retained ones included."""
         return len(self._free) + len(self._idle)
 
     @property
     def bytes_per_token(self) -> int:
-        """Memory that a cached token takes."""
+        """Memory of a cached token."""
         return int(self.memory.nbytes) // ((self.blocks + 1) * BLOCK)
 
     def take(self, count: int) -> list[int]:
@@ -172,13 +165,13 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Count one more holder of each block."""
+        """Add a holder to each block."""
         for block in blocks:
             self._references[block] += 1
             self._idle.pop(block, None)
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """Count one holder less of each of a sequence's blocks; those without become free."""
+        """Remove a holder from each block; blocks without holder become free."""
         for block in reversed(blocks):  # the end of a chain is the first to be evicted
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -190,7 +183,6 @@ class BlockPool:
             self._free.append(self._evict())
 
     def shared(self, block: int) -> bool:
-        """Whether more than one holder reads this block."""
         return self._references[block] > 1
 
     def _evict(self) -> int:
@@ -203,27 +195,26 @@ class BlockPool:
         self.memory[:, destination] = self.memory[:, source]
 
     def move(self, sources: Sequence[Place], destinations: Sequence[Place]) -> None:
-        """Move single tokens in all layers, one after the other."""
+        """Move single tokens in all layers, in order."""
         for old, new in zip(sources, destinations, strict=True):
             for to, at in zip(self.token(*new), self.token(*old), strict=True):
                 to[:] = at
 
     def token(self, block: int, row: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Keys and values of a token in all layers, `[layers, kv_heads, head_dim]` each (or that
-        with pairs apart): views that may be written to."""
+        """Return writable views of a token's keys and values, `[layers, kv_heads, head_dim]`."""
         line, odd = divmod(row, self._together)
         values = self._values[:, block, :, line]
         return self._keys[:, block, :, row], values[..., odd] if self._together > 1 else values
 
 
 def _turned(keys: npt.NDArray[Any], together: int) -> npt.NDArray[Any]:
-    """`[layers, blocks, kv_heads, 32, ...]` of keys whose numbers lie so many at a time."""
+    # `[layers, blocks, kv_heads, 32, ...]` view of transposed keys, `together` numbers at a time.
     parts = keys.reshape(*keys.shape[:3], keys.shape[4] // together, BLOCK, together)
     return parts.swapaxes(3, 4)
 
 
 def _paired(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`[layers, blocks, kv_heads, 16, head_dim, 2]` of values whose tokens lie two at a time."""
+    # `[layers, blocks, kv_heads, 16, head_dim, 2]` view of values in pairs of tokens.
     return values.reshape(*values.shape[:3], BLOCK // 2, values.shape[4], 2)
 
 
@@ -235,13 +226,13 @@ class PagedCache:
     """Block table of one sequence.
 
     Attributes:
-        pool: where the blocks live.
-        blocks: ids, in order of positions.
+        pool: memory of the blocks.
+        blocks: ids in order of positions.
         length: cached tokens.
-        places: between a forward and its `keep`, where attention stored each drafted node: its
-            position in this table. Empty where branches are kept apart.
-        branches: between a forward and its `keep`, one entry per root-to-leaf path: the nodes,
-            and the private blocks that hold them (None: the sequence's own blocks do).
+        places: between a forward and its `keep`: position in this table of each drafted node. Empty
+            where branches have their own blocks.
+        branches: between a forward and its `keep`: nodes of each root-to-leaf path and its private
+            blocks (None: the sequence's own).
     """
 
     pool: BlockPool
@@ -251,10 +242,7 @@ class PagedCache:
     branches: list[tuple[tuple[int, ...], list[int] | None]] = field(default_factory=list)
 
     def share(self, tokens: Sequence[int]) -> None:
-        """Go on from the full blocks that are known to hold the head of `tokens`.
-
-        Of these the cache must hold the first already; it changes if more are known.
-        """
+        """Extend an empty or shared cache by the known full blocks of a prefix of `tokens`."""
         found = self.pool.index.find(tokens) if self.pool.sharing else []
         if len(found) * BLOCK > self.length:
             self.pool.share(found)
@@ -263,20 +251,17 @@ class PagedCache:
             self.length = len(found) * BLOCK
 
     def publish(self, tokens: Sequence[int]) -> None:
-        """Let others begin with the full blocks of this cache, whose tokens are `tokens`.
-
-        Either may be longer than the other; what both have must agree.
-        """
+        """Register the full blocks of this cache, whose tokens are `tokens`, for prefix sharing."""
         if self.pool.sharing:
             full = min(self.length, len(tokens)) // BLOCK
             self.pool.index.add(tokens[: full * BLOCK], self.blocks[:full])
 
     def needed(self, tokens: int) -> int:
-        """Blocks that `reserve` would take."""
+        """Return the number of blocks that `reserve` would take."""
         return self._missing(tokens) + len(self._to_copy())
 
     def reserve(self, tokens: int) -> None:
-        """Make the next `tokens` positions writable by this sequence alone.
+        """Make the next `tokens` positions writable by this sequence alone (copy on write).
 
         Raises:
             OutOfMemory: the pool is full; the cache is unchanged then.
@@ -299,15 +284,13 @@ class PagedCache:
         return max(-(-(self.length + tokens) // BLOCK) - len(self.blocks), 0)
 
     def _to_copy(self) -> list[int]:
-        """Places in the block table that this sequence would write to and others read."""
         first = self.length // BLOCK
         return [i for i in range(first, len(self.blocks)) if self.pool.shared(self.blocks[i])]
 
     def branch(self, nodes: tuple[int, ...], tokens: int) -> list[int]:
-        """A block table for another continuation of the cached prefix.
+        """Return a block table for another continuation of the cached prefix.
 
-        Full blocks are shared; the last, partial one is copied. `tokens` positions behind the
-        prefix are writable.
+        Full blocks are shared, a partial one is copied; `tokens` more positions are writable.
         """
         first = self.length // BLOCK
         private = self.pool.take(-(-(self.length + tokens) // BLOCK) - first)
@@ -317,7 +300,7 @@ class PagedCache:
         return self.blocks[:first] + private
 
     def adopt(self, pending: int, path: Sequence[int]) -> None:
-        """Keep the branch that starts with `path`, extend the prefix, drop the other branches."""
+        """Commit the branch that starts with `path` and drop the others."""
         kept = tuple(path)
         for index, (nodes, private) in enumerate(self.branches):
             if nodes[: len(kept)] == kept:
@@ -333,7 +316,7 @@ class PagedCache:
         self.length += pending + len(kept)
 
     def discard(self) -> None:
-        """Drop all that was drafted."""
+        """Drop all drafted branches."""
         self.places = []
         for _, private in self.branches:
             if private is not None:
@@ -341,7 +324,7 @@ class PagedCache:
         self.branches.clear()
 
     def move(self, sources: Sequence[int], destination: int) -> None:
-        """Move the rows at ascending positions `sources` to those from `destination` on."""
+        """Move rows at ascending positions `sources` to those from `destination` on."""
 
         def place(position: int) -> Place:
             return self.blocks[position // BLOCK], position % BLOCK
@@ -351,7 +334,7 @@ class PagedCache:
             self.pool.move([place(old) for old, _ in moves], [place(new) for _, new in moves])
 
     def truncate(self, length: int) -> None:
-        """Forget positions from `length` on and give whole unused blocks back."""
+        """Drop positions from `length` on and release unused blocks."""
         self.discard()
         used = -(-length // BLOCK)
         self.pool.drop(self.blocks[used:])
@@ -359,11 +342,10 @@ class PagedCache:
         self.length = length
 
     def fork(self) -> PagedCache:
-        """A second cache over the same blocks; whoever writes first copies."""
+        """Return a second cache over the same blocks, copied on write."""
         used = self.blocks[: -(-self.length // BLOCK)]
         self.pool.share(used)
         return PagedCache(self.pool, list(used), self.length)
 
     def release(self) -> None:
-        """Give all blocks back."""
         self.truncate(0)

@@ -1,4 +1,4 @@
-"""What a pass is as arrays: its rows' tokens, their places, and what each of them sees."""
+"""Arrays of a pass: token rows, positions and attention mask; table of extra embeddings."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from paceline.errors import InvalidOption
 
 
 def pass_rows(p: Pass) -> int:
-    """Number of token rows of a pass."""
     return len(p.pending) + (0 if p.draft is None else len(p.draft))
 
 
 def pass_tokens(p: Pass) -> IntArray:
-    """int64 `[rows]`, the pending tokens, then the draft's."""
+    """Return int64 `[rows]`: the pending tokens, then the draft's."""
     pending = np.asarray(p.pending, dtype=np.int64)
     return pending if p.draft is None else np.concatenate([pending, p.draft.tokens])
 
 
 def pass_positions(p: Pass, cached: int) -> IntArray:
-    """int64 `[rows]`, the place in the sequence: nodes count from the root by depth."""
+    """Return int64 `[rows]`, positions in the sequence; a node's is the root's plus its depth."""
     pending = np.arange(cached, cached + len(p.pending), dtype=np.int64)
     if p.draft is None:
         return pending
@@ -30,9 +29,9 @@ def pass_positions(p: Pass, cached: int) -> IntArray:
 
 
 def pass_mask(p: Pass, cached: int) -> BoolArray:
-    """bool `[rows, cached + rows]`, True where a row sees a column.
+    """Return the attention mask, bool `[rows, cached + rows]`.
 
-    A pending token sees the cached tokens and the pending ones up to itself; a node sees all of
+    A pending token sees the cached tokens and the pending ones up to itself. A node sees all of
     those, its ancestors and itself.
     """
     rows, pending = pass_rows(p), len(p.pending)
@@ -42,25 +41,22 @@ def pass_mask(p: Pass, cached: int) -> BoolArray:
     return mask
 
 
-# Embeddings that belong to no token:
-
-
 def no_rows(width: int) -> LogitArray:
-    """A table without rows."""
     return np.zeros((0, width), dtype=np.float32)
 
 
 def with_rows(table: LogitArray, rows: LogitArray) -> tuple[LogitArray, int]:
-    """A table that holds some rows, and the place of the first of them.
-
-    Rows that stand there already are not added again: then it is the same table.
+    """Append embedding rows to a table; rows that it already holds are not added again.
 
     Args:
         table: float32 `[n, width]`.
         rows: float32 `[m, width]`, finite, at least one.
 
+    Returns:
+        The table, the same object if the rows were there, and the index of the first row.
+
     Raises:
-        InvalidOption: the rows are none, of another width, or not finite.
+        InvalidOption: no rows, another width, or values that are not finite.
     """
     wide = rows.ndim == 2 and rows.shape[1:] == table.shape[1:] and len(rows) > 0
     if not wide or not np.isfinite(rows).all():

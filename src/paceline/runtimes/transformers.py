@@ -1,4 +1,4 @@
-"""The transformers runtime: any causal language model of that library, correct before fast."""
+"""Transformers runtime: any causal language model of that library, correct before fast."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ from paceline.models.weights import Weights
 from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.runtimes.torch.target import require_masked, to_numpy, torch_device, torch_dtype
 
-# How models of the transformers library are read, and made of our own readers' weights.
-
 
 def load(source: ModelSource, dtype: torch.dtype) -> Any:
-    """The library's model of a source, on the CPU.
+    """Load the library's model of a source, on the CPU.
 
     Raises:
         OSError, ValueError, KeyError, ImportError, RuntimeError: the library cannot read it.
@@ -47,7 +45,6 @@ def load(source: ModelSource, dtype: torch.dtype) -> Any:
 
 
 def _from_weights(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> Any:
-    """The library's model for a Llama-family shape and weights."""
     theirs = transformers.AutoConfig.for_model(
         config.family,
         vocab_size=config.vocab_size,
@@ -79,7 +76,7 @@ def _from_weights(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the library's progress bars and advice."""
+    """Silence the library's progress bars and advice."""
     logging: Any = transformers.utils.logging
     bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
@@ -103,7 +100,7 @@ class TransformersCache:
     Attributes:
         inner: a `DynamicCache`; its tensors `[1, kv_heads, tokens, head_dim]` are replaced, never
             written in place, so forks may share them.
-        length: number of cached tokens. What `inner` has beyond belongs to the last forward.
+        length: cached tokens. What `inner` has beyond belongs to the last forward.
     """
 
     inner: Any
@@ -112,8 +109,6 @@ class TransformersCache:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Logits and hidden states of some rows, `[rows, width]` each."""
-
     logits: Tensor
     hidden: Tensor
 
@@ -121,18 +116,18 @@ class _Rows:
 class TransformersTarget:
     """A causal language model of the transformers library as a `Target`.
 
-    Sequences of a batch run one after the other. A draft with branches runs as one masked pass
-    where the model can do it, which is tried out when it is loaded, and else path by path. Logits
-    are float32, or float64 of a float64 model.
+    Sequences of a batch run one after the other. A draft with branches runs as one masked pass if a
+    probe at loading shows that the model can, else path by path. Logits are float32, or float64
+    of a float64 model.
 
     Args:
-        model: the model, in evaluation mode on its device.
+        model: in evaluation mode on its device.
         precision: name of its dtype, for display.
-        options: how it was loaded; only the context limit is used here.
+        options: only the context limit is used.
 
     Raises:
-        RuntimeUnavailable: the model's cache is not one of plain keys and values, so drafts could
-            not be rolled back.
+        RuntimeUnavailable: the cache is not one of plain keys and values, so drafts cannot be
+            rolled back.
     """
 
     def __init__(
@@ -165,7 +160,7 @@ class TransformersTarget:
         source: ModelSource,
         options: RuntimeOptions = DEFAULT_OPTIONS,
     ) -> TransformersTarget:
-        """Read a model.
+        """Load a model.
 
         Raises:
             ModelError: transformers cannot read the model.
@@ -189,21 +184,17 @@ class TransformersTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this target can do."""
         return self._capabilities
 
-    def warm_up(self) -> None:
-        """Nothing is left to do after loading."""
+    def warm_up(self) -> None: ...
 
     def open(self) -> TransformersCache:
-        """A new, empty cache."""
         return TransformersCache(transformers.DynamicCache())
 
     @torch.inference_mode()
     def prefill(
         self, cache: TransformersCache, tokens: Sequence[int], features: bool = False
     ) -> None:
-        """Append `tokens` to the cache in chunks, computing no more than one row of logits."""
         _cut(cache.inner, cache.length)
         for start in range(0, len(tokens), _CHUNK):
             p = Pass(cache, tokens[start : start + _CHUNK])
@@ -212,7 +203,6 @@ class TransformersTarget:
 
     @torch.inference_mode()
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
-        """A forward for each of `passes`, one after the other."""
         outputs = []
         for p in passes:
             result = self._rows(p)
@@ -221,7 +211,6 @@ class TransformersTarget:
         return outputs
 
     def keep(self, cache: TransformersCache, pending: int, path: Sequence[int]) -> None:
-        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`."""
         start = cache.length + pending
         if list(path) != list(range(len(path))):
             rows = torch.tensor([*range(start), *(start + node for node in path)])
@@ -232,11 +221,9 @@ class TransformersTarget:
         cache.length = start + len(path)
 
     def truncate(self, cache: TransformersCache, length: int) -> None:
-        """Forget all cached tokens from position `length` on."""
         cache.length = min(cache.length, length)
 
     def fork(self, cache: TransformersCache) -> TransformersCache:
-        """An independent cache with the same content."""
         fork = self.open()
         if cache.length:
             for index, layer in enumerate(cache.inner.layers):
@@ -246,7 +233,6 @@ class TransformersTarget:
         return fork
 
     def release(self, cache: TransformersCache) -> None:
-        """Give the cache's memory back; the cache must not be used again."""
         cache.inner, cache.length = transformers.DynamicCache(), 0
 
     def _rows(self, p: Pass) -> _Rows:
@@ -263,7 +249,7 @@ class TransformersTarget:
         return self._run(cache.inner, tokens, positions, len(tokens) - len(p.pending) + 1, mask)
 
     def _by_paths(self, p: Pass, draft: TokenTree) -> _Rows:
-        """Every root-to-leaf path as a plain continuation of the pending tokens."""
+        # Every root-to-leaf path as a continuation of the pending tokens.
         inner, plain = p.cache.inner, Pass(p.cache, p.pending)
         positions = pass_positions(p, p.cache.length)
         pending = len(p.pending)
@@ -302,7 +288,6 @@ class TransformersTarget:
         last: int,
         mask: Tensor | None = None,
     ) -> _Rows:
-        """Run the model over one sequence; returns its `last` rows."""
         few = {"logits_to_keep": last} if self._few_logits else {}
         out = self._model(
             input_ids=torch.from_numpy(tokens).to(self._device)[None],
@@ -316,11 +301,6 @@ class TransformersTarget:
         return _Rows(out.logits[0, -last:], out.hidden_states[-1][0, -last:])
 
     def _probe(self, config: Any) -> _Rows:
-        """Rows of a small branched draft, run path by path.
-
-        Raises:
-            RuntimeUnavailable: the model fails, or does not keep plain keys and values.
-        """
         try:
             rows, layers = self._try_draft(config)
         except Exception as error:  # foreign model code may raise anything
@@ -344,7 +324,6 @@ class TransformersTarget:
         return rows, cache.inner.layers
 
     def _masks_work(self, expected: _Rows) -> bool:
-        """Whether a masked pass gives the logits that single paths give."""
         self._masked = True
         try:
             found = self._try_draft(None)[0].logits.float()
@@ -360,7 +339,6 @@ _BRANCHED = tree.merge(tree.chain([4, 5]), tree.chain([6, 5]))
 
 
 def _cut(inner: Any, length: int) -> None:
-    """Drop what a `DynamicCache` holds beyond `length` tokens."""
     if inner.get_seq_length() > length:
         for layer in inner.layers:
             layer.keys = layer.keys[..., :length, :]

@@ -1,4 +1,4 @@
-"""Weights as the CPU graph wants them: fused, compressed, and kept on disk for the next start."""
+"""Prepared weights of the CPU runtime: fused, compressed, and cached on disk."""
 
 from __future__ import annotations
 
@@ -25,20 +25,16 @@ from paceline.networks.weights import Trained
 
 Precision = Literal["int8", "fp32", "int4"]
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp32", "int4")
+# Columns that share a scale and a zero point.
 INT4_GROUP = 32
-"""Columns that share a scale and a zero point."""
 
+# Compressed matrix: `weight` (float32, int8 or packed uint8), `scale` (float32), and for int4
+# `zero` (float32, in steps).
 Packed = dict[str, np.ndarray]
-"""A compressed matrix: `weight` (float32, int8 or packed uint8), and for the compressed kinds
-`scale` (float32) and, for int4, `zero` (float32, in steps)."""
 
 
 def check_precision(precision: str) -> Precision:
-    """Return `precision` if it is known.
-
-    Raises:
-        InvalidOption: it is not.
-    """
+    """Return `precision`; raise InvalidOption if it is unknown."""
     for known in PRECISIONS:
         if precision == known:
             return known
@@ -73,7 +69,7 @@ def _pack_int4(matrix: LogitArray) -> Packed:
 
 
 def _nibbles(codes: LogitArray) -> np.ndarray:
-    """Two codes per byte, the first in the low half; odd lengths are padded."""
+    # Two codes per byte, the first in the low half; odd lengths are padded.
     flat = codes.astype(np.uint8).ravel()
     if len(flat) % 2:
         flat = np.append(flat, np.uint8(0))
@@ -82,7 +78,7 @@ def _nibbles(codes: LogitArray) -> np.ndarray:
 
 
 def unpack(packed: Packed, shape: tuple[int, int]) -> LogitArray:
-    """The float32 matrix that a packed one stands for."""
+    """Return the float32 matrix of a packed one."""
     weight = packed["weight"]
     if weight.dtype == np.float32:
         return weight
@@ -99,8 +95,8 @@ def unpack(packed: Packed, shape: tuple[int, int]) -> LogitArray:
     return result
 
 
+# Increase when the content of prepared files changes.
 _FORMAT = 3
-"""Raised whenever the content of prepared files changes, so that old ones are not read."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,7 +104,7 @@ _LOG = logging.getLogger(__name__)
 def prepare(config: ModelConfig, weights: Weights, precision: Precision) -> dict[str, np.ndarray]:
     """Fuse query-key-value and gate-up projections and compress all matrices.
 
-    Embedding and LM head are int8 even at int4: they decide which token wins.
+    Embedding and LM head are int8 even at int4, since they decide the argmax.
     """
     out: dict[str, np.ndarray] = {}
 
@@ -143,10 +139,9 @@ def prepare(config: ModelConfig, weights: Weights, precision: Precision) -> dict
 
 
 def load_prepared(source: ModelSource, precision: Precision) -> dict[str, np.ndarray]:
-    """Prepared weights from the cache, made and stored if absent.
+    """Load prepared weights from the disk cache; make and store them if absent.
 
-    A file that is truncated, damaged or of another making is made again, and a cache that cannot
-    be written only costs the next start time; either is logged in one line.
+    Damaged or outdated files are made again; a cache that cannot be written is logged.
     """
     key = f"{source.fingerprint}-{precision}-v{_FORMAT}"
     path = cache_dir() / "prepared" / f"{key}.safetensors"
@@ -166,7 +161,7 @@ def load_prepared(source: ModelSource, precision: Precision) -> dict[str, np.nda
 
 
 def _read(path: Path, key: str) -> dict[str, np.ndarray]:
-    """The tensors of a file; ValueError if they are not those that `_store` put there as `key`."""
+    # ValueError unless the tensors are those that `_store` wrote for `key`.
     with safe_open(path, "np") as file:
         metadata = file.metadata() or {}
         if metadata.get("key") != key:
@@ -178,14 +173,13 @@ def _read(path: Path, key: str) -> dict[str, np.ndarray]:
 
 
 def _store(path: Path, key: str, tensors: dict[str, np.ndarray]) -> None:
-    """Write atomically; nothing is left behind where that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as part:
         save_file(tensors, part, {"key": key, "checksum": _checksum(tensors)})
 
 
 def _checksum(tensors: dict[str, np.ndarray]) -> str:
-    """CRC-32 of names, types, shapes and numbers; about 4 GB a second."""
+    # CRC-32 of names, types, shapes and numbers.
     crc = 0
     for name, array in sorted(tensors.items()):
         crc = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), crc)
@@ -199,20 +193,20 @@ Tensors = dict[str, np.ndarray]
 
 
 def packed(trained: Trained, target: Mapping[str, np.ndarray], precision: str) -> Tensors:
-    """The network's weights and the target's share in them, compressed.
+    """Return the compressed weights of a network, shared target weights included.
 
     Args:
         trained: network and parameters.
         target: the target's prepared weights.
-        precision: of the network's matrices, "fp32"; any other stands for "int8".
+        precision: of the network's matrices: "fp32", or any other for int8.
 
     Returns:
-        By the network's own names: parameters of one axis and "slots" as they are, of matrices
-        `NAME.weight` and, but for float32, `NAME.scale`; so "embed" and "head", too, the target's
-        embedding and the rows of its LM head that may be drafted.
+        By the network's names: parameters of one axis and "slots" as they are; of matrices
+        `NAME.weight` and, but for float32, `NAME.scale`. "embed" is the target's embedding, "head"
+        the rows of its LM head that may be drafted.
 
     Raises:
-        InvalidOption: the target lacks layers that the network borrows.
+        InvalidOption: the target lacks layers whose weights the network shares.
     """
     out: Tensors = {}
     for name, array in trained.parameters.items():
@@ -231,11 +225,6 @@ def packed(trained: Trained, target: Mapping[str, np.ndarray], precision: str) -
 
 
 def _target_weights(network: Network, target: Mapping[str, np.ndarray]) -> Tensors:
-    """What a network borrows of the target, all parts of compressed matrices, by its own names.
-
-    Raises:
-        InvalidOption: the target lacks something of it.
-    """
     out: Tensors = {}
     for mine, theirs in network.target_weights().items():
         parts = {

@@ -108,7 +108,7 @@ class _Chain(CandidateTree):
                 return
 
 
-# Drafts from native tree expansion (`native/best_first.hpp`).
+# Drafts from native tree expansion (`native/drafting/best_first.hpp`).
 
 
 class Workspace:

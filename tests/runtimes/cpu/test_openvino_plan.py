@@ -1,4 +1,4 @@
-"""What the CPU runtime decides of what it is asked, with and without our own operations."""
+"""What the CPU runtime decides of what it is asked, with and without native kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paceline.runtimes.cpu.plan import KV_TOKENS, PREFIX_TOKENS, Plan, plan
 from paceline.runtimes.kv_cache import BLOCK
 
 
-@pytest.fixture(params=[True, False], ids=["own", "plugin"])
-def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether our own operations take the model; the processor can do the rest."""
+@pytest.fixture(params=[True, False], ids=["native", "plugin"])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether native kernels take the model; the processor can do the rest."""
     monkeypatch.setattr(openvino_plan, "takes", lambda *_: request.param)
     monkeypatch.setattr(openvino_plan, "check_processor", lambda: None)
     monkeypatch.setattr(openvino_plan, "quantises_activations", lambda p: p != "fp32")
@@ -31,13 +31,13 @@ def made(precision: Any = "int8", **options: Any) -> Plan:
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_the_default_cache_is_coarser_only_where_we_run_int8(
-    own: bool, precision: str, pairs: bool, monkeypatch: pytest.MonkeyPatch
+    native: bool, precision: str, pairs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openvino_plan, "has_bf16_dot", lambda: pairs)
     chosen = made(precision)
     half = "bf16" if pairs else "fp16"
-    name = half if own and precision == "int8" else "fp32"
-    assert (chosen.own, chosen.kv_precision, chosen.kv) == (own, name, KV_FORMATS[name])
+    name = half if native and precision == "int8" else "fp32"
+    assert (chosen.native, chosen.kv_precision, chosen.kv) == (native, name, KV_FORMATS[name])
     assert (chosen.kv_tokens, chosen.keep) == (KV_TOKENS, PREFIX_TOKENS // BLOCK)
     assert made(precision, kv_precision="fp32").kv_precision == "fp32"
 
@@ -55,10 +55,10 @@ def test_the_default_cache_is_coarser_only_where_we_run_int8(
     ],
 )
 def test_prefixes_are_kept_where_rows_are_those_of_any_batch(
-    own: bool, precision: str, options: dict[str, Any], shared: tuple[bool, bool]
+    native: bool, precision: str, options: dict[str, Any], shared: tuple[bool, bool]
 ) -> None:
-    """With our own operations, and with the plugin's."""
-    assert bool(made(precision, **options).keep) is shared[0 if own else 1]
+    """With native kernels, and with the plugin's."""
+    assert bool(made(precision, **options).keep) is shared[0 if native else 1]
 
 
 def test_a_cache_holds_whole_blocks() -> None:
@@ -66,9 +66,9 @@ def test_a_cache_holds_whole_blocks() -> None:
     assert (chosen.kv_tokens, chosen.blocks, chosen.capacity) == (3 * BLOCK + 1, 3, 3 * BLOCK)
 
 
-def test_own_operations_that_cannot_be_had_are_an_error(own: bool) -> None:
-    if own:
-        assert made(attention="paths").own
+def test_own_operations_that_cannot_be_had_are_an_error(native: bool) -> None:
+    if native:
+        assert made(attention="paths").native
     else:
         with pytest.raises(RuntimeUnavailable, match="'paths' needs"):
             made(attention="paths")
@@ -86,6 +86,6 @@ def test_own_operations_that_cannot_be_had_are_an_error(own: bool) -> None:
         ({"prefix_tokens": -1}, "prefix_tokens 0 or more"),
     ],
 )
-def test_what_cannot_be_is_named(own: bool, options: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_is_named(native: bool, options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         made(**options)

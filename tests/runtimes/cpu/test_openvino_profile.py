@@ -18,7 +18,8 @@ pytest.importorskip("openvino")
 from paceline.core import tree
 from paceline.core.target import Pass
 from paceline.core.types import TokenTree
-from paceline.runtimes.cpu.profile import GROUPS, count, group
+from paceline.runtimes.cpu.openvino.requests import count
+from paceline.runtimes.cpu.profile import GROUPS, group
 
 PRODUCTS = {name for name in GROUPS if name.startswith("product ")}
 BRANCHES = TokenTree(np.array([1, 2, 3]), np.array([-1, -1, 0]))

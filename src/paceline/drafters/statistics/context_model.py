@@ -140,7 +140,7 @@ def _kind() -> type:
     return PlainContextModel if library() is None else NativeContextModel
 
 
-# N-gram model of the target in C++ (`native/context_model.hpp`).
+# N-gram model of the target in C++ (`native/drafting/context_model.hpp`).
 
 
 class NativeContextModel(ContextModel):

@@ -128,7 +128,7 @@ def _kind() -> type:
     return NativeAutomaton
 
 
-# Suffix automaton in C++ (`native/automaton.hpp`).
+# Suffix automaton in C++ (`native/drafting/automaton.hpp`).
 
 
 class NativeAutomaton(Automaton):

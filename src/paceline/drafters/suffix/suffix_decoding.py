@@ -27,7 +27,7 @@ from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import BLEND_CONTEXTS, OTHER_SOURCE, TRIED_CONTEXTS
 from paceline.trees.candidates import CandidateTree, Offer, Workspace
 
-# Tree expansion of `SuffixDecoding` in C++ (`native/suffixes.hpp`):
+# Tree expansion of `SuffixDecoding` in C++ (`native/drafting/suffixes.hpp`):
 
 # Offers of one length of context, from both texts.
 _MOST = 2 * BEST

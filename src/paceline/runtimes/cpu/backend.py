@@ -1,66 +1,103 @@
-"""A way to run forwards on the CPU: there is our own, and the plugin's."""
+"""Backend contract of the CPU runtime. Implementations: native kernels and the OpenVINO plugin."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from paceline.core.types import LogitArray
-from paceline.runtimes.cpu.batch import Batch
+import numpy.typing as npt
+
+from paceline.core.types import LogitArray, TokenTree
 from paceline.runtimes.cpu.profile import Counted
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
 
+Input = int | list[int] | npt.NDArray[Any]
+
+NO_ROOM = "no memory to load the model: free some, or load a smaller model or precision int8"
+
+
+class Batch(ABC):
+    """Inputs of one forward, filled pass by pass."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logit_rows: list[int] = []
+        self.feature_rows: list[int] = []
+        self.argmax = False  # some pass asks for the argmax by row
+
+    @abstractmethod
+    def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:
+        """Add rows of pending `tokens`, after the cached ones, and of `draft` after them.
+
+        Returns:
+            The first row; the others follow in order, the draft's nodes by number.
+
+        Raises:
+            OutOfMemory: the cache cannot hold them.
+        """
+
+    @abstractmethod
+    def inputs(self) -> dict[str, Input]:
+        """Return the inputs by name."""
+
+    def common(self) -> dict[str, Input]:
+        """Return the int32 inputs that every backend takes."""
+        return {
+            "input_ids": self.ids,
+            "logit_rows": self.logit_rows,
+            "feature_rows": self.feature_rows,
+        }
+
 
 class Outcome(Protocol):
-    """What a forward gave."""
+    """Outputs of one forward."""
 
+    # Inference alone, without setting inputs and reading outputs.
     seconds: float
-    """What it took, inputs and outputs left out."""
 
     def output(self, name: str) -> LogitArray:
-        """float32 `[n, ...]`, a view that the next forward overwrites: "logits" and "hidden" of the
-        batch's logit rows, "features" of its feature rows."""
+        """Return float32 `[n, ...]`, a view that the next forward overwrites.
+
+        "logits" and "hidden" are of the batch's logit rows, "features" of its feature rows.
+        """
         ...
 
     def argmax(self) -> list[int]:
-        """By logit row, see `Output.argmax`; empty if nobody asks, or it is not known."""
+        """Return the argmax by logit row; empty if no pass asked for it or it is unknown."""
         ...
 
 
 class Steps(ABC):
-    """Keeps keys and values, lays rows out, and runs them."""
+    """Backend of the target: owns the key-value blocks, lays rows out and runs forwards."""
 
+    # "paths" (native kernels) or "plugin".
     name: str
-    """"paths" (our own) or "plugin"."""
     row_buckets: tuple[int, ...]
-    """See `types.Capabilities`."""
     pool: BlockPool
-    """Memory for keys and values."""
 
     @abstractmethod
     def start(self, extra: LogitArray) -> None:
-        """Make ready, with embeddings behind those of the vocabulary; may be called again."""
+        """Prepare for forwards, with extra embeddings after the vocabulary. May be called again."""
 
     @abstractmethod
     def complete(self) -> None:
-        """Make everything ready that use would bring about."""
+        """Compile everything that use would compile later."""
 
     @abstractmethod
     def batch(self) -> Batch:
-        """The inputs of a forward, to be filled."""
+        """Return an empty batch."""
 
     def pad(self, batch: Batch, rows: int) -> None:
-        """Add idle rows where that is faster, as for `rows` rows at least."""
+        """Add idle rows where that is faster, to the bucket of `rows` rows at least."""
 
     @abstractmethod
-    def run(self, batch: Batch) -> Outcome:
-        """Run a forward."""
+    def run(self, batch: Batch) -> Outcome: ...
 
     @abstractmethod
     def counted(self, batch: Batch, runs: int) -> Counted:
-        """Repeat a forward, and say what its parts take."""
+        """Repeat a forward and return the time of its parts."""
 
     @abstractmethod
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
-        """Commit the pending tokens and a path of the last forward's draft."""
+        """Commit the pending tokens and an accepted path of the last forward's draft."""

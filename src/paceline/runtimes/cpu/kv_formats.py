@@ -1,19 +1,14 @@
-"""What the CPU plugin is told, and what follows from it for exactness.
+"""Key-value formats and activation quantization of the CPU runtime, and their exactness.
 
-Measured, and tested: matrix products give a row the same numbers in a pass of any size at fp32, and
-at int8 while activations are quantised too, in whole groups. Otherwise (int4 weights, a processor
-without the instructions, narrow models) last bits depend on how many rows a pass has.
-
-Attention reads keys and values back from the cache, those of its own pass as well. So whatever a
-cache rounds, it rounds alike in plain and drafted steps, as long as it rounds every row by itself.
+Tested: fp32 matmuls, and int8 matmuls with quantized activations in whole groups, do not depend
+on the rows of a pass; others may differ in last bits. Attention reads every key back from the
+cache, so rounding per row is the same in plain and drafted steps.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,48 +18,41 @@ from paceline.models.config import ModelConfig
 from paceline.native.library import KvDtype
 from paceline.runtimes.weights import Precision
 
-_GROUP = 64
-"""Activations per dynamic quantisation scale. 32 is more exact (KL against fp32 0.006, not 0.008)
-but makes forwards over 8 to 16 rows 7% slower; larger groups gain little more."""
+# Activations per dynamic quantization scale: smaller groups are more exact but slower on wide
+# forwards, larger ones gain little more.
+GROUP = 64
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """How keys and values are kept.
+    """Storage format of keys and values (kv dtype).
 
     Attributes:
         dtype: of the numbers in memory.
-        kept: its name in our own operations, if they take it.
-        extra: numbers that a row of one head has beside its own: scale and zero point.
-        lossy: whether rounding is so coarse that texts differ noticeably.
-        settings: what the plugin is told.
+        kv_dtype: its name in the native kernels, if they support it.
+        extra: numbers per row and head beside its own: scale and zero point.
+        lossy: rounding is coarse enough to change texts noticeably.
     """
 
     dtype: type[np.generic]
-    kept: KvDtype | None
+    kv_dtype: KvDtype | None
     extra: int
     lossy: bool
-    settings: Mapping[str, str]
 
 
+# Key-value cache precisions, the most exact first.
 KV_FORMATS = {
-    "fp32": KvFormat(np.float32, "fp32", 0, False, {"KV_CACHE_PRECISION": "f32"}),
-    "fp16": KvFormat(np.float16, "fp16", 0, False, {"KV_CACHE_PRECISION": "f16"}),
-    # numpy has no bf16. In our own operations only.
-    "bf16": KvFormat(np.uint16, "bf16", 0, False, {}),
-    # The plugin's own choice for keys is a scale per channel of a block: a key would be rounded by
-    # what its neighbours are, drafted ones included, and could not be moved.
-    "u8": KvFormat(
-        np.uint8, None, 8, True, {"KV_CACHE_PRECISION": "u8", "KEY_CACHE_QUANT_MODE": "BY_TOKEN"}
-    ),
+    "fp32": KvFormat(np.float32, "fp32", 0, False),
+    "fp16": KvFormat(np.float16, "fp16", 0, False),
+    "bf16": KvFormat(np.uint16, "bf16", 0, False),  # numpy has no bf16; native kernels only
+    "u8": KvFormat(np.uint8, None, 8, True),  # plugin only
 }
-"""Precisions of the key-value cache, the most exact first."""
 
 
 def check_kv_precision(precision: str) -> KvFormat:
-    """The format of that name.
+    """Return the format of that name.
 
     Raises:
         InvalidOption: there is none.
@@ -85,7 +73,7 @@ def check_processor() -> None:
 
 
 def quantises_activations(precision: Precision) -> bool:
-    """Whether products take int8 activations here; a processor that cannot is named in the log."""
+    """Return whether matmuls take int8 activations here; log a warning if the processor cannot."""
     if precision == "fp32":
         return False
     if not processor.has("AVX2_VNNI"):
@@ -98,20 +86,8 @@ def quantises_activations(precision: Precision) -> bool:
     return True
 
 
-def plugin_settings(threads: int, kv: KvFormat, quantised: bool) -> dict[str, Any]:
-    """The plugin's properties for compiling."""
-    return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": "1",
-        "INFERENCE_NUM_THREADS": str(threads),
-        "INFERENCE_PRECISION_HINT": "f32",
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(_GROUP if quantised else 0),
-        **kv.settings,
-    }
-
-
 def products_are_exact(config: ModelConfig, precision: Precision, quantised: bool) -> bool:
-    """Whether a row's matrix products are the same numbers in a pass of any size."""
+    """Return whether a row's matmuls are bit-identical in a pass of any size."""
     widths = (config.hidden_size, config.heads * config.head_dim, config.ffn_size)
-    whole = all(width % _GROUP == 0 for width in widths)
+    whole = all(width % GROUP == 0 for width in widths)
     return precision == "fp32" or (precision == "int8" and quantised and whole)

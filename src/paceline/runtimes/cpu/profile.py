@@ -1,12 +1,12 @@
-"""Where a forward spends its time, by group of nodes, from the plugin's counters or our own."""
+"""Profile of a forward: seconds by group of nodes, from plugin counters or native timers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+# Groups of matmuls, by the last part of the weight's name.
 _PRODUCTS = {
     "qkv": "product qkv",
     "o": "product o",
@@ -15,10 +15,10 @@ _PRODUCTS = {
     "embed": "product LM head",  # where it is tied
     "lm_head": "product LM head",
 }
-"""Group of a matrix product by the last part of its name in the graph."""
 
 _OTHER_PRODUCT = "other products"
 
+# Groups of other nodes, by type.
 _KINDS = {
     "PagedAttentionExtension": "attention",
     "RMS": "norms",
@@ -26,71 +26,39 @@ _KINDS = {
     "Gather": "gathers and splits",
     "VariadicSplit": "gathers and splits",
 }
-"""Group of other nodes by type."""
 
+# Everything else: residuals, SwiGLU, scaling of the embedding.
 _REST = "element-wise"
-"""Group of what is left: residuals, SwiGLU, scaling of the embedding."""
 
-_OWN = {"attention": "PagedAttentionExtension", "gather": "Gather"} | dict.fromkeys(
+# Types of native operations but matmuls, which include the norms and sums around them.
+_NATIVE = {"attention": "PagedAttentionExtension", "gather": "Gather"} | dict.fromkeys(
     ("embedding", "paths", "likeliest"), ""
 )
-"""Types for our own operations but products, which are done with the norms and sums around them."""
 
+# All groups, in table order.
 GROUPS = (*dict.fromkeys((*_PRODUCTS.values(), _OTHER_PRODUCT, *_KINDS.values())), _REST)
-"""All groups, in the order of a table."""
-
-
-_WARM_UPS = 3
-"""The first inferences prepare what the others find prepared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Inferences with counters, on average.
+    """Mean profile of some inferences.
 
     Attributes:
-        seconds: of the whole inference, seen from outside.
-        groups: seconds by group, in the order of `GROUPS`. The plugin counts whole microseconds,
-            rounded down, so that hundreds of small nodes lack a few tenths of a millisecond.
+        seconds: of the whole inference.
+        groups: seconds by group, in the order of `GROUPS`. The plugin rounds every node down to
+            whole microseconds, so the sum is too small.
     """
 
     seconds: float
     groups: dict[str, float]
 
 
-class Counting(Protocol):
-    """A compiled instance with counters."""
-
-    seconds: float
-
-    def nodes(self) -> Any:
-        """Names, types and times of its nodes, each time the mean since it was compiled."""
-        ...
-
-
-def count(run: Callable[[], None], instance: Counting, runs: int) -> Counted:
-    """Run an instance and average over `runs` inferences, those before them taken out again."""
-    for _ in range(_WARM_UPS):
-        run()
-    before = _seconds_by_group(instance.nodes())
-    total = 0.0
-    for _ in range(runs):
-        run()
-        total += instance.seconds
-    after = _seconds_by_group(instance.nodes())
-    context_update = {
-        name: max(0.0, (_WARM_UPS + runs) * after[name] - _WARM_UPS * before[name])
-        for name in GROUPS
-    }
-    return Counted(total / runs, {name: seconds / runs for name, seconds in context_update.items()})
-
-
 def group(name: str, kind: str) -> str:
-    """The group of a node.
+    """Return the group of a node.
 
     Args:
-        name: its friendly name; products have that of their weights, as "layers.3.qkv".
-        kind: its type as the plugin has it.
+        name: its friendly name; matmuls have that of their weights, as "layers.3.qkv".
+        kind: the plugin's node type.
     """
     product = _PRODUCTS.get(name.rsplit(".", 1)[-1])
     if kind.startswith(("FullyConnected", "MatMul")):
@@ -98,16 +66,14 @@ def group(name: str, kind: str) -> str:
     return _KINDS.get(kind, _REST)
 
 
-def by_group(operations: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by group, from those of our own operations by name."""
-    found: dict[str, float] = defaultdict(float)
-    for name, seconds in operations.items():
-        found[group(name, _OWN.get(name, "MatMul"))] += seconds
-    return {name: found[name] for name in GROUPS}
+def native_kind(name: str) -> str:
+    """Return the node type that corresponds to a native operation."""
+    return _NATIVE.get(name, "MatMul")
 
 
-def _seconds_by_group(nodes: Any) -> dict[str, float]:
+def by_group(nodes: Iterable[tuple[str, str, float]]) -> dict[str, float]:
+    """Sum seconds of nodes, given by name and type, by group."""
     found: dict[str, float] = defaultdict(float)
-    for node in nodes:
-        found[group(node.node_name, node.node_type)] += node.real_time.total_seconds()
+    for name, kind, seconds in nodes:
+        found[group(name, kind)] += seconds
     return {name: found[name] for name in GROUPS}

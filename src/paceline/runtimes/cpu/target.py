@@ -1,9 +1,7 @@
-"""The CPU runtime: paged attention over ragged batches of token trees, bit-exact by construction.
+"""CPU runtime: paged attention over ragged batches of token trees, bit-exact by construction.
 
-Attention gives a token the same numbers however its pass was composed, and everything else (matrix
-products, norms) is computed row by row with the same result whatever the other rows are. That is so
-in our own operations (`native_steps`), and, where those cannot be compiled or do not take a model,
-in graphs that the plugin runs (`openvino_plugin`).
+A token's logits do not depend on batch composition, in the native kernels and in the OpenVINO
+graphs that replace them where they do not compile or do not fit the model.
 """
 
 from __future__ import annotations
@@ -22,33 +20,26 @@ from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.backend import Outcome, Steps
-from paceline.runtimes.cpu.backends import make_runner, make_steps
-from paceline.runtimes.cpu.batch import Batch
+from paceline.runtimes.cpu.backend import NO_ROOM, Batch, Outcome, Steps
 from paceline.runtimes.cpu.kv_formats import check_kv_precision, check_processor
-from paceline.runtimes.cpu.openvino.graph import Tensors
-from paceline.runtimes.cpu.openvino.requests import NO_ROOM
-from paceline.runtimes.cpu.plan import plan
+from paceline.runtimes.cpu.plan import make_runner, make_steps, plan
 from paceline.runtimes.cpu.profile import Counted
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
 from paceline.runtimes.passes import no_rows, with_rows
-from paceline.runtimes.weights import Precision, check_precision, load_prepared
+from paceline.runtimes.weights import Precision, Tensors, check_precision, load_prepared
 
-# Forwards over passes:
-
+# Prompt tokens per prefill pass.
 _CHUNK = 512
-"""Prompt tokens per prefill pass."""
 
 
 class Forwards:
-    """Runs passes by `Steps`.
+    """Run passes on a backend.
 
     Attributes:
-        seconds: what the last forward took, inputs and outputs left out.
+        seconds: inference time of the last forward, without inputs and outputs.
     """
 
     def __init__(self, steps: Steps, hidden_size: int) -> None:
-        """For a model of that width."""
         self.seconds = 0.0
         self._steps = steps
         self._hidden_size = hidden_size
@@ -56,7 +47,7 @@ class Forwards:
     def prefill(
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
-        """Append `tokens` in chunks. Where chunks end does not change a bit of the cache."""
+        """Append `tokens` in chunks. Chunk boundaries do not change a bit of the cache."""
         seen = [np.zeros((0, 4 * self._hidden_size), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = list(tokens[start : start + _CHUNK])
@@ -72,8 +63,10 @@ class Forwards:
         return np.concatenate(seen) if features else None
 
     def forward(self, passes: Sequence[Pass], rows: int) -> list[Output]:
-        """One ragged forward, padded as if of `rows` rows at least. Logits and features are views
-        that the next forward overwrites."""
+        """Run one ragged forward, padded to the bucket of `rows` rows at least.
+
+        Logits and features are views that the next forward overwrites.
+        """
         if not passes:
             return []
         batch, spans = self._batch(passes, rows)
@@ -93,11 +86,10 @@ class Forwards:
         ]
 
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
-        """Repeat a forward on an instance whose nodes count their time; it commits nothing."""
+        """Repeat a forward with node timers; it commits nothing."""
         return self._steps.counted(self._batch(passes, 0)[0], runs)
 
     def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
-        """The inputs of a forward, and what `_add` says of each pass."""
         batch = self._steps.batch()
         try:
             spans = [_add(batch, each) for each in passes]
@@ -115,11 +107,7 @@ class Forwards:
 
 
 def _add(batch: Batch, each: Pass) -> tuple[slice, slice]:
-    """Add one pass's rows to the batch.
-
-    Returns:
-        Which rows of the logits and of the features are the pass's.
-    """
+    # Returns the pass's slices of the logit rows and of the feature rows.
     logits, features = len(batch.logit_rows), len(batch.feature_rows)
     draft = each.draft or trees.EMPTY
     first = batch.add(each.cache, each.pending, draft)
@@ -132,7 +120,7 @@ def _add(batch: Batch, each: Pass) -> tuple[slice, slice]:
 
 
 class OpenVinoTarget:
-    """A Llama-family model on the CPU through OpenVINO."""
+    """A Llama-family target on the CPU, by native kernels or OpenVINO."""
 
     def __init__(
         self,
@@ -147,18 +135,17 @@ class OpenVinoTarget:
         kv_precision: str | None = None,
         attention: str | None = None,
     ) -> None:
-        """Build and compile the graph.
+        """Plan and prepare the backend.
 
         Args:
             config: shape of the model.
-            tensors: weights from `openvino_weights.prepare`.
-            precision: what `tensors` were packed as.
-            layout: as for `openvino_plan.plan`, and so are the others not named here.
+            tensors: prepared weights; the backend shares their memory.
+            precision: precision that `tensors` were packed in.
+            layout: as for `plan`, like the arguments not named here.
             threads: default all cores this process may use.
 
         Raises:
-            InvalidOption: as for `openvino_plan.plan`.
-            RuntimeUnavailable: likewise.
+            InvalidOption, RuntimeUnavailable: as for `plan`.
             OutOfMemory: there is no memory for the model or the cache.
         """
         self._plan = plan(
@@ -181,10 +168,10 @@ class OpenVinoTarget:
 
     @classmethod
     def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> OpenVinoTarget:
-        """Load a model, keeping its prepared weights on disk for the next start.
+        """Load a model; its prepared weights are stored on disk for the next start.
 
         Raises:
-            InvalidOption: unknown precision, layout or device, and as for `OpenVinoTarget`.
+            InvalidOption: unknown precision, layout or device, and as for `plan`.
             ModelError: the model is damaged or not of the Llama family.
             OutOfMemory: the model does not fit.
         """
@@ -213,29 +200,27 @@ class OpenVinoTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this target can do."""
         return self._capabilities
 
     def run_network(self, trained: Trained) -> Runner:
-        """Make a drafter network ready to run, as the target does if it can: in the same precision,
-        or int8."""
+        """Return a runner of a drafter network, in fp32 if the target is, else int8."""
         return make_runner(trained, self._tensors, self._plan, self.threads, self._capabilities)
 
     def add_embeddings(self, rows: LogitArray) -> int:
-        """Let nodes of drafts carry embeddings in place of tokens.
+        """Add embeddings that draft nodes may carry in place of tokens.
 
-        The graph is compiled again; what it makes of tokens stays the same to the last bit.
+        Logits of tokens do not change.
 
         Args:
             rows: float32 `[m, hidden_size]`, at least one.
 
         Returns:
-            The id of the first row, at least `vocab_size`; the others follow it. Rows that were
-            added before keep their ids.
+            The id of the first row, at least `vocab_size`; the others follow it. Ids of rows added
+            before stay.
 
         Raises:
-            InvalidOption: the rows are none, of another width, or not finite.
-            OutOfMemory: the graph does not fit a second time.
+            InvalidOption: no rows, another width, or values that are not finite.
+            OutOfMemory: the recompiled graph does not fit.
         """
         table, first = with_rows(self._extra, rows)
         if table is not self._extra:
@@ -245,54 +230,43 @@ class OpenVinoTarget:
 
     @property
     def memory(self) -> BlockPool:
-        """The key-value memory of all sequences."""
         return self._steps.pool
 
     def warm_up(self) -> None:
-        """Compile the instances of fixed shape that use would bring about."""
         self._steps.complete()
 
     def open(self) -> PagedCache:
-        """A new, empty cache."""
         return PagedCache(self._steps.pool)
 
     def prefill(
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
-        """Append `tokens` in chunks. Where chunks end does not change a bit of the cache."""
         return self._forwards.prefill(cache, tokens, features)
 
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
-        """One ragged forward. Logits are views that the next forward overwrites."""
         return self._forwards.forward(passes, rows)
 
     @property
     def inference_seconds(self) -> float:
-        """What the last forward took, inputs and outputs left out."""
+        """Return the inference time of the last forward, without inputs and outputs."""
         return self._forwards.seconds
 
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
-        """Repeat a forward on an instance whose nodes count their time; it commits nothing."""
         return self._forwards.counted(passes, runs)
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
-        """Commit the pending tokens and a path."""
         self._steps.keep(cache, pending, path)
 
     def truncate(self, cache: PagedCache, length: int) -> None:
-        """Forget all cached tokens from position `length` on."""
         cache.truncate(length)
 
     def fork(self, cache: PagedCache) -> PagedCache:
-        """An independent cache with the same content; blocks are copied when written."""
         return cache.fork()
 
     def release(self, cache: PagedCache) -> None:
-        """Give the cache's blocks back."""
         cache.release()
 
     def _start(self) -> None:
-        """Make ready with the embeddings that there are."""
         try:
             self._steps.start(self._extra)
         except MemoryError as error:

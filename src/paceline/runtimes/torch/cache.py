@@ -1,4 +1,4 @@
-"""Keys and values of one sequence in PyTorch, and attention over them."""
+"""Key-value caches and attention of one sequence in PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TorchCache:
 
     Attributes:
         data: `[layers, 2, kv_heads, capacity, head_dim]`, keys at 0 and values at 1.
-        length: number of cached tokens. Rows behind it belong to the last forward, until `keep`.
+        length: cached tokens. Rows after it belong to the last forward, until `keep`.
     """
 
     data: Tensor
@@ -30,14 +30,13 @@ class TorchCache:
     def empty(
         cls, layers: int, kv_heads: int, head_dim: int, like: tuple[torch.dtype, torch.device]
     ) -> TorchCache:
-        """Without any token yet, of a dtype and on a device."""
         dtype, device = like
         shape = (layers, 2, kv_heads, 0, head_dim)
         return cls(torch.empty(shape, dtype=dtype, device=device))
 
 
 def attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of one sequence in one layer, after writing its new rows to the cache.
+    """Write new rows to the cache of one layer and attend.
 
     Args:
         cache: `[2, kv_heads, capacity, head_dim]`.
@@ -60,10 +59,10 @@ def attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: T
 
 
 def reserve(cache: TorchCache, needed: int) -> None:
-    """Make room for `needed` tokens, doubling so that growth costs little in the long run.
+    """Grow the capacity to `needed` tokens at least, by doubling.
 
     Raises:
-        OutOfMemory: there is no memory; the cache is unchanged then.
+        OutOfMemory: no memory; the cache is unchanged then.
     """
     old = cache.data
     held = old.shape[3]
@@ -89,10 +88,10 @@ class NetworkCache:
 
     Attributes:
         rows: keys and values of the network's layers.
-        tail: the last tokens taken in.
-        drafted: draft rows behind the context that branches may see.
-        left: rows that have left the cache, since no row to come sees so far back.
-        target: keys and values that the target lends of the context, where they are read.
+        tail: last context tokens.
+        drafted: draft rows after the context, visible to branches.
+        left: rows dropped by a sliding window.
+        target: shared keys and values of the target, where the network reads them.
     """
 
     rows: TorchCache
@@ -102,10 +101,7 @@ class NetworkCache:
     target: Tensor | None = None
 
     def slide(self, reach: int) -> None:
-        """Drop rows out of sight for those to come, which see so far back; 0 is all.
-
-        Only if more go than stay: then moving costs little in the long run.
-        """
+        """Drop rows outside a sliding window of `reach` rows; 0 keeps all."""
         stay = max(0, reach - 1)
         gone = self.rows.length - stay
         if reach and gone > stay:

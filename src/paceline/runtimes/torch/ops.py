@@ -1,8 +1,7 @@
-"""Drafter networks on PyTorch at decoding: behind the last context row of every sequence.
+"""Drafter networks in PyTorch at decoding, over ragged batches.
 
-Rows of all sequences are stacked everywhere but in attention, which runs per sequence over its own
-cache, so a batch is ragged and nothing is padded. Draft rows are written behind the context, each
-step or branch behind those before it, and masks say which of them a row sees.
+Attention runs per sequence over its own cache; all else runs over stacked rows. Draft rows are
+written after the context, and masks say which of them a row sees.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ class Span:
     """New rows of one sequence.
 
     Attributes:
-        cache: where they are written.
-        places: int64 `[rows]`, their positions.
-        mask: bool `[rows, total]`, which rows of the cache each sees; the last are its own.
-        left: rows that have left the cache, so that a row's position is its place there and this.
-        target: `[2, kv_heads, context rows, head_dim]`, keys and values that the target lends.
+        cache: destination.
+        places: int64 `[rows]`, positions.
+        mask: bool `[rows, total]`, visible cache rows; the last are its own.
+        left: rows dropped from the cache: position minus cache row.
+        target: `[2, kv_heads, context rows, head_dim]`, shared keys and values of the target.
     """
 
     cache: TorchCache
@@ -51,7 +50,7 @@ class Span:
         left: int = 0,
         target: Tensor | None = None,
     ) -> Span:
-        """Rows that see those before them and themselves: the last `reach`, or if 0 all."""
+        """Build causal rows, which see the last `reach` rows; 0 for all."""
         device = cache.data.device
         mask = torch.ones(rows, past + rows, dtype=torch.bool, device=device).tril(past)
         if reach:
@@ -60,13 +59,13 @@ class Span:
         return cls(cache, places, mask, left, target)
 
     def behind(self, before: int, rows: int, reach: int) -> Span:
-        """Rows of a draft behind these and `before` others."""
+        """Build draft rows after these and `before` others."""
         past = self.mask.shape[1] + before
         return Span.causal(self.cache, past, rows, reach, self.left, self.target)
 
 
 class TorchDraftOps(TorchOps):
-    """One draft, or one step of many branches. Implements `networks.ops.Ops`.
+    """Ops of one draft, or one step of many branches. Implements `networks.ops.Ops`.
 
     Context rows are `[rows, width]`, draft rows `[sequences, slots, width]`.
     """
@@ -85,12 +84,12 @@ class TorchDraftOps(TorchOps):
 
         Args:
             geometry: of the target.
-            parameters: of the network, and what it borrows.
+            parameters: of the network, shared target weights included.
             embedding: `[vocabulary, width]`, the target's.
             head: `[draft vocabulary, width]`, rows of the target's LM head.
             reach: as of `Network`.
-            context: the new context rows; without `branches`, drafts are chains behind them.
-            branches: draft rows, where they are no chains.
+            context: new context rows; without `branches`, drafts are chains after them.
+            branches: draft rows of trees.
         """
         super().__init__(geometry, parameters, embedding, head, reach)
         self._context_rows = context
@@ -104,16 +103,13 @@ class TorchDraftOps(TorchOps):
         return max(self._written.values(), default=0)
 
     def last(self, x: Tensor) -> Tensor:
-        """The last context row of every sequence."""
         ends = accumulate(len(span.places) for span in self._context_rows)
         return x[[end - 1 for end in ends]].unsqueeze(1)
 
     def attend_context(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of the new context rows over all of them."""
         return self._over(layer, self._context_rows, queries, keys, values)
 
     def attend_draft(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of draft rows, which are overwritten by the next context."""
         spans, slots = self._branches, queries.shape[1]
         if not spans:
             before = self._written[layer]
@@ -121,11 +117,9 @@ class TorchDraftOps(TorchOps):
             spans = [span.behind(before, slots, self._reach) for span in self._context_rows]
         return self._over(layer, spans, queries, keys, values)
 
-    def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """The target keeps them."""
+    def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None: ...
 
     def attend_target(self, queries: Tensor) -> Tensor:
-        """Attention of the rows that attended last over what the target lends of each sequence."""
         q = self._rotate(self._heads(queries), self._newest_places())
         out = []
         for span, rows in zip(self._newest, q.split_with_sizes(self._sizes()), strict=True):
@@ -143,7 +137,6 @@ class TorchDraftOps(TorchOps):
         return torch.cat(out).reshape(*queries.shape)
 
     def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention among the slots of every sequence."""
         return super().attend_slots(queries[None], keys[None], values[None])[0]
 
     def _over(
@@ -161,21 +154,19 @@ class TorchDraftOps(TorchOps):
         return torch.cat(out).reshape(*queries.shape)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """`[rows of all spans, heads, head_dim]`."""
         head_dim = self._geometry.head_dim
         return x.reshape(-1, x.shape[-1] // head_dim, head_dim)
 
     def _newest_places(self) -> Tensor:
-        """Of the rows that attended last, with an axis for the heads."""
         return torch.cat([span.places for span in self._newest])[:, None]
 
     def _sizes(self) -> list[int]:
-        """Rows of each span that attended last."""
         return [len(span.places) for span in self._newest]
 
 
 # Layers of a target in PyTorch that drafter networks run as their own.
 
+# Modules of a layer by the names in `Network.target_weights`; fused ones side by side.
 _LAYER = {
     "attention_norm": ("input_layernorm",),
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -184,11 +175,10 @@ _LAYER = {
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
     "down": ("mlp.down_proj",),
 }
-"""Modules of a layer by the names that `Network.target_weights` uses, what is fused side by side."""
 
 
 def target_weights_for(network: Network, llama: Llama) -> dict[str, Tensor]:
-    """What a network borrows of its target, by the network's own names.
+    """Return the target weights that a network shares, by the network's own names.
 
     Raises:
         InvalidOption: the target has fewer layers.

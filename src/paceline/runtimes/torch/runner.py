@@ -1,4 +1,4 @@
-"""Runs a drafter network on PyTorch, on CPU and CUDA, for ragged batches of sequences."""
+"""Runner of drafter networks on PyTorch, on CPU and CUDA, for ragged batches."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.torch.cache import NetworkCache, TorchCache, reserve
 from paceline.runtimes.torch.ops import Span, TorchDraftOps
 
+# Context rows per prefill chunk: bounds mask and activations.
 _CHUNK = 512
-"""Context rows of a prompt taken in together: bounds the mask and the activations."""
 
 Asked = tuple[Branch, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Of a branch.
+    """State of a branch.
 
     Attributes:
         value: `[slots, ...]`, the network's.
-        sees: rows of the cache behind the context that its steps wrote.
+        sees: cache rows after the context that its steps wrote.
     """
 
     value: Tensor
@@ -46,13 +46,13 @@ class TorchRunner:
         head: Tensor,
         target_weights: Mapping[str, Tensor],
     ) -> None:
-        """Bind the weights; the embedding's device and dtype are those of everything.
+        """Bind the weights; dtype and device are those of the embedding.
 
         Args:
             trained: network and parameters.
             embedding: `[vocabulary, width]`, the target's.
             head: `[vocabulary, width]`, the target's LM head.
-            borrowed: what the network borrows of the target, by its own names.
+            target_weights: shared with the target, by the network's names.
         """
         self._network = trained.network
         self._place = embedding.dtype, embedding.device
@@ -71,24 +71,20 @@ class TorchRunner:
 
     @property
     def depth(self) -> int:
-        """Most tokens of a draft."""
         return self._network.depth
 
     def open(self) -> NetworkCache:
-        """A new, empty cache."""
         network, shape = self._network, self._network.geometry
         rows = TorchCache.empty(network.layers, shape.kv_heads, shape.head_dim, self._place)
         return NetworkCache(rows, Tail(network))
 
     def release(self, cache: NetworkCache) -> None:
-        """Give its memory back."""
         cache.rows.data = cache.rows.data[:, :, :, :0].clone()
         cache.rows.length = 0
         cache.target = None
 
     @torch.inference_mode()
     def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
-        """Take in what is new and draft; every step's tokens stay on the device."""
         network = self._network
         steps = -(-depth // network.width)
         ops, state = self._take_in(context_update, max(steps, 1))
@@ -108,7 +104,6 @@ class TorchRunner:
 
     @torch.inference_mode()
     def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
-        """Take in what is new; the roots see the draft rows that the first step wrote."""
         ops, state = self._take_in(context_update, 1)
         sees = [
             tuple(range(cache.rows.length, cache.rows.length + cache.drafted))
@@ -119,7 +114,6 @@ class TorchRunner:
 
     @torch.inference_mode()
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
-        """One step of all branches at once; their rows stay behind those of the others."""
         spans, sees = self._spans(asked) if self._network.layers else ([], [()] * len(asked))
         ops = TorchDraftOps(*self._weights, (), spans)
         above = torch.stack([branch.state.value for branch, _ in asked])
@@ -129,14 +123,12 @@ class TorchRunner:
         return self._branches(ops, state, sees, places, 1)
 
     def hidden(self, branch: Branch) -> LogitArray:
-        """A copy on the CPU."""
         out: LogitArray = branch.state.value.float().cpu().numpy()
         return out
 
     def _take_in(
         self, context_update: Sequence[ContextUpdate], steps: int
     ) -> tuple[TorchDraftOps, Tensor]:
-        """Append context rows, long prompts in chunks; room for so many steps is made."""
         rest = []
         for each in context_update:
             *heads, last = each.parts(_CHUNK)
@@ -176,11 +168,6 @@ class TorchRunner:
         return ops, state
 
     def _lent(self, context_update: ContextUpdate, rows: int) -> Tensor | None:
-        """The target's keys and values of the context, in its own memory, if they are read.
-
-        Raises:
-            RuntimeUnavailable: the drafter gave no cache of the target.
-        """
         if not self._network.reads_target:
             return None
         if context_update.target is None:
@@ -192,7 +179,6 @@ class TorchRunner:
         return target_weights_for[:, :, :rows]
 
     def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
-        """Rows of branches, a step's slots each: they see the context, and those above them."""
         width, reach = self._network.width, self._network.reach
         spans: list[Span] = []
         sees: list[tuple[int, ...]] = []

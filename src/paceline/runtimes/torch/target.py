@@ -1,4 +1,4 @@
-"""The PyTorch runtime: the readable reference, on CPU and CUDA."""
+"""PyTorch runtime on CPU and CUDA: the reference implementation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from paceline.runtimes.torch.cache import TorchCache, attend, reserve
 from paceline.runtimes.torch.ops import target_weights_for
 from paceline.runtimes.torch.runner import TorchRunner
 
+# Dtype of weights, activations and cache by precision.
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-"""Dtype of weights, activations and cache by precision name."""
 
 _CHUNK = 512  # tokens per prefill pass: bounds the mask and the activations
 
@@ -38,12 +38,11 @@ _CHUNK = 512  # tokens per prefill pass: bounds the mask and the activations
 class TorchTarget:
     """A Llama-family model as a `Target`.
 
-    Linear layers run over the rows of all sequences at once; attention runs per sequence, over its
-    own cache, with a boolean mask, so a batch is ragged and nothing is padded. Logits are float32,
-    or float64 at precision "fp64".
+    Linear layers run over the rows of all sequences at once, attention per sequence with a boolean
+    mask. Logits are float32, or float64 at precision "fp64".
 
     Args:
-        config: the model's shape.
+        config: shape of the model.
         tensors: weights by Hugging Face name, for example a state dict.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32", "bf16" or "fp64".
@@ -84,7 +83,7 @@ class TorchTarget:
         source: ModelSource,
         options: RuntimeOptions = DEFAULT_OPTIONS,
     ) -> TorchTarget:
-        """Read a model's weights.
+        """Load a model.
 
         Raises:
             ModelError: the model is unreadable or of another family.
@@ -100,22 +99,19 @@ class TorchTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this target can do."""
         return self._capabilities
 
     def run_network(self, trained: Trained) -> TorchRunner:
-        """Make a drafter network ready to run, in the same precision."""
+        """Return a runner of a drafter network in the target's precision."""
         embedding = self._network.embed_tokens.weight
         head = embedding if self.config.tied_embeddings else self._network.lm_head.weight
         return TorchRunner(
             trained, embedding, head, target_weights_for(trained.network, self._network)
         )
 
-    def warm_up(self) -> None:
-        """Nothing is left to do after loading."""
+    def warm_up(self) -> None: ...
 
     def open(self) -> TorchCache:
-        """A new, empty cache."""
         config = self.config
         place = self._dtype, self._device
         return TorchCache.empty(config.layers, config.kv_heads, config.head_dim, place)
@@ -124,7 +120,6 @@ class TorchTarget:
     def prefill(
         self, cache: TorchCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
-        """Append `tokens` to the cache in chunks, computing no logits."""
         seen = [np.zeros((0, 4 * self.config.hidden_size), dtype=np.float32)]
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
@@ -137,7 +132,6 @@ class TorchTarget:
 
     @torch.inference_mode()
     def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
-        """One ragged forward over all `passes`."""
         if not passes:
             return []
         streams: list[Tensor] | None = [] if any(p.features for p in passes) else None
@@ -164,17 +158,17 @@ class TorchTarget:
         ]
 
     def add_embeddings(self, rows: LogitArray) -> int:
-        """Let nodes of drafts carry embeddings in place of tokens.
+        """Add embeddings that draft nodes may carry in place of tokens.
 
         Args:
             rows: float32 `[m, hidden_size]`, at least one.
 
         Returns:
-            The id of the first row, at least `vocab_size`; the others follow it. Rows that were
-            added before keep their ids.
+            The id of the first row, at least `vocab_size`; the others follow it. Ids of rows added
+            before stay.
 
         Raises:
-            InvalidOption: the rows are none, of another width, or not finite.
+            InvalidOption: no rows, another width, or values that are not finite.
         """
         self._extra, first = with_rows(self._extra, rows)
         return self.config.vocab_size + first
@@ -191,7 +185,7 @@ class TorchTarget:
             weights: `[k]` weights, which sum to one.
 
         Returns:
-            float32 `[vocabulary]`, the logits after that position.
+            float32 `[vocabulary]`, logits after that position.
         """
         embeddings = self._network.embed_tokens.weight[list(tokens)]
         exact = torch.tensor([list(weights)], dtype=torch.float64)
@@ -203,7 +197,6 @@ class TorchTarget:
 
     @torch.inference_mode()
     def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
-        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`."""
         start = cache.length + pending
         if list(path) != list(range(len(path))):
             rows = torch.tensor(path, device=self._device) + start
@@ -211,15 +204,12 @@ class TorchTarget:
         cache.length = start + len(path)
 
     def truncate(self, cache: TorchCache, length: int) -> None:
-        """Forget all cached tokens from position `length` on."""
         cache.length = min(cache.length, length)
 
     def fork(self, cache: TorchCache) -> TorchCache:
-        """An independent cache with the same content."""
         return TorchCache(cache.data[:, :, :, : cache.length].clone(), cache.length)
 
     def release(self, cache: TorchCache) -> None:
-        """Give the cache's memory back; the cache must not be used again."""
         cache.data = cache.data[:, :, :, :0].clone()
         cache.length = 0
 
@@ -229,11 +219,8 @@ class TorchTarget:
         embeddings: Tensor | None = None,
         streams: list[Tensor] | None = None,
     ) -> Tensor:
-        """Final hidden states `[rows of all passes, hidden_size]`; fills the caches.
-
-        `embeddings`, of the same shape, stand in for those of the tokens; `streams` gets the four
-        parts of the features.
-        """
+        # Final hidden states `[rows of all passes, hidden_size]`; fills the caches. `embeddings`
+        # replace those of the tokens; `streams` gets the four parts of the features.
         sizes = [pass_rows(p) for p in passes]
         for p, size in zip(passes, sizes, strict=True):
             reserve(p.cache, p.cache.length + size)
@@ -253,7 +240,6 @@ class TorchTarget:
         return hidden
 
     def _embed(self, ids: IntArray) -> Tensor:
-        """`[rows, hidden_size]` of token ids, and of ids that name added embeddings."""
         extra = ids >= self.config.vocab_size
         tokens = torch.from_numpy(np.where(extra, 0, ids)).to(self._device)
         embeddings: Tensor = self._network.embed_tokens(tokens)
@@ -264,17 +250,17 @@ class TorchTarget:
 
 
 def to_numpy(x: Tensor) -> LogitArray:
-    """A float32 array (float64 of a float64 tensor) in host memory."""
+    """Return a float32 array (float64 of a float64 tensor) in host memory."""
     wide = x if x.dtype == torch.float64 else x.float()
     array: LogitArray = wide.cpu().numpy()
     return array
 
 
 def torch_device(name: str) -> torch.device:
-    """The device called `name`.
+    """Return the device called `name`.
 
     Raises:
-        InvalidOption: torch knows no such kind of device.
+        InvalidOption: torch does not know the kind of device.
         RuntimeUnavailable: this machine has no such device.
     """
     try:
@@ -289,7 +275,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def torch_dtype(precision: str) -> torch.dtype:
-    """The dtype of a precision name; InvalidOption if unknown."""
+    """Return the dtype of a precision; raise InvalidOption if unknown."""
     if precision not in PRECISIONS:
         raise InvalidOption(
             f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, which this runtime has"
@@ -298,6 +284,6 @@ def torch_dtype(precision: str) -> torch.dtype:
 
 
 def require_masked(layout: Layout | None, runtime: str) -> None:
-    """InvalidOption unless `layout` is "masked", the only one of the torch-based runtimes."""
+    """Raise InvalidOption unless `layout` is "masked", the only one of the torch-based runtimes."""
     if layout not in (None, "masked"):
         raise InvalidOption(f"the {runtime} runtime has no layout {layout!r}: use masked")

@@ -11,10 +11,9 @@ import pytest
 pytest.importorskip("openvino")
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.cpu.batch import Shape
 from paceline.runtimes.cpu.openvino import requests as openvino_requests
 from paceline.runtimes.cpu.openvino.attention import FIXED_SHAPES
-from paceline.runtimes.cpu.openvino.requests import Instance, Requests
+from paceline.runtimes.cpu.openvino.requests import Instance, Requests, Shape
 
 PLAIN = FIXED_SHAPES[0]
 
@@ -112,9 +111,9 @@ REAL = """
 import logging, resource, sys
 import numpy as np
 from tests.runtimes import tiny_openvino
-from paceline import tree
+from paceline.core import tree
 from paceline.errors import OutOfMemory
-from paceline.target import Pass
+from paceline.core.target import Pass
 logging.basicConfig(format="%(message)s")
 shape = tiny_openvino.config(vocab_size=60_000)
 target = tiny_openvino.target(shape=shape, attention=sys.argv[1])

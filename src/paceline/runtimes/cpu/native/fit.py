@@ -1,4 +1,4 @@
-"""Which drafter networks native operations take, and weights as they take them."""
+"""Support check of drafter networks by the native kernels, and conversion of their weights."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from paceline.networks.head_preview import SCREEN, HeadPreview
 from paceline.runtimes.cpu.native.lowering import LANES
 from paceline.runtimes.weights import Tensors, pack
 
+# Matrices with any number of rows: only picking reads their results.
 _ODD = ("head", "blank")
-"""Matrices that may have any number of rows: nothing but a choice reads what they give."""
 
 
 def columns_of(precision: str) -> int:
-    """What the width of a matrix is a multiple of: "fp32", or any other, which is int8."""
+    """Return the divisor of matrix widths: for "fp32", or for any other (int8)."""
     return LANES if precision == "fp32" else GROUP
 
 
 def takes(network: Network, precision: str) -> bool:
-    """Whether native operations run a network: one that sees its whole context, nothing of the
-    target's caches, and whose rows are as wide as products and attention want them.
+    """Return whether native kernels support a network: full context, no target caches, and widths
+    that matmuls and attention take.
 
-    Args:
-        network: of a target that runs by such operations.
-        precision: of its matrices, "fp32" or "int8".
+    The target must run natively; `precision` is that of the matrices, "fp32" or "int8".
     """
     shape, columns = network.geometry, columns_of(precision)
 
@@ -49,11 +47,7 @@ def takes(network: Network, precision: str) -> bool:
 
 
 def padded(tensors: Tensors) -> Tensors:
-    """The same with rows of zeros behind odd matrices, which then have whole blocks of rows.
-
-    Args:
-        tensors: from `network_weights.packed`.
-    """
+    """Pad odd matrices with zero rows to whole blocks."""
     out = dict(tensors)
     for name in _ODD:
         for part in ("weight", "scale"):
@@ -63,21 +57,19 @@ def padded(tensors: Tensors) -> Tensors:
     return out
 
 
-# Matrices of a network that native operations read with four bits.
-
+# Parts of the names of feed-forward matrices.
 _NARROW = {"gate_up", "up", "down"}
-"""Parts of the names of feed-forward matrices."""
 
 
 def quantized_int4(
     tensors: Tensors, parameters: Mapping[str, LogitArray], precision: str
 ) -> Tensors:
-    """The same with four bits where a network bears it.
+    """Quantize feed-forward matrices to int4 where the network permits it.
 
     Args:
-        tensors: from `network_weights.packed`.
+        tensors: from `weights.packed`.
         parameters: of the network, float32.
-        precision: of its matrices; "fp32" leaves them as they are.
+        precision: "fp32" changes nothing.
     """
     if precision == "fp32":
         return tensors
@@ -89,15 +81,10 @@ def quantized_int4(
     return out
 
 
-# A screen's matrices as native operations take them.
-
-
 def packed_head_preview(head_preview: HeadPreview | None, precision: str) -> Tensors:
-    """Both matrices, compressed, with zeros up to whole blocks; the larger one has four bits.
+    """Return both matrices of the head preview, compressed and padded; the larger is int4.
 
-    Args:
-        screen: of the network; without one there are no matrices.
-        precision: of the network's matrices, "fp32"; any other stands for "int8".
+    Without a head preview the result is empty.
     """
     if head_preview is None:
         return {}

@@ -1,13 +1,12 @@
-"""What a network computes, as expressions that nobody has worked out yet.
+"""Lazy expressions for drafter networks, fused when they are emitted.
 
-So what is done to rows next is known when they are written: norms join the product behind them,
-sums and gates the one before, and of rows that only their last ones are read of, only those are
-computed.
+A norm joins the matmul after it; sums and gates join the matmul before it. If only the last rows
+are read, only those are computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray
-from paceline.native import drafting
-from paceline.native.drafting import DraftProgram
-from paceline.native.packed import Packed
+from paceline.native import draft_program
+from paceline.native.draft_program import DraftProgram
+from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns
 from paceline.networks.head_preview import REFINED
 
+# Floats of a vector register.
 LANES = 16
-"""Numbers that operations take together."""
 
 
 @dataclass(eq=False)
@@ -30,9 +29,9 @@ class Rows:
     """An expression.
 
     Attributes:
-        slots: draft rows of a sequence; 0 for context rows.
-        width: numbers of a row.
-        written: where they are, once the program computes them.
+        slots: draft rows per sequence; 0 for context rows.
+        width: of a row.
+        written: columns that hold it, once emitted.
     """
 
     slots: int
@@ -40,13 +39,11 @@ class Rows:
     written: Columns | None = None
 
     def __add__(self, other: Operand) -> Rows:
-        """Number by number."""
         return Sum(*_both(self, other), first=self, second=other)
 
     __radd__ = __add__
 
     def __mul__(self, other: Operand) -> Rows:
-        """Number by number."""
         return Times(*_both(self, other), first=self, second=other)
 
     __rmul__ = __mul__
@@ -64,8 +61,6 @@ Operand: TypeAlias = Rows | Weight
 
 @dataclass(eq=False, kw_only=True)
 class Embedded(Rows):
-    """Embeddings of token ids, see `Program.embed`."""
-
     ids: str | Columns
     stride: int = 1
     offset: int = 0
@@ -73,23 +68,19 @@ class Embedded(Rows):
 
 @dataclass(eq=False, kw_only=True)
 class Normed(Rows):
-    """RMS norm."""
-
     of: Rows
     name: str
 
 
 @dataclass(eq=False, kw_only=True)
 class Linear(Rows):
-    """Product with a matrix."""
-
     of: Rows
     name: str
 
 
 @dataclass(eq=False, kw_only=True)
 class Rescored(Rows):
-    """Logits, of which the head makes the best few exact."""
+    """Head preview logits, of which the head makes the top k exact."""
 
     of: Rows
     hidden: Rows
@@ -97,39 +88,33 @@ class Rescored(Rows):
 
 @dataclass(eq=False, kw_only=True)
 class Silu(Rows):
-    """x sigmoid(x)."""
-
     of: Rows
 
 
 @dataclass(eq=False, kw_only=True)
 class Part(Rows):
-    """Some columns."""
-
     of: Rows
     begin: int
 
 
 @dataclass(eq=False, kw_only=True)
 class Joined(Rows):
-    """Parts side by side."""
-
     parts: tuple[Rows, ...]
 
 
 @dataclass(eq=False, kw_only=True)
 class Last(Rows):
-    """Of the context rows of each sequence the last, as a draft row."""
+    """The last context row of each sequence, as a draft row."""
 
     of: Rows
 
 
 @dataclass(eq=False, kw_only=True)
 class Attended(Rows):
-    """What attention of context rows makes, if anybody reads more of it than the last rows.
+    """Attention of context rows.
 
     Attributes:
-        whole: int32 `[1]`, whether somebody does: attention looks there when it runs.
+        whole: int32 `[1]`, read at run time: are more than the last rows needed?
     """
 
     whole: npt.NDArray[np.int32]
@@ -137,29 +122,23 @@ class Attended(Rows):
 
 @dataclass(eq=False, kw_only=True)
 class Unfolded(Rows):
-    """Slots of what stands side by side in a row."""
-
     of: Rows
 
 
 @dataclass(eq=False, kw_only=True)
 class Sum(Rows):
-    """Of rows and rows or weights."""
-
     first: Rows
     second: Operand
 
 
 @dataclass(eq=False, kw_only=True)
 class Times(Rows):
-    """Of rows and rows or weights, number by number."""
-
     first: Rows
     second: Operand
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """Side by side; what was split before is put together again."""
+    """Concatenate columns; parts of one expression become that expression again."""
     out: list[Rows] = []
     for each in parts:
         if out and isinstance(each, Part) and isinstance(out[-1], Part):
@@ -175,7 +154,7 @@ def join(parts: Sequence[Rows]) -> Rows:
 
 
 def part(of: Rows, begin: int, width: int) -> Rows:
-    """Some columns; of what was joined, that which they came from."""
+    """Take columns, looking through concatenations."""
     if (begin, width) == (0, of.width):
         return of
     if isinstance(of, Joined):
@@ -188,7 +167,7 @@ def part(of: Rows, begin: int, width: int) -> Rows:
 
 
 def gates(x: Rows) -> Linear | None:
-    """The product whose upper half gates its lower one, if `x` is that."""
+    """Return the matmul whose upper half gates its lower one, if `x` is that."""
     if not isinstance(x, Times) or not isinstance(x.first, Silu):
         return None
     gate, other = x.first.of, x.second
@@ -201,35 +180,22 @@ def gates(x: Rows) -> Linear | None:
 
 
 def _both(first: Rows, second: Operand) -> tuple[int, int]:
-    """Slots and width of what they come to."""
     if isinstance(second, Rows):
         return max(first.slots, second.slots), first.width
     slots = len(second.array) if second.array.ndim > 1 else 1
     return (max(first.slots, slots) if first.slots else 0), first.width
 
 
-# Writes expressions (`native_network_rows`) down as operations of a program.
-
-Tensors = Mapping[str, np.ndarray]
-
-
 class Writing:
-    """A program that is being written.
+    """Emits expressions into a program.
 
-    Buffers have "rows" context rows, or "slots1", "slots2", ... draft rows, so many per sequence.
+    Buffers have "rows" context rows, or "slots1", "slots2", ... draft rows per sequence.
     """
 
     def __init__(
         self, program: DraftProgram, tensors: Tensors, packed: Packed, norm_eps: float
     ) -> None:
-        """Begin.
-
-        Args:
-            program: what operations are added to.
-            tensors: weights by name.
-            packed: matrices that were used before.
-            norm_eps: epsilon of RMS norms.
-        """
+        """Bind the program, weights by name, and matrices packed before."""
         self.program = program
         self._tensors = tensors
         self._packed = packed
@@ -239,16 +205,11 @@ class Writing:
 
     @property
     def operations(self) -> int:
-        """How many there are so far."""
+        """Number of operations so far."""
         return len(self.program.names)
 
     def columns(self, x: Rows, to: Columns | None = None) -> Columns:
-        """Where rows are, or will be when the program has come so far.
-
-        Args:
-            x: the rows.
-            to: where they are wanted; None where it does not matter.
-        """
+        """Emit `x` if needed and return its columns; `to` is the wanted destination, if any."""
         if x.written is None:
             if to is None and isinstance(x, Part):
                 x.written = self.columns(x.of).part(x.begin, x.width)
@@ -262,7 +223,7 @@ class Writing:
         return x.written
 
     def buffer(self, slots: int, width: int) -> Columns:
-        """A new one, with room for products, which write past the end of odd widths."""
+        """Add a buffer, padded since matmuls write past the end of odd widths."""
         room = width if width % LANES == 0 else (width // LANES + 2) * LANES
         self._slots.add(slots)
         made = self.program.buffer(rows_of(slots), room)
@@ -270,21 +231,15 @@ class Writing:
         return made.part(0, width)
 
     def counts(self, sequences: int, rows: int = 0) -> dict[str, int]:
-        """How many rows buffers have in a run.
-
-        Args:
-            sequences: how many there are, or branches.
-            rows: how many context rows.
-        """
+        """Return row counts of a run with so many sequences (or branches) and context rows."""
         return {rows_of(each): each * sequences if each else rows for each in self._slots}
 
     def read(self, of: Columns, rows: int) -> LogitArray:
-        """float32 `[rows, width]` of the last run, a view that the next overwrites."""
+        """Return float32 `[rows, width]` of the last run, a view that the next run overwrites."""
         whole = self.program.read(Columns(of.buffer, 0, self._rooms[of.buffer]), rows)
         return whole[:, of.begin : of.begin + of.width]
 
     def _write(self, x: Rows, to: Columns) -> None:
-        """Add the operations that compute rows."""
         program = self.program
         match x:
             case Embedded():
@@ -313,40 +268,38 @@ class Writing:
                 program.unfold(self.columns(x.of), x.slots, to)
             case Silu():
                 rows = self._operand(x.of, x.slots)
-                program.join(drafting.SILU, rows, rows, to)
+                program.join(draft_program.SILU, rows, rows, to)
             case Times():
                 both = gates(x)
                 if both is not None and both.written is None:
                     self._product(both, to, gated=True)
                 else:
-                    self._join(drafting.PRODUCT, x, to)
+                    self._join(draft_program.PRODUCT, x, to)
             case Sum():
                 self._sum(x, to)
             case _:
                 raise TypeError(f"rows of {type(x).__name__} are written by whoever makes them")
 
     def _sum(self, x: Sum, to: Columns) -> None:
-        """With the product that one of both may be."""
         for product, other in ((x.first, x.second), (x.second, x.first)):
             match product, other:
                 case Linear(written=None), Rows() if product.slots == other.slots:
                     self._product(product, to, residual=self.columns(other))
                     return
-        self._join(drafting.SUM, x, to)
+        self._join(draft_program.SUM, x, to)
 
     def _join(self, how: int, x: Sum | Times, to: Columns) -> None:
         first, second = (self._operand(each, x.slots) for each in (x.first, x.second))
         self.program.join(how, first, second, to)
 
-    def _operand(self, x: Operand, slots: int) -> drafting.Operand:
+    def _operand(self, x: Operand, slots: int) -> draft_program.Operand:
         if isinstance(x, Weight):
-            return drafting.Operand(None, weights=x.array)
-        return drafting.Operand(self.columns(x), repeat=slots // x.slots if x.slots else 1)
+            return draft_program.Operand(None, weights=x.array)
+        return draft_program.Operand(self.columns(x), repeat=slots // x.slots if x.slots else 1)
 
     def _product(
         self, x: Linear, to: Columns, residual: Columns | None = None, gated: bool = False
     ) -> None:
-        """With the norm before it."""
         at, norm = x.of, None
         if isinstance(at, Normed) and at.written is None:
             norm, at = self._tensors[at.name], at.of
@@ -358,7 +311,7 @@ class Writing:
 
 
 def rows_of(slots: int) -> str:
-    """What the number of rows of such buffers is called."""
+    """Return the name of a row count."""
     return f"slots{slots}" if slots else "rows"
 
 
@@ -366,17 +319,15 @@ def rows_of(slots: int) -> str:
 
 
 class Lasts:
-    """Finds what the last context row of every sequence comes to.
+    """Rewrites expressions of context rows to the last row of each sequence.
 
-    Of rows that nothing has asked for, only those of the last are made.
+    Subexpressions that are already emitted are gathered instead.
     """
 
     def __init__(self) -> None:
-        """Know none."""
         self._known: dict[Rows, Rows] = {}
 
     def __call__(self, x: Rows) -> Rows:
-        """Draft rows of one slot."""
         if x not in self._known:
             again = self._again(x) if x.written is None else {}
             kept = {key: each for key, each in vars(x).items() if key not in again}
@@ -386,7 +337,7 @@ class Lasts:
         return self._known[x]
 
     def _again(self, x: Rows) -> dict[str, Any]:
-        """What the same is made of there; nothing if it cannot be made of last rows."""
+        # The same of last rows; None if it cannot be made of them.
         match x:
             case Linear() | Normed() | Silu():
                 return {"of": self(x.of)}

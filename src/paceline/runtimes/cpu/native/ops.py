@@ -1,8 +1,6 @@
 """Drafter networks as native programs: a whole draft, token by token, in one call.
 
-A draft reads few rows, so that what it costs is reading weights, and the time between operations:
-here there is none. Drafts need not be the same bits as any other's, but they are the same for a
-sequence in any company.
+Drafts do not depend on batch composition.
 """
 
 from __future__ import annotations
@@ -14,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray
-from paceline.models.config import rotary_frequencies
-from paceline.native.drafting import DraftProgram
+from paceline.native.draft_program import DraftProgram
 from paceline.native.library import KV_DTYPES, Heads, KvDtype, has_bf16_dot
-from paceline.native.packed import Packed
+from paceline.native.packed import Packed, Tensors
 from paceline.native.program import Columns
 from paceline.networks.base import Network
 from paceline.networks.head_preview import SCREEN
@@ -31,7 +28,6 @@ from paceline.runtimes.cpu.native.lowering import (
     Rescored,
     Rows,
     Silu,
-    Tensors,
     Unfolded,
     Weight,
     Writing,
@@ -44,15 +40,10 @@ from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 
 
 def pool_for(network: Network, tokens: int, precision: str) -> BlockPool:
-    """The memory of a network's keys and values; where its matrices are coarse, these are too.
-
-    Args:
-        network: whose layers attend.
-        tokens: of all sequences.
-        precision: of its matrices, "fp32" or "int8".
+    """Reserve keys and values for `tokens` of all sequences; fp32 only if matrices are.
 
     Raises:
-        MemoryError: there is none.
+        MemoryError: there is no memory for them.
     """
     shape, paired = network.geometry, precision != "fp32" and has_bf16_dot()
     return BlockPool(
@@ -67,7 +58,7 @@ def pool_for(network: Network, tokens: int, precision: str) -> BlockPool:
 
 
 def kv_dtype_of(pool: BlockPool) -> KvDtype:
-    """How such a pool keeps them."""
+    """Return the kv dtype of a pool."""
     return "bf16" if pool.memory.dtype == np.uint16 else "fp32"
 
 
@@ -77,8 +68,8 @@ class NetworkCache:
 
     Attributes:
         paged: keys and values of the network's layers.
-        tail: the last tokens taken in.
-        branched: rows of branches that are stored behind the context until the next draft.
+        tail: last context tokens.
+        branched: rows of branches stored after the context until the next draft.
     """
 
     paged: PagedCache
@@ -86,17 +77,17 @@ class NetworkCache:
     branched: int = 0
 
     def prune(self) -> None:
-        """Forget all branches, and give their blocks back."""
+        """Drop all branches and release their blocks."""
         if self.branched:
             self.paged.truncate(self.paged.length)
             self.branched = 0
 
 
 class NativeOps:
-    """Writes a network down as a program. Implements `networks.ops.Ops`.
+    """Lower a network to a program. Implements `networks.ops.Ops`.
 
-    Attention is written at once, since the order of what caches hold matters, and all that it
-    needs before it; the rest when somebody wants to know where it is.
+    Attention and its inputs are emitted at once, since the order of cache writes matters; the rest
+    when it is read.
     """
 
     def __init__(
@@ -110,18 +101,17 @@ class NativeOps:
         *,
         previewed: bool = False,
     ) -> None:
-        """Begin a program.
+        """Start a program.
 
         Args:
-            network: what is written down.
-            tensors: parameters by name, borrowed ones too, "embed" and "head"; matrices have
-                whole blocks of rows (`native_network_fit.padded`).
-            packed: matrices that were used before, by other programs of the network.
+            network: to lower.
+            tensors: parameters by name, shared target weights, "embed" and "head"; matrices padded
+                to whole blocks of rows.
+            packed: matrices packed before by other programs of the network.
             pool: keys and values of the network's layers.
             angles: `[positions, head_dim]` cosines, then sines.
-            vocabulary: how many tokens may be drafted.
-            screened: whether the screen stands before the head, if there is one
-                (`native_network_screen`).
+            vocabulary: size of the draft vocabulary.
+            previewed: use the head preview, if the network has one.
         """
         shape = network.geometry
         kept = KV_DTYPES[kv_dtype_of(pool)]
@@ -136,8 +126,8 @@ class NativeOps:
         self._drafted = [0] * network.layers
         self._seen: tuple[int, int] | None = None
         self.last = Lasts()
+        # Operations until all context rows are in the caches.
         self.taken_in = 0
-        """Operations until all context rows are in the caches."""
 
     @property
     def drafted(self) -> int:
@@ -145,37 +135,29 @@ class NativeOps:
         return max(self._drafted, default=0)
 
     def weight(self, name: str) -> Weight:
-        """The parameter."""
         return Weight(self._tensors[name])
 
     def linear(self, x: Rows, name: str) -> Rows:
-        """A product."""
         shape = self._shapes.get(name) or self._tensors[f"{name}.weight"].shape
         return Linear(x.slots, shape[0], of=x, name=name)
 
     def norm(self, x: Rows, name: str) -> Rows:
-        """RMS norm."""
         return Normed(x.slots, x.width, of=x, name=name)
 
     def silu(self, x: Rows) -> Rows:
-        """x sigmoid(x)."""
         return Silu(x.slots, x.width, of=x)
 
     def concat(self, parts: Sequence[Rows]) -> Rows:
-        """Side by side."""
         return join(parts)
 
     def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
-        """Parts."""
         ends = np.cumsum(sizes).tolist()
         return [part(x, end - size, size) for end, size in zip(ends, sizes, strict=True)]
 
     def embed(self, tokens: Embedded) -> Rows:
-        """The tokens, which are embeddings already."""
         return tokens
 
     def embed_windows(self, tokens: Embedded) -> Rows:
-        """One embedding after the other."""
         window, width = tokens.stride, tokens.width
         return join(
             [
@@ -185,7 +167,6 @@ class NativeOps:
         )
 
     def head(self, x: Rows) -> Rows:
-        """Logits over the draft vocabulary; behind a screen only the best are exact."""
         if not self._previewed:
             return self.linear(x, "head")
         down, up = SCREEN
@@ -194,11 +175,9 @@ class NativeOps:
         return Rescored(x.slots, size, of=previewed, hidden=x)
 
     def slots(self, x: Rows, count: int) -> Rows:
-        """`[sequences, count, width]`."""
         return Unfolded(count, x.width // count, of=x)
 
     def attend_context(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attention of the new context rows over all of them."""
         if self._seen != (0, 0):
             self._seen = 0, 0
             self.program.runs("slots1")
@@ -208,28 +187,24 @@ class NativeOps:
         return Attended(out.slots, out.width, out.written, whole=whole)
 
     def attend_draft(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attention of draft rows, which are written behind the context and overwritten later."""
         slots, before = queries.slots, self._drafted[layer]
         self._drafted[layer] += slots
         self._see(before, slots)
         return self._attend(layer, queries, keys, values)
 
     def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
-        """Never asked for: `native_network_fit.takes` leaves such networks to others."""
+        # Unreachable: `fit.takes` excludes such networks.
         raise NotImplementedError
 
     def attend_target(self, queries: Rows) -> Rows:
-        """Never asked for either."""
         raise NotImplementedError
 
     def attend_slots(self, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attention of the slots of each sequence over one another."""
         at, to = self._qkv(queries, keys, values)
         self.program.attend_slots(at, queries.slots, to)
         return Rows(queries.slots, to.width, to)
 
     def _see(self, before: int, slots: int) -> None:
-        """Say what draft rows see: those of the context, and those drafted before them."""
         if self._seen != (before, slots):
             self._seen = before, slots
             self.program.runs("slots1", before, slots)
@@ -248,14 +223,5 @@ class NativeOps:
         return Rows(queries.slots, to.width, to)
 
     def _qkv(self, queries: Rows, keys: Rows, values: Rows) -> tuple[Columns, Columns]:
-        """What attention reads, and a place for what it makes of it."""
         at = self.writing.columns(join([queries, keys, values]))
         return at, self.writing.buffer(queries.slots, queries.width)
-
-
-def rotary_table(network: Network, positions: int) -> LogitArray:
-    """float32 `[positions, head_dim]`: cosines of a position's angles, then their sines."""
-    shape = network.geometry
-    frequencies = rotary_frequencies(shape.rope_base, shape.head_dim)
-    angles = np.arange(positions)[:, None] * frequencies[None]
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

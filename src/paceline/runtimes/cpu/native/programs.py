@@ -1,4 +1,4 @@
-"""The programs of a network: one drafts chains behind contexts, one takes a step of branches."""
+"""Native programs of a drafter network: chains after contexts, and one step of tree branches."""
 
 from __future__ import annotations
 
@@ -9,37 +9,31 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.native.drafting import PICKED, Drawn
-from paceline.native.packed import Packed
+from paceline.native.draft_program import PICKED, Drawn
+from paceline.native.packed import Packed, Tensors
 from paceline.networks.base import Network
-from paceline.runtimes.cpu.native.lowering import Embedded, Rows, Tensors, rows_of
+from paceline.runtimes.cpu.native.lowering import Embedded, Rows, rows_of
 from paceline.runtimes.cpu.native.ops import NativeOps
 from paceline.runtimes.kv_cache import BlockPool
 
-CompositeDrafter = tuple[Network, Tensors, Packed, BlockPool, LogitArray, int]
-"""What `NativeOps` is made of."""
+# Arguments of `NativeOps`.
+OpsArguments = tuple[Network, Tensors, Packed, BlockPool, LogitArray, int]
 
+# Source of an input.
 Input = Sequence[int] | npt.NDArray[np.int32]
-"""What an input is filled from."""
 
 
 class Chains:
-    """Takes context rows in, then drafts behind the last of each sequence.
+    """Program that prefills context rows, then drafts chains.
 
     Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
     [rows, window]` of the new context rows, `last_rows [s]`; where the network attends, `sequences
-    [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]`, as `noise_records` says;
-    `least` float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
+    [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]` of `noise_records`; `least`
+    float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
     """
 
-    def __init__(self, parts: CompositeDrafter, ids: IntArray, *, previewed: bool = False) -> None:
-        """Write the program.
-
-        Args:
-            parts: of the network.
-            ids: int64 `[draft vocabulary]` token ids.
-            screened: as for `NativeOps`.
-        """
+    def __init__(self, parts: OpsArguments, ids: IntArray, *, previewed: bool = False) -> None:
+        """Build the program; `ids` is int64 `[draft vocabulary]`."""
         network = parts[0]
         ops = NativeOps(*parts, previewed=previewed)
         writing = self._writing = ops.writing
@@ -50,21 +44,21 @@ class Chains:
             ops.program.load("features", writing.columns(features))
         tokens = Embedded(0, width, ids="tokens", stride=max(network.window, 1))
         state = network.start(ops, features, tokens)
+        # Operations until context rows are in the caches.
         self.taken_in = ops.taken_in
-        """Operations until context rows are in the caches."""
+        # Rows that the first step writes after the context of each sequence.
         self.behind = ops.drafted
-        """Rows that the first step writes behind the context of each sequence."""
         self._state = writing.columns(state)
+        # Rows of a state.
         self.slots = state.slots
-        """Rows of a state."""
         self.width = state.width
         named = [*ids, *([-1] if network.blank else [])]
         self._logits = writing.buffer(slots, len(named))
         self._picked = writing.buffer(slots, PICKED * network.steps)
+        # Most tokens of a chain, and noise records per sequence.
         self.tokens = network.steps * slots
-        """Most tokens of a chain: so many records of `noise` has each sequence."""
+        # Operations until so many steps, less one, have been drafted.
         self.ends: list[int] = []
-        """Operations until so many steps, less one, have been drafted."""
         for step in range(network.steps):
             if step:
                 picked = self._picked.part(PICKED * (step - 1), 1)
@@ -72,8 +66,8 @@ class Chains:
                 state = network.advance(ops, state, taken, step)
             writing.columns(network.logits(ops, state, step), self._logits)
             if not step:
+                # Operations until the first step's logits.
                 self.started = writing.operations
-                """Operations until the first step's logits are there."""
             drawn = Drawn("noise", self.tokens, step * slots, slots)
             ops.program.pick(
                 self._logits,
@@ -89,38 +83,30 @@ class Chains:
     def run(
         self, rows: int, sequences: int, inputs: Mapping[str, Input], threads: int, until: int
     ) -> int:
-        """Run the first so many operations, less if nothing that is drafted is likely to stand.
+        """Run the first `until` operations, fewer if no drafted token is likely to be accepted.
 
         Returns:
             The steps that were drafted.
 
         Raises:
-            OutOfMemory: there is none for so many rows.
+            OutOfMemory: no memory for so many rows.
         """
         program = self._writing.program
         program.run(self._writing.counts(sequences, rows), inputs, threads, operations=until)
         return bisect_right(self.ends, program.ran)
 
     def begin(self, rows: int, inputs: Mapping[str, Input], threads: int, until: int) -> None:
-        """`run` for one sequence, without waiting for it."""
+        """Start `run` for one sequence in the background."""
         self._writing.program.begin(self._writing.counts(1, rows), inputs, threads, until)
 
     def finish(self) -> int:
-        """Wait for what was begun.
-
-        Returns:
-            The steps that were drafted.
-
-        Raises:
-            OutOfMemory: there is none for so many rows.
-        """
+        """Wait for `begin`; results as of `run`."""
         program = self._writing.program
         program.finish()
         return bisect_right(self.ends, program.ran)
 
     def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
-        """What so many steps drafted: the two likeliest token ids and their chances, `[sequences,
-        steps * width, 2]`."""
+        """Return ids and probabilities of argmax and runner-up, `[sequences, steps * width, 2]`."""
         slots = self._network.width
         found = self._writing.read(self._picked, sequences * slots)[:, : PICKED * steps]
         if slots > 1:
@@ -130,26 +116,21 @@ class Chains:
         return found[..., 0::2].view(np.int32), found[..., 1::2]
 
     def root(self, sequences: int) -> tuple[LogitArray, LogitArray]:
-        """Copies of the first step's states `[sequences, slots, ...]` and logits."""
+        """Copy the first step's states `[sequences, slots, ...]` and logits."""
         state = self._writing.read(self._state, sequences * self.slots)
         logits = self._writing.read(self._logits, sequences * self._network.width)
         return _by_sequence(state, sequences), _by_sequence(logits, sequences)
 
 
 class Steps:
-    """One step of branches: the next states and logits from states and tokens.
+    """Program of one step of branches: next states and logits from states and tokens.
 
-    Inputs: `above` float32, the states that steps start from, and `tokens` int32 `[branches,
-    width]`; where a step attends, `rows`, `tables` and `singles` as in `Plan`.
+    Inputs: `above` float32, parent states, and `tokens` int32 `[branches, width]`; where a step
+    attends, `rows`, `tables` and `singles` as for `Program.paths`.
     """
 
-    def __init__(self, parts: CompositeDrafter, chains: Chains) -> None:
-        """Write the program.
-
-        Args:
-            parts: of the network.
-            chains: where states come from.
-        """
+    def __init__(self, parts: OpsArguments, chains: Chains) -> None:
+        """Build the program; `chains` gives the states."""
         network = parts[0]
         ops = _BranchOps(*parts)
         writing = self._writing = ops.writing
@@ -165,7 +146,7 @@ class Steps:
     def run(
         self, branches: int, inputs: Mapping[str, Input], threads: int
     ) -> tuple[LogitArray, LogitArray]:
-        """States and logits, copies, `[branches, slots, ...]`."""
+        """Return copies of states and logits, `[branches, slots, ...]`."""
         self._writing.program.run(self._writing.counts(branches), inputs, threads)
         state = self._writing.read(self._state, branches * self._rows)
         logits = self._writing.read(self._logits, branches * self._slots)
@@ -173,7 +154,7 @@ class Steps:
 
 
 class _BranchOps(NativeOps):
-    """Draft rows see what a run says of them: the context, and the branch that they stand on."""
+    """Ops whose visible keys are inputs: the context and the branch itself."""
 
     def _see(self, before: int, slots: int) -> None:
         if self._seen is None:
@@ -186,6 +167,6 @@ def _by_sequence(rows: LogitArray, sequences: int) -> LogitArray:
 
 
 def bits(numbers: LogitArray) -> Input:
-    """float32 as the int32 that a run is given."""
+    """View float32 as int32."""
     flat = np.ascontiguousarray(numbers, dtype=np.float32).reshape(-1)
     return flat.view(np.int32)

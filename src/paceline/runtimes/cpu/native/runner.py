@@ -1,4 +1,4 @@
-"""Runs a drafter network by native operations, for ragged batches of sequences."""
+"""Runner of drafter networks on native kernels, for ragged batches."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.types import LogitArray
-from paceline.native.drafting import noise_records
-from paceline.native.packed import Packed
+from paceline.models.config import rotary_frequencies
+from paceline.native.draft_program import noise_records
+from paceline.native.packed import Packed, rotary_table
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.native.fit import packed_head_preview, padded, quantized_int4
-from paceline.runtimes.cpu.native.ops import NetworkCache, pool_for, rotary_table
-from paceline.runtimes.cpu.native.programs import Chains, CompositeDrafter, Input, Steps, bits
+from paceline.runtimes.cpu.native.ops import NetworkCache, pool_for
+from paceline.runtimes.cpu.native.programs import Chains, Input, OpsArguments, Steps, bits
 from paceline.runtimes.kv_cache import BLOCK, PagedCache
 from paceline.runtimes.weights import packed
-
-# Trees of drafter networks by native operations:
 
 Asked = tuple[Branch, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of a branch.
+    """State of a branch.
 
     Attributes:
         value: float32 `[slots, ...]`, the network's.
-        places: where its sequence's cache holds what its steps wrote, in order.
+        places: cache positions of the rows that its steps wrote, in order.
     """
 
     value: LogitArray
@@ -37,16 +36,9 @@ class State:
 
 
 class Branches:
-    """Steps of branches."""
+    """Batched steps of branches."""
 
-    def __init__(self, parts: CompositeDrafter, chains: Chains, threads: int) -> None:
-        """Write the program.
-
-        Args:
-            parts: of the network.
-            chains: where branches begin.
-            threads: to run on.
-        """
+    def __init__(self, parts: OpsArguments, chains: Chains, threads: int) -> None:
         network = parts[0]
         self._steps = Steps(parts, chains)
         self._threads = threads
@@ -55,7 +47,6 @@ class Branches:
         self._behind = chains.behind
 
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
-        """As `networks.runner.Runner.advance`; what is stored is counted in the caches."""
         inputs: dict[str, Input] = {
             "above": bits(np.stack([branch.state.value for branch, _ in asked])),
             "tokens": [token for _, tokens in asked for token in tokens],
@@ -71,14 +62,7 @@ class Branches:
         ]
 
     def _store(self, branch: Branch) -> tuple[int, ...]:
-        """Find room for the rows of a step.
-
-        Returns:
-            Places of all rows of the branch, those of the branches above it first.
-
-        Raises:
-            OutOfMemory: the cache is full.
-        """
+        # Positions of the branch's rows, its parents' first; OutOfMemory if the cache is full.
         cache: NetworkCache = branch.cache
         behind = self._behind + cache.branched
         cache.paged.reserve(behind + self._width)
@@ -87,7 +71,6 @@ class Branches:
         return (*branch.state.places, *range(begin, begin + self._width))
 
     def _paths(self, asked: Sequence[Asked], places: Sequence[tuple[int, ...]]) -> dict[str, Input]:
-        """What rows see, as `Plan` in `native/path_attention.hpp` says."""
         rows: list[int] = []
         tables: list[int] = []
         singles: list[int] = []
@@ -107,12 +90,12 @@ class Branches:
         return {"rows": rows, "tables": tables, "singles": singles}
 
 
+# Context rows per prefill chunk.
 _CHUNK = 512
-"""Context rows of a prompt taken in together."""
 
 
 class NativeRunner:
-    """A network as programs. Implements `networks.runner.Runner`."""
+    """A network as native programs. Implements `networks.runner.Runner`."""
 
     def __init__(
         self,
@@ -124,19 +107,19 @@ class NativeRunner:
         max_context: int,
         kv_tokens: int,
     ) -> None:
-        """Pack the weights and write the program of chains.
+        """Pack the weights and build the chain program.
 
         Args:
-            trained: network and parameters; one that `native_network_fit.takes` takes.
-            target: the target's prepared weights: embedding, head and what is borrowed.
+            trained: network and parameters that `fit.takes`.
+            target: the target's prepared weights.
             threads: to run on.
             precision: of the network's matrices, "fp32" or "int8".
             max_context: longest sequence.
             kv_tokens: capacity of the network's own cache over all sequences.
 
         Raises:
-            InvalidOption: the target lacks layers that the network borrows.
-            MemoryError: there is none for the cache.
+            InvalidOption: the target lacks layers whose weights the network shares.
+            MemoryError: no memory for the cache.
         """
         network, self._threads = trained.network, threads
         self._network = network
@@ -145,9 +128,12 @@ class NativeRunner:
             padded(packed(trained, target, precision)), trained.parameters, precision
         )
         tensors |= packed_head_preview(trained.head_preview, precision)
-        angles = rotary_table(network, max_context + network.depth + 1)
+        shape = network.geometry
+        angles = rotary_table(
+            rotary_frequencies(shape.rope_base, shape.head_dim), max_context + network.depth + 1
+        )
         ids = trained.draft_ids
-        self._parts: CompositeDrafter = (
+        self._parts: OpsArguments = (
             network,
             tensors,
             Packed(often=True),
@@ -156,8 +142,8 @@ class NativeRunner:
             len(ids),
         )
         self._chains = Chains(self._parts, ids, previewed=True)
+        # Roots of trees need exact logits of the whole head.
         self._roots = None if trained.head_preview is not None else self._chains
-        """Where trees begin, whose logits are the whole head's."""
         self._ids = ids
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
@@ -166,27 +152,23 @@ class NativeRunner:
 
     @property
     def depth(self) -> int:
-        """Most tokens of a draft."""
         return self._network.depth
 
     def warm_up(self) -> None:
-        """Draft once: memory of rows and weights is there then."""
+        """Draft once, so that all memory is allocated."""
         cache = self.open()
         width = 4 * self._network.geometry.width if self._network.reads_features else 0
         self.draft([ContextUpdate(cache, np.zeros((1, width), dtype=np.float32), [0])], self.depth)
         self.release(cache)
 
     def open(self) -> NetworkCache:
-        """A new, empty cache."""
         return NetworkCache(PagedCache(self._pool), Tail(self._network))
 
     def release(self, cache: NetworkCache) -> None:
-        """Give its blocks back."""
         self._settle()
         cache.paged.release()
 
     def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
-        """Take in what is new and draft."""
         self._settle()
         network = self._network
         steps, until = self._steps(depth)
@@ -196,7 +178,7 @@ class NativeRunner:
         return chains(network, *self._chains.drafted(len(context_update), steps), depth)
 
     def begin(self, context_update: ContextUpdate, depth: int) -> None:
-        """The same for one sequence of few new rows, on other threads while the caller goes on."""
+        """Start a draft of one sequence with few new rows on other threads."""
         self._settle()
         steps, until = self._steps(depth)
         rows, inputs = self._inputs([context_update], steps * self._network.width)
@@ -204,14 +186,14 @@ class NativeRunner:
         self._begun = context_update, depth
 
     def finish(self) -> Chain:
-        """What was begun."""
+        """Return what `begin` started."""
         self._settle()
         chain, self._finished = self._finished, None
         assert chain is not None
         return chain
 
     def _settle(self) -> None:
-        """Wait for what was begun, and keep what came of it: its buffers are wanted."""
+        # Wait for a draft in the background and copy its results: the buffers are needed.
         if self._begun is None:
             return
         (context_update, depth), self._begun = self._begun, None
@@ -220,12 +202,11 @@ class NativeRunner:
         [self._finished] = chains(self._network, *self._chains.drafted(1, steps), depth)
 
     def _steps(self, depth: int) -> tuple[int, int]:
-        """Steps that so many tokens take, and the operations of those."""
+        # Steps of so many tokens, and their operations.
         steps = min(-(-depth // self._network.width), self._network.steps)
         return steps, self._chains.ends[steps - 1] if steps else self._chains.taken_in
 
     def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
-        """Take in what is new, and stop at the first step's logits."""
         self._settle()
         if self._roots is None:
             self._roots = Chains(self._parts, self._ids)
@@ -237,31 +218,20 @@ class NativeRunner:
         ]
 
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
-        """One step of all branches at once."""
         self._settle()
         if self._branches is None:
             self._branches = Branches(self._parts, self._chains, self._threads)
         return self._branches.advance(asked)
 
     def hidden(self, branch: Branch) -> LogitArray:
-        """As it left the program."""
         state: State = branch.state
         return state.value
 
     def _take_in(
         self, program: Chains, context_update: Sequence[ContextUpdate], until: int, ahead: int
     ) -> int:
-        """Run so many operations; long prompts go before them in chunks.
-
-        Args:
-            program: of chains, with or without the screen.
-            grown: one per sequence.
-            until: operations to run.
-            ahead: rows that they write behind the context of each sequence.
-
-        Returns:
-            Steps that were drafted.
-        """
+        # Run `until` operations, long prompts before them in chunks; `ahead` rows are written after
+        # each context. Returns the steps drafted.
         rest = []
         for each in context_update:
             if len(each.tokens) > _CHUNK:
@@ -282,8 +252,7 @@ class NativeRunner:
     def _inputs(
         self, context_update: Sequence[ContextUpdate], ahead: int
     ) -> tuple[int, dict[str, Input]]:
-        """How many rows are new, and what a run is given; there is room for them then, and for
-        `ahead` more."""
+        # Reserves room for the new rows and `ahead` more.
         network, rows = self._network, 0
         tokens: list[int] = []
         last_rows: list[int] = []
@@ -318,13 +287,11 @@ class NativeRunner:
         return rows, inputs
 
     def _taken(self, context_update: Sequence[ContextUpdate]) -> None:
-        """What was new is in the caches."""
         for each in context_update:
             each.cache.paged.length += len(each.tokens) if self._network.layers else 0
             each.cache.tail.extend(each.tokens)
 
     def _noise(self, context_update: Sequence[ContextUpdate]) -> Input:
-        """Records of all sequences, zero where tokens are not drawn."""
         depth = self._chains.tokens
         if len(context_update) == 1:
             noise = context_update[0].noise

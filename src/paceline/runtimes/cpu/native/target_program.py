@@ -1,16 +1,12 @@
-"""Forwards by operations of our own (`native`): a whole step in one call.
+"""Target forwards by native kernels: a whole step in one call.
 
-Between two nodes of a graph a framework takes microseconds, and a step has hundreds of nodes that
-take no longer. Here threads stay awake from the first operation of a step to the last, norms and
-sums are done with the products, and attention runs along paths: a row's sums run over its keys in
-the order of its path, in chunks of fixed length, wherever the keys are stored. So every token of a
-pass is computed and stored once, branches repeat nothing, a plain step is a single row, and a
-token's logits are the same numbers however its pass was composed.
+Threads spin from the first operation to the last. Attention sums over a row's visible keys in path
+order, in chunks of fixed length, wherever they are stored. So each token is computed and stored
+once, and its logits do not depend on batch composition or draft shape.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
@@ -28,35 +24,28 @@ from paceline.native.library import (
     has_float_products,
     has_int8_products,
 )
-from paceline.native.packed import GROUP, LANES, Packed, fits
+from paceline.native.packed import GROUP, LANES, Packed, fits, rotary_table
 from paceline.native.program import Program
-from paceline.runtimes.cpu.backend import Steps
-from paceline.runtimes.cpu.batch import Batch, Input
+from paceline.runtimes.cpu.backend import Batch, Input, Steps
 from paceline.runtimes.cpu.kv_formats import KvFormat
-from paceline.runtimes.cpu.profile import Counted, by_group
+from paceline.runtimes.cpu.profile import Counted, by_group, native_kind
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
-
-# Layout of a forward for attention along paths:
 
 
 class PathBatch(Batch):
-    """A row's keys are a run of its sequence's tokens, then single ones: drafted ancestors.
+    """Layout of rows: visible keys are a run of the sequence's tokens, then drafted ancestors.
 
-    Five numbers per row, see `Plan` in `native/path_attention.hpp`.
+    Five numbers per row, see `Plan` in `native/kernels/visible_keys.hpp`.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         super().__init__()
         self._rows: list[int] = []
         self._tables: list[int] = []
         self._singles: list[int] = []
 
     def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:
-        """Add rows, see `Batch.add`; where nodes are stored is noted in `cache.places`.
-
-        The first root-to-leaf path is stored first: keeping it moves nothing.
-        """
+        # The first root-to-leaf path is stored first, so that keeping it moves nothing.
         cache.discard()
         past, behind = cache.length, cache.length + len(tokens)
         cache.reserve(len(tokens) + len(draft))
@@ -81,7 +70,6 @@ class PathBatch(Batch):
         return first
 
     def inputs(self) -> dict[str, Input]:
-        """int32: beside the common ones `rows [5 * rows]`, `tables` and `singles`."""
         return {
             **self.common(),
             "rows": self._rows,
@@ -91,12 +79,7 @@ class PathBatch(Batch):
 
 
 def _places(parents: list[int], begin: int) -> tuple[list[int], list[int], list[list[int]]]:
-    """Where nodes are stored from `begin` on, and what they see.
-
-    Returns:
-        By node: its place; how many tokens from the first on it sees without a gap; the places of
-        the others, itself last.
-    """
+    # By node: position; tokens seen without a gap; positions of the others, itself last.
     inner = set(parents)
     node = next(node for node in range(len(parents)) if node not in inner)
     lead: set[int] = set()
@@ -126,7 +109,7 @@ _WARM_UPS = 3
 
 
 class NativeSteps(Steps):
-    """One program, for forwards of any size."""
+    """Backend of one native program, for forwards of any size."""
 
     name = "paths"
     row_buckets = ()
@@ -141,17 +124,17 @@ class NativeSteps(Steps):
         blocks: int,
         keep: int,
     ) -> None:
-        """Reserve memory, laid out as attention reads it.
+        """Reserve the key-value blocks.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: there is no memory for them.
         """
         self._config = config
         self._tensors = tensors
         self._threads = threads
         self._packed = Packed()
-        assert kv.kept is not None  # `takes` has seen to it
-        self._kept = kv.kept
+        assert kv.kv_dtype is not None  # `takes` has seen to it
+        self._kv_dtype = kv.kv_dtype
         self.pool = BlockPool(
             config.layers,
             config.kv_heads,
@@ -159,19 +142,18 @@ class NativeSteps(Steps):
             blocks,
             keep=keep,
             dtype=kv.dtype,
-            layout="pairs" if self._kept == "bf16" else "numbers",
+            layout="pairs" if self._kv_dtype == "bf16" else "numbers",
         )
         self.seconds = 0.0
         self._rows: Mapping[str, int] = {}
 
     def start(self, extra: LogitArray) -> None:
-        """Write the program; matrices are packed once."""
         config, tensors = self._config, self._tensors
         if len(extra):
             tensors = {**tensors, "embed.extra": extra}
-        kept = KV_DTYPES[self._kept]
+        kv_dtype = KV_DTYPES[self._kv_dtype]
         eps = float(config.norm_eps)
-        heads = Heads(config.heads, config.kv_heads, config.head_dim, kept, eps)
+        heads = Heads(config.heads, config.kv_heads, config.head_dim, kv_dtype, eps)
         program = self._program = Program(self._packed, heads)
         width, attended = config.hidden_size, config.heads * config.head_dim
         stream = program.buffer("rows", width)
@@ -182,7 +164,7 @@ class NativeSteps(Steps):
         inner = program.buffer("rows", config.ffn_size, rounded=int8)
         normed = program.buffer("rows", width, rounded=True) if int8 else stream
         features = program.buffer("features", 4 * width)
-        angles = _angles(config)
+        angles = rotary_table(inverse_frequencies(config), config.max_context)
         read = feature_layers(config.layers)
 
         def feature(index: int, norm: LogitArray | None = None) -> None:
@@ -219,17 +201,14 @@ class NativeSteps(Steps):
         head = self._packed.matrix(tensors, _head(tensors))
         program.product("lm_head", head, hidden, logits)
         self._outputs = {"features": features, "hidden": hidden, "logits": logits}
-        self._likeliest = program.argmax(logits, "likeliest")
+        self._argmax = program.argmax(logits, "likeliest")
 
-    def complete(self) -> None:
-        """Nothing is missing."""
+    def complete(self) -> None: ...
 
     def batch(self) -> Batch:
-        """An empty one."""
         return PathBatch()
 
     def run(self, batch: Batch) -> NativeSteps:
-        """Run the program."""
         self._rows = _rows(batch)
         begin = perf_counter()
         self._program.run(self._rows, batch.inputs(), self._threads)
@@ -237,21 +216,18 @@ class NativeSteps(Steps):
         return self
 
     def output(self, name: str) -> LogitArray:
-        """See `Outcome`."""
         rows = self._rows["features" if name == "features" else "logits"]
         return self._program.read(self._outputs[name], rows)
 
     def argmax(self) -> list[int]:
-        """See `Outcome`."""
         rows = self._rows["likeliest"]
         if not rows:
             return []
-        numbers = self._program.read(self._likeliest, rows)
+        numbers = self._program.read(self._argmax, rows)
         found: list[int] = numbers.view(np.int32)[:, 0].tolist()
         return found
 
     def counted(self, batch: Batch, runs: int) -> Counted:
-        """With a clock around every operation."""
         rows, inputs = _rows(batch), batch.inputs()
         seconds = np.zeros(len(self._program.names))
         for _ in range(_WARM_UPS):
@@ -261,13 +237,10 @@ class NativeSteps(Steps):
         for _ in range(runs):
             self._program.run(rows, inputs, self._threads, seconds)
         total = perf_counter() - begin
-        named: dict[str, float] = defaultdict(float)
-        for name, taken in zip(self._program.names, seconds.tolist(), strict=True):
-            named[name] += taken / runs
-        return Counted(total / runs, by_group(named))
+        timed = zip(self._program.names, (seconds / runs).tolist(), strict=True)
+        return Counted(total / runs, by_group((name, native_kind(name), s) for name, s in timed))
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
-        """Close the gaps between the path's tokens."""
         start = cache.length + pending
         cache.move([cache.places[node] for node in path], start)
         cache.discard()
@@ -277,13 +250,9 @@ class NativeSteps(Steps):
 def takes(
     config: ModelConfig, tensors: Mapping[str, np.ndarray], kv: KvFormat, quantised: bool
 ) -> bool:
-    """Whether there are operations for this model, its weights and cache on this processor.
+    """Return whether native kernels support the model, its weights and cache on this processor.
 
-    Args:
-        config: of the model.
-        tensors: its prepared weights.
-        kv: how keys and values are to be kept.
-        quantised: whether activations are to be int8.
+    `quantised`: activations are to be int8.
     """
     weights = [array for name, array in tensors.items() if name.endswith(".weight")]
     kinds = {weight.dtype.type for weight in weights}
@@ -292,12 +261,11 @@ def takes(
     else:
         able = kinds == {np.float32} and processor.has("AVX512_CORE") and has_float_products()
     heads = attends(config.heads, config.kv_heads, config.head_dim)
-    cached = kv.kept is not None and (kv.kept != "bf16" or has_bf16_dot())
+    cached = kv.kv_dtype is not None and (kv.kv_dtype != "bf16" or has_bf16_dot())
     return able and heads and cached and config.ffn_size % LANES == 0 and all(map(fits, weights))
 
 
 def _rows(batch: Batch) -> dict[str, int]:
-    """How many rows the buffers have."""
     return {
         "rows": len(batch.ids),
         "logits": len(batch.logit_rows),
@@ -307,12 +275,4 @@ def _rows(batch: Batch) -> dict[str, int]:
 
 
 def _head(tensors: Mapping[str, np.ndarray]) -> str:
-    """The matrix that makes logits."""
     return "lm_head" if "lm_head.weight" in tensors else "embed"
-
-
-def _angles(config: ModelConfig) -> LogitArray:
-    """`[positions, head_dim]`: cosines, then sines."""
-    angles = np.arange(config.max_context)[:, None] * inverse_frequencies(config)[None]
-    table: LogitArray = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    return table

@@ -1,17 +1,7 @@
-"""Forwards by the plugin, over its own paged attention, bit-exact by how rows are laid out.
+"""Target forwards on OpenVINO's paged attention, bit-exact by the layout of rows.
 
-Two facts, both tested, make a token's logits the same numbers however its pass was composed:
-
-* Attention over one query row takes another kernel than over several. So no subsequence ever
-  enters attention with a single row: a plain step sends its row twice and keeps one result.
-* Attention groups sums by the distance between keys. So a branch must see its keys without gaps:
-  in layout "exact" every root-to-leaf path is a subsequence of its own in attention.
-
-Layout "masked" packs a draft into one subsequence under a mask: cheaper, but approximate.
-
-And one fact about speed: a change of shape makes the plugin prepare every node again, which costs
-a third of a step. So rows are padded to a few sizes, and the small ones get a compiled instance of
-fixed shape (`openvino_requests`).
+A token's logits do not depend on batch composition: no subsequence has a single query row (other
+kernel), and every root-to-leaf path is a subsequence without gaps (sums group by key distance).
 """
 
 from __future__ import annotations
@@ -26,8 +16,7 @@ from openvino import opset15 as op
 from paceline.core import tree as trees
 from paceline.core.types import Layout, LogitArray, TokenTree
 from paceline.models.config import ModelConfig, inverse_frequencies
-from paceline.runtimes.cpu.backend import Steps
-from paceline.runtimes.cpu.batch import ROW_BUCKETS, Batch, Input, Shape, bucket
+from paceline.runtimes.cpu.backend import Batch, Input, Steps
 from paceline.runtimes.cpu.kv_formats import KvFormat
 from paceline.runtimes.cpu.openvino.graph import (
     Inputs,
@@ -42,30 +31,38 @@ from paceline.runtimes.cpu.openvino.graph import (
     rms_norm,
     split,
 )
-from paceline.runtimes.cpu.openvino.requests import Instance, Requests
-from paceline.runtimes.cpu.profile import Counted, count
+from paceline.runtimes.cpu.openvino.requests import Instance, Requests, Shape, count
+from paceline.runtimes.cpu.profile import Counted
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 
-# Layout of a forward for the plugin's attention:
-
+# Shapes an instance may be fixed to. Equal numbers: attention rows are the dense rows.
 FIXED_SHAPES = (
-    Shape(1, 2),  # a plain step: attention never sees a single row, see `openvino_plugin`
+    Shape(1, 2),  # a plain step: attention never sees a single row, see above
     *(Shape(4, 4), Shape(8, 8), Shape(12, 12), Shape(16, 16)),  # chains: attention needs no gather
     *(Shape(4, 8), Shape(8, 16), Shape(12, 24), Shape(16, 32)),  # trees, and batches of plain steps
 )
-"""Shapes that a compiled instance may be fixed to. Where both numbers are equal, attention rows are
-the dense rows; the others leave room for what branches repeat."""
+
+# Dense rows are padded to the next of these; larger forwards are not padded.
+ROW_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+
+
+def bucket(rows: int) -> int:
+    return next((size for size in ROW_BUCKETS if size >= rows), rows)
 
 
 class PluginBatch(Batch):
-    """Dense rows, attention rows, block tables."""
+    """Layout of a forward: dense rows, attention rows and block tables.
+
+    Linear layers run over dense rows, each token once. Attention runs over attention rows, which
+    repeat a token for every root-to-leaf path that holds it; two gathers per layer convert.
+    """
 
     def __init__(self, layout: Layout) -> None:
         """Start empty.
 
         Args:
-            layout: "exact": every root-to-leaf path is a subsequence; or "masked": a draft is one,
-                packed, under a mask.
+            layout: "exact": every root-to-leaf path is a subsequence; "masked": a draft is one
+                packed subsequence under a tree mask, cheaper but approximate.
         """
         super().__init__()
         self._layout = layout
@@ -81,7 +78,6 @@ class PluginBatch(Batch):
         self.bias_begins: list[int] = [0]
 
     def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:
-        """Add rows and their subsequences, see `Batch.add`."""
         cache.discard()
         past, count = cache.length, len(tokens)
         root = past + count - 1
@@ -116,7 +112,7 @@ class PluginBatch(Batch):
     def subsequence(
         self, rows: list[int], past: int, blocks: list[int], bias: np.ndarray | None = None
     ) -> None:
-        """Attend from dense `rows`, in order of position, over `past` cached tokens."""
+        """Add attention of dense `rows`, in order of position, over `past` cached tokens."""
         if len(rows) == 1:
             rows = rows * 2  # never a single row, see the module docstring
         for row in rows:
@@ -134,7 +130,7 @@ class PluginBatch(Batch):
         self.bias_begins.append(self.bias_begins[-1] + (0 if bias is None else bias.size))
 
     def pad(self, scratch: int, rows: int) -> None:
-        """Fill up to a bucket, that of `rows` at least.
+        """Pad to the bucket of `rows` rows at least.
 
         Idle attention rows form a subsequence of their own in block `scratch`.
         """
@@ -154,7 +150,6 @@ class PluginBatch(Batch):
             self.bias_begins.append(self.bias_begins[-1])
 
     def _padded(self, dense: int) -> Shape:
-        """The shape that at least so many dense rows and all attention rows are padded to."""
         if self.attention_rows == list(range(len(self.ids))):
             return Shape(bucket(dense), bucket(dense))
         attention = len(self.attention_rows)
@@ -164,11 +159,10 @@ class PluginBatch(Batch):
         return Shape(bucket(dense), bucket(attention))
 
     def shape(self) -> Shape:
-        """Dense and attention rows."""
         return Shape(len(self.ids), len(self.attention_rows))
 
     def inputs(self) -> dict[str, Input]:
-        """The graph's inputs by name: int32, but for the bias, which is an array of uint8."""
+        """Return the graph's inputs by name: int32, but `qq_bias` uint8."""
         return {
             **self.common(),
             "feature_rows": self.feature_rows or [0],  # the graph wants a row; nobody reads it
@@ -186,10 +180,7 @@ class PluginBatch(Batch):
 
 
 def tree_bias(draft: TokenTree, pending: int) -> np.ndarray:
-    """The mask of a packed tree: uint8 `[rows, rows]` over pending tokens and nodes.
-
-    1 where a row may attend.
-    """
+    """Return the tree attention mask of pending tokens and nodes, uint8 `[rows, rows]`."""
     total = pending + len(draft)
     mask = np.tril(np.ones((total, total), dtype=np.uint8))
     mask[pending:, pending:] = trees.ancestor_mask(draft)
@@ -197,12 +188,11 @@ def tree_bias(draft: TokenTree, pending: int) -> np.ndarray:
 
 
 class PluginSteps(Steps):
-    """Graphs, compiled for some shapes of forward."""
+    """Backend on the OpenVINO plugin: graphs compiled for some shapes of forward."""
 
     name = "plugin"
     row_buckets = ROW_BUCKETS
     fixed = FIXED_SHAPES
-    """Shapes that an instance may be fixed to."""
 
     def __init__(
         self,
@@ -215,10 +205,10 @@ class PluginSteps(Steps):
         blocks: int,
         keep: int,
     ) -> None:
-        """Reserve memory as the plugin wants it.
+        """Reserve the key-value blocks.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: there is no memory for them.
         """
         self._config = config
         self._tensors = tensors
@@ -230,41 +220,34 @@ class PluginSteps(Steps):
         )
 
     def start(self, extra: LogitArray) -> None:
-        """Compile."""
         tensors = {**self._tensors, "embed.extra": extra} if len(extra) else self._tensors
         self._compile = _compiler(self._config, tensors, self._settings, self.pool)
         instance = sum(array.nbytes for array in tensors.values())
         self._requests = Requests(self._compile, self.fixed, instance)
 
     def complete(self) -> None:
-        """Compile the instances of fixed shape."""
         self._requests.complete()
 
     def batch(self) -> PluginBatch:
-        """An empty one in this layout."""
         return PluginBatch(self._layout)
 
     def pad(self, batch: Batch, rows: int) -> None:
-        """Fill up with idle rows."""
         assert isinstance(batch, PluginBatch)
         batch.pad(self.pool.scratch, rows)
 
     def run(self, batch: Batch) -> Instance:
-        """On the instance for its shape."""
         assert isinstance(batch, PluginBatch)
         instance = self._requests.get(batch.shape())
         instance.run(batch.inputs())
         return instance
 
     def counted(self, batch: Batch, runs: int) -> Counted:
-        """On an instance whose nodes count their time."""
         assert isinstance(batch, PluginBatch)
         shape = batch.shape() if batch.shape() in self.fixed else None
         instance = Instance(self._compile(shape, counting=True))
         return count(lambda: instance.run(batch.inputs()), instance, runs)
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
-        """Adopt the path's blocks, or move its rows (masked)."""
         if self._layout == "exact":
             cache.adopt(pending, path)
             return
@@ -278,9 +261,6 @@ class PluginSteps(Steps):
 def _compiler(
     config: ModelConfig, tensors: Tensors, settings: Mapping[str, str], pool: BlockPool
 ) -> Callable[..., ov.InferRequest]:
-    """What compiles the graph, for exactly so many dense and attention rows or for any, and binds
-    the cache's memory."""
-
     def graph(direct: bool) -> ov.Model:
         return build(config, tensors, lambda inputs: _Attend(config, tensors, inputs, direct))
 
@@ -305,7 +285,6 @@ def _compiler(
 
 
 def _fix(graph: ov.Model, sizes: dict[str, int]) -> ov.Model:
-    """A copy of `graph` whose inputs of these names, vectors, have these lengths."""
     fixed = graph.clone()
     shapes: dict[str, Any] = {
         port.get_any_name(): port.get_partial_shape() for port in fixed.inputs
@@ -316,15 +295,12 @@ def _fix(graph: ov.Model, sizes: dict[str, int]) -> ov.Model:
 
 
 class _Attend:
-    """Adds the nodes of a layer's attention.
-
-    Inputs beside the KV caches (int32 unless noted): `positions [dense]`, `attention_rows
-    [attention]` (the dense row that each attention row repeats), `dense_rows [dense]` (an attention
-    row that computes each dense row), `past_lens [s]`, `subsequence_begins [s + 1]`,
-    `block_indices`, `block_indices_begins [s + 1]`, `max_context_len []`, `qq_bias` uint8
-    (flattened 0/1 mask per subsequence, or empty) and `qq_bias_begins [s + 1]`. If `direct`,
-    attention rows are the dense rows: nothing is gathered.
-    """
+    # Inputs beside the KV caches (int32 unless noted): `positions [dense]`, `attention_rows
+    # [attention]` (dense row that each attention row repeats), `dense_rows [dense]` (an
+    # attention row that computes each dense row), `past_lens [s]`, `subsequence_begins [s + 1]`,
+    # `block_indices`, `block_indices_begins [s + 1]`, `max_context_len []`, `qq_bias` uint8
+    # (flattened 0/1 mask per subsequence, or empty) and `qq_bias_begins [s + 1]`. If `direct`,
+    # attention rows are the dense rows and nothing is gathered.
 
     def __init__(self, config: ModelConfig, tensors: Tensors, inputs: Inputs, direct: bool) -> None:
         self.direct = direct
@@ -346,22 +322,18 @@ class _Attend:
         self.rotate = Rotation(inverse_frequencies(config), config.max_context, positions)
 
     def spread(self, rows: Any) -> Any:
-        """Attention rows of dense rows."""
         return rows if self.direct else gather(rows, self.attention_rows)
 
     def collect(self, rows: Any) -> Any:
-        """Dense rows of attention rows."""
         return rows if self.direct else gather(rows, self.dense_rows)
 
     def heads(self, x: Any, count: int, norm: LogitArray | None) -> Any:
-        """Split into heads, norm them if the family does, rotate, and flatten again."""
         x = op.reshape(x, ints(-1, count, 1, self.config.head_dim), False)
         if norm is not None:
             x = rms_norm(x, norm.reshape(1, 1, 1, -1), self.config.norm_eps)
         return op.reshape(self.rotate(x), ints(-1, count * self.config.head_dim), False)
 
     def __call__(self, qkv: Any, layer: int) -> Any:
-        """See `openvino_graph.Attend`."""
         c = self.config
         name = f"layers.{layer}"
         widths = (c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim)

@@ -1,7 +1,6 @@
-"""The Llama-family network as an OpenVINO graph over a ragged batch of rows.
+"""Llama-family target as an OpenVINO graph over a ragged batch of rows, and shared graph nodes.
 
-Rows are independent everywhere but in attention, which is handed in: it takes the rows' queries,
-keys and values and gives what they attended to (`openvino_plugin`).
+Rows are independent everywhere but in attention, which the caller supplies.
 """
 
 from __future__ import annotations
@@ -22,39 +21,33 @@ from paceline.runtimes.weights import INT4_GROUP
 
 # Graph nodes that the target's network and drafter networks share.
 
+# Packed weights by name: `NAME.weight` and, but for float32, `NAME.scale`.
 Tensors = Mapping[str, np.ndarray]
-"""Compressed weights by name: `NAME.weight` and, but for float32, `NAME.scale`."""
 
 
 def ints(*values: int) -> Any:
-    """A constant row of integers."""
     return op.constant(np.array(values, dtype=np.int64))
 
 
 def scalar(value: float, dtype: type[np.generic] = np.float32) -> Any:
-    """A constant number."""
     return op.constant(np.array(value, dtype=dtype))
 
 
 def gather(data: Any, rows: Any) -> Any:
-    """Some rows of the first axis."""
     return op.gather(data, rows, scalar(0, np.int64))
 
 
 def split(x: Any, sizes: Sequence[int]) -> list[Any]:
-    """Parts of the last axis."""
     return list(op.variadic_split(x, scalar(-1, np.int64), ints(*sizes)).outputs())
 
 
 class Inputs:
-    """Collects a graph's inputs while the network is written down."""
+    """Parameters of a graph under construction."""
 
     def __init__(self) -> None:
-        """Start with none."""
         self.parameters: list[Any] = []
 
     def add(self, name: str, dtype: type[np.generic], shape: list[int]) -> Any:
-        """A new input."""
         parameter = op.parameter(shape, dtype)
         parameter.set_friendly_name(name)
         parameter.output(0).get_tensor().set_names({name})
@@ -63,7 +56,7 @@ class Inputs:
 
 
 def matrix(tensors: Tensors, name: str) -> Any:
-    """A weight, expanded from what it is stored as; the plugin keeps it compressed."""
+    """Return a dequantized weight; the plugin keeps it compressed."""
     weight = tensors[f"{name}.weight"]
     if weight.dtype == np.float32:
         return op.constant(weight, shared_memory=True)
@@ -81,16 +74,16 @@ def matrix(tensors: Tensors, name: str) -> Any:
 
 
 def linear(x: Any, tensors: Tensors, name: str) -> Any:
-    """`x` times the transposed matrix `name`, plus its bias if it has one."""
+    """Return `x` times the transposed matrix `name`, plus its bias if it has one."""
     out = op.matmul(x, matrix(tensors, name), False, True)
     bias = tensors.get(f"{name}.bias")
     return out if bias is None else op.add(out, op.constant(bias.reshape(1, 1, -1)))
 
 
 def embed(ids: Any, tensors: Tensors) -> Any:
-    """float32 `[..., width]` of token ids; rows are gathered before they are expanded.
+    """Return embeddings of token ids, float32 `[..., width]`, dequantized after the gather.
 
-    If there is "embed.extra", float32 `[m, width]`, ids behind the vocabulary name its rows.
+    Ids from the vocabulary size on name rows of "embed.extra", float32 `[m, width]`, if present.
     """
     extra = tensors.get("embed.extra")
     if extra is None:
@@ -102,7 +95,6 @@ def embed(ids: Any, tensors: Tensors) -> Any:
 
 
 def _embed(ids: Any, tensors: Tensors) -> Any:
-    """Rows of the vocabulary's own table."""
     rows = gather(op.constant(tensors["embed.weight"], shared_memory=True), ids)
     if tensors["embed.weight"].dtype == np.float32:
         return rows
@@ -111,7 +103,7 @@ def _embed(ids: Any, tensors: Tensors) -> Any:
 
 
 def rms_norm(x: Any, weight: LogitArray, eps: float) -> Any:
-    """RMS norm over the last axis; `weight` has the rank of `x`."""
+    """Return the RMS norm over the last axis; `weight` has the rank of `x`."""
     square = op.power(x, scalar(2.0))
     mean = op.add(op.reduce_mean(square, ints(-1), True), scalar(eps))
     scaled = op.multiply(x, op.divide(scalar(1.0), op.sqrt(mean)))
@@ -119,15 +111,11 @@ def rms_norm(x: Any, weight: LogitArray, eps: float) -> Any:
 
 
 class Rotation:
-    """Rotary positions of some rows."""
+    """Rotary embedding (RoPE) of some rows, in the form that the plugin fuses."""
 
     def __init__(self, frequencies: ProbArray, max_context: int, positions: Any) -> None:
-        """Look angles up.
-
-        Args:
-            frequencies: `[head_dim // 2]` radians per position.
-            max_context: positions are below it.
-            positions: int32 `[rows]`.
+        """Look up angles: `frequencies` `[head_dim // 2]` in radians per position,
+        `positions` int32 `[rows]` below `max_context`.
         """
         angles = np.arange(max_context)[:, None] * frequencies[None]
         angles = np.concatenate([angles, angles], axis=1)
@@ -140,7 +128,7 @@ class Rotation:
         return op.reshape(rows, ints(-1, 1, 1, 2 * self._half), False)
 
     def __call__(self, x: Any) -> Any:
-        """`[rows, heads, 1, head_dim]` to the same, in the form the plugin fuses."""
+        """Rotate `[rows, heads, 1, head_dim]`."""
         halves = op.variadic_split(x, scalar(3, np.int64), ints(self._half, self._half))
         rotated = op.concat([op.multiply(halves.output(1), scalar(-1.0)), halves.output(0)], -1)
         return op.add(op.multiply(x, self._cos), op.multiply(rotated, self._sin))
@@ -148,7 +136,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """Where the rows of a ragged batch find their keys and values, see `openvino_graph.build`."""
+    """Paged attention inputs of a ragged batch: block tables and subsequences."""
 
     past_lens: Any
     subsequence_begins: Any
@@ -162,19 +150,19 @@ class Paging:
 def paged_attention(
     tensors: Sequence[Any], paging: Paging, heads: int, kv_heads: int, head_dim: int, reach: int = 0
 ) -> Any:
-    """The plugin's attention over blocks: `[rows, heads * head_dim]`.
+    """Return the plugin's paged attention: `[rows, heads * head_dim]`.
 
-    Empty inputs switch off features not used here: ALiBi, score output, cache rotation, sparse
-    attention, sinks, eviction.
+    Empty inputs switch off ALiBi, score output, cache rotation, sparse attention, sinks and
+    eviction.
 
     Args:
-        tensors: queries, keys and values of the rows, flat, and the caches of keys and values,
-            into which the rows are written.
+        tensors: flat queries, keys and values of the rows, and the key and value caches, into which
+            the rows are written.
         paging: block tables.
         heads: query heads.
         kv_heads: key and value heads.
         head_dim: width of a head.
-        reach: keys that a row sees, the newest, its own included; 0 for all.
+        reach: sliding window in keys, the row's own included; 0 for all.
     """
 
     def empty(dtype: type[np.generic], rank: int = 1) -> Any:
@@ -209,9 +197,9 @@ def paged_attention(
     return op.reshape(node.output(0), ints(-1, heads * head_dim), False)
 
 
+# From queries, keys and values side by side, `[rows, 1, (heads + 2 * kv_heads) * head_dim]`, and
+# the layer's number, to `[rows, 1, heads * head_dim]`.
 Attend = Callable[[Any, int], Any]
-"""From `[rows, 1, (heads + 2 * kv_heads) * head_dim]`, queries, keys and values side by side, and
-the number of the layer, to `[rows, 1, heads * head_dim]`."""
 
 
 def build(
@@ -219,18 +207,18 @@ def build(
     tensors: Tensors,
     make_attend: Callable[[Inputs], Attend],
 ) -> ov.Model:
-    """The graph of a model.
+    """Build the graph of a target.
 
-    Inputs beside those of attention, int32: `input_ids [rows]`, `logit_rows [n]` (rows whose logits
-    are wanted), `feature_rows [m]` (those whose features are).
+    Inputs beside those of attention, int32: `input_ids [rows]`, `logit_rows [n]` (rows that need
+    logits), `feature_rows [m]` (rows that need features).
 
     Outputs, float32: `logits [n, vocabulary]`, `hidden [n, hidden_size]`, `features [m, 4 *
-    hidden_size]` (`target.Output.features`).
+    hidden_size]`.
 
     Args:
-        config: of the model.
-        tensors: its weights, see `openvino_weights.prepare`.
-        make_attend: makes attention, and adds the inputs that it needs.
+        config: shape of the model.
+        tensors: prepared weights.
+        make_attend: builds attention and adds its inputs.
     """
     inputs = Inputs()
     attend = make_attend(inputs)
@@ -274,9 +262,9 @@ def build(
 
 @functools.cache
 def core() -> ov.Core:
-    """The core, made once and never given up.
+    """Return the process's OpenVINO core, which is never destroyed.
 
-    A core's plugin gives the thread that makes it a larger stack for signals, and frees that memory
-    when it ends, in whatever thread that happens: a later Ctrl-C would then run on freed memory.
+    Its plugin gives the creating thread a signal stack and frees it on destruction, in whatever
+    thread that happens; a later Ctrl-C would run on freed memory.
     """
     return ov.Core()

@@ -1,9 +1,7 @@
 """Drafter networks as OpenVINO graphs: a whole draft, token by token, in one run.
 
-The graph takes in the context rows that a batch of sequences has gained, then drafts behind the
-last of each: every step's most likely token is looked up inside the graph and fed to the next, so
-that a draft costs one call however deep it is. Drafts need not be the same bits every time, so
-nothing of the target's care is taken here: single rows and padding are fine.
+Every step's argmax is embedded inside the graph and fed to the next step. Drafts need not be
+bit-exact, so single rows and padding are allowed here.
 """
 
 from __future__ import annotations
@@ -36,19 +34,13 @@ from paceline.runtimes.kv_cache import BLOCK
 
 
 class OpenVinoOps:
-    """Writes a network down as graph nodes. Implements `networks.ops.Ops`.
+    """Build a network as graph nodes. Implements `networks.ops.Ops`.
 
     Context rows are `[rows, 1, width]`, draft rows `[sequences, slots, width]`.
     """
 
     def __init__(self, network: Network, tensors: Tensors, max_context: int) -> None:
-        """Make the inputs.
-
-        Args:
-            network: what is written down.
-            tensors: packed parameters by name, borrowed ones too, "embed" and "head".
-            max_context: greatest position.
-        """
+        """Create the inputs; positions are at most `max_context`."""
         self._geometry = network.geometry
         self._reach = network.reach
         self._tensors = tensors
@@ -81,31 +73,25 @@ class OpenVinoOps:
 
     @property
     def drafted(self) -> int:
-        """Draft rows written so far, of each sequence."""
+        """Return the draft rows written so far, of each sequence."""
         return max(self._drafted, default=0)
 
     def weight(self, name: str) -> Any:
-        """The parameter as a constant."""
         return op.constant(self._tensors[name])
 
     def linear(self, x: Any, name: str) -> Any:
-        """`x` times the transposed matrix."""
         return linear(x, self._tensors, name)
 
     def norm(self, x: Any, name: str) -> Any:
-        """RMS norm."""
         return rms_norm(x, self._tensors[name].reshape(1, 1, -1), self._geometry.norm_eps)
 
     def silu(self, x: Any) -> Any:
-        """x sigmoid(x)."""
         return op.swish(x)
 
     def concat(self, parts: Sequence[Any]) -> Any:
-        """Side by side."""
         return op.concat(list(parts), -1)
 
     def split(self, x: Any, sizes: Sequence[int]) -> list[Any]:
-        """Parts of the last axis."""
         ends = np.cumsum(sizes).tolist()
         return [
             op.slice(x, ints(end - size), ints(end), ints(1), ints(-1))
@@ -113,34 +99,28 @@ class OpenVinoOps:
         ]
 
     def embed(self, tokens: Any) -> Any:
-        """Rows of the target's embedding."""
         return embed(tokens, self._tensors)
 
     def embed_windows(self, tokens: Any) -> Any:
-        """`[rows, 1, window * width]` from `[rows, window]`."""
         window = tokens.get_output_partial_shape(0)[1].get_length()
         width = window * self._geometry.width
         return op.reshape(embed(tokens, self._tensors), ints(-1, 1, width), False)
 
     def head(self, x: Any) -> Any:
-        """Logits over the draft vocabulary."""
         return linear(x, self._tensors, "head")
 
     def last(self, x: Any) -> Any:
-        """The last context row of every sequence."""
         return gather(x, self.last_rows)
 
     def slots(self, x: Any, count: int) -> Any:
-        """`[sequences, count, width]`."""
         width = self._geometry.width
         return op.reshape(x, ints(-1, count, width), False)
 
     def attend_context(self, layer: int, queries: Any, keys: Any, values: Any) -> Any:
-        """Attention of the new context rows over all of them."""
         return self._attend(layer, (queries, keys, values), self._rotation, self._paging, 1)
 
     def attend_draft(self, layer: int, queries: Any, keys: Any, values: Any) -> Any:
-        """Attention of draft rows, which are written behind the context and overwritten later."""
+        """Attend from draft rows, stored after the context and overwritten later."""
         slots = queries.get_output_partial_shape(0)[1].get_length()
         before = self._drafted[layer]
         self._drafted[layer] += slots
@@ -159,26 +139,23 @@ class OpenVinoOps:
         return self._attend(layer, (queries, keys, values), self._rotate(positions), paging, slots)
 
     def know_target(self, make: Callable[[], tuple[Any, Any]]) -> None:
-        """Refuse: attention here writes rows of its own wherever it reads, which would spoil the
-        target's."""
+        # The plugin's attention writes its rows, which would overwrite the target's cache.
         raise RuntimeUnavailable(
             "a network that reads keys and values of its target needs a runtime that lends them: "
             "use --runtime torch, or weights of a network that does not"
         )
 
     def attend_target(self, queries: Any) -> Any:
-        """Never asked for, since `know_target` refuses."""
         raise NotImplementedError
 
     def attend_slots(self, queries: Any, keys: Any, values: Any) -> Any:
-        """Attention of the slots of each sequence over one another."""
         g = self._geometry
         slots = queries.get_output_partial_shape(0)[1].get_length()
         group = g.heads // g.kv_heads
 
         def heads(x: Any, repeats: int) -> Any:
-            """`[sequences, kv_heads, repeats * slots, head_dim]`: a query head of a group after
-            another, behind the one key head that they share."""
+            # `[sequences, kv_heads, repeats * slots, head_dim]`: the query heads of a group one
+            # after another, with the key head that they share.
             x = op.reshape(x, ints(-1, slots, g.kv_heads, repeats, g.head_dim), False)
             x = op.transpose(x, ints(0, 2, 3, 1, 4))
             return op.reshape(x, ints(-1, g.kv_heads, repeats * slots, g.head_dim), False)
@@ -218,17 +195,17 @@ class OpenVinoOps:
 def build(
     network: Network, tensors: Tensors, draft_ids: IntArray, steps: int, max_context: int
 ) -> ov.Model:
-    """The graph that drafts `steps` steps.
+    """Build the graph that drafts `steps` steps.
 
     Inputs beside the caches (int32 unless noted): `features` float32 `[rows, 4 * width]`, if the
     network reads them, and `tokens [rows, window]` of the new context rows, `last_rows [s]`; where
     the network attends, `positions [rows]`, `past_lens [s]`, `subsequence_begins [s + 1]`,
     `block_indices`, `block_indices_begins`, `max_context_len []`, `qq_bias_begins [s + 1]` (zeros),
-    `draft_past [s]` (context rows in the cache, the new ones included), `draft_positions [s]` (the
-    same and those that have left it) and `draft_begins [s + 1]` (0, 1, 2, ...).
+    `draft_past [s]` (context rows in the cache, new ones included), `draft_positions [s]` (the
+    same plus rows dropped from the cache) and `draft_begins [s + 1]` (0, 1, 2, ...).
 
-    Outputs: `drafted` int32 `[s, steps * width, 2]`, ids of the two likeliest tokens, -1 where a
-    slot is blank, and `chances` float32 of the same shape, the network's probability of each.
+    Outputs `[s, steps * width, 2]`: `drafted` int32, ids of argmax and runner-up, -1 where a slot
+    is blank, and `chances` float32, their probabilities.
     """
     blank = [-1] if network.blank else []
     ids = op.constant(np.array([*draft_ids, *blank], dtype=np.int32))
@@ -251,7 +228,7 @@ def build(
 
 
 def begun(network: Network, tensors: Tensors, max_context: int) -> tuple[OpenVinoOps, Any]:
-    """A graph that takes in context rows, and the state of its first step."""
+    """Return a graph that takes context rows, and the state of its first step."""
     ops = OpenVinoOps(network, tensors, max_context)
     features = None
     if network.reads_features:
@@ -262,7 +239,6 @@ def begun(network: Network, tensors: Tensors, max_context: int) -> tuple[OpenVin
 
 
 def model(outputs: Mapping[str, Any], parameters: Sequence[Any], name: str) -> ov.Model:
-    """A graph with named outputs."""
     for each, node in outputs.items():
         node.output(0).get_tensor().set_names({each})
     return ov.Model([*map(op.result, outputs.values())], list(parameters), name)

@@ -1,11 +1,7 @@
-"""Compiled instances of one graph: a general one, and one for each of some small shapes.
+"""Compiled instances of one OpenVINO graph: a dynamic one, and fixed shapes for small forwards.
 
-A fixed shape saves the plugin the work of inferring and preparing every node's shape: 15% of a
-plain step, and a third of one that follows a step of another size. But where products are the
-plugin's, an instance takes a second or two to compile and holds its own copy of the packed weights.
-So it is made in the background once its shape has been used often enough to pay, and only while all
-instances' memory stays a small part of the machine's. Until then, and for all other shapes, the
-general instance serves.
+A fixed shape saves shape inference on every forward, but costs compilation and a copy of the
+weights. So it is compiled in the background once its shape is used often, within a memory limit.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,40 +20,45 @@ import openvino as ov
 
 from paceline.core.types import LogitArray
 from paceline.errors import OutOfMemory
-from paceline.runtimes.cpu.batch import Input, Shape
+from paceline.runtimes.cpu.backend import NO_ROOM, Input
+from paceline.runtimes.cpu.profile import GROUPS, Counted, by_group
 
+# Forwards of a shape before an instance of its own pays for its compilation.
 _AFTER = 64
-"""Forwards of a shape after which an instance of its own is worth compiling."""
 
+# All instances together take at most one part in so many of physical memory.
 _MEMORY_SHARE = 8
-"""All instances together may take this fraction of physical memory."""
 
-NO_ROOM = "no memory to load the model: free some, or load a smaller model or precision int8"
-"""The error of a model that does not fit."""
+# The first inferences set up what later ones reuse.
+_WARM_UPS = 3
 
 _LOG = logging.getLogger(__name__)
 
 
-class Instance:
-    """A compiled instance with the inputs that are bound to it.
+class Shape(NamedTuple):
+    """Row counts of one forward, padding included."""
 
-    Binding a tensor costs as much as ten copies of its few numbers, so a bound array is written
-    again as long as its shape stays.
+    dense: int
+    attention: int
+
+
+class Instance:
+    """A compiled instance with its bound inputs.
+
+    Binding a tensor costs more than copying its few numbers, so a bound array is rewritten as long
+    as its shape stays.
     """
 
     def __init__(self, request: ov.InferRequest) -> None:
-        """Bind nothing yet."""
         self._request = request
         self._bound: dict[str, npt.NDArray[Any]] = {}
         self._lengths = _lengths(request)
         self.seconds = 0.0
-        """What the last inference took, inputs and outputs left out."""
 
     def run(self, inputs: Mapping[str, Input]) -> None:
         """Set all inputs and infer.
 
-        A vector whose length the instance fixes may be given shorter: what is behind it is not
-        read.
+        A vector whose length the instance fixes may be given shorter; the rest is not read.
 
         Raises:
             OutOfMemory: the forward is too large for the machine; the instance stays usable.
@@ -88,21 +89,19 @@ class Instance:
         self.seconds = perf_counter() - begin
 
     def nodes(self) -> Any:
-        """What the nodes of the last inference took; empty without counters."""
+        """Return the profile of the last inference; empty without counters."""
         return self._request.get_profiling_info()
 
     def output(self, name: str) -> LogitArray:
-        """float32 view of an output, which the next run overwrites."""
+        """Return a float32 view of an output, which the next run overwrites."""
         data: LogitArray = self._request.get_tensor(name).data
         return data
 
     def argmax(self) -> list[int]:
-        """Not known."""
         return []
 
 
 def _lengths(request: ov.InferRequest) -> dict[str, int]:
-    """Lengths of the inputs that are vectors of fixed length, by name."""
     shapes = {port.get_any_name(): port.get_partial_shape() for port in request.model_inputs}
     return {
         name: shape.get_shape()[0]
@@ -112,7 +111,7 @@ def _lengths(request: ov.InferRequest) -> dict[str, int]:
 
 
 class Requests:
-    """Hands out the instance for a shape of forward."""
+    """Choose the instance for a shape of forward."""
 
     def __init__(
         self,
@@ -120,13 +119,12 @@ class Requests:
         shapes: Sequence[Shape],
         weight_bytes: int,
     ) -> None:
-        """Compile the general instance.
+        """Compile the dynamic instance.
 
         Args:
-            compile_request: compiles the graph once more, for a fixed shape or for any, and
-                binds the key-value caches.
-            shapes: those that an instance may be fixed to.
-            weight_bytes: what one instance's own copy of the weights takes; 0 if it has none.
+            compile_request: compiles the graph for a fixed shape, or for any if None.
+            shapes: shapes that an instance may be fixed to.
+            weight_bytes: an instance's own copy of the weights; 0 if it has none.
 
         Raises:
             OutOfMemory: there is no memory for a single instance.
@@ -145,7 +143,7 @@ class Requests:
         self._worker: threading.Thread | None = None
 
     def get(self, shape: Shape) -> Instance:
-        """The instance to run a forward of that shape on."""
+        """Return the instance for a shape; the dynamic one until its own is compiled."""
         if shape in self._missing:
             self._used[shape] += 1
             if self._used[shape] >= _AFTER and self._worker is None:
@@ -155,7 +153,7 @@ class Requests:
         return self._fixed.get(shape, self._general)
 
     def complete(self) -> None:
-        """Make all instances now."""
+        """Compile all missing instances now."""
         if self._worker is not None:
             self._worker.join()
         self._work(list(self._missing))
@@ -179,14 +177,44 @@ class Requests:
 
 
 def _no_memory(error: Exception) -> bool:
-    """Whether an error of the plugin means that an allocation failed; each part words it anew."""
+    # The plugin has no error class for this, and each of its parts words it differently.
     text = str(error)
     return isinstance(error, MemoryError) or "alloc" in text or "memalign" in text
 
 
 def _physical_memory() -> int:
-    """Bytes of memory in this machine; a modest guess where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 8 * 2**30
+
+
+class Counting(Protocol):
+    """A compiled instance with counters."""
+
+    seconds: float
+
+    def nodes(self) -> Any:
+        """Return name, type and time of each node; times are means since compilation."""
+        ...
+
+
+def count(run: Callable[[], None], instance: Counting, runs: int) -> Counted:
+    """Run an instance and average over `runs` inferences, warm-ups subtracted."""
+    for _ in range(_WARM_UPS):
+        run()
+    before = _by_group(instance.nodes())
+    total = 0.0
+    for _ in range(runs):
+        run()
+        total += instance.seconds
+    after = _by_group(instance.nodes())
+    added = {
+        name: max(0.0, (_WARM_UPS + runs) * after[name] - _WARM_UPS * before[name])
+        for name in GROUPS
+    }
+    return Counted(total / runs, {name: seconds / runs for name, seconds in added.items()})
+
+
+def _by_group(nodes: Any) -> dict[str, float]:
+    return by_group((n.node_name, n.node_type, n.real_time.total_seconds()) for n in nodes)

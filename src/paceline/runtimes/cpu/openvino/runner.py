@@ -1,4 +1,8 @@
-"""Runs a drafter network on the CPU, for ragged batches of sequences."""
+"""Runner of drafter networks as OpenVINO graphs: chains in one call, and batched steps of trees.
+
+A row sees every earlier row of its block table, so each branch has a table of its own: full
+blocks are shared with its parent, the last is copied.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +17,27 @@ from paceline.core.types import LogitArray
 from paceline.networks.base import Network
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.batch import Input
+from paceline.runtimes.cpu.backend import Input
 from paceline.runtimes.cpu.openvino.graph import Tensors, core
 from paceline.runtimes.cpu.openvino.ops import OpenVinoOps, begun, build, model
 from paceline.runtimes.cpu.openvino.requests import Instance
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.weights import packed
 
-# Trees of drafter networks as OpenVINO graphs:
-
 Asked = tuple[Branch, Sequence[int]]
 
+# Branches are padded to these sizes: fixed shapes save shape inference, which costs small
+# networks more than idle rows do.
 _SIZES = (1, 2, 4, 8)
-"""Branches of a step are padded to the next of these, and run on graphs of fixed shape: small
-networks spend more on working out shapes than on rows that nobody wants."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of a branch.
+    """State of a branch.
 
     Attributes:
-        value: float32 `[slots, ...]`, the network's.
-        table: holds what its steps wrote; None before the first.
+        value: float32 `[slots, ...]`, state of the network.
+        table: block table of the rows that its steps wrote; None before the first.
     """
 
     value: LogitArray
@@ -43,16 +45,15 @@ class State:
 
 
 class BranchOps(OpenVinoOps):
-    """Draft rows with block tables of their own, one subsequence per branch."""
+    """Ops of one step of branches: one attention subsequence per branch."""
 
     def attend_draft(self, layer: int, queries: Any, keys: Any, values: Any) -> Any:
-        """Attention of a branch's rows over the context and those before them."""
         slots = queries.get_output_partial_shape(0)[1].get_length()
         return self._attend(layer, (queries, keys, values), self._rotation, self._paging, slots)
 
 
 def build_start(network: Network, tensors: Tensors, max_context: int) -> ov.Model:
-    """The graph that takes in context rows, with inputs as `openvino_network.build`.
+    """Build the graph that prefills context rows, with inputs as for `build`.
 
     Outputs, float32: `state`, and `logits` `[s, width, draft vocabulary]` of the first step.
     """
@@ -62,12 +63,11 @@ def build_start(network: Network, tensors: Tensors, max_context: int) -> ov.Mode
 
 
 class Branches:
-    """Steps of branches.
+    """One step of any number of branches per run.
 
-    Inputs of the graph: `above` float32, the states that steps start from, `tokens` int32
-    `[branches, width]`; where a step attends, paging as in `openvino_network.build`, with a
-    subsequence per branch. Outputs, float32: `state` and `logits` `[branches, width, draft
-    vocabulary]`.
+    Graph inputs: `above` float32, parent states; `tokens` int32 `[branches, width]`; where a step
+    attends, paging as for `build`, a subsequence per branch. Outputs, float32: `state` and
+    `logits` `[branches, width, draft vocabulary]`.
     """
 
     def __init__(
@@ -78,15 +78,7 @@ class Branches:
         pool: BlockPool,
         compiled: Callable[[ov.Model], Instance],
     ) -> None:
-        """Build nothing yet but what tells shapes.
-
-        Args:
-            network: what branches; its step has the same weights at every depth.
-            tensors: packed parameters by name, "embed" and "head".
-            max_context: greatest position.
-            pool: the network's cache.
-            compiled: compiles a graph and binds the caches.
-        """
+        """Bind the network, whose step must have the same weights at every depth."""
         self._parts = network, tensors, max_context
         self._width = network.width
         self._pool = pool
@@ -100,7 +92,6 @@ class Branches:
         self._instances: dict[int, Instance] = {}
 
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
-        """As `networks.runner.Runner.advance`; tables are noted in the caches' `branches`."""
         count = len(asked)
         size = next((each for each in _SIZES if each >= count), 0)
         idle = max(size - count, 0)
@@ -126,7 +117,6 @@ class Branches:
         return out
 
     def _table(self, branch: Branch) -> PagedCache:
-        """A block table for one more step."""
         above = branch.state.table
         if above is None:
             own = branch.cache.paged
@@ -140,7 +130,6 @@ class Branches:
     def _paging(
         self, tables: Sequence[PagedCache], left: Sequence[int], idle: int
     ) -> dict[str, Input]:
-        """By name of the input; idle branches write to a block that nobody reads."""
         width = self._width
         past = [*(table.length for table in tables), *[0] * idle]
         gone = [*left, *[0] * idle]
@@ -160,7 +149,7 @@ class Branches:
         }
 
     def _graph(self, size: int) -> ov.Model:
-        """For so many branches, or for any number if 0."""
+        # Size 0 stands for a dynamic number of branches.
         network, ops = self._parts[0], BranchOps(*self._parts)
         above = ops.inputs.add("above", np.float32, self._shape)
         tokens = ops.inputs.add("tokens", np.int32, [-1, network.width])
@@ -183,17 +172,15 @@ class Branches:
         return graph
 
 
+# Context rows per prefill run.
 _CHUNK = 512
-"""Context rows of a prompt taken in together."""
 
+# Depths compiled beside the deepest: a step too many costs little, a graph per depth slows start.
 _STEPS = (2, 3)
-"""Steps of graphs that are compiled beside the deepest. A step too many costs little, a graph for
-every depth costs time at the start."""
 
+# Row counts of fixed-shape graphs for one sequence. Rows are padded to the next of these; the
+# padding's cache rows are overwritten before any row sees them.
 _FEW = (1, 4, 8)
-"""A lone sequence that has gained no more rows than the last of these runs on a graph of fixed
-shape, which saves half of the time: the network is so small that working out shapes counts. Rows
-are padded to the next of these; what they write is overwritten before anything sees it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -202,9 +189,9 @@ class NetworkCache:
 
     Attributes:
         paged: keys and values of the network's layers.
-        tail: the last tokens taken in.
-        left: rows that have left the cache, since no row to come sees so far back.
-        branches: what branches hold until the next draft.
+        tail: the last context tokens.
+        left: rows dropped from the cache by a sliding window.
+        branches: block tables of branches until the next draft.
     """
 
     paged: PagedCache
@@ -213,13 +200,13 @@ class NetworkCache:
     branches: list[PagedCache] = field(default_factory=list)
 
     def prune(self) -> None:
-        """Give the blocks of all branches back."""
+        """Release the blocks of all branches."""
         for table in self.branches:
             table.release()
         self.branches.clear()
 
     def slide(self, reach: int) -> None:
-        """Drop the blocks that are out of sight for rows that see so far back; 0 is all."""
+        """Drop blocks outside a sliding window of `reach` rows; 0 keeps all."""
         while reach and self.paged.length + 1 - reach >= BLOCK:
             self.paged.pool.drop([self.paged.blocks.pop(0)])
             self.paged.length -= BLOCK
@@ -227,7 +214,7 @@ class NetworkCache:
 
 
 class OpenVinoRunner:
-    """A compiled network. Implements `networks.runner.Runner`."""
+    """A compiled drafter network. Implements `networks.runner.Runner`."""
 
     def __init__(
         self,
@@ -239,18 +226,18 @@ class OpenVinoRunner:
         max_context: int,
         kv_tokens: int,
     ) -> None:
-        """Pack the weights; graphs are compiled when their size is first wanted.
+        """Pack the weights; graphs are compiled on first use.
 
         Args:
             trained: network and parameters.
-            target: the target's prepared weights: embedding, head and what is borrowed.
-            settings: of the plugin.
-            precision: of the network's matrices, "fp32"; any other stands for "int8".
+            target: the target's prepared weights: embedding, head and shared layers.
+            settings: plugin properties.
+            precision: of the network's matrices: "fp32", or any other for int8.
             max_context: longest sequence.
             kv_tokens: capacity of the network's own cache over all sequences.
 
         Raises:
-            InvalidOption: the target lacks layers that the network borrows.
+            InvalidOption: the target lacks layers whose weights the network shares.
         """
         network = self._network = trained.network
         self._ids = trained.draft_ids
@@ -270,27 +257,23 @@ class OpenVinoRunner:
 
     @property
     def depth(self) -> int:
-        """Most tokens of a draft."""
         return self._network.depth
 
     def warm_up(self) -> None:
-        """Compile the graphs that a lone sequence needs, a tenth of a second each."""
+        """Compile the graphs of a single sequence."""
         most = self._network.steps
         for steps in {min(each, most) for each in (*_STEPS, most)}:
             for rows in _FEW:
                 self._instance(steps, rows)
 
     def open(self) -> NetworkCache:
-        """A new, empty cache."""
         return NetworkCache(PagedCache(self._pool), Tail(self._network))
 
     def release(self, cache: NetworkCache) -> None:
-        """Give its blocks back."""
         cache.prune()
         cache.paged.release()
 
     def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
-        """Take in what is new and draft."""
         instance = self._take_in(context_update, -(-depth // self._network.width))
         if not depth:
             return []
@@ -298,7 +281,6 @@ class OpenVinoRunner:
         return chains(self._network, drafted, chances, depth)
 
     def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
-        """Take in what is new; the graph stops at the first step's logits."""
         instance = self._take_in(context_update, 0)
         states, logits = instance.output("state").copy(), instance.output("logits").copy()
         return [
@@ -307,19 +289,16 @@ class OpenVinoRunner:
         ]
 
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
-        """One step of all branches at once."""
         if self._branches is None:
             parts = self._network, self._tensors, self._max_context
             self._branches = Branches(*parts, self._pool, self._compile)
         return self._branches.advance(asked)
 
     def hidden(self, branch: Branch) -> LogitArray:
-        """As it left the graph."""
         state: State = branch.state
         return state.value
 
     def _take_in(self, context_update: Sequence[ContextUpdate], steps: int) -> Instance:
-        """Run the graph of so many steps; long prompts go before it in chunks."""
         rest = []
         for each in context_update:
             *heads, last = each.parts(_CHUNK)
@@ -352,7 +331,6 @@ class OpenVinoRunner:
         return instance
 
     def _at_least(self, steps: int) -> int:
-        """Steps of the graph to run: few sizes are compiled, since a step too many costs little."""
         sizes = (0, *_STEPS, self._network.steps)
         return min((size for size in sizes if steps <= size <= self._network.steps), default=steps)
 
@@ -392,8 +370,7 @@ class OpenVinoRunner:
         }
 
     def _instance(self, steps: int, rows: int) -> Instance:
-        """The graph for so many steps, 0 for that which starts branches, fixed to one sequence of
-        `rows` new rows unless 0."""
+        # 0 steps: the graph that starts branches; 0 rows: any number of sequences and rows.
         if (steps, rows) not in self._instances:
             network = self._network
             if steps:
@@ -406,7 +383,6 @@ class OpenVinoRunner:
         return self._instances[steps, rows]
 
     def _compile(self, graph: ov.Model) -> Instance:
-        """An instance with the caches that the graph reads."""
         request = core().compile_model(graph, "CPU", self._settings).create_infer_request()
         names = {port.get_any_name() for port in graph.inputs}
         for layer in range(self._network.layers):
@@ -418,7 +394,6 @@ class OpenVinoRunner:
 
 
 def _fixed(graph: ov.Model, rows: int) -> dict[str, ov.PartialShape]:
-    """Input shapes for one sequence that has gained so many rows."""
     by_rows = ("features", "tokens", "positions")
     one = ("last_rows", "past_lens", "draft_past", "draft_positions")
     two = ("subsequence_begins", "block_indices_begins", "qq_bias_begins", "draft_begins")

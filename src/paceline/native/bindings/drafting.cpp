@@ -1,0 +1,137 @@
+// C interface of drafter network operations, beside `program.cpp`.
+
+#include <cstring>
+
+#include "drafting/drafting.hpp"
+#include "threads/program.hpp"
+#include "sampling/rescore.hpp"
+
+using namespace paceline;
+
+extern "C" {
+
+// See `Operand`.
+struct Part {
+    View view;
+    int32_t repeat, period;
+    const float* weights;
+};
+
+constexpr int kPicked = 4;  // numbers that a step leaves, see `paceline_pick`
+
+// Numbers that a run is given: an input's bits.
+void paceline_load(Program* program, int32_t input, int64_t width, View to) {
+    program->add([=](const Call& call) {
+        const Rows<float> out = program->rows(to);
+        const int64_t rows = program->count(to, call);
+        each(rows, rows > 16, [&](int64_t r) {
+            std::memcpy(out[r], call.inputs[input] + r * width, sizeof(float) * width);
+        });
+    });
+}
+
+void paceline_join(Program* program, int32_t joint, const Part* first, const Part* second,
+                   int64_t width, View to) {
+    const auto operand = [program](const Part& part) {
+        return Operand{program->read(part.view), part.repeat, part.period, part.weights};
+    };
+    program->add([=, a = *first, b = *second](const Call& call) {
+        join(Joint(joint), program->count(to, call), width, operand(a), operand(b),
+                     program->rows(to));
+    });
+}
+
+// Of every row `slots` rows, each of `width` numbers.
+void paceline_unfold(Program* program, View from, int32_t slots, int64_t width, View to) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(from);
+        const Rows<float> out = program->rows(to);
+        for (int64_t r = 0; r < program->count(to, call); ++r) {
+            std::memcpy(out[r], x[r / slots] + r % slots * width, sizeof(float) * width);
+        }
+    });
+}
+
+// Writes id (int32 bits) and probability of argmax and runner-up. Rows are the next `slots` tokens
+// of each sequence. Input `noise`, unless -1, holds `depth` records per sequence; these rows start
+// at record `first`.
+void paceline_pick(Program* program, View logits, int64_t width, const int32_t* ids, int32_t noise,
+                   int32_t depth, int32_t first, int32_t slots, View to) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(logits);
+        const Rows<float> out = program->rows(to);
+        const int64_t rows = program->count(to, call);
+        each(rows, rows > 1, [&](int64_t r) {
+            Noise drawn = {};
+            if (noise >= 0) {
+                const int64_t record = r / slots * depth + first + r % slots;
+                std::memcpy(&drawn, call.inputs[noise] + record * (sizeof drawn / 4), sizeof drawn);
+            }
+            const TopTwo found = drawn.sharpness > 0 ? top_two(x[r], width, ids, drawn)
+                                                        : top_two(x[r], width);
+            float* place = out[r];
+            for (const Candidate& each : {found.first, found.second}) {
+                std::memcpy(place, &ids[each.index], sizeof(int32_t));
+                place[1] = each.chance;
+                place += 2;
+            }
+        });
+    });
+}
+
+// Stops the run if in every row the product of the first `steps` probabilities is below the float32
+// of input `least`.
+void paceline_leave(Program* program, View picked, int32_t steps, int32_t least) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(picked);
+        for (int64_t r = 0; r < program->count(picked, call); ++r) {
+            float enough, chance = 1;
+            std::memcpy(&enough, call.inputs[least] + r, sizeof enough);
+            for (int32_t step = 0; step < steps; ++step) chance *= x[r][kPicked * step + 1];
+            if (!(chance < enough)) return;
+        }
+        program->stop();
+    });
+}
+
+// See `rescore`; `hidden` is as wide as the head's rows.
+void paceline_refine(Program* program, const Embeddings* of, View hidden, int64_t width,
+                     int64_t best, View logits) {
+    program->add([=, head = *of](const Call& call) {
+        const Rows<const float> x = program->read(hidden);
+        const Rows<float> out = program->rows(logits);
+        const int64_t rows = program->count(logits, call);
+        each(rows, rows > 1, [&](int64_t r) { rescore(head, x[r], out[r], width, best); });
+    });
+}
+
+// Sets the visible keys of plain runs. Input `sequences` holds per sequence its length, its new
+// rows and the begin of its block table. Rows are the new ones, or `slots` rows from `first` after
+// them.
+void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t sequences,
+                   int32_t tables, int32_t count, int32_t first, int32_t slots) {
+    program->add([=, shape = *of, rows = std::vector<int32_t>()](const Call& call) mutable {
+        rows.clear();
+        const int32_t* blocks = call.inputs[tables];
+        for (int64_t s = 0; s < call.counts[count]; ++s) {
+            const int32_t* at = call.inputs[sequences] + 3 * s;
+            const int32_t begin = slots ? at[0] + at[1] + first : at[0];
+            const int32_t end = begin + (slots ? slots : at[1]);
+            for (int32_t place = begin; place < end; ++place) {
+                const int32_t slot = blocks[at[2] + place / kBlock] * kBlock + place % kBlock;
+                rows.insert(rows.end(), {place, slot, at[2], place + 1, 0});
+            }
+        }
+        const Plan plan{rows.data(), int64_t(rows.size()) / kRowFields, blocks, nullptr};
+        program->visible.find(shape.heads / shape.kv_heads, plan, longest);
+    });
+}
+
+void paceline_attend_slots(Program* program, const Shape* of, int32_t slots, View from, View to) {
+    program->add([=, shape = *of](const Call& call) {
+        attend_slots(shape, program->count(to, call) / slots, slots, program->read(from),
+                     program->rows(to));
+    });
+}
+
+}
