@@ -209,3 +209,12 @@ def test_the_empty_tree() -> None:
     assert trees.leaf_paths(trees.EMPTY) == []
     assert trees.ancestor_mask(trees.EMPTY).shape == (0, 0)
     trees.validate(trees.EMPTY)
+
+
+def test_what_is_grafted_takes_known_places_and_new_ones() -> None:
+    builder = trees.Builder.of(trees.chain([1, 2]))
+    places = builder.graft(TokenTree(np.array([1, 3, 4]), np.array([ROOT, 0, ROOT])))
+    assert places == [0, 2, 3]
+    assert builder.tree().tokens.tolist() == [1, 2, 3, 4]
+    assert builder.tree().parents.tolist() == [ROOT, 0, 0, ROOT]
+    assert builder.tree().scores is None

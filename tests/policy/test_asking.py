@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.core.types import Budget
 from paceline.policy.draft_gate import DraftCost, DraftGate
 
 
@@ -116,3 +117,10 @@ def test_a_batch_finds_a_run_within_a_few_asks(drafts: int) -> None:
     begin = next(step for step in range(300) if all(found[step:]))
     assert begin < 100
     assert sum(found[:begin]) <= 4
+
+
+def test_a_drafter_learns_from_one_plain_step_in_eight() -> None:
+    gate, plain = DraftGate.of_learning(), [Budget(0, 0)] * 2
+    assert [gate.learns(plain) for _ in range(16)] == [*[False] * 7, True] * 2
+    assert all(gate.learns([Budget(0, 0), Budget(2, 1)]) for _ in range(3))
+    assert not any(gate.learns(plain) for _ in range(7))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.policy.acceptance import Calibration, corrected
+from paceline.policy.acceptance import Calibration, DecayedMean, corrected
 
 
 def promised_and_kept(calibration: Calibration, *, told: bool) -> tuple[float, float]:
@@ -77,3 +77,25 @@ def test_small_chances_come_true_so_many_times_as_often(factor: float) -> None:
     [small, sure] = corrected([0.001, 1.0], factor)
     assert small == pytest.approx(0.001 * factor, rel=0.01)
     assert sure == min(factor, 1.0)
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 9)), max_size=9))
+def test_a_run_of_equal_observations_counts_as_that_many(runs: list[tuple[float, int]]) -> None:
+    once, each = DecayedMean(0.9, 2.0, 3.0), DecayedMean(0.9, 2.0, 3.0)
+    for value, times in runs:
+        once.add_run(value, times)
+        for _ in range(times):
+            each.add(value)
+    assert once.mean == pytest.approx(each.mean)
+    assert once.weight == pytest.approx(each.weight)
+
+
+def test_a_mean_that_fades_returns_to_its_prior() -> None:
+    mean = DecayedMean(0.9)
+    assert mean.mean == 0.0
+    mean.add(4.0, weight=2.0)
+    assert mean.mean == 2.0
+    assert mean.shrunk(1.0, 2.0) == 1.5
+    mean.fade(1e-9)
+    assert mean.mean == pytest.approx(2.0)
+    assert mean.shrunk(1.0, 2.0) == pytest.approx(1.0)

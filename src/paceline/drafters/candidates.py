@@ -6,11 +6,12 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as List
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from paceline.core.types import Budget, ProbArray, TokenTree
+from paceline.core.target import Output
+from paceline.core.types import Budget, ProbArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import COPY_RATES, SHARED_RATES
@@ -24,6 +25,12 @@ class Model(Protocol):
 
     @property
     def rates(self) -> HitRates: ...
+
+
+class RatesOnly(NamedTuple):
+    """Model of a drafter that copies."""
+
+    rates: HitRates
 
 
 AnyModel = TypeVar("AnyModel", bound=Model)
@@ -51,6 +58,17 @@ class CandidateDrafter(Drafter, Generic[AnyModel]):
             self._guesses[sequence.id] = (len(sequence.tokens), guess)
             drafts.append(guess.tree(self.name))
         return drafts
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        for sequence in sequences:
+            if not self._left_out(sequence):
+                self._settle(sequence)
 
     def close(self, sequence: Sequence) -> None:
         self._guesses.pop(sequence.id, None)

@@ -47,7 +47,9 @@ class DraftGate:
     def open(self, cost: float) -> bool:
         """Count a step, and return whether to draft in it at this cost."""
         self.waited += 1
-        if self.gain.mean < cost and self.waited < self._interval:
+        if self.gain.mean >= cost:
+            self._interval = min(self._interval, self._first)
+        elif self.waited < self._interval:
             return False
         self.steps, self.waited = self.waited, 0
         return True

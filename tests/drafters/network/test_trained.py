@@ -264,7 +264,7 @@ def test_a_chain_stops_before_what_is_not_likely_enough(stop: float, tokens: int
     (draft,) = drafter.propose([sequence], [Budget(9, 9)])
     assert draft.tokens.tolist() == list(range(tokens))
     assert draft.scores is not None
-    stand = PlattScaling(greedy=True, noisy=False).of([0.9, 0.5, 0.1, 0.02])
+    stand = PlattScaling().acceptance([0.9, 0.5, 0.1, 0.02])
     np.testing.assert_allclose(draft.scores, np.cumprod(stand)[:tokens])
 
 
@@ -290,7 +290,7 @@ def test_room_that_a_chain_leaves_is_for_its_rivals(
     budget: Budget, stop: float, leaves: list[int]
 ) -> None:
     chances, runner_ups = [0.9, 0.5, 0.4, 0.2], [0.05, 0.4, 0.6, 0.1]
-    line = PlattScaling(greedy=False, noisy=False)  # as they say
+    line = PlattScaling()  # as they say
     given = [chain_of(chances, runner_ups)], [budget], [line]
     ((draft, chain),) = chains(*given, source="name", stop=stop)
     assert chain.chances == chances

@@ -157,7 +157,7 @@ def test_what_follows_a_miss_is_not_scored() -> None:
         draft = propose(drafter, sequence, Budget(4, 4))
         assert draft.tokens.tolist() == [3, 4, 5, 6]
         commit(drafter, sequence, draft, tail)
-        scores.append(drafter._rates.rates)
+        scores.append(drafter._model.rates.rates)
     np.testing.assert_array_equal(scores[0], scores[1])
 
 

@@ -12,10 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.target import Output
-from paceline.core.types import Budget, TokenTree, Verdict
-from paceline.drafters.base import Drafter
-from paceline.drafters.candidates import alone, length_kind
+from paceline.core.types import Budget
+from paceline.drafters.candidates import CandidateDrafter, RatesOnly, alone, length_kind
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import OTHER_SOURCE
 from paceline.sampling.sequence import Sequence
@@ -86,7 +84,7 @@ class Alignment:
         self.run = self._anchor = len(gram)
 
 
-class InputGuided(Drafter):
+class InputGuided(CandidateDrafter[RatesOnly]):
     """Copy chains from the prompt, for edits and corrections."""
 
     name: ClassVar[str] = "input-guided"
@@ -94,39 +92,23 @@ class InputGuided(Drafter):
     def __init__(self) -> None:
         self._opened: dict[int, int] = {}  # tokens that each sequence had
         self._alignments: dict[int, Alignment] = {}
-        self._guesses: dict[int, tuple[int, CandidateTree]] = {}
-        self.reset()
+        super().__init__()
 
     def reset(self) -> None:
-        self._rates = HitRates(np.array([alone(OTHER_SOURCE), alone()]), weight=16.0)
+        rates = np.array([alone(OTHER_SOURCE), alone()])
+        self._model = RatesOnly(HitRates(rates, weight=16.0))
 
     def open(self, sequence: Sequence) -> None:
         self._opened[sequence.id] = len(sequence.tokens)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        rates = self._rates.table
-        return [self._propose(s, b, rates) for s, b in zip(sequences, budgets, strict=True)]
-
-    def observe(
-        self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
-    ) -> None:
-        for sequence in sequences:
-            if sequence.id in self._guesses:
-                begin, guess = self._guesses.pop(sequence.id)
-                guess.learn(sequence.tokens[begin:], self._rates)
-
     def close(self, sequence: Sequence) -> None:
+        super().close(sequence)
         self._opened.pop(sequence.id, None)
         self._alignments.pop(sequence.id, None)
-        self._guesses.pop(sequence.id, None)
 
-    def _propose(self, sequence: Sequence, budget: Budget, rates: list[list[float]]) -> TokenTree:
+    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
         if not (budget.nodes and budget.depth):
-            return CandidateTree().tree(self.name)
+            return CandidateTree()
         place = self._alignments.get(sequence.id)
         if place is None:
             source = sequence.tokens[: self._opened[sequence.id]]
@@ -135,8 +117,7 @@ class InputGuided(Drafter):
         rest = []
         if place.at is not None:
             rest = place.source[place.at : place.at + min(budget.nodes, budget.depth)]
+        rates = self._model.rates.table
         cells = [(int(place.sure), length_kind(place.run + depth)) for depth in range(len(rest))]
         steps = [(t, rates[c[0]][c[1]], c) for t, c in zip(rest, cells, strict=True)]
-        guess = CandidateTree.chain(steps)
-        self._guesses[sequence.id] = (len(sequence.tokens), guess)
-        return guess.tree(self.name)
+        return CandidateTree.chain(steps)

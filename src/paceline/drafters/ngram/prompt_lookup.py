@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.target import Output
-from paceline.core.types import Budget, TokenTree, Verdict
-from paceline.drafters.base import Drafter
+from paceline.core.types import Budget
+from paceline.drafters.candidates import CandidateDrafter, RatesOnly
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import LOOKUP_DEPTHS
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree
 
 _LONGEST = 3
 
@@ -40,7 +40,7 @@ class _Index:
         return 0, 0
 
 
-class PromptLookup(Drafter):
+class PromptLookup(CandidateDrafter[RatesOnly]):
     """Copy from the sequence's own past; good where output repeats input.
 
     A copy that reaches the end of the text continues from its start, so repetition is continued.
@@ -50,53 +50,30 @@ class PromptLookup(Drafter):
 
     def __init__(self) -> None:
         self._indices: dict[int, _Index] = {}
-        self._guesses: dict[int, tuple[int, int, list[int]]] = {}
-        self.reset()
+        super().__init__()
 
     def reset(self) -> None:
         # Longer matches are better guesses, and a copy that has held for long tends to go on.
         first = np.array([0.0, 0.25, 0.5, 0.7])[:, None]
         later = 1 - 0.5 * (1 - first) * 0.8 ** np.arange(LOOKUP_DEPTHS)
-        self._rates = HitRates(np.where(np.arange(LOOKUP_DEPTHS) == 0, first, later))
+        rates = np.where(np.arange(LOOKUP_DEPTHS) == 0, first, later)
+        self._model = RatesOnly(HitRates(rates))
 
     def open(self, sequence: Sequence) -> None:
         index = self._indices[sequence.id] = _Index()
         index.extend(sequence.tokens)
 
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        return [self._propose(s, b) for s, b in zip(sequences, budgets, strict=True)]
-
-    def observe(
-        self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
-    ) -> None:
-        for sequence in sequences:
-            self._indices[sequence.id].extend(sequence.tokens)
-            length, begin, guess = self._guesses.pop(sequence.id)
-            for depth, (guessed, token) in enumerate(
-                zip(guess, sequence.tokens[begin:], strict=False)
-            ):
-                self._rates.add((length, min(depth, LOOKUP_DEPTHS - 1)), guessed == token)
-                if guessed != token:
-                    break
-
     def close(self, sequence: Sequence) -> None:
+        super().close(sequence)
         self._indices.pop(sequence.id, None)
-        self._guesses.pop(sequence.id, None)
 
-    def _propose(self, sequence: Sequence, budget: Budget) -> TokenTree:
-        tokens = sequence.tokens
-        length, start = self._indices[sequence.id].find(tokens)
+    def _guess(self, sequence: Sequence, budget: Budget) -> CandidateTree:
+        tokens, index = sequence.tokens, self._indices[sequence.id]
+        index.extend(tokens)
+        length, start = index.find(tokens)
         count = min(budget.nodes, budget.depth) if length else 0
-        guess = [tokens[start + i % (len(tokens) - start)] for i in range(count)]
-        self._guesses[sequence.id] = (length, len(tokens), guess)
-        rates = self._rates.rates[length, np.minimum(np.arange(count), LOOKUP_DEPTHS - 1)]
-        return TokenTree(
-            np.array(guess, dtype=np.int64),
-            np.arange(-1, count - 1, dtype=np.int64),
-            source=self.name,
-            scores=np.cumprod(rates),
+        cells = [(length, min(depth, LOOKUP_DEPTHS - 1)) for depth in range(count)]
+        rates, period = self._model.rates.table[length], len(tokens) - start
+        return CandidateTree.chain(
+            [(tokens[start + i % period], rates[cell[1]], cell) for i, cell in enumerate(cells)]
         )
