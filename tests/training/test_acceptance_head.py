@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paceline.drafters.network.stopping_head import unweighted
 from paceline.errors import InvalidOption
 from paceline.training.acceptance import acceptance_labels, acceptance_loss, mix_tokens
-from paceline.training.quality import reliability
+from paceline.training.classifier_metrics import reliability
 
 
 def test_some_tokens_are_the_drafters_and_those_are_marked() -> None:

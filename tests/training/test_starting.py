@@ -67,7 +67,7 @@ def test_a_run_goes_on_from_the_weights_of_another(target: TorchTarget, tmp_path
     loss, found = first.judge()
     assert found.block_efficiency > untrained + 1
     place = tmp_path / "second.checkpoint"
-    second = trainer(target, start=first.parameters(), place=place, tokens=400)
+    second = trainer(target, start=first.parameters(), checkpoint_at=place, tokens=400)
     again_loss, again = second.judge()
     assert again.block_efficiency == found.block_efficiency
     assert again_loss == pytest.approx(loss, rel=1e-5)
@@ -77,11 +77,11 @@ def test_a_run_goes_on_from_the_weights_of_another(target: TorchTarget, tmp_path
     assert align.judge()[0] < 0.9 * before
     next(second.run())
     second.save()
-    resumed = trainer(target, start=first.parameters(), place=place, tokens=400)
+    resumed = trainer(target, start=first.parameters(), checkpoint_at=place, tokens=400)
     assert resumed.step == 1
     for start in (None, align.parameters()):
         with pytest.raises(InvalidOption, match=r"other settings \(start\)"):
-            trainer(target, start=start, place=place, tokens=400)
+            trainer(target, start=start, checkpoint_at=place, tokens=400)
 
 
 def test_what_a_start_does_not_hold_is_drawn(target: TorchTarget) -> None:

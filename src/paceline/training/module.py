@@ -260,7 +260,7 @@ class _Above:
 # A network that was trained, in PyTorch again.
 
 
-def module_of(trained: Trained, source: ModelSource) -> DraftModule:
+def restore_module(trained: Trained, source: ModelSource) -> DraftModule:
     """Build the module of a trained network; ModelError if the target's weights are damaged."""
     config, weights = source.config, source.weights()
     embedding = weights["model.embed_tokens.weight"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.types import IntArray, ProbArray
+from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 
 
@@ -61,15 +61,3 @@ def keep_frequent(counts: IntArray, k: int, always: Collection[int] = ()) -> Dra
     ids = np.sort(np.argsort(-rank, kind="stable")[:k])
     total = counts.sum()
     return DraftVocabulary(ids, len(counts), float(counts[ids].sum() / total) if total else 0.0)
-
-
-def coverage_curve(counts: IntArray) -> ProbArray:
-    """Return float64 `[size]`: at `k - 1`, the share of tokens that the `k` most frequent cover.
-
-    Raises:
-        InvalidOption: nothing was counted.
-    """
-    if not counts.any():
-        raise InvalidOption("no tokens were counted: give text that the target wrote")
-    curve: ProbArray = np.cumsum(np.sort(counts)[::-1]) / counts.sum()
-    return curve

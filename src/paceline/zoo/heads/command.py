@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     pass
     from paceline.registry.loading import Loaded
-    from paceline.training.quality import Figure, Quality
+    from paceline.training.classifier_metrics import ClassifierMetrics, Figure
     from paceline.training.store import ExampleStore
 
 _SAVE_EVERY = 8
@@ -141,7 +141,7 @@ def _label(job: HeadOptions, loaded: Loaded, texts: list[str], store: ExampleSto
         return bool(interrupt)
 
 
-def _lines(job: HeadOptions, quality: Quality, done: int, wanted: int) -> list[str]:
+def _lines(job: HeadOptions, quality: ClassifierMetrics, done: int, wanted: int) -> list[str]:
     """The report for people."""
     lines = [] if done >= wanted else [f"interrupted after {done} of {wanted} prompts"]
     positive = "acceptable" if job.kind == "judge" else "pivotal"

@@ -31,7 +31,11 @@ from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
 from paceline.sampling.sampler import Sampler, logprobs
-from paceline.training.quality import Quality, fit_logistic, judge_quality
+from paceline.training.classifier_metrics import (
+    ClassifierMetrics,
+    classifier_metrics,
+    logistic_regression,
+)
 from paceline.verifiers.base import TargetDistributions, Verifier
 from paceline.verifiers.matching import Greedy
 from paceline.zoo.heads.verifiers import LinearHead, features
@@ -256,7 +260,7 @@ def train_head(
     held_out: float,
     seed: int,
     metadata: Mapping[str, str],
-) -> tuple[LinearHead, Quality]:
+) -> tuple[LinearHead, ClassifierMetrics]:
     """Fit a head on some prompts and judge it on the others; prompts are never split.
 
     Args:
@@ -282,12 +286,12 @@ def train_head(
                 f"another --margin than {margin}"
             )
     weights = np.where(losses > margin, cost, 1.0)
-    weight, bias = fit_logistic(inputs[~apart], labels[~apart], weights[~apart], penalty)
+    weight, bias = logistic_regression(inputs[~apart], labels[~apart], weights[~apart], penalty)
     head = LinearHead(weight, bias, {**metadata, "kind": kind})
     scores = np.array([head.probability(row) for row in inputs[apart]])
     sign = 1.0 if kind == "judge" else -1.0
     signed = sign * features[apart, 0].astype(np.float64)
-    quality = judge_quality(scores, labels[apart], signed, prompts[apart])
+    quality = classifier_metrics(scores, labels[apart], signed, prompts[apart])
     figures = {"margin": str(margin), "held_out": json.dumps(quality.as_dict())}
     return replace(head, metadata={**head.metadata, **figures}), quality
 

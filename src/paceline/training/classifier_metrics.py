@@ -23,7 +23,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class ClassifierMetrics:
     """Held-out quality of a binary classifier.
 
     Attributes:
@@ -59,9 +59,9 @@ def auc(scores: ProbArray, labels: BoolArray) -> float:
     return float(wins / (positive * negative))
 
 
-def judge_quality(
+def classifier_metrics(
     probabilities: ProbArray, labels: BoolArray, logprobs: ProbArray, prompts: IntArray
-) -> Quality:
+) -> ClassifierMetrics:
     """Evaluate a classifier, resampling whole prompts.
 
     Args:
@@ -86,7 +86,7 @@ def judge_quality(
     def figure(of: Callable[[IntArray], float]) -> Figure:
         return _interval(of, groups)
 
-    return Quality(
+    return ClassifierMetrics(
         len(labels),
         len(groups),
         rate,
@@ -114,7 +114,7 @@ _STEPS = 100
 _SMALL = 1e-8
 
 
-def fit_logistic(
+def logistic_regression(
     features: LogitArray, labels: BoolArray, weights: ProbArray, penalty: float
 ) -> tuple[LogitArray, float]:
     """Fit weighted L2 logistic regression by Newton's method; return float32 `[d]` weight and bias.
