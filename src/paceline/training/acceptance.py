@@ -270,7 +270,7 @@ class AcceptanceTraining(TrainingRun[HeadQuality]):
         drafted = self._drafted(texts, self._recipe.share, self.rng)
         odds = torch.from_numpy(log_odds(drafted.own)).float()
         shuffled = torch.from_numpy(self.rng.permutation(len(odds)))
-        for rows in shuffled.split(_STEP_ROWS):
+        for rows in torch.split(shuffled, _STEP_ROWS):
             every = torch.ones(len(rows))
             scores = self.head(drafted.states[rows], odds[rows])
             loss = acceptance_loss(scores, drafted.stood[rows], every, self._recipe.rejection)

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from paceline.core.cache import whole_file
 from paceline.core.types import IntArray, LogitArray, ProbArray
 from paceline.errors import InvalidOption
+from paceline.networks.weights import read_metadata, read_tensors, write_tensors
 from paceline.training.writing import Text
 from paceline.zoo.heads.training import Labelled
 
@@ -67,33 +65,25 @@ class Shards:
             "prompt_lengths": np.array([t.prompt_length for t in ordered], dtype=np.int64),
             "indices": np.array([t.index for t in ordered], dtype=np.int64),
         }
-        path = self._path(shard)
         metadata = {"settings": json.dumps(self.settings, sort_keys=True)}
-        try:
-            with whole_file(path) as part:
-                save_file(tensors, part, metadata)
-        except (OSError, SafetensorError) as error:
-            raise InvalidOption(
-                f"cannot write {path} ({error}): free some space, and repeat the command to go on"
-            ) from error
+        advice = "free some space, and repeat the command to go on"
+        write_tensors(self._path(shard), tensors, metadata, advice)
 
     def read(self) -> list[Text]:
         """Return all texts in order; InvalidOption if a shard is damaged."""
         texts = []
         for path in self._paths():
+            advice = "delete it, and repeat `paceline train data`"
+            found = read_tensors(path, "training text", advice).tensors
             try:
-                with safe_open(path, framework="numpy") as file:
-                    tokens, begins = file.get_tensor("tokens"), file.get_tensor("begins")
-                    prompts = file.get_tensor("prompt_lengths").tolist()
-                    indices = file.get_tensor("indices").tolist()
-            except (SafetensorError, OSError) as error:
-                raise InvalidOption(
-                    f"{path} is damaged ({error}): delete it, and repeat `paceline train data`"
-                ) from error
-            spans = zip(begins[:-1].tolist(), begins[1:].tolist(), strict=True)
+                tokens, begins = found["tokens"], found["begins"].tolist()
+                spans = zip(begins[:-1], begins[1:], strict=True)
+                rows = zip(found["indices"], found["prompt_lengths"], spans, strict=True)
+            except KeyError as error:
+                raise InvalidOption(f"{path} holds no training text: {advice}") from error
             texts += [
-                Text(index, tokens[a:b].astype(np.int64), prompt)
-                for index, prompt, (a, b) in zip(indices, prompts, spans, strict=True)
+                Text(int(index), tokens[a:b].astype(np.int64), int(prompt))
+                for index, prompt, (a, b) in rows
             ]
         return texts
 
@@ -109,13 +99,12 @@ class Shards:
 
 
 def _read_settings(path: Path) -> dict[str, str]:
+    advice = "delete it, and write it again"
+    metadata = read_metadata(path, "training text", advice)
     try:
-        with safe_open(path, framework="numpy") as file:
-            settings = json.loads((file.metadata() or {})["settings"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise InvalidOption(
-            f"{path} is damaged or no training text ({error}): delete it, and write it again"
-        ) from error
+        settings = json.loads(metadata["settings"])
+    except (KeyError, ValueError) as error:
+        raise InvalidOption(f"{path} holds no training text ({error}): {advice}") from error
     return {str(key): str(value) for key, value in settings.items()}
 
 
@@ -185,8 +174,6 @@ class ExampleStore:
 
     def save(self) -> None:
         """Write the file atomically; InvalidOption if it cannot be written."""
-        from safetensors.numpy import save
-
         if not self._prompts:
             return
         features, losses, prompts = self.examples()
@@ -196,27 +183,17 @@ class ExampleStore:
             "prompts": prompts,
         }
         metadata = {"settings": self._settings, "done": str(self.done)}
-        try:
-            with whole_file(self.path) as part:
-                part.write_bytes(save(tensors, metadata=metadata))
-        except OSError as error:
-            raise InvalidOption(
-                f"cannot write {self.path} ({error.strerror or error}): give another --examples"
-            ) from error
+        write_tensors(self.path, tensors, metadata, "give another --examples")
 
     def _read(self) -> None:
-        from safetensors import SafetensorError, safe_open
-
+        advice = "give another --examples or remove it"
+        tensors, metadata = read_tensors(self.path, "labelled examples", advice)
         try:
-            with safe_open(self.path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                settings, done = metadata["settings"], int(metadata["done"])
-                labelled = Labelled(file.get_tensor("features"), file.get_tensor("losses"))
-                prompts = file.get_tensor("prompts").tolist()
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InvalidOption(
-                f"{self.path} holds no labelled examples: give another --examples or remove it"
-            ) from error
+            settings, done = metadata["settings"], int(metadata["done"])
+            labelled = Labelled(tensors["features"], tensors["losses"])
+            prompts = tensors["prompts"].tolist()
+        except (KeyError, ValueError) as error:
+            raise InvalidOption(f"{self.path} holds no labelled examples: {advice}") from error
         if settings != self._settings:
             mine, theirs = json.loads(self._settings), json.loads(settings)
             different = sorted(k for k in mine.keys() | theirs if mine.get(k) != theirs.get(k))
