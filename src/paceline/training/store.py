@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ class Shards:
             found = read_tensors(path, "training text", advice).tensors
             try:
                 tokens, begins = found["tokens"], found["begins"].tolist()
-                spans = zip(begins[:-1], begins[1:], strict=True)
+                spans = pairwise(begins)
                 rows = zip(found["indices"], found["prompt_lengths"], spans, strict=True)
             except KeyError as error:
                 raise InvalidOption(f"{path} holds no training text: {advice}") from error

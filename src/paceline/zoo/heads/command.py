@@ -108,9 +108,9 @@ def _label(job: HeadOptions, loaded: Loaded, texts: list[str], store: ExampleSto
 
     from paceline.cli.output import interruptible
     from paceline.registry import loading
-    from paceline.zoo.heads.training import Rollouts, collect
+    from paceline.zoo.heads.training import RolloutOptions, collect
 
-    rollouts = Rollouts(ahead=job.ahead, samples=job.samples, seed=job.seed)
+    rollouts = RolloutOptions(ahead=job.ahead, samples=job.samples, seed=job.seed)
     engines = [loading.make_engine(loaded, drafter=name, nodes=8, depth=4) for name in job.names]
     left = range(store.done, len(texts))
     bar = track(

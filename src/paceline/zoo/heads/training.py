@@ -106,7 +106,7 @@ class Beginning:
 
 
 @dataclass(slots=True)
-class Continuation:
+class Rollout:
     """Tokens up to the wanted length or an end token (included), with log-probabilities in nats."""
 
     tokens: list[int] = field(default_factory=list)
@@ -131,16 +131,16 @@ def sampled(temperature: float, top_k: int, seed: int, stream: int) -> Choose:
     return choose
 
 
-def continue_all(
+def roll_out(
     target: Target,
     cache: Cache,
     beginnings: Sequence[Beginning],
     length: int,
     ends: Sequence[int],
     batch: int = 16,
-) -> list[Continuation]:
+) -> list[Rollout]:
     """Continue beginnings of one cached text, `batch` per forward; the cache stays unchanged."""
-    out = [Continuation() for _ in beginnings]
+    out = [Rollout() for _ in beginnings]
     for start in range(0, len(beginnings), batch):
         group = list(zip(beginnings, out, strict=True))[start : start + batch]
         running = [
@@ -175,7 +175,7 @@ Kind = Literal["judge", "pivot"]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class GreedyAnswer:
     """Prompt and greedy answer of the target.
 
     Attributes:
@@ -192,7 +192,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollouts:
+class RolloutOptions:
     """Settings of continuations.
 
     Attributes:
@@ -208,7 +208,11 @@ class Rollouts:
 
 
 def losses(
-    kind: Kind, target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+    kind: Kind,
+    target: Target,
+    text: GreedyAnswer,
+    found: Sequence[Mismatch],
+    rollouts: RolloutOptions,
 ) -> list[float]:
     """Return the cost of accepting each mismatch: nats per token (judge), or a share (pivot)."""
     if kind == "judge":
@@ -217,10 +221,10 @@ def losses(
 
 
 def _likelihood_lost(
-    target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+    target: Target, text: GreedyAnswer, found: Sequence[Mismatch], rollouts: RolloutOptions
 ) -> list[float]:
     beginnings = [Beginning(each.position, each.token, greedy) for each in found]
-    continued = continue_all(target, text.cache, beginnings, rollouts.ahead, text.ends)
+    continued = roll_out(target, text.cache, beginnings, rollouts.ahead, text.ends)
     out = []
     for each, after in zip(found, continued, strict=True):
         start = each.position - text.prompt_length
@@ -231,7 +235,7 @@ def _likelihood_lost(
 
 
 def _agreement_lost(
-    target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+    target: Target, text: GreedyAnswer, found: Sequence[Mismatch], rollouts: RolloutOptions
 ) -> list[float]:
     # The target's own token is rolled out once per position, however many mismatches are there.
     tokens = list(dict.fromkeys((e.position, t) for e in found for t in (e.own, e.token)))
@@ -239,7 +243,7 @@ def _agreement_lost(
     for stream in range(rollouts.samples):
         choose = sampled(rollouts.temperature, rollouts.top_k, rollouts.seed, stream)
         beginnings = [Beginning(position, token, choose) for position, token in tokens]
-        continued = continue_all(target, text.cache, beginnings, rollouts.ahead, text.ends)
+        continued = roll_out(target, text.cache, beginnings, rollouts.ahead, text.ends)
         for (position, token), after in zip(tokens, continued, strict=True):
             reference = text.tokens[position + 1 : position + 1 + rollouts.ahead]
             common = (Counter(after.tokens) & Counter(reference)).total()
@@ -314,7 +318,7 @@ def collect(
     *,
     new_tokens: int,
     per_prompt: int,
-    rollouts: Rollouts,
+    rollouts: RolloutOptions,
     seed: int,
 ) -> Labelled:
     """Label up to `per_prompt` mismatches of one prompt's greedy answer, its last tokens left out.
@@ -342,7 +346,7 @@ def collect(
     try:
         target.prefill(cache, tokens[:-1])
         written = [each.logprob for each in answer.logprobs]
-        text = Text(cache, tokens, length, written, tokenizer.eos_token_ids)
+        text = GreedyAnswer(cache, tokens, length, written, tokenizer.eos_token_ids)
         found = losses(kind, target, text, chosen, rollouts)
     finally:
         target.release(cache)
