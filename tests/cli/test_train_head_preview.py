@@ -17,8 +17,7 @@ from paceline.models.source import resolve
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network, save_network
-from paceline.training.store import Shards
-from paceline.training.writing import Text
+from paceline.training.data import Shards, Text
 
 CONFIG = tiny_config()
 

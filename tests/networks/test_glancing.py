@@ -17,11 +17,10 @@ from paceline.networks.catalogue import build
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
+from paceline.training.data import Text, count_tokens, keep_frequent
 from paceline.training.module import DraftModule
 from paceline.training.objective import Glance, glance, some
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import count_tokens, keep_frequent
-from paceline.training.writing import Text
 from paceline.zoo.networks.falcon import Falcon
 
 TIME, WIDTH = 12, GEOMETRY.width

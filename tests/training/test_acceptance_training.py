@@ -40,8 +40,8 @@ from paceline.training.acceptance import (
     drafted_states,
 )
 from paceline.training.batches import FeatureSource
+from paceline.training.data import Text
 from paceline.training.module import restore_module
-from paceline.training.writing import Text
 
 __all__ = ["target", "texts"]
 
@@ -172,7 +172,7 @@ def test_a_head_learns_what_is_accepted_and_stops_drafts(
     head, judged = trained_head(*parts, hydra.draft_ids, recipe, given)
     assert judged.auc > 0.65
     assert judged.auc > judged.own_auc
-    assert judged.reliability.error < judged.own_error
+    assert judged.error < judged.own_error
     _, again = trained_head(*parts, hydra.draft_ids, recipe, given)
     assert again.auc == judged.auc
     save_acceptance_head(tmp_path / "head", head)

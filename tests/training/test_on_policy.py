@@ -24,12 +24,11 @@ from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
+from paceline.training.data import DraftVocabulary, Text
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule
 from paceline.training.on_policy import OnPolicy, Places, check, self_drafts
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import DraftVocabulary
-from paceline.training.writing import Text
 
 DRAFTING = [name for name, make in NETWORKS.items() if not make().blank]
 CONFIG = tiny_config(vocab_size=64)

@@ -22,10 +22,9 @@ from paceline.networks.catalogue import build
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, TokenSource
+from paceline.training.data import Text, keep_frequent
 from paceline.training.module import share_target_weights
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import keep_frequent
-from paceline.training.writing import Text
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = random_tensors(CONFIG)

@@ -19,9 +19,8 @@ from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, order
+from paceline.training.data import Text, count_tokens, keep_frequent
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import count_tokens, keep_frequent
-from paceline.training.writing import Text
 
 CONFIG = tiny_config(vocab_size=64)
 TENSORS = random_tensors(CONFIG)

@@ -89,7 +89,7 @@ def acceptance_head(
             "tokens": judged.examples,
             "accepted": judged.accepted,
             "auc": judged.auc,
-            "calibration_error": judged.reliability.error,
+            "calibration_error": judged.error,
             "auc_of_the_drafter": judged.own_auc,
             "calibration_error_of_the_drafter": judged.own_error,
         },
@@ -98,7 +98,7 @@ def acceptance_head(
     line = (
         f"{out}: held out: {judged.examples} drafted tokens, {judged.accepted:.1%} accepted; "
         f"AUC {judged.auc:.3f} (the drafter's own probabilities: {judged.own_auc:.3f}), "
-        f"calibration error {judged.reliability.error:.3f} ({judged.own_error:.3f})"
+        f"calibration error {judged.error:.3f} ({judged.own_error:.3f})"
     )
     report(figures, line, as_json=as_json, finished=run.finish())
 

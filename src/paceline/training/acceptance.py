@@ -21,12 +21,12 @@ from paceline.core.types import BoolArray, IntArray, LogitArray, ProbArray
 from paceline.drafters.network.stopping_head import AcceptanceHead, log_odds
 from paceline.errors import InvalidOption
 from paceline.training.batches import Batch, FeatureSource, order
-from paceline.training.classifier_metrics import Reliability, auc, reliability
+from paceline.training.classifier_metrics import auc, calibration_error
+from paceline.training.data import Text
 from paceline.training.losses import log_probs, weighted_mean
-from paceline.training.module import DraftModule
+from paceline.training.module import DraftModule, ahead
 from paceline.training.objective import wanted
 from paceline.training.run import TrainingRun
-from paceline.training.writing import Text
 
 
 def mix_tokens(
@@ -113,6 +113,7 @@ class HeadQuality:
 
     Attributes:
         accepted: share of the examples that the target wrote.
+        error: expected calibration error.
         own_auc: AUC of the network's own probabilities.
         own_error: expected calibration error of the network's own probabilities.
     """
@@ -121,7 +122,7 @@ class HeadQuality:
     accepted: float
     auc: float
     own_auc: float
-    reliability: Reliability
+    error: float
     own_error: float
 
 
@@ -195,7 +196,7 @@ def drafted_states(
 
     def feed(step: int) -> Tensor:
         nonlocal fed, own
-        text = _ahead(batch.tokens, step + 1)
+        text = ahead(tokens, step + 1).numpy()
         mine = names[best].numpy()
         mixed, chosen = mix_tokens(text.ravel(), mine.ravel(), share, rng)
         fed = torch.from_numpy(mixed.reshape(text.shape))
@@ -206,7 +207,7 @@ def drafted_states(
     true = torch.ones(tokens.shape, dtype=torch.bool)
     for ops, state, step in module.unroll(features, tokens, feed):
         if step:
-            right = fed == torch.from_numpy(_ahead(batch.tokens, step + 1))
+            right = fed == ahead(tokens, step + 1)
             rows = true & own & (wanted(batch, step, 0.0) > 0)
             states.append(state[rows].flatten(1).float())
             chances.append(sure[rows])
@@ -294,8 +295,8 @@ class AcceptanceTraining(TrainingRun[HeadQuality]):
             float(labels.mean()),
             auc(said, right),
             auc(own, right),
-            reliability(said, labels),
-            reliability(own, labels).error,
+            calibration_error(said, labels),
+            calibration_error(own, labels),
         )
 
     def _drafted(
@@ -308,10 +309,3 @@ class AcceptanceTraining(TrainingRun[HeadQuality]):
         rng = np.random.default_rng(self._recipe.seed)
         states = self._drafted(texts, self._recipe.share, rng).states
         return 1 / states.square().mean(0).sqrt().clamp_min(_EPSILON)
-
-
-def _ahead(tokens: IntArray, count: int) -> IntArray:
-    out = np.zeros_like(tokens)
-    known = tokens[:, count:]
-    out[:, : known.shape[1]] = known
-    return out

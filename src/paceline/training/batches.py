@@ -14,7 +14,7 @@ from paceline.core.cache import written_file
 from paceline.core.target import Target
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
-from paceline.training.writing import Text
+from paceline.training.data import Text
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -118,7 +118,7 @@ class Loss(ABC):
         for begin in range(0, max(1, len(student)), step):
             part = slice(begin, begin + step)
             columns, pull = self.rows(student[part], teacher[part], labels[part], gradient)
-            mine = share[part] @ columns
+            mine = share[part] @ columns.to(wide)
             means = mine if means is None else means + mine
             if out is not None and pull is not None:
                 out[part] = pull.mul_(share[part, None])

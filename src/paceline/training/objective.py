@@ -133,7 +133,7 @@ def hits(drafted: Sequence[Tensor], batch: Batch, places: Tensor) -> Hits:
     return Hits(starts, accepted)
 
 
-# Losses that some networks have beside that on tokens, or in its place.
+# Hidden-state and CTC losses, beside the loss on tokens or in its place.
 
 
 def network_loss(

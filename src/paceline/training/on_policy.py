@@ -22,9 +22,9 @@ from paceline.errors import InvalidOption
 from paceline.networks.base import Network
 from paceline.training.acceptance import acceptance_labels
 from paceline.training.batches import Batch
+from paceline.training.data import Text
 from paceline.training.losses import CrossEntropy, Loss
 from paceline.training.module import DraftModule
-from paceline.training.writing import Text
 
 # Drafts that a network makes itself, behind some places of a batch, with their gradients.
 

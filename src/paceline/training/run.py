@@ -23,8 +23,8 @@ from paceline.core.options import require
 from paceline.errors import InvalidOption
 from paceline.training import checkpoint
 from paceline.training.batches import order
+from paceline.training.data import Text
 from paceline.training.module import DraftModule
-from paceline.training.writing import Text
 
 Quality = TypeVar("Quality")
 

@@ -21,14 +21,13 @@ from paceline.networks.weights import Trained, load_network, save_network
 from paceline.registry import loading
 from paceline.training.batches import FeatureSource, TokenSource, feature_source
 from paceline.training.card import write_card
+from paceline.training.data import count_tokens, keep_frequent, read_folders
 from paceline.training.losses import CrossEntropy, find_loss
 from paceline.training.module import share_target_weights
 from paceline.training.objective import Hits
 from paceline.training.on_policy import OnPolicy
 from paceline.training.run import TrainingRun
-from paceline.training.store import read_folders
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import count_tokens, keep_frequent
 from paceline.version import __version__
 
 

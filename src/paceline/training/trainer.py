@@ -20,13 +20,12 @@ from paceline.errors import InvalidOption
 from paceline.networks.base import Network, describe
 from paceline.training import checkpoint
 from paceline.training.batches import Batch, FeatureSource, hold_out, order
+from paceline.training.data import DraftVocabulary, Text
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule, Drafts, Reveal
 from paceline.training.objective import Hits, argmax_tokens, forward, glance, hits
 from paceline.training.on_policy import OnPolicy, check
 from paceline.training.run import TrainingRun, optimisers
-from paceline.training.vocabulary import DraftVocabulary
-from paceline.training.writing import Text
 
 
 def is_on_policy(step: int, share: float, seed: int) -> bool:

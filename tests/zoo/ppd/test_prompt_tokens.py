@@ -17,7 +17,7 @@ from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.llama import Llama
 from paceline.runtimes.torch.target import TorchTarget
-from paceline.training.writing import Text
+from paceline.training.data import Text
 from paceline.zoo.ppd.training import Chains, PromptRecipe, PromptTrainer, guesses, place
 
 CONFIG = tiny.tiny_config()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     pass
     from paceline.registry.loading import Loaded
     from paceline.training.classifier_metrics import ClassifierMetrics, Figure
-    from paceline.training.store import ExampleStore
+    from paceline.zoo.heads.training import ExampleStore
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""
@@ -38,9 +38,8 @@ def run(job: HeadOptions) -> None:
 
     from paceline.cli.output import print_json
     from paceline.registry import loading
-    from paceline.training.store import ExampleStore
-    from paceline.training.writing import digest, read_texts
-    from paceline.zoo.heads.training import train_head
+    from paceline.training.data import prompts_digest, read_texts
+    from paceline.zoo.heads.training import ExampleStore, train_head
     from paceline.zoo.heads.verifiers import save_head
 
     every = read_texts(job.prompts)
@@ -52,7 +51,7 @@ def run(job: HeadOptions) -> None:
         "model": loaded.source.fingerprint,
         "runtime": capabilities.runtime,
         "precision": capabilities.precision,
-        "prompts": digest(every),
+        "prompts": prompts_digest(every),
         "drafters": ",".join(job.names),
         "new_tokens": job.new_tokens,
         "per_prompt": job.per_prompt,

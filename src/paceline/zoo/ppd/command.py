@@ -44,8 +44,8 @@ def prompt_tokens(
     from paceline.models.source import resolve
     from paceline.runtimes.torch.target import torch_device
     from paceline.training.card import write_card
+    from paceline.training.data import Shards
     from paceline.training.setup import check_texts, figures, provenance
-    from paceline.training.store import Shards
     from paceline.zoo.ppd.prompt_tokens import NETWORK, PromptTokens, save_prompt_tokens
     from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer
 

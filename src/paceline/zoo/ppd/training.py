@@ -21,10 +21,10 @@ from paceline.core.options import require
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.llama import Llama
+from paceline.training.data import Text
 from paceline.training.losses import find_loss
 from paceline.training.objective import Hits
 from paceline.training.run import TrainingRun
-from paceline.training.writing import Text
 from paceline.trees.shapes import RankCounts
 
 # The forward that prompt tokens are trained with:

@@ -20,8 +20,8 @@ from paceline.networks.head_preview import HeadPreview
 from paceline.networks.weights import Trained
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import Batch, FeatureSource
+from paceline.training.data import Text
 from paceline.training.head_preview import HeadPreviewTraining
-from paceline.training.writing import Text
 
 CONFIG = tiny_config()
 IDS = np.arange(10, 300)
