@@ -267,7 +267,7 @@ class TrainingRun(ABC, Generic[Quality]):
                 group["lr"] = self.rate(peak)
         values = []
         for loss, value in self.losses(texts):
-            for each in (value, float(loss.detach())):
+            for each in {value, float(loss.detach())}:
                 check_finite(each, self.step, self._checkpoint if self._saved else None)
             update(self._parameters, self._rated, loss, self.clip)
             values.append(value)
