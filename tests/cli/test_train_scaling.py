@@ -16,10 +16,10 @@ from tests.cli.conftest import Command, Outcome, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
 
 from paceline.models.source import resolve
+from paceline.training.data import Shards, Text
+from paceline.training.run import Report
 from paceline.training.scaling import fit_log_linear
-from paceline.training.store import Shards
-from paceline.training.trainer import Report, Trainer
-from paceline.training.writing import Text
+from paceline.training.trainer import Trainer
 
 SMALL, MIDDLE, LARGE = (f"hydra:steps=2,hidden={n},ffn_size={n}" for n in (8, 16, 32))
 

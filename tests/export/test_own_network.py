@@ -22,8 +22,7 @@ import paceline
 from paceline.models.source import DirectorySource
 from paceline.networks.catalogue import NETWORKS
 from paceline.networks.weights import load_network
-from paceline.training.store import Shards
-from paceline.training.writing import Text
+from paceline.training.data import Shards, Text
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-network.md"
 TEXTS, TIME = 48, 24

@@ -22,11 +22,11 @@ from paceline.core import tree as trees
 from paceline.core.target import Pass, RuntimeOptions
 from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
-from paceline.export import layout as layout_module
 from paceline.export.layout import Layout, write_layout
 from paceline.export.vllm import NETWORKS, vllm_layout
 from paceline.models.config import feature_layers
 from paceline.models.source import DirectorySource, resolve
+from paceline.networks import weights as weights_module
 from paceline.networks.catalogue import NETWORKS as CATALOGUE
 from paceline.networks.weights import load_network
 from paceline.runtimes.torch.target import TorchTarget
@@ -324,16 +324,16 @@ def test_a_full_disk_leaves_nothing_that_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_layout(small(), tmp_path)
-    genuine = layout_module.save_file
+    genuine = weights_module.save_file
 
     def full(tensors: object, path: Path, *rest: object) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(layout_module, "save_file", full)
+    monkeypatch.setattr(weights_module, "save_file", full)
     with pytest.raises(InvalidOption, match=r"No space left on device.*free space"):
         write_layout(small(), tmp_path, force=True)
     assert [path.name for path in tmp_path.iterdir()] == [TENSORS]  # the older one, whole
-    monkeypatch.setattr(layout_module, "save_file", genuine)
+    monkeypatch.setattr(weights_module, "save_file", genuine)
     write_layout(small(), tmp_path, force=True)
     assert (tmp_path / "config.json").exists()

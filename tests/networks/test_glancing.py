@@ -17,11 +17,10 @@ from paceline.networks.catalogue import build
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
-from paceline.training.glancing import Glance, glance, some
+from paceline.training.data import Text, count_tokens, keep_frequent
 from paceline.training.module import DraftModule
+from paceline.training.objective import Glance, glance, some
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import count_tokens, keep_frequent
-from paceline.training.writing import Text
 from paceline.zoo.networks.falcon import Falcon
 
 TIME, WIDTH = 12, GEOMETRY.width
@@ -124,7 +123,7 @@ def trainer(place: Path | None = None, **settings: bool) -> Trainer:
     source = FeatureSource(TorchTarget(CONFIG, TENSORS))
     table = TENSORS["model.embed_tokens.weight"]
     recipe = Recipe(1600, batch_tokens=200, precision="fp32")
-    return Trainer(network, vocabulary, table, table, written, source, recipe, place=place)
+    return Trainer(network, vocabulary, table, table, written, source, recipe, checkpoint_at=place)
 
 
 def test_a_glancing_run_learns_and_resumes_exactly(tmp_path: Path) -> None:

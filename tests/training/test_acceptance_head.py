@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from paceline.drafters.network.stopping_head import unweighted
 from paceline.errors import InvalidOption
 from paceline.training.acceptance import acceptance_labels, acceptance_loss, mix_tokens
-from paceline.training.quality import reliability
+from paceline.training.classifier_metrics import calibration_error
 
 
 def test_some_tokens_are_the_drafters_and_those_are_marked() -> None:
@@ -81,5 +81,5 @@ def test_a_trained_head_is_calibrated_once_unweighted_and_not_before() -> None:
 
     optimiser.step(loss)
     said = torch.sigmoid(features @ weight).detach().numpy()
-    assert reliability(said, labels).error > 0.1
-    assert reliability(unweighted(said, 6.0), labels).error < 0.03
+    assert calibration_error(said, labels) > 0.1
+    assert calibration_error(unweighted(said, 6.0), labels) < 0.03

@@ -34,13 +34,14 @@ from paceline.networks.weights import Trained, save_network
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.acceptance import (
     AcceptanceModule,
+    AcceptanceTraining,
+    HeadQuality,
     HeadRecipe,
     drafted_states,
-    train_acceptance_head,
 )
 from paceline.training.batches import FeatureSource
-from paceline.training.module import module_of
-from paceline.training.writing import Text
+from paceline.training.data import Text
+from paceline.training.module import restore_module
 
 __all__ = ["target", "texts"]
 
@@ -126,6 +127,34 @@ def hydra(target: TorchTarget, texts: list[Text]) -> Trained:
     return Trained(run.network, run.parameters(), ids, {"model": "fingerprint"})
 
 
+def trained_head(*parts: Any) -> tuple[AcceptanceHead, HeadQuality]:
+    run = AcceptanceTraining(*parts)
+    list(run.run())
+    return run.result(), run.judge()
+
+
+def test_a_head_that_is_cut_ends_like_one_that_is_not(
+    target: TorchTarget, texts: list[Text], hydra: Trained, tmp_path: Path
+) -> None:
+    source: Any = SimpleNamespace(
+        config=CONFIG, weights=lambda: {"model.embed_tokens.weight": EMBEDDING}
+    )
+    given = restore_module(hydra, source), texts[:36], texts[36:], FeatureSource(target)
+    parts = *given, hydra.draft_ids, RECIPE, {"weights": "hydra"}
+    whole, place = trained_head(*parts), tmp_path / "a.checkpoint"
+    cut = AcceptanceTraining(*parts, checkpoint_at=place)
+    for report in cut.run():
+        if report.step == 3:
+            break
+    cut.save()
+    resumed = AcceptanceTraining(*parts, checkpoint_at=place)
+    assert 3 == resumed.step < resumed.steps
+    list(resumed.run())
+    for name, value in whole[0].parameters.items():
+        assert np.array_equal(value, resumed.result().parameters[name]), name
+    assert resumed.judge().auc == whole[1].auc
+
+
 def test_a_head_learns_what_is_accepted_and_stops_drafts(
     target: TorchTarget,
     texts: list[Text],
@@ -138,13 +167,13 @@ def test_a_head_learns_what_is_accepted_and_stops_drafts(
     path = tmp_path / "hydra.safetensors"
     save_network(path, hydra)
     given = {"weights": digest_of(path, {})}
-    parts = module_of(hydra, source), texts[:36], texts[36:], FeatureSource(target)
+    parts = restore_module(hydra, source), texts[:36], texts[36:], FeatureSource(target)
     recipe = replace(RECIPE, tokens=8000)
-    head, judged = train_acceptance_head(*parts, hydra.draft_ids, recipe, given)
+    head, judged = trained_head(*parts, hydra.draft_ids, recipe, given)
     assert judged.auc > 0.65
     assert judged.auc > judged.own_auc
-    assert judged.reliability.error < judged.own_error
-    _, again = train_acceptance_head(*parts, hydra.draft_ids, recipe, given)
+    assert judged.error < judged.own_error
+    _, again = trained_head(*parts, hydra.draft_ids, recipe, given)
     assert again.auc == judged.auc
     save_acceptance_head(tmp_path / "head", head)
     options = {"weights": str(path), "head": str(tmp_path / "head")}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import InvalidOption, ModelError
-from paceline.training.checkpoint import Progress, Run, load, save
+from paceline.training.checkpoint import Progress, TrainingState, load, save
 
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "drafter": "medusa"}
 
@@ -37,16 +37,16 @@ class Net(nn.Module):
         return y * self.frozen
 
 
-def new_run(seed: int, width: int = 6) -> Run:
+def new_run(seed: int, width: int = 6) -> TrainingState:
     torch.manual_seed(seed)
     model = Net(width)
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [{"params": trained[:2], "weight_decay": 0.0}, {"params": trained[2:]}]
     optimiser = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95))
-    return Run(model, [optimiser], torch.default_generator, np.random.default_rng(seed))
+    return TrainingState(model, [optimiser], torch.default_generator, np.random.default_rng(seed))
 
 
-def train(run: Run, steps: int, begin: int = 0) -> None:
+def train(run: TrainingState, steps: int, begin: int = 0) -> None:
     """Data from one generator, dropout from the other, and a rate that changes."""
     for step in range(begin, begin + steps):
         x = torch.from_numpy(run.numpy_rng.normal(size=(8, 4)).astype(np.float32))
@@ -58,7 +58,7 @@ def train(run: Run, steps: int, begin: int = 0) -> None:
         run.optimisers[0].step()
 
 
-def weights(run: Run) -> dict[str, np.ndarray]:
+def weights(run: TrainingState) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in run.model.state_dict().items()}
 
 
@@ -184,7 +184,7 @@ def test_another_run_is_refused_by_what_differs(saved: Path) -> None:
     run.model.inside.weight.requires_grad_(False)
     with pytest.raises(ModelError, match=r"another model: the model lacks inside\.weight"):
         load(saved, run, SETTINGS)
-    other = Run(
+    other = TrainingState(
         run.model,
         [torch.optim.AdamW([p for p in run.model.parameters() if p.requires_grad])],
         run.torch_rng,

@@ -10,8 +10,7 @@ from tests.cli.fakes import loaded as fake
 
 from paceline.errors import InvalidOption
 from paceline.registry.loading import make_engine
-from paceline.training.store import SHARD, Shards
-from paceline.training.writing import Plan, Text, write_texts
+from paceline.training.data import SHARD, Plan, Shards, Text, write_texts
 
 PROMPTS = ["one", "two", "three"]
 

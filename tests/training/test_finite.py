@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import InvalidOption
-from paceline.training.trainer import check_finite
+from paceline.training.run import check_finite
 
 
 def test_numbers_pass() -> None:

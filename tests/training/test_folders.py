@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidOption
-from paceline.training.store import Shards, read_folders
-from paceline.training.writing import Text
+from paceline.training.data import Shards, Text, read_folders
 
 
 def folder(path: Path, begin: int, model: str = "a", seed: str = "0") -> Path:

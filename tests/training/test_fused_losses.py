@@ -1,14 +1,21 @@
-"""Fused and readable losses are the same in value and gradient, and the fused keep less."""
+"""Losses equal their reference forms in value and gradient, and keep less for backward."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.training.reference_losses import reference_loss
 from torch import Tensor
 
-from paceline.training.losses import Loss, find_loss, fused
+from paceline.training.losses import find_loss
+
+Form = Callable[..., Tensor]
 
 NAMES = (
     *("cross-entropy", "forward-kl", "forward-kl:top=3", "reverse-kl", "reverse-kl:top=3"),
@@ -27,7 +34,11 @@ def batch(
     return student.to(dtype), teacher.to(dtype), labels, weights.to(dtype)
 
 
-def both(loss: Loss, student: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+def reference(name: str) -> Form:
+    return partial(reference_loss, find_loss(name))
+
+
+def both(loss: Form, student: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
     """Value and gradient of five times the loss, so that what comes from above is used."""
     leaf = student.clone().requires_grad_()
     value = 5 * loss(leaf, *rest)
@@ -48,8 +59,9 @@ def test_values_and_gradients_are_equal(
     name: str, dtype: torch.dtype, close: float, seed: int, n: int, v: int, chunk: int
 ) -> None:
     inputs = batch(seed, n, v, dtype)
-    value, gradient = both(find_loss(name), *inputs)
-    mine, my_gradient = both(fused(find_loss(name), chunk), *inputs)
+    value, gradient = both(reference(name), *inputs)
+    with patch("paceline.training.losses._CHUNK", chunk):
+        mine, my_gradient = both(find_loss(name), *inputs)
     assert mine.dtype == my_gradient.dtype == dtype
     assert torch.allclose(mine, value, rtol=close, atol=close)
     assert torch.allclose(my_gradient, gradient, rtol=close, atol=close)
@@ -59,13 +71,13 @@ def test_values_and_gradients_are_equal(
 def test_tokens_that_the_teacher_rules_out_make_no_nan(name: str) -> None:
     student, teacher, labels, weights = batch(1, 4, 6)
     teacher[:, 2] = -torch.inf
-    value, gradient = both(find_loss(name), student, teacher, labels, weights)
-    mine, my_gradient = both(fused(find_loss(name)), student, teacher, labels, weights)
+    value, gradient = both(reference(name), student, teacher, labels, weights)
+    mine, my_gradient = both(find_loss(name), student, teacher, labels, weights)
     assert torch.allclose(mine, value)
     assert torch.allclose(my_gradient, gradient)
 
 
-def kept(loss: Loss, inputs: tuple[Tensor, ...]) -> int:
+def kept(loss: Form, inputs: tuple[Tensor, ...]) -> int:
     """Bytes of distinct tensors that wait for the backward pass."""
     held: dict[int, int] = {}
 
@@ -86,22 +98,22 @@ def kept(loss: Loss, inputs: tuple[Tensor, ...]) -> int:
 def test_one_tensor_in_the_size_of_the_logits_is_kept(name: str) -> None:
     inputs = batch(0, 40, 1000, torch.float32)
     size = inputs[0].nbytes
-    assert kept(fused(find_loss(name)), inputs) == size
-    if name != "cross-entropy":  # whose log-probabilities alone are kept by the readable one
-        assert kept(find_loss(name), inputs) > 2 * size
+    assert kept(find_loss(name), inputs) == size
+    if name != "cross-entropy":  # whose log-probabilities alone are kept by the reference
+        assert kept(reference(name), inputs) > 2 * size
 
 
 def test_nothing_is_kept_where_no_gradient_is_wanted() -> None:
     student, *rest = batch(0, 5, 7)
     for name in NAMES:
-        value = fused(find_loss(name))(student, *rest)
+        value = find_loss(name)(student, *rest)
         assert not value.requires_grad
-        assert torch.allclose(value, find_loss(name)(student, *rest))
+        assert torch.allclose(value, reference(name)(student, *rest))
 
 
 def test_a_step_down_the_gradient_lowers_the_loss() -> None:
     for name in ("forward-kl", "reverse-kl", "jsd", "tvd", "cross-entropy"):
         student, *rest = batch(2, 30, 9)
-        loss = fused(find_loss(name))
+        loss = find_loss(name)
         value, gradient = both(loss, student, *rest)
         assert 5 * loss(student - 0.1 * gradient, *rest) < value

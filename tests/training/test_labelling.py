@@ -29,14 +29,14 @@ from paceline.registry.loading import make_engine
 from paceline.verifiers.matching import Greedy
 from paceline.zoo.heads.training import (
     Beginning,
+    GreedyAnswer,
     Mismatch,
     Recorder,
-    Rollouts,
-    Text,
+    RolloutOptions,
     collect,
-    continue_all,
     greedy,
     losses,
+    roll_out,
     sampled,
     train_head,
 )
@@ -92,7 +92,7 @@ def cache(target: Counting) -> Any:
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_continuations_are_those_of_the_table(target: Counting, cache: Any, batch: int) -> None:
     beginnings = [Beginning(p, t, greedy) for p in (2, 7, 20) for t in range(VOCABULARY)]
-    continued = continue_all(target, cache, beginnings, 5, (), batch)
+    continued = roll_out(target, cache, beginnings, 5, (), batch)
     for begin, found in zip(beginnings, continued, strict=True):
         tokens, logprobs = go_on((*TOKENS[: begin.position], begin.token), 5)
         assert found.tokens == tokens
@@ -104,9 +104,9 @@ def test_continuations_are_those_of_the_table(target: Counting, cache: Any, batc
 def test_texts_end_at_an_end_token(target: Counting, cache: Any) -> None:
     end = go_on((*TOKENS[:6], 3), 9)[0][2]
     whole = go_on((*TOKENS[:6], 3), 9)[0]
-    [found] = continue_all(target, cache, [Beginning(6, 3, greedy)], 9, (end,))
+    [found] = roll_out(target, cache, [Beginning(6, 3, greedy)], 9, (end,))
     assert found.tokens == whole[: whole.index(end) + 1]
-    [none] = continue_all(target, cache, [Beginning(6, 3, greedy)], 9, (3,))
+    [none] = roll_out(target, cache, [Beginning(6, 3, greedy)], 9, (3,))
     assert none.tokens == []
     assert target.open_caches == 1
 
@@ -115,7 +115,7 @@ def test_samples_share_their_draws_within_a_stream(target: Counting, cache: Any)
     def texts(stream: int) -> list[Sequence[int]]:
         choose = sampled(1.0, 0, 5, stream)
         beginnings = [Beginning(4, 2, choose)] * 2 + [Beginning(5, 2, choose)]
-        return [c.tokens for c in continue_all(target, cache, beginnings, 8, ())]
+        return [c.tokens for c in roll_out(target, cache, beginnings, 8, ())]
 
     first = texts(0)
     assert first[0] == first[1]
@@ -123,8 +123,8 @@ def test_samples_share_their_draws_within_a_stream(target: Counting, cache: Any)
     assert texts(1) != first
 
 
-def text_of(cache: Any, ends: Sequence[int] = ()) -> Text:
-    return Text(cache, TOKENS, 2, go_on((0, 1), 20)[1], ends)
+def text_of(cache: Any, ends: Sequence[int] = ()) -> GreedyAnswer:
+    return GreedyAnswer(cache, TOKENS, 2, go_on((0, 1), 20)[1], ends)
 
 
 def mismatch(position: int, token: int) -> Mismatch:
@@ -137,7 +137,7 @@ def mismatch(position: int, token: int) -> Mismatch:
 
 def test_the_judge_s_loss_is_likelihood_per_token(target: Counting, cache: Any) -> None:
     found = [mismatch(p, t) for p in (3, 9) for t in range(VOCABULARY) if t != TOKENS[p]]
-    mine = losses("judge", target, text_of(cache), found, Rollouts(ahead=4))
+    mine = losses("judge", target, text_of(cache), found, RolloutOptions(ahead=4))
     for each, loss in zip(found, mine, strict=True):
         theirs = [each.logprob, *go_on((*TOKENS[: each.position], each.token), 4)[1]]
         own = go_on(TOKENS[: each.position], 5)[1]
@@ -149,12 +149,12 @@ def test_accepting_the_targets_own_token_costs_nothing(target: Counting, cache: 
     """Both losses are differences to the target's own token."""
     found = [mismatch(p, TOKENS[p]) for p in (3, 9)]
     for kind in ("judge", "pivot"):
-        mine = losses(kind, target, text_of(cache), found, Rollouts(ahead=4))
+        mine = losses(kind, target, text_of(cache), found, RolloutOptions(ahead=4))
         assert mine == pytest.approx([0, 0], abs=1e-6)
 
 
 def test_the_pivot_s_loss_is_agreement_with_the_greedy_text(target: Counting, cache: Any) -> None:
-    rollouts = Rollouts(ahead=5, samples=3, temperature=1.0, top_k=0, seed=9)
+    rollouts = RolloutOptions(ahead=5, samples=3, temperature=1.0, top_k=0, seed=9)
     found = [mismatch(p, t) for p in (3, 9) for t in range(VOCABULARY) if t != TOKENS[p]]
     mine = losses("pivot", target, text_of(cache), found, rollouts)
 
@@ -213,7 +213,7 @@ def engine(drafter: str = "recycling") -> Any:
 def test_a_prompt_becomes_labelled_examples(kind: Any) -> None:
     made = engine()
     rule = made.decoder.verifier
-    options: dict[str, Any] = {"new_tokens": 24, "rollouts": Rollouts(ahead=4), "seed": 1}
+    options: dict[str, Any] = {"new_tokens": 24, "rollouts": RolloutOptions(ahead=4), "seed": 1}
     few = collect(made, kind, "the quick fox", per_prompt=5, **options)
     assert made.decoder.verifier is rule
     assert few.features.shape == (5, HIDDEN + 4)
@@ -231,7 +231,7 @@ def test_a_text_without_mismatches_gives_none() -> None:
         "fox",
         new_tokens=1,
         per_prompt=5,
-        rollouts=Rollouts(ahead=1),
+        rollouts=RolloutOptions(ahead=1),
         seed=0,
     )
     assert labelled.features.shape == (0, HIDDEN + 4)

@@ -21,8 +21,7 @@ from paceline.drafters.network.weights import digest_of
 from paceline.errors import InvalidOption
 from paceline.networks.weights import load_network
 from paceline.registry import loading
-from paceline.training.store import Shards
-from paceline.training.writing import Text
+from paceline.training.data import Shards, Text
 
 
 @pytest.fixture(scope="module")

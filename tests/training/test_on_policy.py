@@ -24,12 +24,11 @@ from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
+from paceline.training.data import DraftVocabulary, Text
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule
-from paceline.training.on_policy import OnPolicy, Places, check, own_drafts
+from paceline.training.on_policy import OnPolicy, Places, check, self_drafts
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import DraftVocabulary
-from paceline.training.writing import Text
 
 DRAFTING = [name for name, make in NETWORKS.items() if not make().blank]
 CONFIG = tiny_config(vocab_size=64)
@@ -57,7 +56,7 @@ def test_drafts_are_what_the_same_text_would_bring(name: str) -> None:
     features, tokens = random_texts(2, 14)
     places = Places(torch.tensor([0, 1, 0]), torch.tensor([2, 4, 5]))
     ids = torch.arange(DRAFT_VOCABULARY) + 3
-    own = own_drafts(trained, features, tokens, places, ids, lambda logits: logits.argmin(-1))
+    own = self_drafts(trained, features, tokens, places, ids, lambda logits: logits.argmin(-1))
     depth = trained.network.depth
     assert own.picks.shape == (3, depth)
     for index, (row, position) in enumerate(zip(places.texts, places.positions, strict=True)):
@@ -160,7 +159,11 @@ def trainer(
     vocabulary = DraftVocabulary(IDS, 64, 1.0)
     head = TENSORS["model.embed_tokens.weight"]
     source, own = FeatureSource(target), OnPolicy(target, IDS)
-    return Trainer(network, vocabulary, head, head, texts, source, recipe, place=place, own=own)
+    return Trainer(
+        *(network, vocabulary, head, head, texts, source, recipe),
+        checkpoint_at=place,
+        self_drafts=own,
+    )
 
 
 @pytest.mark.parametrize("name", ["hydra", "block-parallel", "draft-lm"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import PromptError
-from paceline.training.writing import digest, read_texts
+from paceline.training.data import prompts_digest, read_texts
 
 
 def write(path: Path, *entries: Any) -> Path:
@@ -28,8 +28,8 @@ def test_all_shapes_are_read_in_order(tmp_path: Path) -> None:
     second = write(tmp_path / "b.jsonl", {"prompt": "last"})
     texts = read_texts([first, second])
     assert texts == ["one", "What?", "Do it.\n\nwith this", "Do it.", "last"]
-    assert digest(texts) != digest(texts[:-1])
-    assert digest(["ab", "c"]) != digest(["a", "bc"])
+    assert prompts_digest(texts) != prompts_digest(texts[:-1])
+    assert prompts_digest(["ab", "c"]) != prompts_digest(["a", "bc"])
 
 
 @pytest.mark.parametrize("entry", ["text", 3, {}, {"turns": []}, {"question": " "}, {"prompt": 3}])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
+from paceline.training.plots import scaling_plot
 from paceline.training.scaling import fit_log_linear
-from paceline.training.scaling_report import PublishedLaw, scaling_plot
 
 SIZES = 1e5 * 2.0 ** np.arange(8)
 
@@ -65,14 +65,6 @@ def test_too_few_points_and_bad_ones_are_named() -> None:
         fit_log_linear([0, 1e5, 1e6], [1.0, 2.0, 3.0])
     with pytest.raises(InvalidOption, match="a finite value"):
         fit_log_linear([1e4, 1e5, 1e6], [1.0, math.nan, 3.0])
-
-
-def test_the_published_law_runs_over_the_points_and_no_farther() -> None:
-    fit = fit_log_linear([10, 100, 1000], [1.0, 3.0, 4.0])
-    assert PublishedLaw().line(fit) == ([10, 1000], [1.0, 4.0])
-    sizes, values = PublishedLaw("known", 0.5).line(fit)
-    assert sizes == [10, 1000]
-    assert values == pytest.approx([8 / 3 - 0.5, 8 / 3 + 0.5])
 
 
 def test_the_figure_is_a_png_and_the_same_each_time() -> None:

@@ -15,24 +15,26 @@ from paceline.training.scaling import (
     PARAMETERS,
     TOKENS,
     Law,
-    Outcome,
+    PlannedRun,
     Point,
     Results,
-    Run,
+    RunResult,
+    Study,
     fit_log_linear,
     laws,
+    markdown,
+    write_report,
 )
-from paceline.training.scaling_report import Study, markdown, write_report
-from paceline.training.trainer import read_count, short
+from paceline.training.trainer import parse_count, short
 
 
 def point(
     network: str, parameters: int, tokens: int, value: float, seed: int = 0, depth: int = 3
 ) -> Point:
     settings = {"network": network, "tokens": tokens, "seed": seed}
-    run = Run(network, network.split(":")[0], depth, parameters, tokens, seed, settings)
+    run = PlannedRun(network, network.split(":")[0], depth, parameters, tokens, seed, settings)
     seen = tokens + 7 * seed
-    return Point(run, Outcome(seen, 9, 1.5, 2.25, 50, 1 + value, (value, value / 2)))
+    return Point(run, RunResult(seen, 9, 1.5, 2.25, 50, 1 + value, (value, value / 2)))
 
 
 def only(found: list[Law], **wanted: str) -> Law:
@@ -134,17 +136,17 @@ def test_the_report_says_what_is_not_finished(tmp_path: Path) -> None:
     [("60000", 60_000), ("60k", 60_000), ("1.5M", 1_500_000), (" 2m ", 2_000_000), ("0.2K", 200)],
 )
 def test_counts_are_read(text: str, count: int) -> None:
-    assert read_count(text, "--tokens") == count
+    assert parse_count(text, "--tokens") == count
 
 
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "60kk", "6e4", "1_000", "k", "0.0001k"])
 def test_bad_counts_are_named(text: str) -> None:
     with pytest.raises(InvalidOption, match=r"--tokens must be .* not '"):
-        read_count(text, "--tokens")
+        parse_count(text, "--tokens")
 
 
 @given(st.integers(1, 10**10))
 def test_short_counts_are_close(count: int) -> None:
-    assert read_count(short(count), "x") == pytest.approx(count, rel=0.005)
+    assert parse_count(short(count), "x") == pytest.approx(count, rel=0.005)
     if count < 999_500_000:
         assert len(short(count).rstrip("kM").replace(".", "")) <= 3

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
-from paceline.training.trainer import constant, cosine, is_on_policy, on_policy_share, warm_up
+from paceline.training.run import cosine, warm_up
+from paceline.training.trainer import is_on_policy
 
 
 def test_warm_up_rises_in_equal_parts_and_stays() -> None:
     assert [warm_up(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert warm_up(0, 0) == 1.0
-    assert [constant(step, peak=2.0, warm=2) for step in range(4)] == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_cosine_by_hand() -> None:
@@ -43,14 +43,6 @@ def test_what_does_not_fit_is_named() -> None:
         cosine(0, peak=1.0, steps=10, warm=10)
     with pytest.raises(InvalidOption, match=r"floor must be 0 to the peak of 1\.0, not 2"):
         cosine(0, peak=1.0, steps=10, floor=2)
-    with pytest.raises(InvalidOption, match="last on-policy share must be"):
-        on_policy_share(0, first=0, last=1.5, steps=2)
-
-
-def test_the_share_goes_from_one_end_to_the_other() -> None:
-    shares = [on_policy_share(step, first=0.2, last=0.8, steps=4) for step in range(6)]
-    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-    assert on_policy_share(0, first=0.2, last=0.8, steps=1) == 0.2
 
 
 def test_batches_are_on_policy_as_often_as_asked_and_the_same_ones_again() -> None:

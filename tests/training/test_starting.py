@@ -22,10 +22,9 @@ from paceline.networks.catalogue import build
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, TokenSource
+from paceline.training.data import Text, keep_frequent
 from paceline.training.module import share_target_weights
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import keep_frequent
-from paceline.training.writing import Text
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
 TENSORS = random_tensors(CONFIG)
@@ -67,7 +66,7 @@ def test_a_run_goes_on_from_the_weights_of_another(target: TorchTarget, tmp_path
     loss, found = first.judge()
     assert found.block_efficiency > untrained + 1
     place = tmp_path / "second.checkpoint"
-    second = trainer(target, start=first.parameters(), place=place, tokens=400)
+    second = trainer(target, start=first.parameters(), checkpoint_at=place, tokens=400)
     again_loss, again = second.judge()
     assert again.block_efficiency == found.block_efficiency
     assert again_loss == pytest.approx(loss, rel=1e-5)
@@ -77,11 +76,11 @@ def test_a_run_goes_on_from_the_weights_of_another(target: TorchTarget, tmp_path
     assert align.judge()[0] < 0.9 * before
     next(second.run())
     second.save()
-    resumed = trainer(target, start=first.parameters(), place=place, tokens=400)
+    resumed = trainer(target, start=first.parameters(), checkpoint_at=place, tokens=400)
     assert resumed.step == 1
     for start in (None, align.parameters()):
         with pytest.raises(InvalidOption, match=r"other settings \(start\)"):
-            trainer(target, start=start, place=place, tokens=400)
+            trainer(target, start=start, checkpoint_at=place, tokens=400)
 
 
 def test_what_a_start_does_not_hold_is_drawn(target: TorchTarget) -> None:

@@ -19,9 +19,8 @@ from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource, order
+from paceline.training.data import Text, count_tokens, keep_frequent
 from paceline.training.trainer import Recipe, Trainer
-from paceline.training.vocabulary import count_tokens, keep_frequent
-from paceline.training.writing import Text
 
 CONFIG = tiny_config(vocab_size=64)
 TENSORS = random_tensors(CONFIG)
@@ -57,7 +56,9 @@ def trainer(
     vocabulary = keep_frequent(counts, 48, (2,))
     network = build(name, Geometry.of(CONFIG), {})
     source = FeatureSource(target)
-    return Trainer(network, vocabulary, EMBEDDING, EMBEDDING, texts, source, recipe, place=place)
+    return Trainer(
+        network, vocabulary, EMBEDDING, EMBEDDING, texts, source, recipe, checkpoint_at=place
+    )
 
 
 def test_a_drafter_learns_to_draft(target: TorchTarget, texts: list[Text]) -> None:
@@ -71,7 +72,7 @@ def test_a_drafter_learns_to_draft(target: TorchTarget, texts: list[Text]) -> No
     assert after.block_efficiency > before.block_efficiency + 0.3
     held = {text.index for text in run.held_out}
     assert held
-    assert not held & {text.index for text in run._texts}
+    assert not held & {text.index for text in run.texts}
 
 
 def test_a_run_that_is_cut_ends_like_one_that_is_not(
@@ -85,10 +86,10 @@ def test_a_run_that_is_cut_ends_like_one_that_is_not(
         seen.append(report.loss)
         if report.step == 7:
             break
-    cut.notes = {"kept": 1}
     cut.save()
     resumed = trainer(target, texts, place, tokens=3000)
-    assert (resumed.step, resumed.tokens, resumed.notes) == (7, cut.tokens, {"kept": 1})
+    assert (resumed.step, resumed.tokens) == (7, cut.tokens)
+    assert resumed.course.as_dict() == cut.course.as_dict()
     seen += [report.loss for report in resumed.run()]
     assert seen == losses
     for name, value in whole.parameters().items():
@@ -117,12 +118,15 @@ def test_a_loss_that_is_no_number_stops_the_run(target: TorchTarget, texts: list
         next(run.run())
 
 
-def test_a_target_that_is_damaged_stops_the_run(target: TorchTarget, texts: list[Text]) -> None:
+def test_a_target_that_is_damaged_stops_the_run(
+    target: TorchTarget, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = trainer(target, texts)
     batch = run._source.batch(texts[:2])
     batch.features[0, 3] = np.nan
+    monkeypatch.setattr(run._source, "batch", lambda _: batch)
     with pytest.raises(InvalidOption, match="hidden states that are no numbers"):
-        run._update(batch)
+        next(run.run())
 
 
 @pytest.mark.parametrize(

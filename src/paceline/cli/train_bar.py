@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from paceline.cli.output import Interrupt
-    from paceline.training.run_card import Course
-    from paceline.training.trainer import Report
+    from paceline.training.run import TrainingRun
 
 _SAVE_SECONDS = 60.0
-
-
-class Resumable(Protocol):
-    """A training that can be saved between two updates.
-
-    Attributes:
-        step: updates done.
-        steps: of the whole run.
-        notes: plain values that checkpoints keep.
-    """
-
-    step: int
-    steps: int
-    notes: dict[str, Any]
-
-    def run(self) -> Iterator[Report]:
-        """Train to the end, one update at a time."""
-        ...
-
-    def save(self) -> None:
-        """Write the checkpoint."""
-        ...
 
 
 class TrainingBar:
@@ -64,37 +44,29 @@ class TrainingBar:
         self._before += tokens
         self._show_whole(0)
 
-    def train(self, trainer: Resumable, course: Course, title: str = "training") -> bool:
-        """Run to the end, or until Ctrl-C; whether it got there. The checkpoint is written
-        meanwhile.
-
-        Args:
-            trainer: what to run.
-            course: notes every update, and goes into the checkpoints.
-            title: before the bar.
-        """
+    def train(self, run: TrainingRun[Any], title: str = "training") -> bool:
+        """Run to the end or until Ctrl-C, with checkpoints; return if it got to the end."""
         if self._run is not None:
             self._progress.remove_task(self._run)
         self._run = task = self._progress.add_task(
-            title, total=trainer.steps, completed=trainer.step, detail=""
+            title, total=run.steps, completed=run.step, detail=""
         )
         saved = perf_counter()
         try:
-            for report in trainer.run():
-                course.add(report)
-                rate = f"{course.tokens / course.seconds:.0f}"
-                detail = f"loss {report.loss:.3f}, {rate} tokens/s"
+            for report in run.run():
+                detail = f"{run.course.tokens_per_second:.0f} tokens/s"
+                if isfinite(report.loss):
+                    detail = f"loss {report.loss:.3f}, {detail}"
                 self._progress.update(task, completed=report.step, detail=detail)
                 self._show_whole(report.tokens)
-                trainer.notes = course.as_dict()
                 if self.interrupt:
                     break
                 if perf_counter() - saved > _SAVE_SECONDS:
-                    trainer.save()
+                    run.save()
                     saved = perf_counter()
         finally:
-            trainer.save()
-        return trainer.step >= trainer.steps
+            run.save()
+        return run.step >= run.steps
 
     def _show_whole(self, tokens: int) -> None:
         if self._whole is not None:
@@ -124,7 +96,19 @@ def training_bar() -> Iterator[TrainingBar]:
         yield TrainingBar(progress, interrupt)
 
 
-def train_with_bar(trainer: Resumable, course: Course) -> bool:
-    """One run under a bar of its own, as `TrainingBar.train`."""
+def train_with_bar(run: TrainingRun[Any]) -> bool:
+    """Train one run under a bar of its own, as `TrainingBar.train`."""
     with training_bar() as bar:
-        return bar.train(trainer, course)
+        return bar.train(run)
+
+
+def report(figures: Mapping[str, Any], line: str, *, as_json: bool, finished: bool) -> None:
+    """Print the figures of a training, or a line for people; exit 130 if it was interrupted."""
+    from paceline.cli.output import print_json
+
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(line)
+    if not finished:
+        raise typer.Exit(130)

@@ -17,7 +17,7 @@ from paceline.errors import InvalidOption
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.training.writing import Text
+    from paceline.training.data import Text
 
 
 @grouped
@@ -56,8 +56,7 @@ def data(
 
     from paceline.cli.output import interruptible, print_json
     from paceline.registry import loading
-    from paceline.training.store import SHARD, Shards
-    from paceline.training.writing import Plan, digest, read_texts, write_texts
+    from paceline.training.data import SHARD, Plan, Shards, prompts_digest, read_texts, write_texts
 
     given = read_texts(prompts) if prompts else []
     plan = Plan(given, self_written, _numbers(temperatures), new_tokens, seed=seed)
@@ -70,7 +69,7 @@ def data(
             "model_name": loaded.source.name,
             "runtime": capabilities.runtime,
             "precision": capabilities.precision,
-            "prompts": digest(given),
+            "prompts": prompts_digest(given),
             "self_written": str(self_written),
             "temperatures": temperatures,
             "new_tokens": str(new_tokens),

@@ -11,13 +11,12 @@ import typer
 from paceline.cli import options as o
 from paceline.cli import train_options as t
 from paceline.cli.option_groups import grouped
+from paceline.cli.train_bar import training_bar
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from paceline.cli.train_bar import TrainingBar
-    from paceline.networks.base import Network
-    from paceline.training.material import Material
-    from paceline.training.scaling import Outcome, Results, Run
+    from paceline.training.scaling import PlannedRun, RunResult
+    from paceline.training.setup import TrainingSetup
 
 _NETWORKS = [
     "hydra:steps=3,hidden=144,ffn_size=384",
@@ -67,29 +66,24 @@ def scaling(
     names = o.drafter_names(networks or _NETWORKS, "--networks")
 
     from paceline.cli.output import print_json, remark
-    from paceline.cli.train_bar import training_bar
     from paceline.training.batches import hold_out
-    from paceline.training.material import Material
-    from paceline.training.scaling import Point, Results, plan
-    from paceline.training.scaling_report import Study, write_report
-    from paceline.training.trainer import read_count
+    from paceline.training.scaling import Point, Results, RunResult, Study, plan, write_report
+    from paceline.training.setup import TrainingSetup
+    from paceline.training.trainer import parse_count
 
-    budgets = sorted({read_count(each, "--tokens") for each in tokens.split(",")})
+    budgets = sorted({parse_count(each, "--tokens") for each in tokens.split(",")})
     if seeds < 1:
         raise InvalidOption(f"--seeds must be 1 or more, not {seeds}")
     teaching.recipe(budgets[0])  # bad options end here, before the model is loaded
     results = Results(out / "runs")
-    material = Material(
-        data,
-        teaching.model,
-        computing.runtime,
-        checked,
+    setup = TrainingSetup(
+        *(data, teaching.model, computing.runtime, checked),
         vocabulary=teaching.vocabulary,
         keep_features=keep_features,
     )
-    trained_on, held_out = hold_out(material.texts)
-    shared = _shared(material, teaching)
-    built = {name: material.network(name) for name in names}
+    trained_on, held_out = hold_out(setup.texts)
+    shared = _shared(setup, teaching)
+    built = {name: setup.network(name) for name in names}
     runs = plan(built, budgets, range(teaching.seed, teaching.seed + seeds), shared)
     outcomes = {run.stem: results.read(run) for run in runs}
     with training_bar() as bar:
@@ -97,10 +91,12 @@ def scaling(
         for number, run in enumerate(runs, 1):
             found = outcomes[run.stem]
             if found is None and not bar.interrupt:
-                found = outcomes[run.stem] = _train(
-                    run, built[run.network], material, teaching, results, bar
-                )
-                if found is not None:
+                recipe = teaching.recipe(run.tokens, run.seed)
+                place = results.checkpoint(run)
+                trainer = setup.trainer(built[run.network], recipe, checkpoint_at=place)
+                if bar.train(trainer, f"{run.network}, {run.tokens:,} tokens"):
+                    found = outcomes[run.stem] = RunResult.of(trainer)
+                    results.keep(run, found)
                     remark(f"{number} of {len(runs)}: {_line(run, found)}")
             if found is not None:
                 bar.passed(run.tokens)
@@ -108,7 +104,7 @@ def scaling(
     study = Study(
         f"paceline train scaling --data DATA --tokens {','.join(map(str, budgets))} "
         f"{' '.join(f'--networks {name}' for name in names)} --seeds {seeds} {teaching.words}",
-        material.source.name,
+        setup.source.name,
         shared,
         sum(len(text.tokens) for text in trained_on),
         len(held_out),
@@ -125,51 +121,20 @@ def scaling(
         raise typer.Exit(130)
 
 
-def _shared(material: Material, teaching: t.Teaching) -> dict[str, Any]:
+def _shared(setup: TrainingSetup, teaching: t.Teaching) -> dict[str, Any]:
     """What the results of all runs depend on, as plain values."""
     recipe = asdict(teaching.recipe(1))
     return {
-        "model": material.source.fingerprint,
-        "computed": material.computed,
-        "data": material.data,
-        "texts": len(material.texts),
-        "vocabulary": len(material.kept.ids),
+        "model": setup.source.fingerprint,
+        "computed": setup.computed,
+        "data": setup.data,
+        "texts": len(setup.texts),
+        "vocabulary": len(setup.kept.ids),
         "recipe": {key: recipe[key] for key in recipe.keys() - {"tokens", "seed"}},
     }
 
 
-def _train(
-    run: Run,
-    network: Network,
-    material: Material,
-    teaching: t.Teaching,
-    results: Results,
-    bar: TrainingBar,
-) -> Outcome | None:
-    """Do a run, or go on with it; None if Ctrl-C ended it early."""
-    from paceline.training.run_card import Course
-    from paceline.training.scaling import Outcome
-
-    recipe = teaching.recipe(run.tokens, run.seed)
-    trainer = material.trainer(network, recipe, place=results.checkpoint(run))
-    course = Course(trainer.notes or None)
-    if not bar.train(trainer, course, f"{run.network}, {run.tokens:,} tokens"):
-        return None
-    loss, hits = trainer.judge()
-    outcome = Outcome(
-        trainer.tokens,
-        trainer.step,
-        round(course.seconds, 1),
-        loss,
-        hits.starts,
-        hits.block_efficiency,
-        hits.acceptance,
-    )
-    results.keep(run, outcome)
-    return outcome
-
-
-def _line(run: Run, outcome: Outcome) -> str:
+def _line(run: PlannedRun, outcome: RunResult) -> str:
     return (
         f"{run.network} on {outcome.tokens} tokens in {outcome.seconds:.0f} s: block efficiency "
         f"{outcome.block_efficiency:.3f}, first token accepted {outcome.acceptance[0]:.1%}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from paceline.errors import ModelError
+from paceline.errors import InvalidOption, ModelError
 
 # Atomic file writes.
 
@@ -30,6 +30,16 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the error that brought us here says more
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def written_file(path: Path, advice: str) -> Iterator[Path]:
+    """Write as `whole_file`; raise an InvalidOption that ends in `advice` if that fails."""
+    try:
+        with whole_file(path) as part:
+            yield part
+    except OSError as error:
+        raise InvalidOption(f"cannot write {path} ({error.strerror or error}): {advice}") from error
 
 
 def cache_dir() -> Path:

@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
-from paceline.core.cache import whole_file, write_atomically
+from paceline.core.cache import write_atomically
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.text import Tokenizer
 from paceline.networks.base import Geometry
+from paceline.networks.weights import write_tensors
 
 _TENSORS = "model.safetensors"
 _CONFIG = "config.json"
@@ -71,21 +70,21 @@ def write_layout(layout: Layout, out: Path, force: bool = False) -> None:
         InvalidOption: as for `check_folder`, or the directory cannot be written.
     """
     check_folder(out, force)
-    tensors = {name: np.ascontiguousarray(array) for name, array in layout.tensors.items()}
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / _CONFIG).unlink(missing_ok=True)
-        with whole_file(out / _TENSORS) as part:
-            save_file(tensors, part, {**layout.metadata, "format": "pt"})
+        advice = "free space there or choose another --out"
+        metadata = {**layout.metadata, "format": "pt"}
+        write_tensors(out / _TENSORS, layout.tensors, metadata, advice)
         for name, text in layout.texts.items():
             write_atomically(out / name, text)
         write_atomically(out / _CONFIG, json.dumps(layout.config, indent=2) + "\n")
-    except (OSError, SafetensorError) as error:  # the latter wraps the system's while writing
+    except OSError as error:
         raise _unwritable(out, error) from error
 
 
-def _unwritable(out: Path, error: Exception) -> InvalidOption:
-    reason = getattr(error, "strerror", None) or str(error)
+def _unwritable(out: Path, error: OSError) -> InvalidOption:
+    reason = error.strerror or error
     return InvalidOption(
         f"cannot write to {out} ({reason}): free space there or choose another --out"
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -21,18 +22,67 @@ from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
 
-# Writer of safetensors files.
+# Safetensors files:
+
+_RETRAIN = "train or fetch it again"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: dict[str, str]) -> None:
+class TensorFile(NamedTuple):
+    """Tensors of a safetensors file by name, and its metadata."""
+
+    tensors: dict[str, np.ndarray]
+    metadata: dict[str, str]
+
+
+def read_tensors(path: Path, holds: str, advice: str = _RETRAIN) -> TensorFile:
+    """Read a safetensors file.
+
+    Raises:
+        InvalidOption: it is missing or damaged; the message says what it should hold, and `advice`.
+    """
+    with _opened(path, holds, advice) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return TensorFile(tensors, dict(file.metadata() or {}))
+
+
+def read_metadata(
+    path: Path, holds: str = "trained weights", advice: str = _RETRAIN
+) -> dict[str, str]:
+    """Read a file's header; raises InvalidOption as `read_tensors`."""
+    with _opened(path, holds, advice) as file:
+        return dict(file.metadata() or {})
+
+
+@contextmanager
+def _opened(path: Path, holds: str, advice: str) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        if advice == _RETRAIN and not path.exists():
+            raise InvalidOption(f"there is no file {path}: name trained weights") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidOption(
+            f"{path} holds no {holds}, or is damaged ({reason}): {advice}"
+        ) from error
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, np.ndarray],
+    metadata: Mapping[str, str],
+    advice: str = "choose another --out",
+) -> None:
     """Write a safetensors file atomically; raises InvalidOption if it cannot be written."""
     rows = {name: np.ascontiguousarray(array) for name, array in tensors.items()}  # as is written
     try:
         with whole_file(path) as part:
-            save_file(rows, part, metadata)
+            save_file(rows, part, dict(metadata))
     except (OSError, SafetensorError) as error:  # the latter wraps the system's while writing
-        raise InvalidOption(f"cannot write {path} ({error}): choose another --out") from error
+        raise InvalidOption(f"cannot write {path} ({error}): {advice}") from error
 
+
+# Trained networks:
 
 _IDS = "draft_ids"
 
@@ -41,8 +91,8 @@ _IDS = "draft_ids"
 class Trained:
     """A network with its parameters (float32) and provenance ("model": the target's fingerprint).
 
-    `draft_ids` is int64 `[draft vocabulary]`, ascending. `head_preview` is the head preview; it stays
-    valid for changed parameters, since the head is frozen and errors cost acceptance alone.
+    `draft_ids` is int64 `[draft vocabulary]`, ascending. `head_preview` stays valid for changed
+    parameters, since the head is frozen and errors cost acceptance alone.
     """
 
     network: Network
@@ -64,31 +114,16 @@ def save_network(path: Path, trained: Trained) -> None:
     write_tensors(path, tensors, metadata)
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """Read a weights file's header; raises InvalidOption if it is missing or damaged."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return dict(file.metadata() or {})
-    except FileNotFoundError as error:
-        raise InvalidOption(f"there is no file {path}: name trained weights") from error
-    except (SafetensorError, OSError) as error:
-        raise InvalidOption(f"{path} is damaged ({error}): train or fetch it again") from error
-
-
 def load_network(path: Path) -> Trained:
     """Read a network; raises InvalidOption if the file is missing, damaged, or holds none."""
+    tensors, metadata = read_tensors(path, "drafter network")
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         entry: dict[str, Any] = json.loads(metadata["network"])
         network = build(entry["network"], geometry_from(entry["geometry"]), entry["settings"])
         expected = network.shapes()
-    except FileNotFoundError as error:
-        raise InvalidOption(f"there is no file {path}: name trained weights") from error
-    except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(
-            f"{path} holds no drafter network, or is damaged ({error}): train or fetch it again"
+            f"{path} holds no drafter network, or is damaged ({error}): {_RETRAIN}"
         ) from error
     ids = tensors.pop(_IDS, None)
     factors = {name: tensors.pop(name) for name in SCREEN if name in tensors}
@@ -107,8 +142,8 @@ def load_network(path: Path) -> Trained:
     head_preview = read_head_preview(factors, network.geometry.width, len(ids))
     if factors and head_preview is None:
         raise InvalidOption(
-            f"{path} has a screen that does not fit its network: fit one with `paceline train "
-            "screen`"
+            f"{path} has a head preview that does not fit its network: fit one with "
+            "`paceline train head-preview`"
         )
     parameters = {name: array.astype(np.float32) for name, array in tensors.items()}
     return Trained(network, parameters, ids, metadata, head_preview)
@@ -117,7 +152,6 @@ def load_network(path: Path) -> Trained:
 # Model cards of the drafter weights in the package, from the files' own metadata.
 
 _SHIPPED = "paceline.weights"
-_shipped_IDS = "draft_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +185,17 @@ def shipped_cards() -> list[ShippedCard]:
 
 def read_card(path: Path) -> ShippedCard:
     """Read the card of one file from its header; raises InvalidOption if it does not fit."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = {key: _decoded(text) for key, text in (file.metadata() or {}).items()}
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        size = path.stat().st_size
-    except (SafetensorError, OSError) as error:
-        raise InvalidOption(f"{path} is no file of weights ({error}): fetch it again") from error
+    with _opened(path, "trained weights", _RETRAIN) as file:
+        metadata = {key: _decoded(text) for key, text in (file.metadata() or {}).items()}
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     network = metadata.pop("network", metadata.pop("kind", None))
     described = network if isinstance(network, dict) else {"network": network}
     if not isinstance(described.get("network"), str):
         raise InvalidOption(f"{path} does not say what it holds: train or fetch it again")
-    ids = shapes.pop(_shipped_IDS, None)
+    ids = shapes.pop(_IDS, None)
     return ShippedCard(
         path.name,
-        size,
+        path.stat().st_size,
         described["network"],
         described.get("settings", {}),
         sum(math.prod(shape) for name, shape in shapes.items() if name not in SCREEN),

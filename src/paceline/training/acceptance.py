@@ -7,8 +7,9 @@ teach. Chains are greedy, so the label is whether the target's text has the same
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,11 +21,12 @@ from paceline.core.types import BoolArray, IntArray, LogitArray, ProbArray
 from paceline.drafters.network.stopping_head import AcceptanceHead, log_odds
 from paceline.errors import InvalidOption
 from paceline.training.batches import Batch, FeatureSource, order
+from paceline.training.classifier_metrics import auc, calibration_error
+from paceline.training.data import Text
 from paceline.training.losses import log_probs, weighted_mean
-from paceline.training.module import DraftModule
+from paceline.training.module import DraftModule, ahead
 from paceline.training.objective import wanted
-from paceline.training.quality import Reliability, auc, reliability
-from paceline.training.writing import Text
+from paceline.training.run import TrainingRun
 
 
 def mix_tokens(
@@ -106,11 +108,12 @@ class HeadRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class HeadQuality:
     """Held-out quality of a head: AUC and calibration, against the network's own probabilities.
 
     Attributes:
         accepted: share of the examples that the target wrote.
+        error: expected calibration error.
         own_auc: AUC of the network's own probabilities.
         own_error: expected calibration error of the network's own probabilities.
     """
@@ -119,7 +122,7 @@ class Judged:
     accepted: float
     auc: float
     own_auc: float
-    reliability: Reliability
+    error: float
     own_error: float
 
 
@@ -193,7 +196,7 @@ def drafted_states(
 
     def feed(step: int) -> Tensor:
         nonlocal fed, own
-        text = _ahead(batch.tokens, step + 1)
+        text = ahead(tokens, step + 1).numpy()
         mine = names[best].numpy()
         mixed, chosen = mix_tokens(text.ravel(), mine.ravel(), share, rng)
         fed = torch.from_numpy(mixed.reshape(text.shape))
@@ -204,7 +207,7 @@ def drafted_states(
     true = torch.ones(tokens.shape, dtype=torch.bool)
     for ops, state, step in module.unroll(features, tokens, feed):
         if step:
-            right = fed == torch.from_numpy(_ahead(batch.tokens, step + 1))
+            right = fed == ahead(tokens, step + 1)
             rows = true & own & (wanted(batch, step, 0.0) > 0)
             states.append(state[rows].flatten(1).float())
             chances.append(sure[rows])
@@ -216,91 +219,93 @@ def drafted_states(
     return DraftedTokens(torch.cat(states), found, torch.cat(stood))
 
 
-def train_acceptance_head(
-    module: DraftModule,
-    texts: Sequence[Text],
-    held_out: Sequence[Text],
-    source: FeatureSource,
-    ids: IntArray,
-    recipe: HeadRecipe,
-    metadata: dict[str, str],
-) -> tuple[AcceptanceHead, Judged]:
-    """Train a head for a frozen network that drafts one token per step, and judge it on `held_out`.
+class AcceptanceTraining(TrainingRun[HeadQuality]):
+    """Resumable training of a head for a frozen network that drafts one token per step.
 
     Raises:
-        InvalidOption: nothing is drafted in the texts, or the loss is not finite.
+        InvalidOption: there are no texts, or the checkpoint has other settings.
+        ModelError: the checkpoint is damaged.
     """
-    rng = np.random.default_rng(recipe.seed)
-    passes = -(-recipe.tokens // max(1, sum(len(text.tokens) for text in texts)))
-    groups = [
-        group
-        for number in range(passes)
-        for group in order(texts, recipe.batch_tokens, recipe.seed + number)
-    ]
-    count = max(1, round(len(groups) * recipe.tokens / _size(groups)))
-    head: AcceptanceModule | None = None
-    for index, group in enumerate(groups[:count]):
-        drafted = drafted_states(module, source.batch(group), ids, recipe.share, rng)
-        if head is None:
-            spread = drafted.states.square().mean(0).sqrt().clamp_min(_EPSILON)
-            head = AcceptanceModule(1 / spread, recipe)
-            optimiser = torch.optim.AdamW(head.parameters(), lr=recipe.rate)
-        for each in optimiser.param_groups:
-            each["lr"] = recipe.rate * (1 - index / count)
+
+    def __init__(
+        self,
+        module: DraftModule,
+        texts: Sequence[Text],
+        held_out: Sequence[Text],
+        source: FeatureSource,
+        ids: IntArray,
+        recipe: HeadRecipe,
+        metadata: dict[str, str],
+        *,
+        checkpoint_at: Path | None = None,
+    ) -> None:
+        if not texts:
+            raise InvalidOption("there are no texts: write some with `paceline train data`")
+        self._network, self._source, self._ids = module, source, ids
+        self._recipe, self._metadata = recipe, metadata
+        size = sum(len(text.tokens) for text in texts)
+        groups = [
+            group
+            for number in range(-(-recipe.tokens // size))
+            for group in order(texts, recipe.batch_tokens, recipe.seed + number)
+        ]
+        ordered = sum(len(text.tokens) for group in groups for text in group)
+        self.head = AcceptanceModule(self._scale(groups[0]), recipe)
+        super().__init__(
+            self.head,
+            [(torch.optim.AdamW(self.head.parameters(), lr=recipe.rate), recipe.rate)],
+            torch.Generator(),
+            texts,
+            held_out,
+            steps=max(1, round(len(groups) * recipe.tokens / ordered)),
+            batch_tokens=recipe.batch_tokens,
+            seed=recipe.seed,
+            settings={**asdict(recipe), "texts": len(texts), **metadata},
+            checkpoint_at=checkpoint_at,
+        )
+
+    def rate(self, peak: float) -> float:
+        return peak * (1 - self.step / self.steps)
+
+    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
+        drafted = self._drafted(texts, self._recipe.share, self.rng)
         odds = torch.from_numpy(log_odds(drafted.own)).float()
-        shuffled = torch.from_numpy(rng.permutation(len(odds)))
-        for begin in range(0, len(shuffled), _STEP_ROWS):
-            rows = shuffled[begin : begin + _STEP_ROWS]
-            optimiser.zero_grad()
+        shuffled = torch.from_numpy(self.rng.permutation(len(odds)))
+        for rows in torch.split(shuffled, _STEP_ROWS):
             every = torch.ones(len(rows))
-            scores = head(drafted.states[rows], odds[rows])
-            loss = acceptance_loss(scores, drafted.stood[rows], every, recipe.rejection)
-            if not math.isfinite(float(loss.detach())):
-                raise InvalidOption(f"the loss is {float(loss)}: train with a lower --rate")
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-    if head is None:
-        raise InvalidOption("there are no texts: write some with `paceline train data`")
-    out = AcceptanceHead(head.named(), recipe.rejection, metadata)
-    return out, _judge(out, module, held_out, source, ids, recipe, rng)
+            scores = self.head(drafted.states[rows], odds[rows])
+            loss = acceptance_loss(scores, drafted.stood[rows], every, self._recipe.rejection)
+            yield loss, float(loss.detach())
 
+    def result(self) -> AcceptanceHead:
+        return AcceptanceHead(self.head.named(), self._recipe.rejection, self._metadata)
 
-def _judge(
-    head: AcceptanceHead,
-    module: DraftModule,
-    texts: Sequence[Text],
-    source: FeatureSource,
-    ids: IntArray,
-    recipe: HeadRecipe,
-    rng: np.random.Generator,
-) -> Judged:
-    # Without mixing: all tokens are drafted, as in decoding.
-    parts = [
-        drafted_states(module, source.batch(group), ids, 1.0, rng)
-        for group in order(texts, recipe.batch_tokens, 0)
-    ]
-    labels = torch.cat([part.stood for part in parts]).double().numpy()
-    if not len(labels):
-        raise InvalidOption("nothing is drafted in the texts held out: write longer ones")
-    own = np.concatenate([part.own for part in parts])
-    said = head.chances(torch.cat([part.states for part in parts]).numpy(), own)
-    right: BoolArray = labels > 0
-    return Judged(
-        len(labels),
-        float(labels.mean()),
-        auc(said, right),
-        auc(own, right),
-        reliability(said, labels),
-        reliability(own, labels).error,
-    )
+    def judge(self) -> HeadQuality:
+        # Without mixing: all tokens are drafted, as in decoding.
+        groups = order(self.held_out, self._recipe.batch_tokens, 0)
+        parts = [self._drafted(group, 1.0, self.rng) for group in groups]
+        labels = torch.cat([part.stood for part in parts]).double().numpy()
+        if not len(labels):
+            raise InvalidOption("nothing is drafted in the texts held out: write longer ones")
+        own = np.concatenate([part.own for part in parts])
+        said = self.result().chances(torch.cat([part.states for part in parts]).numpy(), own)
+        right: BoolArray = labels > 0
+        return HeadQuality(
+            len(labels),
+            float(labels.mean()),
+            auc(said, right),
+            auc(own, right),
+            calibration_error(said, labels),
+            calibration_error(own, labels),
+        )
 
+    def _drafted(
+        self, texts: Sequence[Text], share: float, rng: np.random.Generator
+    ) -> DraftedTokens:
+        return drafted_states(self._network, self._source.batch(texts), self._ids, share, rng)
 
-def _ahead(tokens: IntArray, count: int) -> IntArray:
-    out = np.zeros_like(tokens)
-    known = tokens[:, count:]
-    out[:, : known.shape[1]] = known
-    return out
-
-
-def _size(groups: Sequence[Sequence[Text]]) -> int:
-    return sum(len(text.tokens) for group in groups for text in group)
+    def _scale(self, texts: Sequence[Text]) -> Tensor:
+        # Drafts what the first update will draft again.
+        rng = np.random.default_rng(self._recipe.seed)
+        states = self._drafted(texts, self._recipe.share, rng).states
+        return 1 / states.square().mean(0).sqrt().clamp_min(_EPSILON)

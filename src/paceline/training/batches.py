@@ -10,11 +10,11 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.cache import whole_file
+from paceline.core.cache import written_file
 from paceline.core.target import Target
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
-from paceline.training.writing import Text
+from paceline.training.data import Text
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -71,14 +71,9 @@ class FeatureSource:
                 features: LogitArray = kept.astype(np.float32)
                 return features
         features = self._compute(text)
-        try:
-            with whole_file(path) as part, part.open("wb") as file:
-                np.save(file, features.astype(np.float16))
-        except OSError as error:
-            raise InvalidOption(
-                f"cannot keep features in {self._folder} ({error.strerror or error}): leave out "
-                "--keep-features, or give another folder"
-            ) from error
+        advice = "leave out --keep-features, or give another folder"
+        with written_file(path, advice) as part, part.open("wb") as file:
+            np.save(file, features.astype(np.float16))
         return features
 
     def _compute(self, text: Text) -> LogitArray:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import platform
+import resource
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from paceline.errors import InvalidOption
+from paceline.training.objective import Hits
+from paceline.training.run import LossPoint, TrainingRun
 
 Plain = str | int | float | bool | None
 
@@ -18,15 +27,6 @@ class Data:
     tokens: int
     digest: str
     settings: Mapping[str, Plain]
-
-
-@dataclass(frozen=True, slots=True)
-class LossPoint:
-    """Mean training loss since the last point, and held-out loss, at a step."""
-
-    step: int
-    training: float
-    held_out: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,3 +157,82 @@ def _table(values: Mapping[str, Plain]) -> str:
 
 def _cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def write_card(
+    out: Path,
+    run: TrainingRun[Any],
+    hits: Hits,
+    *,
+    drafter: str,
+    metadata: Mapping[str, str],
+    parameters: int,
+    settings: Mapping[str, Plain],
+    data: Mapping[str, str],
+    licence: str,
+    conditions: str,
+) -> None:
+    """Write the card of a run next to the weights at `out`.
+
+    Args:
+        metadata: of the weights.
+        data: settings of the texts.
+        conditions: of `hits`, in words.
+
+    Raises:
+        InvalidOption: a file cannot be written.
+    """
+    texts = (*run.texts, *run.held_out)
+    card = Card(
+        drafter=drafter,
+        target=metadata["model_name"],
+        target_digest=metadata["model"],
+        licence=licence,
+        command=metadata["command"],
+        parameters=parameters,
+        file_bytes=out.stat().st_size,
+        settings=settings,
+        data=Data(
+            ("answers of the target to prompts from files, and to user turns of its own",),
+            len(texts),
+            sum(len(text.tokens) - text.prompt_length for text in texts),
+            data["prompts"],
+            dict(data),
+        ),
+        losses=tuple(run.course.points),
+        held_out=HeldOut(
+            len(run.held_out), hits.starts, conditions, hits.block_efficiency, hits.acceptance
+        ),
+        cost=Cost(
+            f"{platform.machine()}, {platform.system()}",
+            run.course.seconds,
+            run.course.tokens,
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        ),
+    )
+    save_card(out, card)
+
+
+def save_card(out: Path, card: Card) -> None:
+    """Write a card next to the weights at `out`; the loss curve only with matplotlib.
+
+    Raises:
+        InvalidOption: a file cannot be written.
+    """
+    plot = None
+    try:
+        if importlib.util.find_spec("matplotlib") and card.losses:
+            from paceline.training.plots import loss_plot
+
+            plot = out.with_suffix(".png")
+            plot.write_bytes(loss_plot(card.losses))
+        out.with_suffix(".md").write_text(
+            markdown(card, plot.name if plot else None), encoding="utf-8"
+        )
+        text = json.dumps(as_dict(card), indent=1)
+        out.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidOption(
+            f"the weights are written, but no card beside them ({error.strerror or error}): free "
+            "some space"
+        ) from error

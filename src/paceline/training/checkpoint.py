@@ -20,7 +20,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.core.cache import whole_file
+from paceline.core.cache import written_file
 from paceline.errors import InvalidOption, ModelError
 
 # An optimiser's state as plain values and named tensors, and back.
@@ -89,7 +89,7 @@ _MODEL, _OPTIMISER, _TORCH_RNG = "model.", "optimiser.", "torch_rng"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingState:
     """Mutable state of a training run.
 
     Attributes:
@@ -122,7 +122,7 @@ class Progress:
     data: Mapping[str, Any]
 
 
-def save(path: Path, run: Run, progress: Progress, settings: Mapping[str, Any]) -> None:
+def save(path: Path, run: TrainingState, progress: Progress, settings: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically. A resumed run must have equal `settings` (JSON-serialisable).
 
     Raises:
@@ -143,19 +143,14 @@ def save(path: Path, run: Run, progress: Progress, settings: Mapping[str, Any]) 
     }
     text = json.dumps(state, sort_keys=True)
     content = serialise(tensors, {"state": text, "digest": digest(tensors, text)})
-    try:
-        with whole_file(path) as part, part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise InvalidOption(
-            f"cannot write {path} ({error.strerror or error}): free space or give another place; "
-            "an earlier checkpoint there is untouched"
-        ) from error
+    advice = "free space or give another place; an earlier checkpoint there is untouched"
+    with written_file(path, advice) as part, part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def load(path: Path, run: Run, settings: Mapping[str, Any]) -> Progress:
+def load(path: Path, run: TrainingState, settings: Mapping[str, Any]) -> Progress:
     """Restore a run from a checkpoint; changes nothing unless all of it fits.
 
     Raises:

@@ -6,28 +6,31 @@ approximation of logits, not of weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.core.options import require
 from paceline.errors import InvalidOption
 from paceline.models.source import ModelSource
 from paceline.networks.head_preview import REFINED, HeadPreview
 from paceline.networks.weights import Trained
-from paceline.training.batches import Batch
-from paceline.training.module import module_of
+from paceline.training.batches import Batch, FeatureSource
+from paceline.training.data import DraftVocabulary, Text
+from paceline.training.module import restore_module
 from paceline.training.objective import Hits, argmax_tokens, hits, wanted
-from paceline.training.vocabulary import DraftVocabulary
+from paceline.training.run import TrainingRun
 
 # Least second moment of any direction, relative to the greatest: unseen directions still count.
 _FLOOR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class PreviewAgreement:
     """Drafts with and without a head preview.
 
     Attributes:
@@ -41,8 +44,8 @@ class Judged:
     without: Hits
     previewed: Hits
 
-    def __add__(self, other: Judged) -> Judged:
-        return Judged(
+    def __add__(self, other: PreviewAgreement) -> PreviewAgreement:
+        return PreviewAgreement(
             self.places + other.places,
             self.kept + other.kept,
             self.without + other.without,
@@ -56,19 +59,53 @@ def check_rank(trained: Trained, rank: int) -> None:
     require(1 <= rank <= most, "rank", rank, f"1 to {most}")
 
 
-class HeadPreviewTraining:
-    """Collect hidden states at the LM head, fit head previews to them, and judge these."""
+class HeadPreviewTraining(TrainingRun[PreviewAgreement]):
+    """Resumable collection of hidden states at the LM head, to which head previews are fitted.
 
-    def __init__(self, trained: Trained, source: ModelSource) -> None:
-        module = module_of(trained, source)
+    The fit is in closed form: there is no loss, and an update adds a text to the second moment.
+    """
+
+    def __init__(
+        self,
+        trained: Trained,
+        source: ModelSource,
+        features: FeatureSource,
+        texts: Sequence[Text],
+        held_out: Sequence[Text],
+        *,
+        rank: int,
+        checkpoint_at: Path | None = None,
+    ) -> None:
+        module = restore_module(trained, source)
         self._trained, self._width = trained, trained.network.geometry.width
         self._head = module.get_buffer("head")
         # Behind a head that changes nothing, "logits" are the hidden states themselves.
         module.register_buffer("head", torch.eye(self._width), persistent=False)
-        self._module = module
+        self._module, self._features, self.rank = module, features, rank
         self._moment = torch.zeros(self._width, self._width, dtype=torch.float64)
         vocabulary = DraftVocabulary(trained.draft_ids, source.config.vocab_size, 1.0)
         self._places = torch.from_numpy(vocabulary.labels(np.arange(vocabulary.size)))
+        collected = nn.Module()
+        collected.register_buffer("moment", self._moment)
+        super().__init__(
+            collected,
+            (),
+            torch.Generator(),
+            texts,
+            held_out,
+            steps=len(texts),
+            batch_tokens=1,
+            seed=0,
+            settings={**trained.metadata, "texts": [text.index for text in texts]},
+            checkpoint_at=checkpoint_at,
+        )
+
+    def batches(self, epoch: int) -> list[list[Text]]:
+        return [[text] for text in self.texts]
+
+    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
+        self.add(self._features.batch(texts))
+        return iter(())
 
     def add(self, batch: Batch) -> None:
         """Collect the states that answers are drafted from, at all depths."""
@@ -95,7 +132,13 @@ class HeadPreviewTraining:
         down = shared[:, None] * right[:rank] @ (axes / spread @ axes.T)
         return HeadPreview(_rounded(down), _rounded(up))
 
-    def judge(self, batch: Batch, head_preview: HeadPreview) -> Judged:
+    def judge(self) -> PreviewAgreement:
+        fitted = self.fit(self.rank)
+        first, *rest = (self._features.batch([text]) for text in self.held_out)
+        judged = self.compare(first, fitted)
+        return sum((self.compare(batch, fitted) for batch in rest), judged)
+
+    def compare(self, batch: Batch, head_preview: HeadPreview) -> PreviewAgreement:
         down, up = torch.from_numpy(head_preview.down), torch.from_numpy(head_preview.up)
         without, previewed = [], []
         for states in self._states(batch):
@@ -112,7 +155,7 @@ class HeadPreviewTraining:
             rows = _drafted(batch, depth)
             places += int(rows.sum())
             kept += int((first == second)[rows].sum())
-        return Judged(places, kept, *(hits(each, batch, self._places) for each in every))
+        return PreviewAgreement(places, kept, *(hits(each, batch, self._places) for each in every))
 
     def _states(self, batch: Batch) -> list[Tensor]:
         with torch.no_grad():

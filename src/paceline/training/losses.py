@@ -1,14 +1,13 @@
-"""Distillation losses between teacher p (target) and student q (drafter): reference and fused.
+"""Distillation losses between teacher p (target) and student q (drafter).
 
-A fused loss computes its gradient with its value, a chunk of rows at a time, and saves that alone
-for backward; no second derivative. With g = q * dD/dq (up to a multiple of q), the gradient is
-g - q * sum(g), the softmax derivative.
+The gradient is computed with the value, a chunk of rows at a time, and saved alone for backward;
+no second derivative. With g = q * dD/dq (up to a multiple of q), the gradient is g - q * sum(g),
+the softmax derivative.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, log, log1p
 from typing import Any, ClassVar, Literal
@@ -21,7 +20,11 @@ from torch.nn import functional
 from paceline.core.options import arguments, require, split_options
 from paceline.errors import InvalidOption
 
-# What losses are made of:
+# Logits per chunk: enough for a GPU, few enough for a CPU's cache.
+_CHUNK = 1 << 20
+
+# Log-probability of impossible tokens: 0 times it is 0.
+_NO_CHANCE = -1e30
 
 # Avoids division by 0 where all rewards are equal.
 _LEAST_DEVIATION = 1e-6
@@ -36,7 +39,7 @@ def log_probs(logits: Tensor) -> Tensor:
     return functional.log_softmax(logits, dim=1, dtype=wide)
 
 
-def likeliest(log_p: Tensor, top: int) -> Tensor | None:
+def top_k(log_p: Tensor, top: int) -> Tensor | None:
     """Return int64 `[n, top]`, ids of the top-k of each row; None if `top` is 0 or covers all."""
     return log_p.topk(top, dim=1).indices if 0 < top < log_p.shape[1] else None
 
@@ -76,7 +79,6 @@ class Loss(ABC):
 
     name: ClassVar[str]
 
-    @abstractmethod
     def __call__(self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted mean over rows, in nats for entropies; 0 if no row counts.
 
@@ -86,7 +88,59 @@ class Loss(ABC):
             labels: int64 `[n]`, index of the next token in that vocabulary, or -1.
             weights: `[n]`, at least 0; only ratios matter.
         """
+        given = student, teacher, labels, weights, self
+        value: Tensor = _Precomputed.apply(*given)  # type: ignore[no-untyped-call]
+        return value
+
+    def count(self, labels: Tensor, weights: Tensor) -> Tensor:
+        """Return the `[n]` weight of each row."""
+        return weights
+
+    @abstractmethod
+    def rows(
+        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return `[m, c]` columns, averaged over the batch for `finish`, and `[m, v]` gradients."""
         ...
+
+    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return loss and gradient scale from the `[c]` column means."""
+        return means[0], None
+
+    def compute(
+        self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        wide = torch.float64 if student.dtype == torch.float64 else torch.float32
+        share = shares(self.count(labels, weights), wide)
+        out = torch.empty_like(student) if gradient else None
+        means: Tensor | None = None
+        step = max(1, _CHUNK // student.shape[1])
+        for begin in range(0, max(1, len(student)), step):
+            part = slice(begin, begin + step)
+            columns, pull = self.rows(student[part], teacher[part], labels[part], gradient)
+            mine = share[part] @ columns.to(wide)
+            means = mine if means is None else means + mine
+            if out is not None and pull is not None:
+                out[part] = pull.mul_(share[part, None])
+        assert means is not None  # the range is never empty
+        value, scale = self.finish(means)
+        return value, out if out is None or scale is None else out.mul_(scale)
+
+
+class _Precomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor, loss: Loss
+    ) -> Tensor:
+        value, gradient = loss.compute(student, teacher, labels, weights, ctx.needs_input_grad[0])
+        ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return (gradient if gradient is None else gradient * upstream), None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -95,10 +149,18 @@ class CrossEntropy(Loss):
 
     name: ClassVar[str] = "cross-entropy"
 
-    def __call__(self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        labelled = labels >= 0
-        picked = log_probs(student).gather(1, labels.clamp_min(0)[:, None])[:, 0]
-        return weighted_mean(-picked, weights * labelled)
+    def count(self, labels: Tensor, weights: Tensor) -> Tensor:
+        return weights * (labels >= 0)
+
+    def rows(
+        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        log_q = log_probs(student)
+        places = labels.clamp_min(0)[:, None]
+        columns = -log_q.gather(1, places)
+        if not gradient:
+            return columns, None
+        return columns, log_q.exp_().scatter_add_(1, places, -torch.ones_like(columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +177,25 @@ class Divergence(Loss):
     def __post_init__(self) -> None:
         require(self.top >= 0, "top", self.top, "0 (all tokens) or more")
 
-    def __call__(self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        log_p, log_q = log_probs(teacher.detach()), log_probs(student)
-        ids = likeliest(log_p, self.top)
-        return weighted_mean(self.rows(pooled(log_p, ids), pooled(log_q, ids)), weights)
-
     @abstractmethod
-    def rows(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return `[n]` divergences of `[n, k]` log-probabilities."""
+    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `[m, c]` columns and `[m, k]` g of `[m, k]` log-probabilities."""
         ...
+
+    def rows(
+        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        log_p, log_q = log_probs(teacher), log_probs(student)
+        ids = top_k(log_p, self.top)
+        log_k = pooled(log_q, ids)
+        columns, g = self.terms(pooled(log_p, ids), log_k)
+        if not gradient:
+            return columns, None
+        total = g.sum(1, keepdim=True)
+        if ids is not None:  # the last event's g is shared out among its tokens as q is
+            rest = (log_q - log_k[:, -1:]).exp_().mul_(g[:, -1:])
+            g = rest.scatter_(1, ids, g[:, :-1])
+        return columns, g - log_q.exp_().mul_(total)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +204,19 @@ class ForwardKL(Divergence):
 
     name: ClassVar[str] = "forward-kl"
 
-    def rows(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return expectation(log_p, log_p - log_q)
+    def rows(
+        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if self.top:
+            return super().rows(student, teacher, labels, gradient)
+        # Over all tokens the gradient is q - p, and most training is this: half the passes.
+        log_p, log_q = log_probs(teacher).clamp_min_(_NO_CHANCE), log_probs(student)
+        p = log_p.exp()
+        columns = torch.linalg.vecdot(p, log_p.sub_(log_q))[:, None]
+        return columns, log_q.exp_().sub_(p) if gradient else None
+
+    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        return expectation(log_p, log_p - log_q)[:, None], -log_p.exp()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +225,9 @@ class ReverseKL(Divergence):
 
     name: ClassVar[str] = "reverse-kl"
 
-    def rows(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return (log_q.exp() * (log_q - log_p)).sum(1)
+    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        g = log_q.exp() * (log_q - log_p)
+        return g.sum(1, keepdim=True), g
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,14 +244,12 @@ class JSD(Divergence):
         super().__post_init__()
         require(0 < self.beta < 1, "beta", self.beta, "between 0 and 1")
 
-    def rows(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        log_m = self.log_mixture(log_p, log_q)
-        teacher = expectation(log_p, log_p - log_m)
-        return self.beta * teacher + (1 - self.beta) * (log_q.exp() * (log_q - log_m)).sum(1)
-
-    def log_mixture(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        """Return log m, finite wherever q is not 0."""
-        return torch.logaddexp(log(self.beta) + log_p, log1p(-self.beta) + log_q)
+    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        beta = self.beta
+        log_m = torch.logaddexp(log(beta) + log_p, log1p(-beta) + log_q)  # finite where q > 0
+        g = (1 - beta) * log_q.exp() * (log_q - log_m)
+        value = beta * expectation(log_p, log_p - log_m) + g.sum(1)
+        return value[:, None], g
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +261,13 @@ class TVD(Divergence):
 
     name: ClassVar[str] = "tvd"
 
-    def rows(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-        return functional.relu(log_p.exp() - log_q.exp()).sum(1)
+    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        p, q = log_p.exp(), log_q.exp()
+        return functional.relu(p - q).sum(1, keepdim=True), -q * (p > q)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TVDPlusPlus(Loss):
+class TVDPlusPlus(Divergence):
     """TVD++, -E[A log q(x)] with x from q: TVD's gradient as policy gradient (arXiv:2403.00858).
 
     Reward r = 1[p > q]; A = (r - mean) / deviation over the batch. The expectation is exact, not
@@ -192,26 +275,23 @@ class TVDPlusPlus(Loss):
 
     Attributes:
         advantage: "normalised" as above, or "reward" for A = r.
-        top: as in `Divergence`.
     """
 
     name: ClassVar[str] = "tvd++"
     advantage: Literal["normalised", "reward"] = "normalised"
-    top: int = 0
 
-    def __post_init__(self) -> None:
-        require(self.top >= 0, "top", self.top, "0 (all tokens) or more")
+    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
+        q = log_q.exp()
+        rewarded = q * (log_p.exp() > q)
+        columns = [-(rewarded * log_q).sum(1), -(q * log_q).sum(1), rewarded.sum(1)]
+        return torch.stack(columns, dim=1), -rewarded
 
-    def __call__(self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        log_p, log_q = log_probs(teacher.detach()), log_probs(student)
-        ids = likeliest(log_p, self.top)
-        log_p, log_q = pooled(log_p, ids), pooled(log_q, ids)
-        q = log_q.detach().exp()
-        advantage = (log_p.exp() > q).to(q.dtype)
-        if self.advantage == "normalised":
-            mean = weighted_mean((q * advantage).sum(1), weights)
-            advantage = (advantage - mean) / deviation(mean)
-        return weighted_mean(-(q * advantage * log_q).sum(1), weights)
+    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | None]:
+        if self.advantage == "reward":
+            return means[0], None
+        rewarded, entropy, mean = means
+        scale = 1 / deviation(mean)
+        return (rewarded - mean * entropy) * scale, scale
 
 
 _LOSSES: dict[str, type[Loss]] = {
@@ -229,179 +309,3 @@ def find_loss(text: str) -> Loss:
     if name not in _LOSSES:
         raise InvalidOption(f"loss {name!r} is unknown: use {', '.join(_LOSSES)}")
     return _LOSSES[name](**arguments(_LOSSES[name], "loss", options))
-
-
-# The losses of `paceline.training.losses` in one pass over the logits and with less memory.
-
-# Logits per chunk: enough for a GPU, few enough for a CPU's cache.
-_CHUNK = 1 << 20
-
-# Log-probability of impossible tokens: 0 times it is 0.
-_NO_CHANCE = -1e30
-
-
-def fused(loss: Loss, chunk: int = _CHUNK) -> Loss:
-    """Return the fused form of a loss; `chunk` is the most logits per chunk (at least one row)."""
-    return _FUSED[type(loss)](loss, chunk)
-
-
-@dataclass(frozen=True)
-class _Fused(Loss):
-    name: ClassVar[str] = "fused"
-    loss: Any
-    chunk: int
-
-    def __call__(self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        given = student, teacher, labels, weights, self
-        value: Tensor = _Precomputed.apply(*given)  # type: ignore[no-untyped-call]
-        return value
-
-    def count(self, labels: Tensor, weights: Tensor) -> Tensor:
-        # `[n]` weight of each row.
-        return weights
-
-    @abstractmethod
-    def rows(
-        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        # `[m, c]` columns, averaged over the batch for `finish`, and `[m, v]` gradients.
-        ...
-
-    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | None]:
-        # Loss and gradient scale from the `[c]` column means.
-        return means[0], None
-
-    def compute(
-        self, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor, gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        wide = torch.float64 if student.dtype == torch.float64 else torch.float32
-        share = shares(self.count(labels, weights), wide)
-        out = torch.empty_like(student) if gradient else None
-        means: Tensor | None = None
-        step = max(1, self.chunk // student.shape[1])
-        for begin in range(0, max(1, len(student)), step):
-            part = slice(begin, begin + step)
-            columns, pull = self.rows(student[part], teacher[part], labels[part], gradient)
-            mine = share[part] @ columns
-            means = mine if means is None else means + mine
-            if out is not None and pull is not None:
-                out[part] = pull.mul_(share[part, None])
-        assert means is not None  # the range is never empty
-        value, scale = self.finish(means)
-        return value, out if out is None or scale is None else out.mul_(scale)
-
-
-class _Precomputed(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, student: Tensor, teacher: Tensor, labels: Tensor, weights: Tensor, loss: _Fused
-    ) -> Tensor:
-        value, gradient = loss.compute(student, teacher, labels, weights, ctx.needs_input_grad[0])
-        ctx.save_for_backward(gradient)
-        return value
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
-        return (gradient if gradient is None else gradient * upstream), None, None, None, None
-
-
-class _FusedCrossEntropy(_Fused):
-    def count(self, labels: Tensor, weights: Tensor) -> Tensor:
-        return weights * (labels >= 0)
-
-    def rows(
-        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        log_q = log_probs(student)
-        places = labels.clamp_min(0)[:, None]
-        columns = -log_q.gather(1, places)
-        if not gradient:
-            return columns, None
-        return columns, log_q.exp_().scatter_add_(1, places, -torch.ones_like(columns))
-
-
-class _FusedDivergence(_Fused):
-    @abstractmethod
-    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        # `[m, c]` columns and `[m, k]` g of `[m, k]` log-probabilities.
-        ...
-
-    def rows(
-        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        log_p, log_q = log_probs(teacher), log_probs(student)
-        ids = likeliest(log_p, self.loss.top)
-        log_k = pooled(log_q, ids)
-        columns, g = self.terms(pooled(log_p, ids), log_k)
-        if not gradient:
-            return columns, None
-        total = g.sum(1, keepdim=True)
-        if ids is not None:  # the last event's g is shared out among its tokens as q is
-            rest = (log_q - log_k[:, -1:]).exp_().mul_(g[:, -1:])
-            g = rest.scatter_(1, ids, g[:, :-1])
-        return columns, g - log_q.exp_().mul_(total)
-
-
-class _FusedForwardKL(_FusedDivergence):
-    def rows(
-        self, student: Tensor, teacher: Tensor, labels: Tensor, gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        if self.loss.top:
-            return super().rows(student, teacher, labels, gradient)
-        # Over all tokens the gradient is q - p, and most training is this: half the passes.
-        log_p, log_q = log_probs(teacher).clamp_min_(_NO_CHANCE), log_probs(student)
-        p = log_p.exp()
-        columns = torch.linalg.vecdot(p, log_p.sub_(log_q))[:, None]
-        return columns, log_q.exp_().sub_(p) if gradient else None
-
-    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        return self.loss.rows(log_p, log_q)[:, None], -log_p.exp()
-
-
-class _FusedReverseKL(_FusedDivergence):
-    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        g = log_q.exp() * (log_q - log_p)
-        return g.sum(1, keepdim=True), g
-
-
-class _FusedJSD(_FusedDivergence):
-    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        beta, log_m = self.loss.beta, self.loss.log_mixture(log_p, log_q)
-        g = (1 - beta) * log_q.exp() * (log_q - log_m)
-        value = beta * expectation(log_p, log_p - log_m) + g.sum(1)
-        return value[:, None], g
-
-
-class _FusedTVD(_FusedDivergence):
-    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        q = log_q.exp()
-        return self.loss.rows(log_p, log_q)[:, None], -q * (log_p.exp() > q)
-
-
-class _FusedTVDPlusPlus(_FusedDivergence):
-    # The advantage needs statistics of the whole batch: they are averaged in the same pass.
-
-    def terms(self, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-        q = log_q.exp()
-        rewarded = q * (log_p.exp() > q)
-        columns = [-(rewarded * log_q).sum(1), -(q * log_q).sum(1), rewarded.sum(1)]
-        return torch.stack(columns, dim=1), -rewarded
-
-    def finish(self, means: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.loss.advantage == "reward":
-            return means[0], None
-        rewarded, entropy, mean = means
-        scale = 1 / deviation(mean)
-        return (rewarded - mean * entropy) * scale, scale
-
-
-_FUSED: dict[type[Loss], Callable[[Loss, int], Loss]] = {
-    CrossEntropy: _FusedCrossEntropy,
-    ForwardKL: _FusedForwardKL,
-    ReverseKL: _FusedReverseKL,
-    JSD: _FusedJSD,
-    TVD: _FusedTVD,
-    TVDPlusPlus: _FusedTVDPlusPlus,
-}

@@ -139,7 +139,7 @@ class DraftModule(nn.Module):
         network = self.network
         out = _slots([network.logits(*each) for each in steps])
         if not network.reads_features:  # the one step's, further on, are those of all others
-            out = [_ahead(out[0], depth) for depth in range(network.depth)]
+            out = [ahead(out[0], depth) for depth in range(network.depth)]
         return out
 
     def unroll(
@@ -162,7 +162,7 @@ class DraftModule(nn.Module):
                 state = state if reveal is None else reveal(ops, state, step - 1)
                 state = network.advance(ops, state, drafted if reads else _behind(drafted), step)
             # Networks that read tokens alone have a row more, that of the text's first token.
-            yield ops, state if reads else _ahead(state, 1), step
+            yield ops, state if reads else ahead(state, 1), step
 
     def _steps(
         self, features: Tensor, tokens: Tensor, reveal: Reveal | None = None
@@ -171,7 +171,7 @@ class DraftModule(nn.Module):
 
         def feed(step: int) -> Tensor:
             first = 2 + (step - 1) * network.width
-            drafted = [_ahead(tokens, first + slot) for slot in range(network.width)]
+            drafted = [ahead(tokens, first + slot) for slot in range(network.width)]
             return torch.stack(drafted, dim=-1)
 
         steps = self.unroll(features, tokens, feed, reveal)
@@ -184,14 +184,14 @@ def _slots(steps: Iterable[Tensor]) -> list[Tensor]:
 
 def _context(tokens: Tensor, window: int) -> Tensor:
     # With a window, each position has the tokens of the `window` places up to the next one.
-    following = _ahead(tokens, 1)
+    following = ahead(tokens, 1)
     if window == 1:
         return following
     padded = functional.pad(following, (window - 1, 0))
     return padded.unfold(1, window, 1)
 
 
-def _ahead(rows: Tensor, count: int) -> Tensor:
+def ahead(rows: Tensor, count: int) -> Tensor:
     return torch.cat([rows[:, count:], torch.zeros_like(rows[:, :count])], dim=1)
 
 
@@ -260,7 +260,7 @@ class _Above:
 # A network that was trained, in PyTorch again.
 
 
-def module_of(trained: Trained, source: ModelSource) -> DraftModule:
+def restore_module(trained: Trained, source: ModelSource) -> DraftModule:
     """Build the module of a trained network; ModelError if the target's weights are damaged."""
     config, weights = source.config, source.weights()
     embedding = weights["model.embed_tokens.weight"]

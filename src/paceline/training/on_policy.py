@@ -22,9 +22,9 @@ from paceline.errors import InvalidOption
 from paceline.networks.base import Network
 from paceline.training.acceptance import acceptance_labels
 from paceline.training.batches import Batch
+from paceline.training.data import Text
 from paceline.training.losses import CrossEntropy, Loss
 from paceline.training.module import DraftModule
-from paceline.training.writing import Text
 
 # Drafts that a network makes itself, behind some places of a batch, with their gradients.
 
@@ -43,7 +43,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnDrafts:
+class SelfDrafts:
     """Drafts conditioned on the network's own tokens.
 
     Attributes:
@@ -55,14 +55,14 @@ class OwnDrafts:
     picks: Tensor
 
 
-def own_drafts(
+def self_drafts(
     module: DraftModule,
     features: Tensor,
     tokens: Tensor,
     places: Places,
     ids: Tensor,
     pick: Callable[[Tensor], Tensor],
-) -> OwnDrafts:
+) -> SelfDrafts:
     """Draft autoregressively at some places of a batch, with gradients; no slot may be blank.
 
     Args:
@@ -86,7 +86,7 @@ def own_drafts(
         for slot in said.unbind(1):
             logits.append(slot)
             picks.append(pick(slot.detach().float()))
-    return OwnDrafts(logits, torch.stack(picks, dim=1))
+    return SelfDrafts(logits, torch.stack(picks, dim=1))
 
 
 # Answer tokens per draft.
@@ -130,7 +130,7 @@ class OnPolicy:
             return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
-            drafts = own_drafts(
+            drafts = self_drafts(
                 module,
                 torch.from_numpy(batch.features).to(device),
                 torch.from_numpy(batch.tokens).to(device),

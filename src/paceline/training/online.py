@@ -16,11 +16,11 @@ from paceline.drafters.network.online import Example
 from paceline.models.source import ModelSource
 from paceline.networks.weights import Trained
 from paceline.training.batches import Batch, padded
-from paceline.training.losses import find_loss, fused
-from paceline.training.module import module_of
+from paceline.training.data import DraftVocabulary
+from paceline.training.losses import find_loss
+from paceline.training.module import restore_module
 from paceline.training.objective import forward
-from paceline.training.trainer import optimisers, update
-from paceline.training.vocabulary import DraftVocabulary
+from paceline.training.run import optimisers, update
 
 # Token limit of an update's batch.
 _BATCH_TOKENS = 1024
@@ -48,10 +48,10 @@ class OnlineLearner:
     def __init__(
         self, trained: Trained, source: ModelSource, *, rate: float, loss: str = "forward-kl"
     ) -> None:
-        self._module = module_of(trained, source)
+        self._module = restore_module(trained, source)
         vocabulary = DraftVocabulary(trained.draft_ids, source.config.vocab_size, 1.0)
         self._places = torch.from_numpy(vocabulary.labels(np.arange(vocabulary.size)))
-        self._loss = fused(find_loss(loss))
+        self._loss = find_loss(loss)
         self._rates = rate, rate * _VECTOR_RATE
         self._optimisers = optimisers(self._module, *self._rates)
 
@@ -83,7 +83,7 @@ class OnlineLearner:
         )
         if not math.isfinite(float(loss.detach())):
             return False
-        update(self._module, self._optimisers, loss, _CLIP)
+        update(self._module.parameters(), self._optimisers, loss, _CLIP)
         return True
 
 

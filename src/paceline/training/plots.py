@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from paceline.training.card import Card
-from paceline.training.quality import Reliability
+from paceline.training.run import LossPoint
+from paceline.training.scaling import LogLinear
 
-# Of the first series, of its comparison, of a third.
-COLOURS = ("#0b84c6", "#d95f02", "#1b9e77")
+# Of the first series, and of its comparison.
+COLOURS = ("#0b84c6", "#d95f02")
 
 _STYLE: Any = {  # its type is every known key, by version
     "font.size": 10,
@@ -41,17 +43,13 @@ def png(draw: Callable[[Axes], None], height: float = 2.8) -> bytes:
     return out.getvalue()
 
 
-# The loss curve of a card.
-
-
-def loss_plot(card: Card) -> bytes:
+def loss_plot(losses: Sequence[LossPoint]) -> bytes:
     """Plot the training and held-out loss by step."""
 
     def draw(axes: Axes) -> None:
-        steps = [point.step for point in card.losses]
-        losses = [point.training for point in card.losses]
-        axes.plot(steps, losses, color=COLOURS[0], label="training")
-        held = [(each.step, each.held_out) for each in card.losses if each.held_out is not None]
+        steps = [point.step for point in losses]
+        axes.plot(steps, [point.training for point in losses], color=COLOURS[0], label="training")
+        held = [(each.step, each.held_out) for each in losses if each.held_out is not None]
         if held:
             axes.plot(*zip(*held, strict=True), "o-", color=COLOURS[1], label="held out")
         axes.set_xlabel("step")
@@ -60,23 +58,41 @@ def loss_plot(card: Card) -> bytes:
     return png(draw)
 
 
-# The reliability diagram of predicted acceptance.
+def scaling_plot(fits: Mapping[str, LogLinear], size_name: str, value_name: str) -> bytes:
+    """Plot fits on a logarithmic axis that ends where the points do.
 
-
-def calibration_plot(found: Reliability) -> bytes:
-    """Plot the reliability diagram: observed by predicted acceptance, and the share of each bin."""
+    A dashed line joins the ends, to show how far the points bend from the published form.
+    """
+    alone = len(fits) == 1
+    rows = len(fits) + 1
 
     def draw(axes: Axes) -> None:
-        total = found.counts.sum()
-        shares = found.counts / total
-        label = f"share of {total} tokens"
-        axes.bar(found.predicted, shares, width=0.04, color=COLOURS[0], alpha=0.25, label=label)
-        axes.plot([0, 1], [0, 1], color=COLOURS[1], linestyle="--", label="calibrated")
-        label = f"observed (error {found.error:.3f})"
-        axes.plot(found.predicted, found.observed, "o-", color=COLOURS[0], label=label)
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1.02)
-        axes.set_xlabel("predicted acceptance")
-        axes.set_ylabel("observed")
+        for index, (name, fit) in enumerate(fits.items()):
+            colour = COLOURS[0] if alone else f"C{index}"
+            slope = fit.per_tenfold
+            label = (
+                f"{name}: {slope.value:+.3g} per tenfold ({slope.low:+.3g} to {slope.high:+.3g})"
+            )
+            grid = np.geomspace(fit.sizes.min(), fit.sizes.max(), 50)
+            grid[[0, -1]] = fit.sizes.min(), fit.sizes.max()  # rounding may not lead outside
+            axes.fill_between(grid, *fit.band(grid), color=colour, alpha=0.15, linewidth=0)
+            axes.plot(grid, fit.at(grid), color=colour, label=label)
+            axes.plot(fit.sizes, fit.values, "o", color=colour)
+        for index, fit in enumerate(fits.values()):
+            colour = COLOURS[1] if alone else "black"
+            ends = np.array([fit.sizes.min(), fit.sizes.max()])
+            values = [float(fit.values[fit.sizes == end].mean()) for end in ends]
+            once = "law of arXiv:2505.07858, end to end" if index == 0 else None
+            axes.plot(ends, values, color=colour, linestyle="--", linewidth=1, label=once)
+        sizes = np.concatenate([fit.sizes for fit in fits.values()])
+        axes.set_xscale("log")
+        narrow = sizes.max() < 50 * sizes.min()  # then powers of ten are too few
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(size_name)
+        axes.set_ylabel(value_name)
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.12 * rows * (high - low))  # the legend hides no point
 
-    return png(draw, 3.2)
+    return png(draw, 3 + 0.2 * rows)

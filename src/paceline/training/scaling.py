@@ -1,4 +1,4 @@
-"""Log-linear scaling laws, a + b log N, of acceptance: the plan of runs, their results, the fits.
+"""Log-linear scaling laws, a + b log N, of acceptance: planned runs, results, fits, report.
 
 N is training tokens or drafter parameters (Yan et al. 2025, arXiv:2505.07858, Theorems 1.1, 1.2).
 """
@@ -6,6 +6,7 @@ N is training tokens or drafter parameters (Yan et al. 2025, arXiv:2505.07858, T
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,13 +18,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from paceline.core.cache import whole_file
+from paceline.core.cache import written_file
 from paceline.core.types import ProbArray
 from paceline.errors import InvalidOption
 from paceline.measure.machine import dumps
 from paceline.networks.base import Network, describe
-from paceline.training.quality import Figure
-from paceline.training.trainer import short
+from paceline.training.classifier_metrics import Figure
+from paceline.training.trainer import Trainer, short
 
 _RESAMPLES = 2000
 
@@ -116,7 +117,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PlannedRun:
     """Training run of a study, with a learning-rate schedule of its own.
 
     Attributes:
@@ -142,7 +143,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """Result of a run.
 
     Attributes:
@@ -160,11 +161,25 @@ class Outcome:
     block_efficiency: float
     acceptance: tuple[float, ...]
 
+    @classmethod
+    def of(cls, run: Trainer) -> RunResult:
+        """Judge a run that is at its end."""
+        loss, hits = run.judge()
+        return cls(
+            run.tokens,
+            run.step,
+            round(run.course.seconds, 1),
+            loss,
+            hits.starts,
+            hits.block_efficiency,
+            hits.acceptance,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    run: Run
-    outcome: Outcome
+    run: PlannedRun
+    outcome: RunResult
 
 
 class Results:
@@ -179,10 +194,10 @@ class Results:
                 f"cannot make {folder} ({error.strerror or error}): choose another --out"
             ) from error
 
-    def checkpoint(self, run: Run) -> Path:
+    def checkpoint(self, run: PlannedRun) -> Path:
         return self._folder / f"{run.stem}.checkpoint"
 
-    def read(self, run: Run) -> Outcome | None:
+    def read(self, run: PlannedRun) -> RunResult | None:
         """Return the outcome of a run, or None; InvalidOption if its file does not fit the run."""
         path = self._path(run)
         try:
@@ -203,39 +218,32 @@ class Results:
             )
         return outcome
 
-    def keep(self, run: Run, outcome: Outcome) -> None:
+    def keep(self, run: PlannedRun, outcome: RunResult) -> None:
         """Write the outcome of a finished run, then delete its checkpoint.
 
         Raises:
             InvalidOption: it cannot be written; the checkpoint is still there.
         """
         entry = {"format": _FORMAT, "settings": run.settings, "outcome": asdict(outcome)}
-        write_whole(self._path(run), (dumps(entry, indent=1) + "\n").encode())
+        _write(self._path(run), (dumps(entry, indent=1) + "\n").encode())
         self.checkpoint(run).unlink(missing_ok=True)
 
-    def _path(self, run: Run) -> Path:
+    def _path(self, run: PlannedRun) -> Path:
         return self._folder / f"{run.stem}.json"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically; InvalidOption if it cannot be written."""
-    try:
-        with whole_file(path) as part:
-            part.write_bytes(content)
-    except OSError as error:
-        raise InvalidOption(
-            f"cannot write {path} ({error.strerror or error}): free some space, and repeat the "
-            "command to go on"
-        ) from error
+def _write(path: Path, content: bytes) -> None:
+    with written_file(path, "free some space, and repeat the command to go on") as part:
+        part.write_bytes(content)
 
 
 def _plain(settings: Mapping[str, Any]) -> Any:
     return json.loads(json.dumps(settings))
 
 
-def _outcome(entry: Mapping[str, Any]) -> Outcome:
+def _outcome(entry: Mapping[str, Any]) -> RunResult:
     # Raises TypeError, ValueError or LookupError on missing or non-finite figures.
-    found = Outcome(
+    found = RunResult(
         int(entry["tokens"]),
         int(entry["steps"]),
         float(entry["seconds"]),
@@ -254,7 +262,7 @@ def _outcome(entry: Mapping[str, Any]) -> Outcome:
 
 TOKENS, PARAMETERS = "training tokens", "parameters"
 
-VALUES: dict[str, Callable[[Outcome], float]] = {
+VALUES: dict[str, Callable[[RunResult], float]] = {
     "block efficiency": lambda outcome: outcome.block_efficiency,
     "first-token acceptance": lambda outcome: outcome.acceptance[0],
 }
@@ -337,22 +345,150 @@ def plan(
     budgets: Sequence[int],
     seeds: Sequence[int],
     shared: Mapping[str, Any],
-) -> list[Run]:
+) -> list[PlannedRun]:
     """Return every network by every budget by every seed, small budgets first.
 
     Raises:
         InvalidOption: two names mean the same network.
     """
-    runs: dict[str, Run] = {}
+    runs: dict[str, PlannedRun] = {}
     for budget in sorted(budgets):
         for name, network in networks.items():
             parameters = sum(prod(shape) for shape in network.shapes().values())
             for seed in seeds:
                 settings = {**shared, **describe(network), "tokens": budget, "seed": seed}
-                run = Run(name, network.name, network.depth, parameters, budget, seed, settings)
+                run = PlannedRun(
+                    name, network.name, network.depth, parameters, budget, seed, settings
+                )
                 other = runs.setdefault(run.stem, run)
                 if other is not run:
                     raise InvalidOption(
                         f"--networks {other.network} and {name} are the same network: leave one out"
                     )
     return list(runs.values())
+
+
+# The report of a study:
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Runs of one target on one set of texts, by one recipe.
+
+    Attributes:
+        training_tokens: of the training texts, each counted once.
+        held_out: number of held-out texts.
+        asked: planned runs; `points` are the finished ones.
+    """
+
+    command: str
+    model: str
+    settings: Mapping[str, Any]
+    training_tokens: int
+    held_out: int
+    asked: int
+    points: Sequence[Point]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.points) == self.asked
+
+
+def as_dict(study: Study, found: Sequence[Law]) -> dict[str, Any]:
+    return {
+        "command": study.command,
+        "complete": study.complete,
+        "model": study.model,
+        "settings": dict(study.settings),
+        "training_tokens": study.training_tokens,
+        "held_out_texts": study.held_out,
+        "runs": [
+            {
+                "network": point.run.network,
+                "parameters": point.run.parameters,
+                "budget": point.run.tokens,
+                "seed": point.run.seed,
+                **asdict(point.outcome),
+            }
+            for point in study.points
+        ],
+        "laws": [law.as_dict() for law in found],
+    }
+
+
+def markdown(study: Study, found: Sequence[Law], plots: Mapping[str, str]) -> str:
+    state = "" if study.complete else f" {len(study.points)} of {study.asked} runs are finished."
+    parts = [
+        f"# How drafters of {study.model} grow",
+        f"Each run has a whole learning-rate schedule of its own. All are judged on the same "
+        f"{study.held_out} held-out texts, walked as decoding walks them; there are "
+        f"{study.training_tokens:,} different tokens to train on.{state}",
+        f"```\n{study.command}\n```",
+        "## Runs",
+        _runs(study.points),
+        "## Laws",
+        _laws(found),
+        *(f"![{title}]({link})" for title, link in plots.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_report(folder: Path, study: Study) -> dict[str, Any]:
+    """Write scaling.json, scaling.md and, with matplotlib, the figures; return the JSON content.
+
+    Raises:
+        InvalidOption: a file cannot be written.
+    """
+    found = laws(study.points)
+    plots: dict[str, str] = {}
+    if importlib.util.find_spec("matplotlib"):
+        from paceline.training.plots import scaling_plot
+
+        for size, value in dict.fromkeys((law.size, law.value) for law in found):
+            shown = {law.label: law.fit for law in found if (law.size, law.value) == (size, value)}
+            name = f"{value} over {size}".replace(" ", "-") + ".png"
+            _write(folder / name, scaling_plot(shown, size, value))
+            plots[f"{value} over {size}"] = name
+    content = as_dict(study, found)
+    _write(folder / "scaling.md", markdown(study, found, plots).encode())
+    _write(folder / "scaling.json", (dumps(content, indent=1) + "\n").encode())
+    return content
+
+
+def _runs(points: Sequence[Point]) -> str:
+    rows = [
+        "| network | parameters | tokens seen | seed | block efficiency | first token accepted | "
+        "loss | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for point in points:
+        run, outcome = point.run, point.outcome
+        rows.append(
+            f"| `{run.network}` | {short(run.parameters)} | {outcome.tokens:,} | {run.seed} | "
+            f"{outcome.block_efficiency:.3f} | {outcome.acceptance[0]:.1%} | {outcome.loss:.3f} | "
+            f"{outcome.seconds:,.0f} |"
+        )
+    return "\n".join(rows)
+
+
+def _laws(found: Sequence[Law]) -> str:
+    if not found:
+        return "A law needs three numbers of tokens, or three sizes of one kind of network."
+    rows = [
+        "Value = a + b log N by least squares, the form of arXiv:2505.07858. A tenfold N adds "
+        "b log 10; intervals are 90%, by bootstrap of the residuals. No law is meant beyond its "
+        "points.",
+        "",
+        "| of | value | over | from | to | value there | tenfold adds | explained |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for law in found:
+        fit, ends = law.fit, (law.fit.sizes.min(), law.fit.sizes.max())
+        first, last = fit.at(ends).tolist()
+        slope = fit.per_tenfold
+        rows.append(
+            f"| `{law.of}` | {law.value} | {law.size} | {short(int(ends[0]))} | "
+            f"{short(int(ends[1]))} | {first:.3f} to {last:.3f} | {slope.value:+.3f} "
+            f"({slope.low:+.3f} to {slope.high:+.3f}) | {fit.explained:.0%} |"
+        )
+    return "\n".join(rows)

@@ -12,9 +12,8 @@ from tests.cli.conftest import Command, one_line
 from tests.helpers import tiny_model as tiny
 
 from paceline.models.source import resolve
-from paceline.training.store import Shards
-from paceline.training.writing import Text
-from paceline.zoo.ppd import training as module
+from paceline.training import run as module
+from paceline.training.data import Shards, Text
 from paceline.zoo.ppd.prompt_tokens import load_prompt_tokens
 
 

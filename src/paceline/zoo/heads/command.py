@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     pass
     from paceline.registry.loading import Loaded
-    from paceline.training.quality import Figure, Quality
-    from paceline.training.store import ExampleStore
+    from paceline.training.classifier_metrics import ClassifierMetrics, Figure
+    from paceline.zoo.heads.training import ExampleStore
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""
@@ -38,9 +38,8 @@ def run(job: HeadOptions) -> None:
 
     from paceline.cli.output import print_json
     from paceline.registry import loading
-    from paceline.training.store import ExampleStore
-    from paceline.training.writing import digest, read_texts
-    from paceline.zoo.heads.training import train_head
+    from paceline.training.data import prompts_digest, read_texts
+    from paceline.zoo.heads.training import ExampleStore, train_head
     from paceline.zoo.heads.verifiers import save_head
 
     every = read_texts(job.prompts)
@@ -52,7 +51,7 @@ def run(job: HeadOptions) -> None:
         "model": loaded.source.fingerprint,
         "runtime": capabilities.runtime,
         "precision": capabilities.precision,
-        "prompts": digest(every),
+        "prompts": prompts_digest(every),
         "drafters": ",".join(job.names),
         "new_tokens": job.new_tokens,
         "per_prompt": job.per_prompt,
@@ -108,9 +107,9 @@ def _label(job: HeadOptions, loaded: Loaded, texts: list[str], store: ExampleSto
 
     from paceline.cli.output import interruptible
     from paceline.registry import loading
-    from paceline.zoo.heads.training import Rollouts, collect
+    from paceline.zoo.heads.training import RolloutOptions, collect
 
-    rollouts = Rollouts(ahead=job.ahead, samples=job.samples, seed=job.seed)
+    rollouts = RolloutOptions(ahead=job.ahead, samples=job.samples, seed=job.seed)
     engines = [loading.make_engine(loaded, drafter=name, nodes=8, depth=4) for name in job.names]
     left = range(store.done, len(texts))
     bar = track(
@@ -141,7 +140,7 @@ def _label(job: HeadOptions, loaded: Loaded, texts: list[str], store: ExampleSto
         return bool(interrupt)
 
 
-def _lines(job: HeadOptions, quality: Quality, done: int, wanted: int) -> list[str]:
+def _lines(job: HeadOptions, quality: ClassifierMetrics, done: int, wanted: int) -> list[str]:
     """The report for people."""
     lines = [] if done >= wanted else [f"interrupted after {done} of {wanted} prompts"]
     positive = "acceptable" if job.kind == "judge" else "pivotal"

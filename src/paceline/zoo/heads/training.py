@@ -11,7 +11,8 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -29,9 +30,14 @@ from paceline.core.types import (
 )
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
+from paceline.networks.weights import read_tensors, write_tensors
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness
 from paceline.sampling.sampler import Sampler, logprobs
-from paceline.training.quality import Quality, fit_logistic, judge_quality
+from paceline.training.classifier_metrics import (
+    ClassifierMetrics,
+    classifier_metrics,
+    logistic_regression,
+)
 from paceline.verifiers.base import TargetDistributions, Verifier
 from paceline.verifiers.matching import Greedy
 from paceline.zoo.heads.verifiers import LinearHead, features
@@ -102,7 +108,7 @@ class Beginning:
 
 
 @dataclass(slots=True)
-class Continuation:
+class Rollout:
     """Tokens up to the wanted length or an end token (included), with log-probabilities in nats."""
 
     tokens: list[int] = field(default_factory=list)
@@ -127,16 +133,16 @@ def sampled(temperature: float, top_k: int, seed: int, stream: int) -> Choose:
     return choose
 
 
-def continue_all(
+def roll_out(
     target: Target,
     cache: Cache,
     beginnings: Sequence[Beginning],
     length: int,
     ends: Sequence[int],
     batch: int = 16,
-) -> list[Continuation]:
+) -> list[Rollout]:
     """Continue beginnings of one cached text, `batch` per forward; the cache stays unchanged."""
-    out = [Continuation() for _ in beginnings]
+    out = [Rollout() for _ in beginnings]
     for start in range(0, len(beginnings), batch):
         group = list(zip(beginnings, out, strict=True))[start : start + batch]
         running = [
@@ -171,7 +177,7 @@ Kind = Literal["judge", "pivot"]
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class GreedyAnswer:
     """Prompt and greedy answer of the target.
 
     Attributes:
@@ -188,7 +194,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollouts:
+class RolloutOptions:
     """Settings of continuations.
 
     Attributes:
@@ -204,7 +210,11 @@ class Rollouts:
 
 
 def losses(
-    kind: Kind, target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+    kind: Kind,
+    target: Target,
+    text: GreedyAnswer,
+    found: Sequence[Mismatch],
+    rollouts: RolloutOptions,
 ) -> list[float]:
     """Return the cost of accepting each mismatch: nats per token (judge), or a share (pivot)."""
     if kind == "judge":
@@ -213,10 +223,10 @@ def losses(
 
 
 def _likelihood_lost(
-    target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+    target: Target, text: GreedyAnswer, found: Sequence[Mismatch], rollouts: RolloutOptions
 ) -> list[float]:
     beginnings = [Beginning(each.position, each.token, greedy) for each in found]
-    continued = continue_all(target, text.cache, beginnings, rollouts.ahead, text.ends)
+    continued = roll_out(target, text.cache, beginnings, rollouts.ahead, text.ends)
     out = []
     for each, after in zip(found, continued, strict=True):
         start = each.position - text.prompt_length
@@ -227,7 +237,7 @@ def _likelihood_lost(
 
 
 def _agreement_lost(
-    target: Target, text: Text, found: Sequence[Mismatch], rollouts: Rollouts
+    target: Target, text: GreedyAnswer, found: Sequence[Mismatch], rollouts: RolloutOptions
 ) -> list[float]:
     # The target's own token is rolled out once per position, however many mismatches are there.
     tokens = list(dict.fromkeys((e.position, t) for e in found for t in (e.own, e.token)))
@@ -235,7 +245,7 @@ def _agreement_lost(
     for stream in range(rollouts.samples):
         choose = sampled(rollouts.temperature, rollouts.top_k, rollouts.seed, stream)
         beginnings = [Beginning(position, token, choose) for position, token in tokens]
-        continued = continue_all(target, text.cache, beginnings, rollouts.ahead, text.ends)
+        continued = roll_out(target, text.cache, beginnings, rollouts.ahead, text.ends)
         for (position, token), after in zip(tokens, continued, strict=True):
             reference = text.tokens[position + 1 : position + 1 + rollouts.ahead]
             common = (Counter(after.tokens) & Counter(reference)).total()
@@ -256,7 +266,7 @@ def train_head(
     held_out: float,
     seed: int,
     metadata: Mapping[str, str],
-) -> tuple[LinearHead, Quality]:
+) -> tuple[LinearHead, ClassifierMetrics]:
     """Fit a head on some prompts and judge it on the others; prompts are never split.
 
     Args:
@@ -282,12 +292,12 @@ def train_head(
                 f"another --margin than {margin}"
             )
     weights = np.where(losses > margin, cost, 1.0)
-    weight, bias = fit_logistic(inputs[~apart], labels[~apart], weights[~apart], penalty)
+    weight, bias = logistic_regression(inputs[~apart], labels[~apart], weights[~apart], penalty)
     head = LinearHead(weight, bias, {**metadata, "kind": kind})
     scores = np.array([head.probability(row) for row in inputs[apart]])
     sign = 1.0 if kind == "judge" else -1.0
     signed = sign * features[apart, 0].astype(np.float64)
-    quality = judge_quality(scores, labels[apart], signed, prompts[apart])
+    quality = classifier_metrics(scores, labels[apart], signed, prompts[apart])
     figures = {"margin": str(margin), "held_out": json.dumps(quality.as_dict())}
     return replace(head, metadata={**head.metadata, **figures}), quality
 
@@ -310,7 +320,7 @@ def collect(
     *,
     new_tokens: int,
     per_prompt: int,
-    rollouts: Rollouts,
+    rollouts: RolloutOptions,
     seed: int,
 ) -> Labelled:
     """Label up to `per_prompt` mismatches of one prompt's greedy answer, its last tokens left out.
@@ -338,7 +348,7 @@ def collect(
     try:
         target.prefill(cache, tokens[:-1])
         written = [each.logprob for each in answer.logprobs]
-        text = Text(cache, tokens, length, written, tokenizer.eos_token_ids)
+        text = GreedyAnswer(cache, tokens, length, written, tokenizer.eos_token_ids)
         found = losses(kind, target, text, chosen, rollouts)
     finally:
         target.release(cache)
@@ -348,3 +358,73 @@ def collect(
 def _choose(found: Sequence[Mismatch], count: int, seed: int) -> list[Mismatch]:
     picks = np.random.default_rng(seed).permutation(len(found))[:count]
     return [found[i] for i in sorted(picks.tolist())]
+
+
+# Labelled mismatches on disk, so that labelling resumes where it stopped.
+
+
+class ExampleStore:
+    """Labelled mismatches in one file, for resumable labelling.
+
+    Raises:
+        InvalidOption: the file is no such store, or of a run with other settings.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
+        self.path = path
+        self._settings = json.dumps(settings, sort_keys=True)
+        self._parts: list[Labelled] = []
+        self._prompts: list[int] = []
+        # Prompts labelled, from the first on.
+        self.done = 0
+        if path.exists():
+            self._read()
+
+    def add(self, labelled: Labelled) -> None:
+        self._parts.append(labelled)
+        self._prompts += [self.done] * len(labelled.losses)
+        self.done += 1
+
+    def examples(self) -> tuple[LogitArray, ProbArray, IntArray]:
+        """Return features, losses and prompt index of all examples; InvalidOption if none."""
+        parts = [part for part in self._parts if len(part.losses)]
+        if not parts:
+            raise InvalidOption(
+                "no drafted token missed the target's own: give more prompts or other drafters"
+            )
+        return (
+            np.concatenate([part.features for part in parts]),
+            np.concatenate([part.losses for part in parts]),
+            np.array(self._prompts, dtype=np.int64),
+        )
+
+    def save(self) -> None:
+        """Write the file atomically; InvalidOption if it cannot be written."""
+        if not self._prompts:
+            return
+        features, losses, prompts = self.examples()
+        tensors: dict[str, np.ndarray] = {
+            "features": features,
+            "losses": losses,
+            "prompts": prompts,
+        }
+        metadata = {"settings": self._settings, "done": str(self.done)}
+        write_tensors(self.path, tensors, metadata, "give another --examples")
+
+    def _read(self) -> None:
+        advice = "give another --examples or remove it"
+        tensors, metadata = read_tensors(self.path, "labelled examples", advice)
+        try:
+            settings, done = metadata["settings"], int(metadata["done"])
+            labelled = Labelled(tensors["features"], tensors["losses"])
+            prompts = tensors["prompts"].tolist()
+        except (KeyError, ValueError) as error:
+            raise InvalidOption(f"{self.path} holds no labelled examples: {advice}") from error
+        if settings != self._settings:
+            mine, theirs = json.loads(self._settings), json.loads(settings)
+            different = sorted(k for k in mine.keys() | theirs if mine.get(k) != theirs.get(k))
+            raise InvalidOption(
+                f"{self.path} was labelled with other settings ({', '.join(different)}): give "
+                "another --examples, or the same settings to resume"
+            )
+        self._parts, self._prompts, self.done = [labelled], prompts, done

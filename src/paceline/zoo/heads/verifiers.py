@@ -10,10 +10,10 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from paceline.core.cache import whole_file
 from paceline.core.options import arguments, require
 from paceline.core.types import Distribution, LogitArray, Needs
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.networks.weights import read_tensors, write_tensors
 from paceline.verifiers.base import VerifierContext
 from paceline.zoo.relaxed_acceptance import RelaxedAcceptance, Round
 
@@ -49,30 +49,17 @@ class LinearHead:
 
 def save_head(path: Path, head: LinearHead) -> None:
     """Write a head atomically. InvalidOption: the file cannot be written."""
-    from safetensors.numpy import save
-
     tensors = {"weight": head.weight, "bias": np.array([head.bias], dtype=np.float32)}
-    try:
-        with whole_file(path) as part:
-            part.write_bytes(save(tensors, metadata=dict(head.metadata)))
-    except OSError as error:
-        reason = error.strerror or error
-        raise InvalidOption(f"cannot write {path} ({reason}): give another --out") from error
+    write_tensors(path, tensors, head.metadata)
 
 
 def load_head(kind: str, path: str) -> LinearHead:
     """Load a head from `path`. Raises InvalidOption: no path, or no such head there."""
-    from safetensors import SafetensorError, safe_open
-
     if not path:
         raise InvalidOption(f"verifier '{kind}' needs a head: {_advice(kind)}")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = dict(file.metadata() or {})
-            weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InvalidOption(f"{path} holds no {kind} head ({reason}): {_advice(kind)}") from error
+    tensors, metadata = read_tensors(Path(path), f"{kind} head", _advice(kind))
+    none = np.zeros(0, dtype=np.float32)
+    weight, bias = tensors.get("weight", none), tensors.get("bias", none)
     if metadata.get("kind") != kind or weight.ndim != 1 or bias.shape != (1,):
         raise InvalidOption(f"{path} holds no {kind} head: {_advice(kind)}")
     return LinearHead(weight.astype(np.float32), float(bias[0]), metadata)

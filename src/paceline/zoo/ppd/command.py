@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from paceline.cli import options as o
 from paceline.cli import train_options as t
-from paceline.errors import InvalidOption
-from paceline.version import __version__
+from paceline.cli.train_bar import report, train_with_bar
 
 
 def prompt_tokens(
@@ -42,15 +40,14 @@ def prompt_tokens(
 
     import torch
 
-    from paceline.cli.output import print_json
-    from paceline.cli.train_bar import train_with_bar
     from paceline.models.llama import Llama
     from paceline.models.source import resolve
     from paceline.runtimes.torch.target import torch_device
-    from paceline.training.run_card import Course, save_card
-    from paceline.training.store import Shards
-    from paceline.zoo.ppd.prompt_tokens import PromptTokens, save_prompt_tokens
-    from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer, card_of
+    from paceline.training.card import write_card
+    from paceline.training.data import Shards
+    from paceline.training.setup import check_texts, figures, provenance
+    from paceline.zoo.ppd.prompt_tokens import NETWORK, PromptTokens, save_prompt_tokens
+    from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -58,63 +55,41 @@ def prompt_tokens(
         steps, depth, loss, batch_tokens, chains, rate, precision=training_precision, seed=seed
     )
     shards = Shards(data)
-    texts = shards.read()
     place = torch_device(device or "cpu")
     source = resolve(model)
-    if shards.settings["model"] != source.fingerprint:
-        raise InvalidOption(
-            f"{data} was written by another model: write text of {source.name} with "
-            "`paceline train data`"
-        )
+    check_texts(data, shards.settings, source)
     network = Llama.build(source.config, source.weights(), place, torch.float32)
-    trainer = PromptTrainer(network, texts, recipe, checkpoint_at=out.with_suffix(".checkpoint"))
-    course = Course(trainer.notes or None)
-    finished = train_with_bar(trainer, course)
-    judged = trainer.judge()
-    course.held_out(trainer.step, judged.loss)
-    trained = PromptTokens(
-        trainer.embeddings(),
-        judged.ranks.accuracies,
-        {
-            "model": source.fingerprint,
-            "model_name": source.name,
-            "command": (
-                f"paceline train prompt-tokens --data DATA --steps {steps} --depth {depth} "
-                f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
-                f"--training-precision {training_precision} --seed {seed} --model {model}"
-            ),
-            "data": json.dumps(shards.settings, sort_keys=True),
-            "tokens": str(trainer.tokens),
-            "paceline": __version__,
-        },
+    run = PromptTrainer(
+        network, shards.read(), recipe, checkpoint_at=out.with_suffix(".checkpoint")
     )
+    train_with_bar(run)
+    judged = run.judge()
+    run.course.held_out(run.step, judged.loss)
+    command = (
+        f"paceline train prompt-tokens --data DATA --steps {steps} --depth {depth} "
+        f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
+        f"--training-precision {training_precision} --seed {seed} --model {model}"
+    )
+    metadata = provenance(source, shards.settings, run, command)
+    trained = PromptTokens(run.embeddings(), judged.ranks.accuracies, metadata)
     save_prompt_tokens(out, trained)
-    card = card_of(out, trained, course, recipe, shards.settings, texts, trainer.held_out, judged)
-    save_card(out, card)
-    if finished:
-        out.with_suffix(".checkpoint").unlink(missing_ok=True)
-    figures: dict[str, Any] = {
-        "weights": str(out),
-        "finished": finished,
-        "steps": trainer.step,
-        "tokens": trainer.tokens,
-        "held_out": {
-            "texts": len(trainer.held_out),
-            "loss": judged.loss,
-            "block_efficiency": judged.hits.block_efficiency,
-            "acceptance": judged.hits.acceptance,
-            "accuracies": trained.accuracies.tolist(),
-        },
-        "seconds": round(course.seconds, 1),
-        "recipe": asdict(recipe),
-    }
-    if as_json:
-        print_json(figures)
-    else:
-        share = " ".join(f"{each:.2f}" for each in judged.hits.acceptance)
-        typer.echo(
-            f"{out}: {trainer.step} updates in {course.seconds:.0f} s; held out: loss "
-            f"{judged.loss:.3f}, likeliest guess right by offset {share}"
-        )
-    if not finished:
-        raise typer.Exit(130)
+    write_card(
+        out,
+        run,
+        judged.hits,
+        drafter=NETWORK,
+        metadata=metadata,
+        parameters=trained.embeddings.size,
+        settings=asdict(recipe),
+        data=shards.settings,
+        licence="as the base model's, whose text they were trained on",
+        conditions="chains of greedy tokens against texts as they stand, a chain behind every node",
+    )
+    found = figures(out, run, recipe, judged.loss, judged.hits)
+    found["held_out"]["accuracies"] = trained.accuracies.tolist()
+    share = " ".join(f"{each:.2f}" for each in judged.hits.acceptance)
+    line = (
+        f"{out}: {run.step} updates in {run.course.seconds:.0f} s; held out: loss "
+        f"{judged.loss:.3f}, likeliest guess right by offset {share}"
+    )
+    report(found, line, as_json=as_json, finished=run.finish())

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from paceline.core.types import LogitArray, ProbArray
 from paceline.errors import InvalidOption
-from paceline.networks.weights import write_tensors
+from paceline.networks.weights import read_tensors, write_tensors
 
 # Name in the metadata.
 NETWORK = "ppd"
@@ -48,14 +47,7 @@ def load_prompt_tokens(path: Path, model: str, width: int) -> PromptTokens:
     Raises:
         InvalidOption: the file is missing, damaged, of another kind, or of another model.
     """
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise InvalidOption(f"there is no file {path}: name trained prompt tokens") from error
-    except (SafetensorError, OSError) as error:
-        raise InvalidOption(f"{path} is damaged ({error}): train or fetch it again") from error
+    tensors, metadata = read_tensors(path, "prompt tokens")
     if metadata.get("network") != NETWORK or tensors.keys() != {"embeddings", "accuracies"}:
         raise InvalidOption(
             f"{path} holds no prompt tokens: train some with `paceline train prompt-tokens`"

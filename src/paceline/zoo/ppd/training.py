@@ -7,12 +7,10 @@ computed once, without gradients, for all chains.
 
 from __future__ import annotations
 
-import platform
-import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +21,11 @@ from paceline.core.options import require
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.llama import Llama
-from paceline.training import checkpoint
-from paceline.training.batches import order
-from paceline.training.card import Card, Cost, Data, HeldOut
-from paceline.training.losses import find_loss, fused
+from paceline.training.data import Text
+from paceline.training.losses import find_loss
 from paceline.training.objective import Hits
-from paceline.training.run_card import Course
-from paceline.training.trainer import Report, check_finite, cosine
-from paceline.training.writing import Text
+from paceline.training.run import TrainingRun
 from paceline.trees.shapes import RankCounts
-from paceline.zoo.ppd.prompt_tokens import NETWORK, PromptTokens
 
 # The forward that prompt tokens are trained with:
 
@@ -170,7 +163,7 @@ _HELD_OUT_EVERY = 41
 _HELD_OUT_MOST = 64
 
 
-class Judged(NamedTuple):
+class PromptQuality(NamedTuple):
     """Held-out quality of prompt tokens.
 
     Attributes:
@@ -183,8 +176,8 @@ class Judged(NamedTuple):
     ranks: RankCounts
 
 
-class PromptTrainer:
-    """Resumable training run of prompt tokens; iterate over `run`.
+class PromptTrainer(TrainingRun[PromptQuality]):
+    """Resumable training run of prompt tokens.
 
     Raises:
         InvalidOption: there are too few texts, or the checkpoint has other settings.
@@ -200,56 +193,40 @@ class PromptTrainer:
         checkpoint_at: Path | None = None,
     ) -> None:
         fitting = [t for t in texts if len(t.tokens) >= max(t.prompt_length, 2) + recipe.depth]
-        self.held_out = fitting[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY][:_HELD_OUT_MOST]
-        apart = {text.index for text in self.held_out}
-        self._texts = [text for text in fitting if text.index not in apart]
-        if not self.held_out:
+        held_out = fitting[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY][:_HELD_OUT_MOST]
+        apart = {text.index for text in held_out}
+        trained_on = [text for text in fitting if text.index not in apart]
+        if not held_out:
             raise InvalidOption(
                 f"{len(fitting)} texts whose answers have {recipe.depth} tokens are too few to "
                 f"train on: write {_HELD_OUT_EVERY} or more with `paceline train data`"
             )
-        self.recipe = recipe
-        self.steps = recipe.steps
-        self.step = 0
-        self.tokens = 0
-        # The caller's JSON-serialisable values, saved in checkpoints.
-        self.notes: dict[str, Any] = {}
+        self.recipe, self.warm_up, self.clip = recipe, recipe.warm_up, recipe.clip
         self._network = network
-        self._loss = fused(find_loss(recipe.loss))
+        self._loss = find_loss(recipe.loss)
         generator = torch.Generator().manual_seed(recipe.seed)
         self._module = _Embeddings(network.embed_tokens.weight, recipe.depth, generator)
         rows = self._module.rows
-        self._optimiser = torch.optim.AdamW([rows], lr=recipe.rate, weight_decay=0.0)
-        self._state = checkpoint.Run(
-            self._module, [self._optimiser], generator, np.random.default_rng(recipe.seed)
+        super().__init__(
+            self._module,
+            [(torch.optim.AdamW([rows], lr=recipe.rate, weight_decay=0.0), recipe.rate)],
+            generator,
+            trained_on,
+            held_out,
+            steps=recipe.steps,
+            batch_tokens=recipe.batch_tokens,
+            seed=recipe.seed,
+            settings={**asdict(recipe), "width": rows.shape[1], "texts": len(trained_on)},
+            checkpoint_at=checkpoint_at,
         )
-        self._settings = {**asdict(recipe), "width": rows.shape[1], "texts": len(self._texts)}
-        self._place = checkpoint_at
-        self._saved = checkpoint_at is not None and checkpoint_at.exists()
-        if checkpoint_at is not None and self._saved:
-            progress = checkpoint.load(checkpoint_at, self._state, self._settings)
-            self.step, self.tokens = progress.step, int(progress.data["tokens"])
-            self.notes = dict(progress.data["notes"])
 
-    def run(self) -> Iterator[Report]:
-        """Train to the end, one update at a time; InvalidOption if the loss is not finite."""
-        groups: list[list[Text]] = []
-        begin = number = 0
-        while self.step < self.steps:
-            while self.step >= begin + len(groups):
-                begin += len(groups)
-                groups = order(self._texts, self.recipe.batch_tokens, self.recipe.seed + number)
-                number += 1
-            yield self._update(groups[self.step - begin])
+    def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
+        # Named by the step, so that a run which resumes draws the same.
+        draws = np.random.default_rng((self.recipe.seed, self.step))
+        _, loss, _ = self._forward([self._chains(text, draws) for text in texts])
+        yield loss, float(loss.detach())
 
-    def save(self) -> None:
-        if self._place is not None:
-            data = {"tokens": self.tokens, "notes": self.notes}
-            progress = checkpoint.Progress(self.step, data)
-            checkpoint.save(self._place, self._state, progress, self._settings)
-            self._saved = True
-
-    def judge(self) -> Judged:
+    def judge(self) -> PromptQuality:
         losses, found = [], None
         counts = RankCounts("ppd", self.recipe.depth, RANKS)
         draws = np.random.default_rng(0)
@@ -266,33 +243,12 @@ class PromptTrainer:
             each = _hits(ranks)
             found = each if found is None else found + each
         assert found is not None
-        return Judged(float(np.mean(losses)), found, counts)
+        return PromptQuality(float(np.mean(losses)), found, counts)
 
     def embeddings(self) -> LogitArray:
         """Return float32 `[depth, width]`."""
         rows: LogitArray = self._module.rows.detach().float().cpu().numpy()
         return rows
-
-    def _update(self, texts: Sequence[Text]) -> Report:
-        recipe = self.recipe
-        # Named by the step, so that a run which resumes draws the same.
-        draws = np.random.default_rng((recipe.seed, self.step))
-        warm = round(recipe.warm_up * self.steps) if self.steps > 1 else 0
-        rate = cosine(
-            self.step, peak=recipe.rate, steps=self.steps, warm=warm, floor=0.02 * recipe.rate
-        )
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
-        self._optimiser.zero_grad(set_to_none=True)
-        _, loss, _ = self._forward([self._chains(text, draws) for text in texts])
-        value = float(loss.detach())
-        check_finite(value, self.step, self._place if self._saved else None)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._module.parameters(), recipe.clip)
-        self._optimiser.step()
-        self.step += 1
-        self.tokens += sum(len(text.tokens) for text in texts)
-        return Report(self.step, self.tokens, value)
 
     def _chains(self, text: Text, draws: np.random.Generator) -> Chains:
         return place(text, self.recipe.chains, self.recipe.depth, draws)
@@ -332,50 +288,3 @@ def _ranks(guessed: Tensor, labels: IntArray) -> IntArray:
 
 def _hits(ranks: IntArray) -> Hits:
     return Hits(len(ranks), np.cumprod(ranks == 0, axis=1).sum(axis=0))
-
-
-# The card of trained prompt tokens.
-
-
-def card_of(
-    out: Path,
-    trained: PromptTokens,
-    course: Course,
-    recipe: PromptRecipe,
-    data: Mapping[str, str],
-    texts: Sequence[Text],
-    held_out: Sequence[Text],
-    judged: Judged,
-) -> Card:
-    """Build the model card of trained prompt tokens at `out`."""
-    return Card(
-        drafter=NETWORK,
-        target=trained.metadata["model_name"],
-        target_digest=trained.metadata["model"],
-        licence="as the base model's, whose text they were trained on",
-        command=trained.metadata["command"],
-        parameters=trained.embeddings.size,
-        file_bytes=out.stat().st_size,
-        settings=asdict(recipe),
-        data=Data(
-            ("answers of the target to prompts from files, and to user turns of its own",),
-            len(texts),
-            sum(len(text.tokens) - text.prompt_length for text in texts),
-            data["prompts"],
-            dict(data),
-        ),
-        losses=tuple(course.points),
-        held_out=HeldOut(
-            len(held_out),
-            judged.hits.starts,
-            "chains of likeliest guesses against texts as they stand, a chain behind every node",
-            judged.hits.block_efficiency,
-            judged.hits.acceptance,
-        ),
-        cost=Cost(
-            f"{platform.machine()}, {platform.system()}",
-            course.seconds,
-            course.tokens,
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        ),
-    )

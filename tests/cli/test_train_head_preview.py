@@ -1,4 +1,4 @@
-"""`train screen` on a tiny model: what it writes and says, and what does not fit together."""
+"""`train head-preview` on a tiny model: what it writes and says, and what does not fit together."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from paceline.models.source import resolve
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network, save_network
-from paceline.training.store import Shards
-from paceline.training.writing import Text
+from paceline.training.data import Shards, Text
 
 CONFIG = tiny_config()
 
@@ -54,7 +53,7 @@ def weights(model: Path, tmp_path: Path) -> Path:
 def head_preview(command: Command, model: Path, data: Path):
     def call(weights: Path, *more: str):
         where = ("--data", str(data), "--model", str(model), "--runtime", "torch")
-        return command("train", "screen", str(weights), *where, *more)
+        return command("train", "head-preview", str(weights), *where, *more)
 
     return call
 
@@ -70,7 +69,7 @@ def test_a_screen_joins_its_weights(
     assert held_out["block_efficiency"] == held_out["block_efficiency_without"]
     assert (report["texts"], held_out["texts"]) == (20, 2)
     before, after = load_network(weights), load_network(Path(report["weights"]))
-    assert report["weights"] == str(weights.with_name("hydra.screened.safetensors"))
+    assert report["weights"] == str(weights.with_name("hydra.head-preview.safetensors"))
     assert before.head_preview is None
     assert after.head_preview is not None
     assert after.head_preview.up.shape == (200, 32)
@@ -96,7 +95,10 @@ def test_weights_that_are_trained_on_lose_their_screen(
 ) -> None:
     """The hidden states that it was fitted to are no more."""
     assert head_preview(weights, "--rank", "4").code == 0
-    previewed, out = weights.with_name("hydra.screened.safetensors"), tmp_path / "on.safetensors"
+    previewed, out = (
+        weights.with_name("hydra.head-preview.safetensors"),
+        tmp_path / "on.safetensors",
+    )
     done = command(
         *("train", "drafter", "hydra:steps=3", "--from", str(previewed), "--out", str(out)),
         *("--data", str(data), "--model", str(model), "--runtime", "torch"),
@@ -124,4 +126,4 @@ def test_what_does_not_fit_is_named(head_preview, weights: Path, tmp_path: Path)
         done = head_preview(at, *more)
         assert one_line(done), done.err
         assert message in done.err
-    assert not list(tmp_path.glob("*.screened.*"))
+    assert not list(tmp_path.glob("*.head-preview.*"))

@@ -1,11 +1,12 @@
-"""Self-generated training text (self-distillation): prompts, a plan by index, batched decoding."""
+"""Training text that the target writes itself: plan, batched decoding, shards, draft vocabulary."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,7 @@ import numpy as np
 from paceline.core.types import IntArray, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PromptError
-
-# What texts a data set is made of:
+from paceline.networks.weights import read_metadata, read_tensors, write_tensors
 
 # Keeps seeds of one data set apart from those of the next seed.
 _STRIDE = 1_000_003
@@ -200,7 +200,7 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
     return texts
 
 
-def digest(texts: Sequence[str]) -> str:
+def prompts_digest(texts: Sequence[str]) -> str:
     """Return a short hash that identifies a set of prompts."""
     return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -219,3 +219,172 @@ def _text(line: str) -> str:
     if text and isinstance(instances, list) and instances and isinstance(instances[0], dict):
         text += f"\n\n{instances[0].get('input') or ''}"
     return text.strip()
+
+
+# Texts on disk:
+
+# Texts per shard: shard k holds the texts that exist of indices [k SHARD, (k + 1) SHARD).
+SHARD = 256
+
+
+class Shards:
+    """Folder of shards of one plan: made if missing with `settings`; None reads what is there.
+
+    Raises:
+        InvalidOption: the folder holds shards of other settings, or none to read.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        if settings is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        paths = self._paths()
+        if settings is None and not paths:
+            raise InvalidOption(
+                f"{folder} holds no training text: write some with `paceline train data`"
+            )
+        self.settings = dict(settings) if settings is not None else _read_settings(paths[0])
+        for path in paths:
+            if _read_settings(path) != self.settings:
+                raise InvalidOption(
+                    f"{path} was made with other settings: choose another folder, or repeat the "
+                    "settings to go on"
+                )
+
+    def missing(self, texts: int) -> Iterator[int]:
+        """Yield indices below `texts` whose shard is not written yet."""
+        for shard in range(-(-texts // SHARD)):
+            if not self._path(shard).exists():
+                yield from range(shard * SHARD, min(texts, (shard + 1) * SHARD))
+
+    def write(self, shard: int, texts: Sequence[Text]) -> None:
+        """Write a shard atomically; InvalidOption if the folder cannot be written."""
+        ordered = sorted(texts, key=lambda text: text.index)
+        lengths = [len(text.tokens) for text in ordered]
+        tensors: dict[str, np.ndarray] = {
+            "tokens": np.concatenate([np.zeros(0, np.int32), *(t.tokens for t in ordered)]).astype(
+                np.int32
+            ),
+            "begins": np.cumsum([0, *lengths]).astype(np.int64),
+            "prompt_lengths": np.array([t.prompt_length for t in ordered], dtype=np.int64),
+            "indices": np.array([t.index for t in ordered], dtype=np.int64),
+        }
+        metadata = {"settings": json.dumps(self.settings, sort_keys=True)}
+        advice = "free some space, and repeat the command to go on"
+        write_tensors(self._path(shard), tensors, metadata, advice)
+
+    def read(self) -> list[Text]:
+        """Return all texts in order; InvalidOption if a shard is damaged."""
+        texts = []
+        for path in self._paths():
+            advice = "delete it, and repeat `paceline train data`"
+            found = read_tensors(path, "training text", advice).tensors
+            try:
+                tokens, begins = found["tokens"], found["begins"].tolist()
+                spans = pairwise(begins)
+                rows = zip(found["indices"], found["prompt_lengths"], spans, strict=True)
+            except KeyError as error:
+                raise InvalidOption(f"{path} holds no training text: {advice}") from error
+            texts += [
+                Text(int(index), tokens[a:b].astype(np.int64), int(prompt))
+                for index, prompt, (a, b) in rows
+            ]
+        return texts
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(text.tokens) for text in self.read())
+
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"shard-{shard:05d}.safetensors"
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("shard-*.safetensors"))
+
+
+def _read_settings(path: Path) -> dict[str, str]:
+    advice = "delete it, and write it again"
+    metadata = read_metadata(path, "training text", advice)
+    try:
+        settings = json.loads(metadata["settings"])
+    except (KeyError, ValueError) as error:
+        raise InvalidOption(f"{path} holds no training text ({error}): {advice}") from error
+    return {str(key): str(value) for key, value in settings.items()}
+
+
+def read_folders(folders: Sequence[Path]) -> tuple[list[Text], dict[str, str]]:
+    """Read texts of several `paceline train data` folders, renumbered, with their merged settings.
+
+    Raises:
+        InvalidOption: a folder is empty, damaged, named twice, or of another model than the first.
+    """
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise InvalidOption("a folder of training text is named twice: name each once")
+    shards = [Shards(folder) for folder in folders]
+    first = shards[0]
+    for other in shards[1:]:
+        if other.settings["model"] != first.settings["model"]:
+            raise InvalidOption(
+                f"{first.folder} and {other.folder} were written by different models: train on "
+                "text of one"
+            )
+    if len(shards) == 1:
+        return first.read(), first.settings
+    texts = [text for each in shards for text in each.read()]
+    settings: dict[str, str] = {}
+    for key in dict.fromkeys(key for each in shards for key in each.settings):
+        values = [each.settings.get(key, "") for each in shards]
+        settings[key] = values[0] if len(set(values)) == 1 else "; ".join(values)
+    return [replace(text, index=place) for place, text in enumerate(texts)], settings
+
+
+# Draft vocabulary: the target's most frequent tokens (VocabTrim, arXiv:2506.22694). The drafter's
+# LM head has rows for these alone. That stays lossless: other tokens come from the residual.
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """Tokens of the draft vocabulary.
+
+    Attributes:
+        ids: int64 `[k]`, ascending: draft index `i` is the target's token `ids[i]`.
+        size: of the target's vocabulary.
+        coverage: share of the counted tokens.
+    """
+
+    ids: IntArray
+    size: int
+    coverage: float
+
+    def labels(self, tokens: IntArray) -> IntArray:
+        """Return int64 draft indices of the target's `tokens`; -1 for others."""
+        places = np.full(self.size, -1, dtype=np.int64)
+        places[self.ids] = np.arange(len(self.ids))
+        found: IntArray = places[tokens]
+        return found
+
+
+def count_tokens(texts: Iterable[IntArray], size: int) -> IntArray:
+    """Count each token in int64 texts that the target wrote (without prompts); int64 `[size]`."""
+    counts = np.zeros(size, dtype=np.int64)
+    for text in texts:
+        counts += np.bincount(text, minlength=size)
+    return counts
+
+
+def keep_frequent(counts: IntArray, k: int, always: Collection[int] = ()) -> DraftVocabulary:
+    """Return the `k` most frequent tokens, ties by lowest id; `always` (end tokens) are among them.
+
+    Raises:
+        InvalidOption: `k` is below one or `len(always)`, or above the vocabulary size.
+    """
+    if not max(1, len(set(always))) <= k <= len(counts):
+        raise InvalidOption(
+            f"the draft vocabulary must have {max(1, len(set(always)))} to {len(counts)} tokens, "
+            f"not {k}"
+        )
+    rank = counts.copy()
+    rank[list(always)] = counts.max(initial=0) + 1
+    ids = np.sort(np.argsort(-rank, kind="stable")[:k])
+    total = counts.sum()
+    return DraftVocabulary(ids, len(counts), float(counts[ids].sum() / total) if total else 0.0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.training.quality import auc, judge_quality
+from paceline.training.classifier_metrics import auc, classifier_metrics
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=2, max_size=40))
@@ -34,7 +34,7 @@ def sample(informative: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_figures_by_hand() -> None:
     scores, labels, prompts = sample(True)
-    quality = judge_quality(scores, labels, -scores, prompts)
+    quality = classifier_metrics(scores, labels, -scores, prompts)
     assert (quality.examples, quality.prompts) == (400, 40)
     assert quality.base_rate == pytest.approx(labels.mean())
     assert quality.majority == pytest.approx(1 - labels.mean())
@@ -49,6 +49,6 @@ def test_figures_by_hand() -> None:
 def test_noise_is_not_better_than_chance() -> None:
     """Negative control."""
     scores, labels, prompts = sample(False)
-    quality = judge_quality(scores, labels, scores, prompts)
+    quality = classifier_metrics(scores, labels, scores, prompts)
     assert quality.auc.low < 0.5 < quality.auc.high
     assert quality.accuracy.value < quality.majority

@@ -23,7 +23,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class ClassifierMetrics:
     """Held-out quality of a binary classifier.
 
     Attributes:
@@ -59,9 +59,9 @@ def auc(scores: ProbArray, labels: BoolArray) -> float:
     return float(wins / (positive * negative))
 
 
-def judge_quality(
+def classifier_metrics(
     probabilities: ProbArray, labels: BoolArray, logprobs: ProbArray, prompts: IntArray
-) -> Quality:
+) -> ClassifierMetrics:
     """Evaluate a classifier, resampling whole prompts.
 
     Args:
@@ -86,7 +86,7 @@ def judge_quality(
     def figure(of: Callable[[IntArray], float]) -> Figure:
         return _interval(of, groups)
 
-    return Quality(
+    return ClassifierMetrics(
         len(labels),
         len(groups),
         rate,
@@ -114,7 +114,7 @@ _STEPS = 100
 _SMALL = 1e-8
 
 
-def fit_logistic(
+def logistic_regression(
     features: LogitArray, labels: BoolArray, weights: ProbArray, penalty: float
 ) -> tuple[LogitArray, float]:
     """Fit weighted L2 logistic regression by Newton's method; return float32 `[d]` weight and bias.
@@ -173,28 +173,12 @@ def _sigmoid(score: ProbArray) -> ProbArray:
     return out
 
 
-# Whether predicted probabilities are what happens:
+def calibration_error(predictions: ProbArray, outcomes: ProbArray, bins: int = 10) -> float:
+    """Return the expected calibration error (ECE) over bins of equal width in [0, 1].
 
-
-@dataclass(frozen=True, slots=True)
-class Reliability:
-    """Predictions against outcomes in non-empty bins of equal width over [0, 1].
-
-    Attributes:
-        predicted: float64 `[b]`, mean prediction.
-        observed: float64 `[b]`, mean outcome.
-        counts: int64 `[b]`.
-        error: expected calibration error (ECE).
-    """
-
-    predicted: ProbArray
-    observed: ProbArray
-    counts: IntArray
-    error: float
-
-
-def reliability(predictions: ProbArray, outcomes: ProbArray, bins: int = 10) -> Reliability:
-    """Bin float64 `[n]` predictions in [0, 1] against outcomes (or their probability) in [0, 1].
+    Args:
+        predictions: float64 `[n]` in [0, 1].
+        outcomes: float64 `[n]` in [0, 1], or their probability.
 
     Raises:
         InvalidOption: there are no examples, or no bins.
@@ -202,9 +186,5 @@ def reliability(predictions: ProbArray, outcomes: ProbArray, bins: int = 10) -> 
     require(bins >= 1, "bins", bins, "1 or more")
     require(len(predictions) > 0, "number of examples", len(predictions), "1 or more")
     places = np.digitize(predictions, np.linspace(0, 1, bins + 1)[1:-1])
-    counts = np.bincount(places, minlength=bins)
-    used = counts > 0
-    predicted = np.bincount(places, predictions, bins)[used] / counts[used]
-    observed = np.bincount(places, outcomes, bins)[used] / counts[used]
-    error = float(np.average(np.abs(predicted - observed), weights=counts[used]))
-    return Reliability(predicted, observed, counts[used], error)
+    excess = np.bincount(places, predictions - outcomes, bins)
+    return float(np.abs(excess).sum() / len(predictions))

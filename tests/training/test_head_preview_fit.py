@@ -20,8 +20,8 @@ from paceline.networks.head_preview import HeadPreview
 from paceline.networks.weights import Trained
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import Batch, FeatureSource
+from paceline.training.data import Text
 from paceline.training.head_preview import HeadPreviewTraining
-from paceline.training.writing import Text
 
 CONFIG = tiny_config()
 IDS = np.arange(10, 300)
@@ -47,7 +47,8 @@ def previewing(name: str, source: ModelSource) -> HeadPreviewTraining:
         each: rng.normal(len(shape) == 1, 0.3, shape).astype(np.float32)
         for each, shape in network.shapes().items()
     }
-    return HeadPreviewTraining(Trained(network, weights, IDS, {}), source)
+    features: Any = None  # batches are added as they are
+    return HeadPreviewTraining(Trained(network, weights, IDS, {}), source, features, [], [], rank=4)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -57,12 +58,12 @@ def test_a_screen_of_full_rank_changes_nothing(
     """One of rank 1 does."""
     made = previewing(name, source)
     made.add(batch)
-    judged = made.judge(batch, made.fit(CONFIG.hidden_size))
+    judged = made.compare(batch, made.fit(CONFIG.hidden_size))
     assert judged.places > 200
     assert judged.kept == judged.places
     assert judged.without.starts == judged.previewed.starts > 0
     assert np.array_equal(judged.without.accepted, judged.previewed.accepted)
-    poor = made.judge(batch, made.fit(1))
+    poor = made.compare(batch, made.fit(1))
     assert poor.kept < poor.places == judged.places
     both = judged + poor
     assert (both.places, both.kept) == (2 * judged.places, judged.kept + poor.kept)

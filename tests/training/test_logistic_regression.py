@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from paceline.training.quality import fit_logistic
+from paceline.training.classifier_metrics import logistic_regression
 
 
 def loss(
@@ -33,7 +33,7 @@ def test_the_fit_is_the_optimum(seed: int, n: int, d: int, penalty: float) -> No
     labels = generator.random(n) < 0.3
     labels[:2] = True, False
     weights = generator.uniform(0.1, 9, n)
-    weight, bias = fit_logistic(x, labels, weights, penalty)
+    weight, bias = logistic_regression(x, labels, weights, penalty)
     mean, scale = x.astype(float).mean(axis=0), x.astype(float).std(axis=0)
     z = (x - mean) / scale
     mine = np.append(weight * scale, bias + weight @ mean)
@@ -46,7 +46,7 @@ def test_the_direction_that_made_the_labels_is_found() -> None:
     truth = np.array([2.0, -1.0, 0.0, 0.5])
     x = generator.normal(size=(4000, 4)).astype(np.float32)
     labels = generator.random(4000) < 1 / (1 + np.exp(-(x @ truth - 2)))
-    weight, bias = fit_logistic(x, labels, np.ones(4000), 1e-4)
+    weight, bias = logistic_regression(x, labels, np.ones(4000), 1e-4)
     assert weight.tolist() == pytest.approx(truth.tolist(), abs=0.25)
     assert bias == pytest.approx(-2, abs=0.25)
 
@@ -57,14 +57,14 @@ def test_examples_that_count_more_are_got_right_more_often() -> None:
     labels = x[:, 0] + 2 * generator.normal(size=2000) > 0
     shares = []
     for cost in (1.0, 4.0):
-        weight, bias = fit_logistic(x, labels, np.where(labels, 1.0, cost), 1e-3)
+        weight, bias = logistic_regression(x, labels, np.where(labels, 1.0, cost), 1e-3)
         shares.append((x @ weight + bias > 0)[~labels].mean())
     assert shares[1] < 0.1 < shares[0]
 
 
 def test_constant_features_and_separable_classes_stay_finite() -> None:
     x = np.array([[1, 0], [1, 1], [1, 5], [1, 6]], np.float32)
-    weight, bias = fit_logistic(x, np.array([False, False, True, True]), np.ones(4), 1e-3)
+    weight, bias = logistic_regression(x, np.array([False, False, True, True]), np.ones(4), 1e-3)
     assert weight[0] == 0
     assert np.isfinite(weight).all()
     assert ((x @ weight + bias > 0) == [False, False, True, True]).all()
@@ -74,5 +74,5 @@ def test_more_features_than_examples_are_no_problem() -> None:
     generator = np.random.default_rng(2)
     x = generator.normal(size=(20, 50)).astype(np.float32)
     labels = x[:, 0] > 0
-    weight, bias = fit_logistic(x, labels, np.ones(20), 0.1)
+    weight, bias = logistic_regression(x, labels, np.ones(20), 0.1)
     assert ((x @ weight + bias > 0) == labels).all()
