@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.output import print_json, progress_bar
 from paceline.errors import InvalidOption
 from paceline.proof.checks import Plan
 
@@ -46,10 +47,8 @@ def inside(
     All verifiers of `paceline methods` are audited, plugins included. A full audit takes a few
     minutes, --quick less than one.
     """
-    if jobs is not None and jobs < 1:
-        raise InvalidOption(f"--jobs must be 1 or more, not {jobs}")
+    o.check_at_least_one(jobs=jobs)
 
-    from paceline.cli.output import print_json
     from paceline.proof.cases import FULL, QUICK
     from paceline.proof.inside import audit as audit_inside
 
@@ -98,7 +97,6 @@ def outside(
     as_json: o.AsJson = False,
 ) -> None:
     """Compare an engine with itself, speculation on and off; exit code 1 if the laws differ."""
-    from paceline.cli.output import print_json
     from paceline.proof.outside import run
     from paceline.proof.report import plain
 
@@ -137,18 +135,11 @@ def _settings(pairs: list[str]) -> Mapping[str, str]:
 
 @contextmanager
 def _bar(shown: bool) -> Iterator[Callable[..., None]]:
-    """Shows what is being done, and how much of it is done, while standard error is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(
-        console=console, transient=True, disable=not (shown and console.is_terminal)
-    ) as p:
-        task = p.add_task("cases", total=None)
+    with progress_bar(shown=shown) as bar:
+        task = bar.add_task("cases", total=None)
 
         def show(done: int, total: int, what: str = "cases") -> None:
-            p.update(task, completed=done, total=total or None, description=what)
+            bar.update(task, completed=done, total=total or None, description=what)
 
         yield show
 

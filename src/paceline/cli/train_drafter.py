@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.option_groups import grouped
-from paceline.cli.train_bar import train_with_bar
+from paceline.cli.output import print_json, train_with_bar
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -25,11 +23,11 @@ _KEPT = ("command", "data", "tokens")
 """Of the provenance of weights that a run starts from, what is noted beside its own."""
 
 
-@grouped
+@o.spread_options
 def drafter(
     network: Annotated[str, typer.Argument(help="Network, with sizes: hydra:steps=5.")],
     *,
-    data: t.Folders = t.DATA,
+    data: o.Folders = o.DATA,
     out: Annotated[
         Path | None, typer.Option(help="Where the weights go. Default: NETWORK.safetensors.")
     ] = None,
@@ -42,9 +40,9 @@ def drafter(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
-    keep_features: t.KeepFeatures = None,
-    teaching: t.Teaching,
-    computing: t.Computing,
+    keep_features: o.KeepFeatures = None,
+    teaching: o.TrainingOptions,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a drafter; Ctrl-C saves, and the same command goes on.
@@ -53,9 +51,8 @@ def drafter(
     `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
     --prompt-weight 1, and --from that on what the target wrote, by a divergence.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
 
-    from paceline.cli.output import print_json
     from paceline.core.options import split_options
     from paceline.networks.weights import Trained, save_network
     from paceline.training.material import Material

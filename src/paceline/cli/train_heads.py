@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.option_groups import grouped
+from paceline.cli.output import print_json
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 _SUFFIX = ".acceptance.safetensors"
 
 
-@grouped
+@o.spread_options
 def acceptance_head(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
     *,
-    data: t.Data = Path("data"),
+    data: o.Data = Path("data"),
     out: Annotated[
         Path | None,
         typer.Option(help="Where the head goes. Default: beside the weights, .acceptance."),
@@ -41,7 +40,7 @@ def acceptance_head(
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-4,
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
-    computing: t.Computing,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a head that predicts acceptance (SpecDec++); a few minutes.
@@ -49,9 +48,8 @@ def acceptance_head(
     The drafter stays as it is. Decode with NAME:weights=WEIGHTS,head=HEAD: a chain ends once the
     chance that all of it stands falls below stop=0.7.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
 
-    from paceline.cli.output import print_json
     from paceline.drafters.network.stopping_head import check_steps, save_acceptance_head
     from paceline.drafters.network.weights import digest_of
     from paceline.networks.weights import load_network
@@ -70,7 +68,7 @@ def acceptance_head(
     shards = Shards(data)
     kept, apart = hold_out(shards.read())
     loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
-    t.check_model(loaded.source, (data, shards.settings), (weights, trained.metadata))
+    o.check_model(loaded.source, (data, shards.settings), (weights, trained.metadata))
     features = feature_source(loaded.target)
     metadata = {
         "model": loaded.source.fingerprint,
@@ -119,11 +117,11 @@ def acceptance_head(
 _train_screen_SUFFIX = ".screened.safetensors"
 
 
-@grouped
+@o.spread_options
 def head_preview(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
     *,
-    data: t.Folders = t.DATA,
+    data: o.Folders = o.DATA,
     out: Annotated[
         Path | None,
         typer.Option(help="Where both go. Default: beside the weights, .screened."),
@@ -133,7 +131,7 @@ def head_preview(
     ] = 128,
     texts: Annotated[int, typer.Option(help="Texts to fit to, spread over all.")] = 200,
     model: o.Model = "smollm2-135m",
-    computing: t.Computing,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Fit a screen before the LM head of a drafter (SVD-softmax); some minutes.
@@ -142,11 +140,10 @@ def head_preview(
     the head itself. On the CPU chains are drafted so, which reads a fraction of the head; other
     runtimes, and trees, go on with the whole. The network stays as it is.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
     if texts < 1:
         raise InvalidOption(f"--texts must be 1 or more, not {texts}")
 
-    from paceline.cli.output import print_json
     from paceline.networks.weights import load_network, save_network
     from paceline.registry import loading
     from paceline.training.batches import TokenSource, feature_source, hold_out
@@ -159,7 +156,7 @@ def head_preview(
     every, settings = read_folders(data)
     kept, apart = hold_out(every)
     loaded = loading.load_model(model, runtime=computing.runtime, options=checked)
-    t.check_model(loaded.source, (data[0], settings), (weights, trained.metadata))
+    o.check_model(loaded.source, (data[0], settings), (weights, trained.metadata))
     features = (
         feature_source(loaded.target)
         if trained.network.reads_features

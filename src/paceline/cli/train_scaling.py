@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.option_groups import grouped
+from paceline.cli.output import TrainingBar, print_json, remark, training_bar
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from paceline.cli.train_bar import TrainingBar
     from paceline.networks.base import Network
     from paceline.training.material import Material
     from paceline.training.scaling import Outcome, Results, Run
@@ -26,10 +24,10 @@ _NETWORKS = [
 ]
 
 
-@grouped
+@o.spread_options
 def scaling(
     *,
-    data: t.Folders = t.DATA,
+    data: o.Folders = o.DATA,
     out: Annotated[Path, typer.Option(help="Folder of results, report and figures.")] = Path(
         "scaling"
     ),
@@ -46,9 +44,9 @@ def scaling(
     seeds: Annotated[
         int, typer.Option(help="Runs of each kind, with seeds from --seed on; more say more.")
     ] = 1,
-    keep_features: t.KeepFeatures = None,
-    teaching: t.Teaching,
-    computing: t.Computing,
+    keep_features: o.KeepFeatures = None,
+    teaching: o.TrainingOptions,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Train networks on more and more tokens, and fit how acceptance grows.
@@ -63,11 +61,9 @@ def scaling(
     same command goes on. Larger studies take up the runs of smaller ones: add to --tokens,
     --networks or --seeds. With --keep-features the target reads each text once for all runs.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
     names = o.drafter_names(networks or _NETWORKS, "--networks")
 
-    from paceline.cli.output import print_json, remark
-    from paceline.cli.train_bar import training_bar
     from paceline.training.batches import hold_out
     from paceline.training.material import Material
     from paceline.training.scaling import Point, Results, plan
@@ -125,7 +121,7 @@ def scaling(
         raise typer.Exit(130)
 
 
-def _shared(material: Material, teaching: t.Teaching) -> dict[str, Any]:
+def _shared(material: Material, teaching: o.TrainingOptions) -> dict[str, Any]:
     """What the results of all runs depend on, as plain values."""
     recipe = asdict(teaching.recipe(1))
     return {
@@ -142,7 +138,7 @@ def _train(
     run: Run,
     network: Network,
     material: Material,
-    teaching: t.Teaching,
+    teaching: o.TrainingOptions,
     results: Results,
     bar: TrainingBar,
 ) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""Clocks around the parts of the decoding loop: seconds by part, step by step."""
+"""Diagnosis of a machine and a model: time of a step by part, fidelity, noise of logits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean as mean
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
 from paceline.measure.prompts import NOISE_TEXT
 from paceline.models.text import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline.registry.loading import Loaded
 
 PARTS = ("target", "drafter", "verifier", "controller")
 """Attributes of a decoder that can be clocked."""
@@ -306,10 +309,6 @@ class Fidelity:
     perplexity: float
     reference_perplexity: float
 
-    def as_dict(self) -> dict[str, float | int]:
-        """The figures by name."""
-        return asdict(self)
-
 
 def fidelity(
     reference: Target,
@@ -344,6 +343,22 @@ def fidelity(
     return Fidelity(
         count, kl / count, agree / count, math.exp(loss / count), math.exp(reference_loss / count)
     )
+
+
+def fidelity_to_fp32(loaded: Loaded, model: str) -> dict[str, Any] | None:
+    """Compare a loaded model with itself at fp32 throughout; None if it is fp32.
+
+    Raises:
+        PacelineError: `model` cannot be loaded at fp32.
+    """
+    from paceline.registry import loading
+
+    capabilities = loaded.target.capabilities
+    if capabilities.precision == "fp32" and capabilities.kv_precision in (None, "fp32"):
+        return None
+    options = replace(loaded.options, precision="fp32", kv_precision=None)
+    reference = loading.load_model(model, runtime=capabilities.runtime, options=options)
+    return asdict(fidelity(reference.target, loaded.target, loaded.tokenizer))
 
 
 def _continue(

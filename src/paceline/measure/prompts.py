@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
     if not prompts:
         raise PromptError(f"{path} holds no prompts: give a JSONL file with a prompt on each line")
     return prompts
+
+
+def digest(content: str) -> str:
+    """Return the SHA-256 of a text, in hex."""
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPrompt]:
