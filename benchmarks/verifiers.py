@@ -34,7 +34,7 @@ from paceline.registry import table as registry
 from paceline.registry.loading import load_draft, load_model
 from paceline.sampling.randomness import KeyedRandomness, Randomness
 from paceline.sampling.sampler import Sampler, TreeDistributions
-from paceline.trees.base import Ask, TreeExpansion, run_batched
+from paceline.trees.base import DistributionRequest, TreeExpansion, run_batched
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Branching, Iid, Paths, TopAndOne
 from paceline.verifiers.base import TargetDistributions, Verifier
@@ -92,7 +92,7 @@ def draft(
 ) -> TokenTree:
     """One draft over those rows."""
 
-    def answer(asks: Mapping[int, Ask]) -> dict[int, list[Any]]:
+    def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Any]]:
         return {
             index: [
                 sampler.distribution(rows.draft[rows.pick(node + 1, trial)]) for node in ask.nodes

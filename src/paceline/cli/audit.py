@@ -98,7 +98,7 @@ def outside(
 ) -> None:
     """Compare an engine with itself, speculation on and off; exit code 1 if the laws differ."""
     from paceline.proof.outside import run
-    from paceline.proof.report import plain
+    from paceline.proof.report import plain_report
 
     plan = Plan(
         prompts=prompts,
@@ -117,13 +117,12 @@ def outside(
     if as_json:
         print_json(report.as_dict())
     else:
-        typer.echo(plain(report))
+        typer.echo(plain_report(report))
     if not report.passed:
         raise typer.Exit(FAILED)
 
 
 def _settings(pairs: list[str]) -> Mapping[str, str]:
-    """`KEY=VALUE` arguments as a table."""
     out: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -145,7 +144,6 @@ def _bar(shown: bool) -> Iterator[Callable[..., None]]:
 
 
 def _print(report: Report) -> None:
-    """A table by rule, and a line or a few on everything else."""
     from rich.console import Console
 
     Console().print(_table(report), markup=False)
@@ -174,7 +172,6 @@ def _print(report: Report) -> None:
 
 
 def _table(report: Report) -> Table:
-    """One line per pair."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
@@ -209,7 +206,6 @@ def _count(what: str, good: list[bool]) -> str:
 
 
 def _failures(report: Report) -> list[str]:
-    """A line for everything that is wrong."""
     rows = [row for row in report.rows if not row.finding.exact]
     return [
         *(f"FAILED: {problem}" for problem in report.problems),

@@ -229,7 +229,7 @@ def _report(
     store: Store | None,
     as_json: bool,
 ) -> None:
-    from paceline.measure import report, summary
+    from paceline.measure import report
     from paceline.measure.machine import dumps
     from paceline.measure.page import HINT, can_plot, page
 
@@ -239,16 +239,16 @@ def _report(
     interrupted = [] if complete else [f"interrupted after {len(records)} of {wanted} prompts"]
     notes = [
         *interrupted,
-        *summary.resumption(results),
-        *summary.cache(results),
-        *summary.loops(records),
+        *report.resumption(results),
+        *report.cache(results),
+        *report.loops(records),
         *report.remarks(table),
     ]
     results |= {"rows": table, "complete": complete, "remarks": notes}
     if store is not None:
         files = {
             "results.json": dumps(results, indent=1) + "\n",
-            "results.md": summary.markdown(results),
+            "results.md": report.results_page(results),
             "report.html": page(results),
         }
         store.finish(files)
@@ -257,6 +257,6 @@ def _report(
     if as_json:
         print_json(results)
         return
-    typer.echo(report.plain(table))
-    for line in [*summary.facts(results), *notes]:
+    typer.echo(report.plain_table(table))
+    for line in [*report.facts(results), *notes]:
         typer.echo(line)

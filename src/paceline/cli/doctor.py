@@ -79,7 +79,6 @@ def doctor(
 
 
 def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any]:
-    """The part of the report that needs a model."""
     from paceline.registry import loading
 
     begin = perf_counter()
@@ -96,7 +95,6 @@ def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any
 def _profile(
     model: str, runtime: str, options: RuntimeOptions, drafter: str, rows: int
 ) -> dict[str, Any]:
-    """Steps taken apart: plain ones, and drafted ones of so many rows."""
     from paceline.measure.doctor import profile, repetitive
     from paceline.registry import loading
 
@@ -118,7 +116,6 @@ def _profile(
 
 
 def _versions() -> dict[str, str | None]:
-    """Version by package, None where it is missing."""
     out: dict[str, str | None] = {"python": platform.python_version(), "paceline": __version__}
     for package in PACKAGES:
         try:
@@ -129,7 +126,6 @@ def _versions() -> dict[str, str | None]:
 
 
 def _size(directory: Path) -> float:
-    """MiB of all files below a directory."""
     total = 0
     for path in directory.rglob("*"):
         try:
@@ -140,7 +136,6 @@ def _size(directory: Path) -> float:
 
 
 def _auto(device: str | None) -> str:
-    """What runtime "auto" would be for a model of the Llama family."""
     from paceline.core.processor import runs
     from paceline.registry.loading import installed
 
@@ -166,7 +161,6 @@ def _model(loaded: Loaded) -> dict[str, Any]:
 
 
 def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
-    """Noise by layout: that of the loaded target and, where the runtime has two, the other."""
     from paceline.measure.doctor import noise_floor
     from paceline.measure.prompts import NOISE_TEXT
     from paceline.registry import loading

@@ -61,7 +61,6 @@ def suggest(
 
 
 def _read(path: Path) -> str:
-    """The corpus; PromptError if it is unreadable or empty."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
