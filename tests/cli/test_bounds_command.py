@@ -13,7 +13,7 @@ from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
 from paceline.core.target import RuntimeOptions
-from paceline.measure import verifier_acceptance as gap
+from paceline.proof import verifier_acceptance as gap
 from paceline.proof.bounds import RULES
 from paceline.proof.tabular import TabularTarget
 from paceline.registry import loading

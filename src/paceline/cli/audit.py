@@ -1,4 +1,4 @@
-"""`paceline audit`: is what is emitted the target's law? From inside, and for any engine."""
+"""`paceline audit`: exactness by enumeration, and of any engine as a black box."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILED = 1
 
 audit = typer.Typer(
     name="audit",
-    help="Prove or test that speculation leaves the output law alone.",
+    help="Prove or test that speculation leaves the output distribution alone.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -96,7 +96,7 @@ def outside(
     seed: o.Seed = _PLAN.seed,
     as_json: o.AsJson = False,
 ) -> None:
-    """Compare an engine with itself, speculation on and off; exit code 1 if the laws differ."""
+    """Compare an engine with itself, speculation on and off; exit code 1 if they differ."""
     from paceline.proof.outside import run
     from paceline.proof.report import plain_report
 
@@ -175,7 +175,7 @@ def _table(report: Report) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("verifier", "draft law", "cases", "runs", "max abs error", "least p", ""):
+    for column in ("verifier", "draft sampling", "cases", "runs", "max abs error", "least p", ""):
         right = column in ("cases", "runs", "max abs error", "least p")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     pairs: dict[tuple[str, str], list[Row]] = {}

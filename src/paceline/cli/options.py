@@ -56,7 +56,7 @@ MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens of this mass.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the most likely one.")]
 RepetitionPenalty = Annotated[float, typer.Option(help="For tokens in prompt or output; 1 is off.")]
 PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for tokens in the output.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")]
@@ -93,7 +93,7 @@ KeepFeatures = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which model, and where it runs."""
+    """Model and runtime."""
 
     model: Model = "smollm2-135m"
     runtime: Runtime = "auto"
@@ -104,7 +104,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class ComputeOptions:
-    """Where a model runs, for commands that build no trees."""
+    """Runtime of commands that build no trees."""
 
     runtime: Runtime = "auto"
     device: Device = None
@@ -114,7 +114,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """How drafts are verified, and how large they are."""
+    """Verification and size of drafts."""
 
     verifier: Verifier = "auto"
     controller: Controller = "auto"
@@ -125,7 +125,7 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResourceOptions:
-    """What decoding may use."""
+    """Limits of decoding."""
 
     threads: Threads = None
     max_context: MaxContext = None
@@ -134,7 +134,7 @@ class ResourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """From logits to the distribution of a token."""
+    """Processing of logits to the distribution of a token."""
 
     temperature: Temperature = 0.0
     top_k: TopK = 0
@@ -145,7 +145,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How drafter networks are trained."""
+    """Recipe of drafter networks."""
 
     vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192
     loss: Loss = "forward-kl"

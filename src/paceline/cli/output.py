@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """Whether the user has pressed Ctrl-C."""
+    """True once the user has pressed Ctrl-C."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -164,7 +164,7 @@ def progress_bar(
 ) -> Iterator[Progress]:
     """Open progress bars on standard error, if that is a terminal.
 
-    `figures` stand behind the bar: a format of rich's `task`.
+    `figures`, after the bar, is a format of rich's `task`.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeRemainingColumn
@@ -288,7 +288,7 @@ def doctor_lines(report: Mapping[str, Any]) -> list[str]:
             ),
         ]
         if model["attention"]:
-            found.append(("operations", _OPERATIONS[model["attention"]]))
+            found.append(("operations", _OPERATIONS.get(model["attention"], model["attention"])))
         if model["kv_precision"]:
             lossy = " (lossy)" if model["kv_lossy"] else ""
             size = model["kv_bytes_per_token"] / 1024
@@ -305,17 +305,12 @@ def doctor_lines(report: Mapping[str, Any]) -> list[str]:
                 text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
                 found.append((f"noise, {layout} {kind}", f"{text}, largest logit difference"))
         if report["fidelity"]:
-            f = report["fidelity"]
-            cache = model["kv_precision"]
+            from paceline.measure.report import fidelity_text
+
+            figures, cache = report["fidelity"], model["kv_precision"]
             cache = "" if cache in (None, "fp32") else f", {cache} cache,"
-            found.append(
-                (
-                    f"{model['precision']}{cache} against fp32",
-                    f"KL {f['kl']:.4f} nats per token, same likeliest token at "
-                    f"{f['top1_agreement']:.1%}, perplexity {f['perplexity']:.3f} against "
-                    f"{f['reference_perplexity']:.3f} ({f['tokens']} tokens)",
-                )
-            )
+            text = f"{fidelity_text(figures)} ({figures['tokens']} tokens)"
+            found.append((f"{model['precision']}{cache} against fp32", text))
     width = max(len(label) for label, _ in found)
     return [
         *(f"{label:<{width}}  {text}" for label, text in found),

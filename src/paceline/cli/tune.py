@@ -139,7 +139,7 @@ def _seconds(text: str) -> float:
 
 
 def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
-    from paceline.tuning.tuner import lines
+    from paceline.tuning.tuner import explanation
 
     saved = tuned.read(loaded.place)
     found = {kind: saved[kind] for kind in kinds if kind in saved}
@@ -151,7 +151,7 @@ def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
     if as_json:
         print_json({**{kind: asdict(choice) for kind, choice in found.items()}, "saved": None})
         return
-    texts = ["\n".join(lines(kind, choice)) for kind, choice in found.items()]
+    texts = ["\n".join(explanation(kind, choice)) for kind, choice in found.items()]
     typer.echo("\n\n".join(texts))
 
 

@@ -44,11 +44,11 @@ def rows(records: Sequence[Record], lossless: Mapping[str, bool]) -> list[Row]:
     """
     categories = list(dict.fromkeys(record.category for record in records))
     out = []
-    for drafter, promised in lossless.items():
+    for drafter, exact in lossless.items():
         for category in ("all", *categories):
             chosen = [r for r in records if category in ("all", r.category)]
             if chosen:
-                out.append({**_row(drafter, category, chosen), "lossless": promised})
+                out.append({**_row(drafter, category, chosen), "lossless": exact})
     return out
 
 
@@ -57,7 +57,9 @@ def remarks(table: Sequence[Row]) -> list[str]:
     out = []
     for row in table:
         if row["category"] == "all" and not row["lossless"]:
-            out.append(f"{row['drafter']}: lossy, its verifier does not promise the target's law")
+            out.append(
+                f"{row['drafter']}: lossy, its verifier does not keep the target's distribution"
+            )
         if row["category"] == "all" and row["identical"] < 1:
             out.append(
                 f"{row['drafter']}: {1 - row['identical']:.0%} of the texts differ from those of "
@@ -201,13 +203,17 @@ def facts(results: Mapping[str, Any]) -> list[str]:
     noise = ", ".join(f"{kind} {value:.2g}" for kind, value in results["noise_floor"].items())
     lines = [f"cost of a forward: {costs}", f"largest logit difference to plain steps: {noise}"]
     if results["fidelity"]:
-        figures = results["fidelity"]
-        lines.append(
-            f"against fp32: KL {figures['kl']:.4f} nats per token, same likeliest token at "
-            f"{figures['top1_agreement']:.1%}, perplexity {figures['perplexity']:.3f} against "
-            f"{figures['reference_perplexity']:.3f}"
-        )
+        lines.append(f"against fp32: {fidelity_text(results['fidelity'])}")
     return lines
+
+
+def fidelity_text(figures: Mapping[str, Any]) -> str:
+    """Format the figures of `measure.doctor.Fidelity`."""
+    return (
+        f"KL {figures['kl']:.4f} nats per token, same argmax token at "
+        f"{figures['top1_agreement']:.1%}, perplexity {figures['perplexity']:.3f} against "
+        f"{figures['reference_perplexity']:.3f}"
+    )
 
 
 def resumption(results: Mapping[str, Any]) -> list[str]:

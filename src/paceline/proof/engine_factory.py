@@ -104,7 +104,7 @@ class PacelineEngine:
 
     def distribution(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
         if not temperature > 0:
-            raise InvalidOption(f"a law has a temperature above 0, not {temperature}")
+            raise InvalidOption(f"a distribution has a temperature above 0, not {temperature}")
         engine = self._engines[False]
         size = engine.decoder.target.capabilities.vocab_size
         answer = engine.generate(_ids(engine, prompt), max_new_tokens=1, logprobs=size)

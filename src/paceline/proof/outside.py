@@ -53,7 +53,7 @@ def run(
             say(f"sampling prompt {number} of {len(plan.check_prompts)}")
             trials.append(_trial(opened, text, plan, number))
         about = dict(opened.about())
-    say("testing laws")
+    say("testing distributions")
     return Report(
         about, plan.as_dict(), tuple(greedy), tests(trials, plan), plan.level, plan.near_tie
     )

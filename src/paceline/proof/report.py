@@ -129,8 +129,8 @@ def _greedy(report: Report) -> list[str]:
 
 def _distributions(report: Report) -> list[str]:
     lines = [
-        f"laws: {len(report.rejected)} of {len(report.distributions)} tests reject equality at "
-        f"{report.level:g} for all together"
+        f"distributions: {len(report.rejected)} of {len(report.distributions)} tests reject "
+        f"equality at {report.level:g} for all together"
     ]
     for each in report.distributions:
         seen = ", ".join(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.measure import verifier_acceptance as gap
-from paceline.measure.verifier_acceptance import Key, Round
+from paceline.proof import verifier_acceptance as gap
+from paceline.proof.verifier_acceptance import Key, Round
 
 NODES: dict[Key, tuple[float, float]] = {
     ("rejection", "independent", 1): (0.5, 0.5),
