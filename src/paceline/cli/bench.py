@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from paceline.measure.run import Record, Workload
 
 
+# Capabilities among the settings of a bench.
+_CAPABILITIES = (
+    *("runtime", "device", "precision", "layout"),
+    *("kv_precision", "kv_lossy", "max_context"),
+)
 _DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"
 
 
@@ -126,20 +131,11 @@ def bench(
         "cores": here["cores"],
         "model": loaded.source.name,
         "fingerprint": loaded.source.fingerprint,
-        "runtime": capabilities.runtime,
-        "device": capabilities.device,
-        "precision": capabilities.precision,
-        "layout": capabilities.layout,
-        "kv_precision": capabilities.kv_precision,
-        "kv_lossy": capabilities.kv_lossy,
-        "max_context": capabilities.max_context,
+        **{key: getattr(capabilities, key) for key in _CAPABILITIES},
         "threads": room.threads,
         "drafters": names,
+        **asdict(rules),
         "verifier": engines["none"].config["verifier"],
-        "controller": rules.controller,
-        "nodes": rules.nodes,
-        "depth": rules.depth,
-        "draft_model": rules.draft_model,
         "workload": work.name,
         "prompts": "built-in" if prompts is None else prompts.name,
         "prompts_sha256": digest(work.content),

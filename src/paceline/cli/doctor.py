@@ -19,6 +19,12 @@ from paceline.version import __version__
 
 PACKAGES = ("numpy", "openvino", "torch", "transformers")
 
+# Capabilities in the report.
+_SHOWN = (
+    *("runtime", "device", "precision", "layout", "bit_exact"),
+    *("kv_precision", "kv_lossy", "kv_bytes_per_token", "attention"),
+)
+
 if TYPE_CHECKING:
     from paceline.registry.loading import Loaded
 
@@ -146,18 +152,7 @@ def _auto(device: str | None) -> str:
 
 def _model(loaded: Loaded) -> dict[str, Any]:
     capabilities = loaded.target.capabilities
-    return {
-        "name": loaded.source.name,
-        "runtime": capabilities.runtime,
-        "device": capabilities.device,
-        "precision": capabilities.precision,
-        "layout": capabilities.layout,
-        "bit_exact": capabilities.bit_exact,
-        "kv_precision": capabilities.kv_precision,
-        "kv_lossy": capabilities.kv_lossy,
-        "kv_bytes_per_token": capabilities.kv_bytes_per_token,
-        "attention": capabilities.attention,
-    }
+    return {"name": loaded.source.name} | {key: getattr(capabilities, key) for key in _SHOWN}
 
 
 def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
