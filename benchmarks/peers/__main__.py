@@ -26,7 +26,7 @@ from paceline.measure.machine import dumps, machine
 from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.engines import encode
+from paceline.proof.engine_factory import encode
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from paceline.models.source import resolve
 from paceline.proof.checks import Plan
 from paceline.proof.outside import run
 from paceline.proof.peers import folder
-from paceline.proof.report import summary
+from paceline.proof.report import summary_tables
 
 THREADED = ("transformers", "genai", "llama-cpp", "llama-cpp-python")
 """Engines that can be told how many threads to use."""
@@ -120,7 +120,7 @@ def main() -> None:
         verdict = found[name].get("failed") or ("passed" if found[name]["passed"] else "DIFFERS")
         line = f"[{number}/{len(wanted)}] {name}: {found[name]['seconds']} s, {verdict}"
         print(f"\r\033[K{line}" if sys.stderr.isatty() else line, flush=True)
-    text = summary(found)
+    text = summary_tables(found)
     (arguments.out / "summary.md").write_text(text + "\n", encoding="utf-8")
     print("\n" + text)
 

@@ -7,8 +7,8 @@ from itertools import chain
 from typing import TypeVar
 
 from paceline.errors import InvalidOption
-from paceline.proof.engine import Timing
-from paceline.proof.remote import ProcessEngine
+from paceline.proof.audited_engine import Timing
+from paceline.proof.remote_engines import JsonlEngine
 
 Item = TypeVar("Item")
 
@@ -43,7 +43,7 @@ def texts(timing: Timing, count: int) -> list[tuple[int | str, ...]]:
     return [timing.tokens[place : place + size] for place in range(0, size * count, size)]
 
 
-class BatchEngine(ProcessEngine):
+class BatchEngine(JsonlEngine):
     """An engine in a process of its own that also answers requests of the kind "batch":
 
         {"batch": {"prompts": [[1, 2], [3]], "speculation": true, "tokens": 2}}

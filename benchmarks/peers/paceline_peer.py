@@ -29,8 +29,8 @@ def main() -> None:
     from paceline.core.target import RuntimeOptions
     from paceline.engine.memory import keep_apart
     from paceline.measure.run import read_alike
-    from paceline.proof.engine import Ask
-    from paceline.proof.engines import OwnEngine
+    from paceline.proof.audited_engine import Request
+    from paceline.proof.engine_factory import PacelineEngine
     from paceline.registry.loading import load_model, make_engine
 
     loaded = load_model(
@@ -45,12 +45,12 @@ def main() -> None:
     }
     if not arguments.plain:
         read_alike(engines.values(), loaded.costs)
-    audited = OwnEngine(loaded, drafter=arguments.drafter)
+    audited = PacelineEngine(loaded, drafter=arguments.drafter)
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
     ) -> Continuations:
-        ask = Ask(tuple(prompt), speculation, temperature, tokens, tuple(seeds))
+        ask = Request(tuple(prompt), speculation, temperature, tokens, tuple(seeds))
         return [list(map(int, row)) for row in audited.continuations(ask)], None
 
     def distribution(prompt: list[int], temperature: float) -> Distribution:

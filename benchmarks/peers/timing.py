@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.measure.machine import dumps
-from paceline.proof.engine import Timing
+from paceline.proof.audited_engine import Timing
 
 WARM_UP_TOKENS = 12
 

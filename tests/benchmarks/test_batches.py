@@ -16,7 +16,7 @@ from benchmarks.peers.timing import Configuration, Turn
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.engine import Timing
+from paceline.proof.audited_engine import Timing
 from paceline.proof.peers import scripts
 
 

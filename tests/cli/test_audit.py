@@ -11,9 +11,9 @@ import pytest
 from tests.cli.conftest import Command, one_line
 
 from paceline.proof import cases, controls
+from paceline.proof.audited_engine import Request, Token
 from paceline.proof.cases import draft_sampling
 from paceline.proof.controls import CONTROLS, Control
-from paceline.proof.engine import Ask, Token
 from paceline.proof.negative import AlwaysAccepts
 from paceline.registry import table as registry
 from paceline.registry.table import Method
@@ -137,12 +137,12 @@ def test_mistakes_end_in_one_line(arguments: tuple[str, ...], says: str, command
     assert says.lower() in outcome.err.lower()
 
 
-def honest(ask: Ask) -> list[list[Token]]:
+def honest(ask: Request) -> list[list[Token]]:
     """Speculation changes nothing."""
     return [[(seed * 7919 + at) % 5 for at in range(ask.tokens)] for seed in ask.seeds]
 
 
-def biased(ask: Ask) -> list[list[Token]]:
+def biased(ask: Request) -> list[list[Token]]:
     """Speculation favours one token."""
     rows = honest(ask)
     return [[0] * len(row) for row in rows] if ask.speculation and ask.temperature else rows

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
-from paceline.cli import bench as module
 from paceline.core.target import RuntimeOptions
-from paceline.measure import page
+from paceline.measure import doctor, page
 from paceline.measure.run import Record
 
 pytestmark = pytest.mark.usefixtures("loads")
@@ -216,7 +215,7 @@ def test_fidelity_is_measured_when_asked(
     # The table says it is fp32, and then there is nothing to compare.
     options = arguments(prompts, "--limit", "1", "--fidelity")
     assert strict(command(*options).out)["fidelity"] is None
-    monkeypatch.setattr(module, "_fidelity", lambda *_: {"kl": float("nan"), "tokens": 3})
+    monkeypatch.setattr(doctor, "fidelity_to_fp32", lambda *_: {"kl": float("nan"), "tokens": 3})
     assert strict(command(*options).out)["fidelity"] == {"kl": None, "tokens": 3}
 
 

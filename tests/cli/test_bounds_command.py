@@ -13,7 +13,7 @@ from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
 
 from paceline.core.target import RuntimeOptions
-from paceline.measure import verifier_acceptance as gap
+from paceline.proof import verifier_acceptance
 from paceline.proof.bounds import RULES
 from paceline.proof.tabular import TabularTarget
 from paceline.registry import loading
@@ -74,7 +74,7 @@ def test_chains_are_told_by_their_number_of_paths(
     assert set(chains) == {
         ("rejection", 1),
         ("block", 1),
-        *(("multipath-block", count) for count in gap.PATHS),
+        *(("multipath-block", count) for count in verifier_acceptance.PATHS),
     }
     assert chains["block", 1]["accepted"] >= chains["rejection", 1]["accepted"]
     assert chains["multipath-block", 2]["nodes"] == 6

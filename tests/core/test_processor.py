@@ -57,7 +57,7 @@ def test_more_threads_than_cores_are_refused(
 HERE = """
 import json, logging, sys
 logging.basicConfig(format="%(message)s")
-from paceline.bench.noise import noise_floor
+from paceline.measure.doctor import noise_floor
 from paceline.errors import RuntimeUnavailable
 from tests.runtimes import tiny_openvino
 out = {}

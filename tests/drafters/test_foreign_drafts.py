@@ -63,7 +63,8 @@ NAMES = [
     *(
         name
         for name in registry.names("drafter")
-        if name != "ppd" and "drafters.network.drafter:" not in registry.find("drafter", name).factory
+        if name != "ppd"
+        and "drafters.network.drafter:" not in registry.find("drafter", name).factory
     ),
     *("stand, drawn", "jacobi, drawn", "draft-model, trees", "draft-model, drawn"),
 ]

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.metrics import GenerationStats
 from paceline.measure import page as module
-from paceline.measure import report, summary
+from paceline.measure import report
 from paceline.measure.page import HINT, page
 from paceline.measure.run import Record, Run
 
@@ -201,9 +201,9 @@ def test_without_matplotlib_the_page_says_how_to_get_plots(
 
 def test_a_resumed_run_says_what_was_lost() -> None:
     resumed = results(resumed_after=[3, 8])
-    assert summary.resumption(resumed) == [
+    assert report.resumption(resumed) == [
         "resumed after 3, 8 prompts, where drafters that learn began anew"
     ]
     resumed["settings"]["cold"] = True
-    assert summary.resumption(resumed) == []
-    assert summary.resumption(results()) == []
+    assert report.resumption(resumed) == []
+    assert report.resumption(results()) == []

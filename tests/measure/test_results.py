@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.measure import results as results_pages
 from paceline.errors import InvalidOption
+from paceline.measure import results as results_pages
 from paceline.measure.results import TOPICS, dump, expected, fill, load, main, record, render, stale
 
 ROOT = Path(__file__).parents[2]

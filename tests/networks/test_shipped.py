@@ -13,7 +13,7 @@ from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, module
 from tests.networks.runners import trained_of
 
 from paceline.cli.app import run
-from paceline.cli.shipped_lines import lines
+from paceline.cli.output import shipped_lines
 from paceline.errors import InvalidOption
 from paceline.networks.weights import (
     load_network,
@@ -48,7 +48,7 @@ def test_a_card_says_what_the_file_holds(path: Path) -> None:
     assert card.parameters == sum(each.size for each in trained.parameters.values())
     assert card.draft_vocabulary == DRAFT_VOCABULARY
     assert card.metadata == {**SAYS, "data": {"seed": "0", "new_tokens": "160"}}
-    page = "\n".join(lines([card]))
+    page = "\n".join(shipped_lines([card]))
     for text in ("hydra: steps 4", "1234 tokens", "block efficiency 1.760", "new tokens 160"):
         assert text in page
     assert SAYS["command"] in page
@@ -67,7 +67,9 @@ def test_prompt_tokens_and_heads_have_cards_too(tmp_path: Path) -> None:
         ("ppd", {}, None),
         ("judge", {}, None),
     ]
-    assert "9 examples: majority 0.500, accuracy 0.700 (0.600 to 0.800)" in "\n".join(lines(cards))
+    assert "9 examples: majority 0.500, accuracy 0.700 (0.600 to 0.800)" in "\n".join(
+        shipped_lines(cards)
+    )
 
 
 def test_provenance_is_read_from_the_head_of_a_file(path: Path, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, TokenTree
+from paceline.proof.audited_engine import CallableEngine, Request
 from paceline.proof.cases import Propose
 from paceline.proof.compare import one_round
-from paceline.proof.engine import Ask, CallableEngine
 from paceline.proof.tabular import DistributionOf, TabularModel, processed
 from paceline.sampling.randomness import KeyedRandomness, Randomness
 from paceline.verifiers.base import Verifier
@@ -43,7 +43,7 @@ def engine(verifier: Verifier, propose: Propose, knows_law: bool = True) -> Call
     """An engine whose speculation is `verifier` on drafts of `propose`."""
     distributions = {temperature: law_at(P, temperature) for temperature in (0.0, 1.0)}
 
-    def answer(ask: Ask) -> Sequence[Sequence[int]]:
+    def answer(ask: Request) -> Sequence[Sequence[int]]:
         distribution = distributions[ask.temperature]
         parts = (verifier, propose) if ask.speculation else (SampleMatch(), nothing)
         return [speculate(*parts, distribution, ask.tokens, seed) for seed in ask.seeds]

@@ -14,8 +14,8 @@ import pytest
 
 from paceline.errors import EngineFailed, InvalidOption
 from paceline.proof import peers
+from paceline.proof.audited_engine import CallableEngine
 from paceline.proof.checks import Plan
-from paceline.proof.engine import CallableEngine
 from paceline.proof.outside import run
 from paceline.proof.report import Report
 

@@ -13,9 +13,9 @@ from tests.proof.tables import VOCABULARY, P, Q, engine, law_at
 
 from paceline.errors import EngineFailed, InvalidOption, PromptError
 from paceline.measure.machine import dumps
+from paceline.proof.audited_engine import CallableEngine, Request
 from paceline.proof.cases import Propose, likely_chain, random_tree, sampled_chain
 from paceline.proof.checks import Plan
-from paceline.proof.engine import Ask, CallableEngine
 from paceline.proof.negative import (
     AcceptsByTargetMass,
     AlwaysAccepts,
@@ -26,7 +26,7 @@ from paceline.proof.negative import (
     top_one_as_sampled,
 )
 from paceline.proof.outside import run
-from paceline.proof.report import plain
+from paceline.proof.report import plain_report
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled, Greedy, SampleMatch
 from paceline.verifiers.rejection import Rejection
@@ -92,7 +92,7 @@ def test_a_bias_of_the_stated_size_is_found_as_often_as_stated() -> None:
     distribution = law_at(P, 1.0)
 
     def biased(bias: float) -> CallableEngine:
-        def answer(ask: Ask) -> Sequence[Sequence[int]]:
+        def answer(ask: Request) -> Sequence[Sequence[int]]:
             generator = np.random.default_rng(ask.seeds[0])
             rows = []
             for _ in ask.seeds:
@@ -126,7 +126,7 @@ def test_a_bias_of_the_stated_size_is_found_as_often_as_stated() -> None:
 def test_level_holds_over_all_prompts_together() -> None:
     probs = law_at(P, 1.0)((0, 1)).probs
 
-    def answer(ask: Ask) -> Sequence[Sequence[int]]:
+    def answer(ask: Request) -> Sequence[Sequence[int]]:
         generator = np.random.default_rng(ask.seeds[0])
         rows: list[list[int]] = generator.choice(VOCABULARY, (len(ask.seeds), 2), p=probs).tolist()
         return rows
@@ -182,7 +182,7 @@ def test_a_difference_that_is_no_near_tie_fails() -> None:
     report = run(scripted((7, 9, 9, 9), (5, 9, 9, 9)), ONE)
     assert report.greedy[0].gap == pytest.approx(3)
     assert (report.near_ties, report.passed) == (0, False)
-    assert "gap 3.000 (engine)" in plain(report)
+    assert "gap 3.000 (engine)" in plain_report(report)
 
 
 def test_a_continuation_cut_short_is_a_difference_without_a_gap() -> None:
@@ -195,7 +195,7 @@ def test_a_continuation_cut_short_is_a_difference_without_a_gap() -> None:
 def test_an_engine_that_does_not_repeat_itself_is_told() -> None:
     report = run(scripted((5, 5, 5, 5), (5, 5, 5, 5), (5, 6, 5, 5)), ONE)
     assert not report.greedy[0].repeatable
-    assert "1 prompts differ between two runs without speculation" in plain(report)
+    assert "1 prompts differ between two runs without speculation" in plain_report(report)
 
 
 def test_the_report_is_json_and_text() -> None:
@@ -205,13 +205,13 @@ def test_the_report_is_json_and_text() -> None:
     assert data["rejected"] == len(report.rejected) > 0
     assert {"p_value", "adjusted", "distance", "detectable"} <= data["laws"][0].keys()
     assert data["settings"]["samples"] == 250
-    assert "tests reject equality" in plain(report)
+    assert "tests reject equality" in plain_report(report)
 
 
 def test_samples_with_and_without_speculation_share_no_seed() -> None:
     seeds: dict[bool, set[int]] = {True: set(), False: set()}
 
-    def answer(ask: Ask) -> Sequence[Sequence[int]]:
+    def answer(ask: Request) -> Sequence[Sequence[int]]:
         assert not seeds[ask.speculation] & set(ask.seeds)
         seeds[ask.speculation] |= set(ask.seeds)
         return [(seed % 3, 0) for seed in ask.seeds]

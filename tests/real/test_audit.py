@@ -6,7 +6,7 @@ import pytest
 from tests.real.conftest import load
 
 from paceline.proof.checks import Plan
-from paceline.proof.engines import OwnEngine
+from paceline.proof.engine_factory import PacelineEngine
 from paceline.proof.outside import run
 
 pytestmark = pytest.mark.real
@@ -15,7 +15,7 @@ PLAN = Plan(greedy_prompts=2, greedy_tokens=24, samples=20, tokens=2)
 
 
 def test_paceline_passes_from_outside() -> None:
-    engine = OwnEngine(load("int8"), drafter="prompt-lookup", nodes=4, depth=4)
+    engine = PacelineEngine(load("int8"), drafter="prompt-lookup", nodes=4, depth=4)
     plan = Plan(**{**PLAN.as_dict(), "law_prompts": PLAN.check_prompts[:1]})
     report = run(engine, plan)
     assert report.passed

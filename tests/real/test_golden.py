@@ -16,8 +16,7 @@ import pytest
 from paceline import SamplingParams
 from paceline.core import processor
 from paceline.core.target import RuntimeOptions
-from paceline.registry.loading import Loaded, load_model
-from paceline.registry.loading import make_engine
+from paceline.registry.loading import Loaded, load_model, make_engine
 
 pytestmark = pytest.mark.real
 

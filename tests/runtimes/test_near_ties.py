@@ -20,8 +20,8 @@ from paceline.core import tree  # noqa: E402
 from paceline.core.target import Pass, RuntimeOptions, Target  # noqa: E402
 from paceline.core.types import BoolArray, IntArray, SamplingParams  # noqa: E402
 from paceline.drafters.base import (
-    Drafter,  # noqa: E402
-    NoDrafter,  # noqa: E402
+    Drafter,
+    NoDrafter,
 )
 from paceline.drafters.draft_model import DraftModel  # noqa: E402
 from paceline.drafters.ngram.prompt_lookup import PromptLookup  # noqa: E402

@@ -1,4 +1,4 @@
-"""`paceline audit`: is what is emitted the target's law? From inside, and for any engine."""
+"""`paceline audit`: exactness by enumeration, and of any engine as a black box."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.output import print_json, progress_bar
 from paceline.errors import InvalidOption
 from paceline.proof.checks import Plan
 
@@ -26,7 +27,7 @@ FAILED = 1
 
 audit = typer.Typer(
     name="audit",
-    help="Prove or test that speculation leaves the output law alone.",
+    help="Prove or test that speculation leaves the output distribution alone.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -46,10 +47,8 @@ def inside(
     All verifiers of `paceline methods` are audited, plugins included. A full audit takes a few
     minutes, --quick less than one.
     """
-    if jobs is not None and jobs < 1:
-        raise InvalidOption(f"--jobs must be 1 or more, not {jobs}")
+    o.check_at_least_one(jobs=jobs)
 
-    from paceline.cli.output import print_json
     from paceline.proof.cases import FULL, QUICK
     from paceline.proof.inside import audit as audit_inside
 
@@ -97,10 +96,9 @@ def outside(
     seed: o.Seed = _PLAN.seed,
     as_json: o.AsJson = False,
 ) -> None:
-    """Compare an engine with itself, speculation on and off; exit code 1 if the laws differ."""
-    from paceline.cli.output import print_json
+    """Compare an engine with itself, speculation on and off; exit code 1 if they differ."""
     from paceline.proof.outside import run
-    from paceline.proof.report import plain
+    from paceline.proof.report import plain_report
 
     plan = Plan(
         prompts=prompts,
@@ -119,13 +117,12 @@ def outside(
     if as_json:
         print_json(report.as_dict())
     else:
-        typer.echo(plain(report))
+        typer.echo(plain_report(report))
     if not report.passed:
         raise typer.Exit(FAILED)
 
 
 def _settings(pairs: list[str]) -> Mapping[str, str]:
-    """`KEY=VALUE` arguments as a table."""
     out: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -137,24 +134,16 @@ def _settings(pairs: list[str]) -> Mapping[str, str]:
 
 @contextmanager
 def _bar(shown: bool) -> Iterator[Callable[..., None]]:
-    """Shows what is being done, and how much of it is done, while standard error is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(
-        console=console, transient=True, disable=not (shown and console.is_terminal)
-    ) as p:
-        task = p.add_task("cases", total=None)
+    with progress_bar(shown=shown) as bar:
+        task = bar.add_task("cases", total=None)
 
         def show(done: int, total: int, what: str = "cases") -> None:
-            p.update(task, completed=done, total=total or None, description=what)
+            bar.update(task, completed=done, total=total or None, description=what)
 
         yield show
 
 
 def _print(report: Report) -> None:
-    """A table by rule, and a line or a few on everything else."""
     from rich.console import Console
 
     Console().print(_table(report), markup=False)
@@ -183,11 +172,10 @@ def _print(report: Report) -> None:
 
 
 def _table(report: Report) -> Table:
-    """One line per pair."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for column in ("verifier", "draft law", "cases", "runs", "max abs error", "least p", ""):
+    for column in ("verifier", "draft sampling", "cases", "runs", "max abs error", "least p", ""):
         right = column in ("cases", "runs", "max abs error", "least p")
         table.add_column(column, justify="right" if right else "left", no_wrap=True)
     pairs: dict[tuple[str, str], list[Row]] = {}
@@ -218,7 +206,6 @@ def _count(what: str, good: list[bool]) -> str:
 
 
 def _failures(report: Report) -> list[str]:
-    """A line for everything that is wrong."""
     rows = [row for row in report.rows if not row.finding.exact]
     return [
         *(f"FAILED: {problem}" for problem in report.problems),

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import hashlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.cli.output import Interrupt, interruptible, print_json, progress_bar, remark
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
-from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
+from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, digest, read_prompts, spread
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.cli.output import Interrupt
     from paceline.engine.engine import Engine
     from paceline.measure.report import Store
     from paceline.measure.run import Record, Workload
-    from paceline.registry.loading import Loaded
 
 
+# Capabilities among the settings of a bench.
+_CAPABILITIES = (
+    *("runtime", "device", "precision", "layout"),
+    *("kv_precision", "kv_lossy", "max_context"),
+)
 _DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"
 
 
-@blocks.spread_options
+@o.spread_options
 def bench(
     *,
     workload: Annotated[
         str, typer.Option(help="prompts; or agentic: plan, workers, refinement on eight tasks.")
     ] = "prompts",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
-    ] = None,
+    prompts: o.Prompts = None,
     drafters: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,9 +54,9 @@ def bench(
         int | None,
         typer.Option(help="Most tokens to generate. Default: 128; for agentic 512."),
     ] = None,
-    place: blocks.ModelOptions,
-    rules: blocks.SpeculationOptions,
-    room: blocks.ResourceOptions,
+    place: o.ModelOptions,
+    rules: o.SpeculationOptions,
+    room: o.ResourceOptions,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
     ignore_eos: o.IgnoreEos = False,
@@ -90,11 +87,9 @@ def bench(
     """
     # The baseline first.
     names = list(dict.fromkeys(["none", *o.drafter_names(drafters or [_DRAFTERS], "--drafters")]))
-    checked = blocks.runtime_options(place, room)
-    blocks.check_names(place, rules, *names)
-    for name, value in (("limit", limit), ("batch", batch)):
-        if value is not None and value < 1:
-            raise InvalidOption(f"--{name} must be 1 or more, not {value}")
+    checked = o.runtime_options(place, room)
+    o.check_names(place.runtime, *names, speculation=rules)
+    o.check_at_least_one(limit=limit, batch=batch)
     work = _workload(workload, prompts, limit, turns, batch)
     params = SamplingParams(
         temperature=temperature,
@@ -106,9 +101,8 @@ def bench(
     if out is not None and out.exists() and not out.is_dir():
         raise InvalidOption(f"--out {out} is a file: give a directory")
 
-    from paceline.cli.output import interruptible
     from paceline.engine.memory import keep_apart
-    from paceline.measure.doctor import noise_floor
+    from paceline.measure.doctor import fidelity_to_fp32, noise_floor
     from paceline.measure.machine import machine
     from paceline.measure.report import Store
     from paceline.measure.run import read_alike, warm_up
@@ -137,23 +131,14 @@ def bench(
         "cores": here["cores"],
         "model": loaded.source.name,
         "fingerprint": loaded.source.fingerprint,
-        "runtime": capabilities.runtime,
-        "device": capabilities.device,
-        "precision": capabilities.precision,
-        "layout": capabilities.layout,
-        "kv_precision": capabilities.kv_precision,
-        "kv_lossy": capabilities.kv_lossy,
-        "max_context": capabilities.max_context,
+        **{key: getattr(capabilities, key) for key in _CAPABILITIES},
         "threads": room.threads,
         "drafters": names,
+        **asdict(rules),
         "verifier": engines["none"].config["verifier"],
-        "controller": rules.controller,
-        "nodes": rules.nodes,
-        "depth": rules.depth,
-        "draft_model": rules.draft_model,
         "workload": work.name,
         "prompts": "built-in" if prompts is None else prompts.name,
-        "prompts_sha256": _digest(work.content),
+        "prompts_sha256": digest(work.content),
         "limit": limit,
         "turns": turns,
         "max_new_tokens": params.max_new_tokens,
@@ -172,7 +157,7 @@ def bench(
         "machine": here,
         "bit_exact": capabilities.bit_exact,
         "noise_floor": noise_floor(loaded.target, loaded.tokenizer.encode(NOISE_TEXT)),
-        "fidelity": _fidelity(loaded, place.model) if fidelity else None,
+        "fidelity": fidelity_to_fp32(loaded, place.model) if fidelity else None,
     }
     records = {} if store is None else {each.index: each for each in store.records}
     wanted = sum(map(len, work.groups))
@@ -193,12 +178,6 @@ def bench(
 def _workload(
     workload: str, prompts: Path | None, limit: int | None, turns: str, batch: int
 ) -> Workload:
-    """What the options ask to decode.
-
-    Raises:
-        InvalidOption: an unknown name, or options that do not go together.
-        PromptError: the prompts cannot be read.
-    """
     from paceline.measure.agent import TASKS, AgentLoop, Dialogues
 
     if turns not in ("first", "all"):
@@ -213,23 +192,6 @@ def _workload(
     return AgentLoop(TASKS[:limit])
 
 
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
-    """The loaded precision against fp32; None if it is fp32."""
-    from paceline.measure.doctor import fidelity
-    from paceline.registry import loading
-
-    capabilities = loaded.target.capabilities
-    if capabilities.precision == "fp32":
-        return None
-    options = replace(loaded.options, precision="fp32", kv_precision=None)
-    reference = loading.load_model(model, runtime=capabilities.runtime, options=options)
-    return fidelity(reference.target, loaded.target, loaded.tokenizer).as_dict()
-
-
 def _run(
     engines: Mapping[str, Engine],
     work: Workload,
@@ -238,12 +200,12 @@ def _run(
     records: Mapping[int, Record],
     interrupt: Interrupt,
 ) -> Iterator[list[Record]]:
-    """Run what is left, with a progress bar."""
     from paceline.measure.run import run
 
     done = frozenset(records)
     left = sum(not done.issuperset(group) for group in work.groups)
-    with _progress(left * work.races * len(engines)) as tick:
+    with progress_bar("{task.completed:.0f}/{task.total:.0f}") as bar:
+        task = bar.add_task("bench", total=left * work.races * len(engines))
         yield from run(
             engines,
             work,
@@ -251,23 +213,8 @@ def _run(
             cold=cold,
             done=done,
             stop=lambda: interrupt.requested,
-            tick=tick,
+            tick=lambda: bar.advance(task),
         )
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A bar on standard error if that is a terminal; yields what advances it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("[progress.description]bench", BarColumn(), MofNCompleteColumn())
-    hidden = not sys.stderr.isatty()
-    with Progress(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), disable=hidden
-    ) as bar:
-        task = bar.add_task("bench", total=total)
-        yield lambda: bar.advance(task)
 
 
 def _report(
@@ -278,9 +225,7 @@ def _report(
     store: Store | None,
     as_json: bool,
 ) -> None:
-    """Print the results, and write them where a directory was given."""
-    from paceline.cli.output import print_json, remark
-    from paceline.measure import report, summary
+    from paceline.measure import report
     from paceline.measure.machine import dumps
     from paceline.measure.page import HINT, can_plot, page
 
@@ -290,16 +235,16 @@ def _report(
     interrupted = [] if complete else [f"interrupted after {len(records)} of {wanted} prompts"]
     notes = [
         *interrupted,
-        *summary.resumption(results),
-        *summary.cache(results),
-        *summary.loops(records),
+        *report.resumption(results),
+        *report.cache(results),
+        *report.loops(records),
         *report.remarks(table),
     ]
     results |= {"rows": table, "complete": complete, "remarks": notes}
     if store is not None:
         files = {
             "results.json": dumps(results, indent=1) + "\n",
-            "results.md": summary.markdown(results),
+            "results.md": report.results_page(results),
             "report.html": page(results),
         }
         store.finish(files)
@@ -308,6 +253,6 @@ def _report(
     if as_json:
         print_json(results)
         return
-    typer.echo(report.plain(table))
-    for line in [*summary.facts(results), *notes]:
+    typer.echo(report.plain_table(table))
+    for line in [*report.facts(results), *notes]:
         typer.echo(line)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.output import print_json, remark
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.measure.prompts import BUILT_IN, read_prompts, spread
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 
+@o.spread_options
 def bounds(
+    *,
     draft: Annotated[
         str,
         typer.Option(
@@ -29,10 +31,7 @@ def bounds(
             "model with the target's vocabulary."
         ),
     ] = "layers:28",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
-    ] = None,
+    prompts: o.Prompts = None,
     limit: Annotated[
         int | None, typer.Option(help="So many prompts, spread evenly over categories.")
     ] = None,
@@ -44,10 +43,7 @@ def bounds(
     depth: Annotated[int, typer.Option(help="Length of drafted chains.")] = 4,
     max_new_tokens: o.MaxNewTokens = 48,
     model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    threads: o.Threads = None,
+    compute: o.ComputeOptions,
     seed: o.Seed = 0,
     as_json: o.AsJson = False,
 ) -> None:
@@ -56,14 +52,12 @@ def bounds(
     The bound is the optimum over all lossless rules that see the same drafts of a node; chains and
     paths are verified as a whole, so their figures are accepted tokens per round.
     """
-    checked = o.runtime_options(device, precision, threads=threads)
-    o.check_names(runtime, "auto", "auto")
+    checked = o.runtime_options(compute)
+    o.check_names(compute.runtime)
     counts = _numbers("drafts", drafts, int)
     if not all(1 <= count <= 8 for count in counts):
         raise InvalidOption(f"--drafts must be between 1 and 8, not {drafts}")
-    for name, value in (("limit", limit), ("depth", depth)):
-        if value is not None and value < 1:
-            raise InvalidOption(f"--{name} must be 1 or more, not {value}")
+    o.check_at_least_one(limit=limit, depth=depth)
     if max_new_tokens <= depth:
         raise InvalidOption(f"--max-new-tokens must be more than --depth, not {max_new_tokens}")
     settings = [
@@ -79,13 +73,12 @@ def bounds(
     if kind == "layers" and not which.isdecimal():
         raise InvalidOption(f"--draft {draft}: say how many layers, as in layers:28")
 
-    from paceline.cli.output import print_json, remark
-    from paceline.measure import verifier_acceptance as gap
+    from paceline.proof import verifier_acceptance as acceptance
     from paceline.registry import loading
 
-    loaded = loading.load_model(model, runtime=runtime, options=checked)
+    loaded = loading.load_model(model, runtime=compute.runtime, options=checked)
     if kind == "layers":
-        small = loading.load_draft(loaded, model, precision=precision, layers=int(which))
+        small = loading.load_draft(loaded, model, precision=compute.precision, layers=int(which))
     elif kind == "precision":
         small = loading.load_draft(loaded, model, precision=which)
     else:
@@ -101,7 +94,9 @@ def bounds(
     for params in settings:
         if not as_json:
             remark(f"temperature {params.temperature:g}, top-p {params.top_p:g}")
-        measured = list(gap.measure(loaded, small, texts, params, drafts=counts, depth=depth))
+        measured = list(
+            acceptance.measure(loaded, small, texts, params, drafts=counts, depth=depth)
+        )
         if not any(measured):
             raise PromptError(
                 f"no prompt leaves room for chains of {depth} tokens: shorten the prompts or lower "
@@ -112,9 +107,9 @@ def bounds(
                 "temperature": params.temperature,
                 "top_p": params.top_p,
                 "rounds": sum(map(len, measured)),
-                "rows": gap.rows(measured),
-                "chains": gap.chain_rows(measured, depth),
-                "orderings": gap.orderings(measured),
+                "rows": acceptance.rows(measured),
+                "chains": acceptance.chain_rows(measured, depth),
+                "orderings": acceptance.orderings(measured),
             }
         )
     if as_json:
@@ -124,7 +119,6 @@ def bounds(
 
 
 def _numbers(name: str, text: str, kind: Callable[[str], Number]) -> list[Number]:
-    """Numbers from a comma-separated option."""
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:

@@ -7,23 +7,23 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.cli.output import follow, interruptible, remark, summary, write
 from paceline.core.types import SamplingParams
 from paceline.errors import PacelineError
 
 _HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an answer"
 
 
-@blocks.spread_options
+@o.spread_options
 def chat(
     *,
-    place: blocks.ModelOptions,
+    place: o.ModelOptions,
     drafter: o.Drafter = "auto",
-    rules: blocks.SpeculationOptions,
-    room: blocks.ResourceOptions,
+    rules: o.SpeculationOptions,
+    room: o.ResourceOptions,
     max_new_tokens: o.MaxNewTokens = 512,
-    sampling: blocks.Sampling,
+    sampling: o.SamplingOptions,
     seed: o.Seed = 0,
     stop_loops: o.StopLoops = False,
     system: o.System = None,
@@ -35,12 +35,10 @@ def chat(
         max_new_tokens=max_new_tokens,
         stop_loops=stop_loops,
     )
-    blocks.runtime_options(place, room)
-    blocks.check_names(place, rules, drafter)
+    o.runtime_options(place, room)
+    o.check_names(place.runtime, drafter, speculation=rules)
 
-    from paceline.cli.output import remark
-
-    engine = blocks.load(place, room, drafter, rules, max_batch=1)
+    engine = o.load(place, room, drafter, rules, max_batch=1)
     remark(_HELP)
     first = [{"role": "system", "content": system}] if system else []
     messages = list(first)
@@ -58,7 +56,6 @@ def chat(
 
 
 def _read() -> str | None:
-    """The next line, or None at the end of input."""
     terminal = sys.stdin.isatty()
     if terminal:
         with suppress(ImportError):
@@ -70,9 +67,7 @@ def _read() -> str | None:
 
 
 def _turn(engine: Any, messages: list[dict[str, str]], line: str, params: SamplingParams) -> None:
-    """Ask, stream the answer, and add both to `messages`, which a failed turn leaves alone."""
-    from paceline.cli.output import follow, interruptible, remark, summary, write
-
+    # A failed turn leaves `messages` as they were.
     asked = [*messages, {"role": "user", "content": line}]
     shown = 0
 

@@ -12,21 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.doctor_lines import PACKAGES, lines
+from paceline.cli.output import doctor_lines, print_json, remark
 from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
 from paceline.version import __version__
+
+PACKAGES = ("numpy", "openvino", "torch", "transformers")
+
+# Capabilities in the report.
+_SHOWN = (
+    *("runtime", "device", "precision", "layout", "bit_exact"),
+    *("kv_precision", "kv_lossy", "kv_bytes_per_token", "attention"),
+)
 
 if TYPE_CHECKING:
     from paceline.registry.loading import Loaded
 
 
+@o.spread_options
 def doctor(
+    *,
     model: o.Model = "smollm2-135m",
-    runtime: o.Runtime = "auto",
-    device: o.Device = None,
-    precision: o.Precision = None,
-    threads: o.Threads = None,
+    compute: o.ComputeOptions,
     kv_precision: o.KvPrecision = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave the model out.")] = False,
     profile: Annotated[
@@ -40,14 +47,13 @@ def doctor(
 
     With --profile: where a plain and a drafted step spend their time, part by part.
     """
-    checked = o.runtime_options(device, precision, threads=threads, kv_precision=kv_precision)
-    o.check_names(runtime, "auto", "auto", drafter)
+    checked = o.runtime_options(compute, kv_precision=kv_precision)
+    o.check_names(compute.runtime, drafter)
     if rows < 2:
         raise InvalidOption(f"--rows must be 2 or more, a root and a draft, not {rows}")
     if quick and profile:
         raise InvalidOption("--profile needs the model: leave out --quick")
 
-    from paceline.cli.output import print_json, remark
     from paceline.core.cache import cache_dir
     from paceline.measure.machine import machine
 
@@ -57,29 +63,28 @@ def doctor(
         "machine": machine(),
         "cache": {"path": str(directory), "mib": _size(directory)},
     }
-    report["auto_runtime"] = _auto(device)
+    report["auto_runtime"] = _auto(compute.device)
     problem: PacelineError | None = None
     if not quick:
         if not as_json:
             remark("loading and measuring; this takes a minute or two")
         try:
             if profile:
-                report |= _profile(model, runtime, checked, drafter, rows)
+                report |= _profile(model, compute.runtime, checked, drafter, rows)
             else:
-                report |= _measure(model, runtime, checked)
+                report |= _measure(model, compute.runtime, checked)
         except PacelineError as error:  # what is known so far may explain it
             problem = error
     if as_json:
         print_json(report)
     else:
-        for line in lines(report):
+        for line in doctor_lines(report):
             typer.echo(line)
     if problem is not None:
         raise problem
 
 
 def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any]:
-    """The part of the report that needs a model."""
     from paceline.registry import loading
 
     begin = perf_counter()
@@ -96,7 +101,6 @@ def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any
 def _profile(
     model: str, runtime: str, options: RuntimeOptions, drafter: str, rows: int
 ) -> dict[str, Any]:
-    """Steps taken apart: plain ones, and drafted ones of so many rows."""
     from paceline.measure.doctor import profile, repetitive
     from paceline.registry import loading
 
@@ -118,7 +122,6 @@ def _profile(
 
 
 def _versions() -> dict[str, str | None]:
-    """Version by package, None where it is missing."""
     out: dict[str, str | None] = {"python": platform.python_version(), "paceline": __version__}
     for package in PACKAGES:
         try:
@@ -129,7 +132,6 @@ def _versions() -> dict[str, str | None]:
 
 
 def _size(directory: Path) -> float:
-    """MiB of all files below a directory."""
     total = 0
     for path in directory.rglob("*"):
         try:
@@ -140,7 +142,6 @@ def _size(directory: Path) -> float:
 
 
 def _auto(device: str | None) -> str:
-    """What runtime "auto" would be for a model of the Llama family."""
     from paceline.core.processor import runs
     from paceline.registry.loading import installed
 
@@ -151,22 +152,10 @@ def _auto(device: str | None) -> str:
 
 def _model(loaded: Loaded) -> dict[str, Any]:
     capabilities = loaded.target.capabilities
-    return {
-        "name": loaded.source.name,
-        "runtime": capabilities.runtime,
-        "device": capabilities.device,
-        "precision": capabilities.precision,
-        "layout": capabilities.layout,
-        "bit_exact": capabilities.bit_exact,
-        "kv_precision": capabilities.kv_precision,
-        "kv_lossy": capabilities.kv_lossy,
-        "kv_bytes_per_token": capabilities.kv_bytes_per_token,
-        "attention": capabilities.attention,
-    }
+    return {"name": loaded.source.name} | {key: getattr(capabilities, key) for key in _SHOWN}
 
 
 def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
-    """Noise by layout: that of the loaded target and, where the runtime has two, the other."""
     from paceline.measure.doctor import noise_floor
     from paceline.measure.prompts import NOISE_TEXT
     from paceline.registry import loading
@@ -183,16 +172,9 @@ def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
 
 
 def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:
-    """What is in use against fp32 throughout, or None if there is nothing to compare."""
-    from paceline.measure.doctor import fidelity
-    from paceline.registry import loading
+    from paceline.measure.doctor import fidelity_to_fp32
 
-    capabilities = loaded.target.capabilities
-    if capabilities.precision == "fp32" and capabilities.kv_precision in (None, "fp32"):
-        return None
-    options = replace(loaded.options, precision="fp32", kv_precision=None)
     try:
-        reference = loading.load_model(model, runtime=capabilities.runtime, options=options)
+        return fidelity_to_fp32(loaded, model)
     except PacelineError:  # a model or device without fp32
         return None
-    return fidelity(reference.target, loaded.target, loaded.tokenizer).as_dict()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.output import print_json
 from paceline.errors import InvalidOption
 
 
@@ -30,7 +31,6 @@ def export(
     if to != "vllm":
         raise InvalidOption(f"--to {to} is unknown: use vllm")
 
-    from paceline.cli.output import print_json
     from paceline.export.layout import check_folder, write_layout
     from paceline.export.vllm import vllm_layout
 

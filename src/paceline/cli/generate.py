@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.cli.output import (
+    Painter,
+    follow,
+    interruptible,
+    print_json,
+    remark,
+    summary,
+    write,
+)
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 
@@ -18,16 +26,16 @@ if TYPE_CHECKING:
     from paceline.zoo.first_finish import FirstFinish
 
 
-@blocks.spread_options
+@o.spread_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     *,
-    place: blocks.ModelOptions,
+    place: o.ModelOptions,
     drafter: o.Drafter = "auto",
-    rules: blocks.SpeculationOptions,
-    room: blocks.ResourceOptions,
+    rules: o.SpeculationOptions,
+    room: o.ResourceOptions,
     max_new_tokens: o.MaxNewTokens = 256,
-    sampling: blocks.Sampling,
+    sampling: o.SamplingOptions,
     presence_penalty: o.PresencePenalty = 0.0,
     frequency_penalty: o.FrequencyPenalty = 0.0,
     seed: o.Seed = 0,
@@ -63,28 +71,18 @@ def generate(
         stop_loops=stop_loops,
         logprobs=logprobs,
     )
-    if first_of < 1:
-        raise InvalidOption(f"--first-of must be 1 or more, not {first_of}")
+    o.check_at_least_one(first_of=first_of)
     if first_of > 1 and (params.greedy or color):
         wrong = "--color" if color else "--temperature 0"
         raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
-    blocks.runtime_options(place, room)
-    blocks.check_names(place, rules, drafter)
+    o.runtime_options(place, room)
+    o.check_names(place.runtime, drafter, speculation=rules)
     text = _read(prompt, raw)
 
-    from paceline.cli.output import (
-        Painter,
-        follow,
-        interruptible,
-        print_json,
-        remark,
-        summary,
-        write,
-    )
     from paceline.engine.engine import Event
     from paceline.zoo.first_finish import first_finish
 
-    engine = blocks.load(place, room, drafter, rules, max_batch=first_of)
+    engine = o.load(place, room, drafter, rules, max_batch=first_of)
     painter = Painter(engine.tokenizer) if color else None
     shown = 0
 
@@ -129,7 +127,7 @@ def generate(
 
 
 def _read(prompt: str, raw: bool) -> str:
-    """The prompt's text, checked before a model is loaded for it."""
+    # Checked before a model is loaded for it.
     try:
         text = sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else prompt
         text.encode("utf-8")  # arguments that were not UTF-8 arrive as lone surrogates
@@ -141,7 +139,6 @@ def _read(prompt: str, raw: bool) -> str:
 
 
 def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """The object that `--json` prints."""
     report = {
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -162,7 +159,6 @@ def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, A
 
 
 def _samples(found: FirstFinish) -> dict[str, Any]:
-    """What `--json` prints of a first-finish search."""
     return {
         "index": found.index,
         "seed": found.seed,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.output import print_json, progress_bar, remark
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def index(
     file: Source, out: Out, model: o.Model = "smollm2-135m", as_json: o.AsJson = False
 ) -> None:
     """Index a text, so that --drafter datastore can draft what it says."""
-    from paceline.cli.output import print_json, remark
     from paceline.drafters.suffix import datastore as suffix_array
     from paceline.models.source import resolve
 
@@ -59,11 +58,6 @@ def index(
 
 
 def _token_file(file: Path) -> Tokens:
-    """Token ids from a NumPy file.
-
-    Raises:
-        InvalidOption: it is no array of one dimension, or not of token ids.
-    """
     import numpy as np
 
     try:
@@ -79,11 +73,6 @@ def _token_file(file: Path) -> Tokens:
 
 
 def _tokenise(file: Path, tokenizer: Tokenizer, advance: Callable[[int], None]) -> Tokens:
-    """Token ids of a text file, piece by piece.
-
-    Raises:
-        InvalidOption: the file is not UTF-8, or empty.
-    """
     import numpy as np
 
     parts = []
@@ -104,11 +93,8 @@ def _tokenise(file: Path, tokenizer: Tokenizer, advance: Callable[[int], None]) 
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """A file in pieces that end before lines that begin without a space.
-
-    Byte-level tokenizers split there anyway, so the tokens are those of the whole text. Others may
-    differ by a token there, which a datastore can bear.
-    """
+    # Pieces end before lines that begin without a space: byte-level tokenizers split there anyway.
+    # Others may differ by a token there, which a datastore can bear.
     lines: list[bytes] = []
     size = 0
     with file.open("rb") as source:
@@ -124,13 +110,6 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, where that is a terminal; yields a function that advances it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    columns = (f"[progress.description]{what}", BarColumn(), TaskProgressColumn())
-    console = Console(stderr=True)
-    hidden = not sys.stderr.isatty()
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(what, total=total)
         yield lambda amount: bar.advance(task, amount)

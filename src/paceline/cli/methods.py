@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.output import print_json, shipped_lines
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 
@@ -44,19 +45,16 @@ def methods(
     With --weights: what each file of trained weights is, what it was trained on and by which
     command, and how it does on held-out text.
     """
-    from paceline.cli.output import print_json
-
     if weights and markdown:
         raise InvalidOption("--weights has no --markdown: use --json")
     if weights:
-        from paceline.cli.shipped_lines import lines
         from paceline.networks.weights import shipped_cards
 
         cards = shipped_cards()
         if as_json:
             print_json([asdict(card) for card in cards])
         else:
-            typer.echo("\n".join(lines(cards)))
+            typer.echo("\n".join(shipped_lines(cards)))
     elif as_json:
         entries = [asdict(method) for method in registry.methods()]
         for entry in entries:

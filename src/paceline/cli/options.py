@@ -1,20 +1,27 @@
-"""Options that several commands share, and what they are turned into."""
+"""Options that several commands share, the dataclasses that group them, and their checks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Annotated, cast
+from collections.abc import Callable, Iterable
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from paceline.core.options import split_options
 from paceline.core.target import RuntimeOptions
-from paceline.core.types import Layout
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 from paceline.registry.expressions import check_drafter
 from paceline.runtimes.cpu.kv_formats import check_kv_precision
+
+if TYPE_CHECKING:
+    from paceline.engine.engine import Engine
+    from paceline.training.trainer import Recipe
 
 Model = Annotated[
     str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
@@ -48,7 +55,7 @@ MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens of this mass.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the likeliest one.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the most likely one.")]
 RepetitionPenalty = Annotated[float, typer.Option(help="For tokens in prompt or output; 1 is off.")]
 PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for tokens in the output.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")]
@@ -59,55 +66,205 @@ StopLoops = Annotated[
     bool, typer.Option("--stop-loops", help="End a text that has come to repeat itself.")
 ]
 System = Annotated[str | None, typer.Option(help="System message.")]
-KvTokens = Annotated[int | None, typer.Option(help="Tokens that all requests may have cached.")]
-PrefixTokens = Annotated[
-    int | None, typer.Option(help="Cached tokens kept for prompts that begin alike; 0 is off.")
-]
 KvPrecision = Annotated[
     str | None, typer.Option(help="Of the key-value cache: fp32, fp16, bf16, or u8 (lossy).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
+]
+Data = Annotated[Path, typer.Option(help="Folder of `paceline train data`.")]
+Folders = Annotated[
+    list[Path],
+    typer.Option("--data", help="Folder of `paceline train data`; several, one each time."),
+]
+DATA = [Path("data")]
+"""Where `paceline train data` writes by default."""
+Loss = Annotated[
+    str, typer.Option(help="cross-entropy, forward-kl, reverse-kl, jsd, tvd or tvd++.")
+]
+TrainingPrecision = Annotated[str, typer.Option(help="fp32 or bf16.")]
+KeepFeatures = Annotated[
+    Path | None, typer.Option(help="Folder to keep hidden states in, for several runs.")
+]
 
 
-def runtime_options(
-    device: str | None = None,
-    precision: str | None = None,
-    layout: str | None = None,
-    threads: int | None = None,
-    max_context: int | None = None,
-    kv_tokens: int | None = None,
-    prefix_tokens: int | None = None,
-    kv_precision: str | None = None,
-) -> RuntimeOptions:
-    """Checked options for loading a model.
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Model and runtime."""
+
+    model: Model = "smollm2-135m"
+    runtime: Runtime = "auto"
+    device: Device = None
+    precision: Precision = None
+    layout: TreeLayout = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeOptions:
+    """Runtime of commands that build no trees."""
+
+    runtime: Runtime = "auto"
+    device: Device = None
+    precision: Precision = None
+    threads: Threads = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """Verification and size of drafts."""
+
+    verifier: Verifier = "auto"
+    controller: Controller = "auto"
+    nodes: Nodes = None
+    depth: Depth = None
+    draft_model: DraftModel = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceOptions:
+    """Limits of decoding."""
+
+    threads: Threads = None
+    max_context: MaxContext = None
+    kv_precision: KvPrecision = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Processing of logits to the distribution of a token."""
+
+    temperature: Temperature = 0.0
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Recipe of drafter networks."""
+
+    vocabulary: Annotated[int, typer.Option(help="Tokens that may be drafted.")] = 8192
+    loss: Loss = "forward-kl"
+    batch_tokens: Annotated[int, typer.Option(help="Tokens per update.")] = 2048
+    rate: Annotated[float, typer.Option(help="Highest learning rate of matrices (Muon).")] = 0.02
+    prompt_weight: Annotated[
+        float, typer.Option(help="Weight of prompt tokens, which the target did not write.")
+    ] = 0.1
+    on_policy: Annotated[
+        float, typer.Option(help="Share of batches that teach on the drafter's own drafts.")
+    ] = 0.0
+    training_precision: TrainingPrecision = "bf16"
+    seed: Seed = 0
+    model: Model = "smollm2-135m"
+
+    def recipe(self, tokens: int, seed: int | None = None) -> Recipe:
+        """Return the recipe of a run on so many tokens; InvalidOption for values out of range."""
+        from paceline.training.trainer import Recipe
+
+        return Recipe(
+            tokens,
+            self.loss,
+            self.batch_tokens,
+            matrix_rate=self.rate,
+            vector_rate=self.rate / 10,
+            prompt_weight=self.prompt_weight,
+            precision=self.training_precision,
+            seed=self.seed if seed is None else seed,
+            on_policy=self.on_policy,
+        )
+
+    @property
+    def words(self) -> str:
+        """The options as on a command line, without paths."""
+        return " ".join(f"--{k.replace('_', '-')} {v}" for k, v in asdict(self).items())
+
+
+def spread_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Spread arguments that are dataclasses over the command line, field by field.
+
+    A field gives type, help and default of an option, in the place of its dataclass. Only keyword
+    arguments may come after one. ValueError if two options have the same name.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[Parameter] = []
+    for name, parameter in signature(command).parameters.items():
+        if name in groups:
+            parameters += _parameters(groups[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name]))
+    spread = Signature(parameters)
+
+    @wraps(command)
+    def flat(*args: Any, **options: Any) -> None:
+        given = spread.bind(*args, **options)
+        names = given.arguments
+        made = {
+            name: group(
+                **{f.name: names.pop(f.name) for f in _init_fields(group) if f.name in names}
+            )
+            for name, group in groups.items()
+        }
+        command(*given.args, **given.kwargs, **made)
+
+    flat.__signature__ = spread  # type: ignore[attr-defined]
+    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    return flat
+
+
+def _init_fields(group: Any) -> list[Field[Any]]:
+    return [each for each in fields(group) if each.init]
+
+
+def _parameters(group: Any) -> list[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    own = signature(group).parameters  # knows the defaults
+    return [
+        own[each.name].replace(annotation=hints[each.name], kind=Parameter.KEYWORD_ONLY)
+        for each in _init_fields(group)
+    ]
+
+
+def runtime_options(*groups: Any, **single: Any) -> RuntimeOptions:
+    """Return checked options for loading a model, from groups of options and single ones.
 
     Raises:
         InvalidOption: an unknown layout or cache precision, or a count below 1.
     """
-    if kv_precision is not None:
-        check_kv_precision(kv_precision)
-    if layout not in (None, "exact", "masked"):
-        raise InvalidOption(f"layout {layout!r} is unknown: use exact or masked")
-    counts = {"threads": threads, "max-context": max_context, "kv-tokens": kv_tokens}
+    known = {each.name for each in fields(RuntimeOptions)}
+    given = {k: v for group in groups for k, v in asdict(group).items() if k in known} | single
+    options = RuntimeOptions(**given)
+    if options.kv_precision is not None:
+        check_kv_precision(options.kv_precision)
+    if options.layout not in (None, "exact", "masked"):
+        raise InvalidOption(f"layout {options.layout!r} is unknown: use exact or masked")
+    check_at_least_one(threads=options.threads, max_context=options.max_context)
+    return options
+
+
+def check_at_least_one(**counts: int | None) -> None:
+    """Raise InvalidOption if an option is given and below 1."""
     for name, value in counts.items():
         if value is not None and value < 1:
-            raise InvalidOption(f"--{name} must be 1 or more, not {value}")
-    known = cast(Layout | None, layout)
-    return RuntimeOptions(
-        device, precision, known, threads, max_context, kv_tokens, prefix_tokens, kv_precision
-    )
+            raise InvalidOption(f"--{name.replace('_', '-')} must be 1 or more, not {value}")
 
 
-def check_names(runtime: str, verifier: str, controller: str, *drafters: str) -> None:
+def check_names(
+    runtime: str, *drafters: str, speculation: SpeculationOptions | None = None
+) -> None:
     """Find unknown methods before anything is downloaded or loaded.
 
     Raises:
         InvalidOption: a name is unknown; the message lists what there is.
     """
+    rules = speculation or SpeculationOptions()
     named: list[tuple[registry.Kind, str]] = [
         ("runtime", runtime),
-        ("verifier", split_options(verifier, "verifier")[0]),
-        ("controller", split_options(controller, "controller")[0]),
+        ("verifier", split_options(rules.verifier, "verifier")[0]),
+        ("controller", split_options(rules.controller, "controller")[0]),
     ]
     for kind, name in named:
         if name != "auto":
@@ -117,21 +274,29 @@ def check_names(runtime: str, verifier: str, controller: str, *drafters: str) ->
             check_drafter(drafter)
 
 
+def load(
+    place: ModelOptions,
+    room: ResourceOptions,
+    drafter: str,
+    rules: SpeculationOptions,
+    max_batch: int,
+) -> Engine:
+    """Load the engine that the options ask for; errors as of `paceline.load`."""
+    from paceline.registry import loading
+
+    return loading.load(
+        **asdict(place), **asdict(room), drafter=drafter, **asdict(rules), max_batch=max_batch
+    )
+
+
 _OPTION = re.compile(r"\s*[\w-]+\s*=")
 
 
 def drafter_names(texts: Iterable[str], option: str) -> list[str]:
-    """Names of drafters from lists with commas, which options have, too.
+    """Split lists of drafters at their commas, but not the options of a drafter.
 
-    An item of the form key=value goes on with the options of the item before it, if that has a
-    colon: "a:x=1,y=2,b" is two drafters.
-
-    Args:
-        texts: as users write them, one list or several.
-        option: where they stand, for messages.
-
-    Raises:
-        InvalidOption: a name is empty, or stands there twice.
+    An item key=value belongs to the item before it if that has a colon: "a:x=1,y=2,b" is two
+    drafters. InvalidOption if a name is empty or given twice in `option`.
     """
     names: list[str] = []
     for text in texts:

@@ -1,4 +1,4 @@
-"""What commands print: streamed text, dim remarks, strict JSON."""
+"""Printing: streamed text, remarks, JSON, progress bars, and reports as lines of text."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
+from time import perf_counter
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from paceline.engine.engine import Completion, Engine, Event
 from paceline.measure.machine import dumps
-from paceline.models.text import Tokenizer
 
-# Ctrl-C between steps:
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from paceline.engine.engine import Completion, Engine, Event
+    from paceline.models.text import Tokenizer
+    from paceline.networks.weights import ShippedCard
+    from paceline.training.run import TrainingRun
 
 
 class Interrupt:
-    """Whether the user has asked to stop."""
+    """True once the user has pressed Ctrl-C."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -54,25 +60,25 @@ def interruptible() -> Iterator[Interrupt]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     typer.echo(dumps(value))
 
 
 def write(text: str) -> None:
-    """Text on standard output at once, escape codes and all."""
+    """Write text to standard output at once, escape codes and all."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def remark(text: str) -> None:
-    """A dim line on standard error."""
+    """Print a dim line on standard error."""
     typer.echo(typer.style(text, dim=True), err=True)  # plain where it is no terminal
 
 
 def follow(
     engine: Engine, request: int, interrupt: Interrupt, show: Callable[[Event], None]
 ) -> Completion:
-    """Step until a request ends or the user interrupts; the completion, cancelled if need be."""
+    """Step until a request ends, or cancel it when the user interrupts."""
     while not interrupt:
         for event in engine.step():
             if event.request == request:
@@ -85,7 +91,7 @@ def follow(
 
 
 def summary(engine: Engine, completion: Completion) -> str:
-    """One line: how fast, and why."""
+    """Say in one line how fast a completion was, and why."""
     stats = completion.stats
     parts = [f"{stats.committed_tokens} tokens at {stats.tokens_per_second:.1f} tokens/s"]
     if stats.target_forwards:
@@ -107,8 +113,6 @@ def summary(engine: Engine, completion: Completion) -> str:
     return "; ".join(parts)
 
 
-# Text in the colours of who drafted it.
-
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
@@ -120,13 +124,12 @@ class Painter:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Decode with the target's tokenizer."""
         self._decoder = tokenizer.stream()
         self._waiting: deque[tuple[str, str | None]] = deque()
         self._colours: dict[str, str] = {}
 
     def paint(self, text: str, tokens: Sequence[int], sources: Sequence[str | None]) -> str:
-        """`text`, released after `tokens` from `sources` were committed, with ANSI colours."""
+        """Colour `text`, released after `tokens` from `sources` were committed."""
         for token, source in zip(tokens, sources, strict=True):
             if source is not None:
                 self._colours.setdefault(source, _COLOURS[len(self._colours) % len(_COLOURS)])
@@ -142,7 +145,7 @@ class Painter:
         return "".join([*out, self._style(run, owner)])
 
     def legend(self) -> str:
-        """Which colour is whose."""
+        """Name the drafter of each colour."""
         drafted = [typer.style(name, fg=colour) for name, colour in self._colours.items()]
         return "drafted by " + ", ".join(drafted) if drafted else "nothing was drafted"
 
@@ -150,3 +153,253 @@ class Painter:
         if source is None or not text:
             return text
         return typer.style(text, fg=self._colours[source])
+
+
+# Progress bars:
+
+
+@contextmanager
+def progress_bar(
+    figures: str = "{task.percentage:>3.0f}%", shown: bool = True
+) -> Iterator[Progress]:
+    """Open progress bars on standard error, if that is a terminal.
+
+    `figures`, after the bar, is a format of rich's `task`.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), figures, TimeRemainingColumn())
+    hidden = not (shown and sys.stderr.isatty())
+    with Progress(*columns, console=Console(stderr=True), disable=hidden) as bar:
+        yield bar
+
+
+_SAVE_SECONDS = 60.0
+
+
+class TrainingBar:
+    """A bar for the current run, and one above it for all runs if there are several."""
+
+    def __init__(self, progress: Progress, interrupt: Interrupt) -> None:
+        self.interrupt = interrupt
+        self._progress = progress
+        self._run: TaskID | None = None
+        self._whole: TaskID | None = None
+        self._before = 0
+
+    def expect(self, title: str, tokens: int) -> None:
+        """Show a bar for all runs, of so many tokens together."""
+        self._whole = self._progress.add_task(title, total=tokens, detail="")
+
+    def passed(self, tokens: int) -> None:
+        """Count a run as done."""
+        self._before += tokens
+        self._show_whole(0)
+
+    def train(self, run: TrainingRun[Any], title: str = "training") -> bool:
+        """Run to the end or until Ctrl-C, with checkpoints; return if it got to the end."""
+        if self._run is not None:
+            self._progress.remove_task(self._run)
+        self._run = task = self._progress.add_task(
+            title, total=run.steps, completed=run.step, detail=""
+        )
+        saved = perf_counter()
+        try:
+            for report in run.run():
+                detail = f"{run.course.tokens_per_second:.0f} tokens/s"
+                if isfinite(report.loss):
+                    detail = f"loss {report.loss:.3f}, {detail}"
+                self._progress.update(task, completed=report.step, detail=detail)
+                self._show_whole(report.tokens)
+                if self.interrupt:
+                    break
+                if perf_counter() - saved > _SAVE_SECONDS:
+                    run.save()
+                    saved = perf_counter()
+        finally:
+            run.save()
+        return run.step >= run.steps
+
+    def _show_whole(self, tokens: int) -> None:
+        if self._whole is not None:
+            self._progress.update(self._whole, completed=self._before + tokens)
+
+
+@contextmanager
+def training_bar() -> Iterator[TrainingBar]:
+    """Open the bars of a training, with Ctrl-C collected."""
+    figures = "{task.percentage:>3.0f}% {task.fields[detail]}"
+    with progress_bar(figures) as progress, interruptible() as interrupt:
+        yield TrainingBar(progress, interrupt)
+
+
+def train_with_bar(run: TrainingRun[Any]) -> bool:
+    """Train one run under a bar of its own, as `TrainingBar.train`."""
+    with training_bar() as bar:
+        return bar.train(run)
+
+
+def report(figures: Mapping[str, Any], line: str, *, as_json: bool, finished: bool) -> None:
+    """Print the figures of a training, or a line for people; exit 130 if it was interrupted."""
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(line)
+    if not finished:
+        raise typer.Exit(130)
+
+
+# Reports for people:
+
+_OPERATIONS = {
+    "paths": "our own, compiled for this processor",
+    "plugin": "OpenVINO's: slower, see docs/architecture.md",
+}
+"""Whose operations run, by the attention in a target's capabilities."""
+
+
+def doctor_lines(report: Mapping[str, Any]) -> list[str]:
+    """Format the report of `paceline doctor`, a line for each finding."""
+    machine, folder = report["machine"], report["cache"]
+    found = []
+    for package, version in report["versions"].items():
+        found.append((package, version or f"missing: pip install 'paceline[{package}]'"))
+    memory = "" if machine["memory_gib"] is None else f", {machine['memory_gib']} GiB"
+    found += [
+        ("machine", f"{machine['cpu']}, {machine['cores']} cores{memory}, {machine['system']}"),
+        ("cache", f"{folder['path']} ({folder['mib']} MiB)"),
+        ("runtime auto", report["auto_runtime"]),
+    ]
+    if "model" in report:
+        model = report["model"]
+        exact = "bit-exact" if model["bit_exact"] else "exact up to near-ties"
+        found += [
+            (
+                "model",
+                f"{model['name']} on {model['runtime']} {model['device']}, {model['precision']}, "
+                f"layout {model['layout']} ({exact}), loaded in {model['load_seconds']:.1f} s",
+            ),
+        ]
+        if model["attention"]:
+            found.append(("operations", _OPERATIONS.get(model["attention"], model["attention"])))
+        if model["kv_precision"]:
+            lossy = " (lossy)" if model["kv_lossy"] else ""
+            size = model["kv_bytes_per_token"] / 1024
+            found.append(
+                ("key-value cache", f"{model['kv_precision']}{lossy}, {size:.1f} KiB per token")
+            )
+    if "c_n" in report:
+        found += [
+            ("plain forward", f"{report['forward_ms']:.1f} ms"),
+            ("c(n)", ", ".join(f"{n}: {c:.2f}" for n, c in report["c_n"].items())),
+        ]
+        for layout, floor in report["noise_floor"].items():
+            for kind, value in floor.items():
+                text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
+                found.append((f"noise, {layout} {kind}", f"{text}, largest logit difference"))
+        if report["fidelity"]:
+            from paceline.measure.report import fidelity_text
+
+            figures, cache = report["fidelity"], model["kv_precision"]
+            cache = "" if cache in (None, "fp32") else f", {cache} cache,"
+            text = f"{fidelity_text(figures)} ({figures['tokens']} tokens)"
+            found.append((f"{model['precision']}{cache} against fp32", text))
+    width = max(len(label) for label, _ in found)
+    return [
+        *(f"{label:<{width}}  {text}" for label, text in found),
+        *profile_lines(report.get("profile", {})),
+    ]
+
+
+def profile_lines(profiles: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Format `StepProfile.as_dict` of several kinds of steps, by name."""
+    out: list[str] = []
+    for name, each in profiles.items():
+        rows = f"{each['rows']} row{'s' * (each['rows'] > 1)}"
+        out += [
+            "",
+            f"{name} step: {each['step_ms']:.2f} ms ({rows}, context {each['context']}, "
+            f"faster half of {2 * each['steps']} steps)",
+        ]
+        width = max(map(len, each["parts"]))
+        for part, figures in each["parts"].items():
+            out.append(f"  {part:<{width}}  {figures['ms']:8.3f} ms  {figures['share']:6.1%}")
+        total = each["closure"] * each["step_ms"]
+        out.append(f"  {'sum of the parts':<{width}}  {total:8.3f} ms  {each['closure']:6.1%}")
+        if each["counting_slowdown"] is not None:
+            out.append(
+                f"  counters changed the inference by {each['counting_slowdown']:+.1%}, and its "
+                f"nodes account for {each['covered_by_nodes']:.1%} of it; their times are scaled "
+                "to the inference without counters"
+            )
+        else:
+            out.append("  this runtime does not count the time of its nodes")
+    steps = [each["step_ms"] for each in profiles.values()]
+    if len(steps) == 2:
+        out += ["", f"a drafted step costs {steps[1] / steps[0]:.2f} plain ones"]
+    return out
+
+
+def shipped_lines(cards: Sequence[ShippedCard]) -> list[str]:
+    """Format the cards of shipped weights, a line for each fact."""
+    out: list[str] = []
+    for card in cards:
+        found = [(label, text) for label, text in _entries(card) if text]
+        width = max(len(label) for label, _ in found)
+        large = card.bytes >= 2**20
+        size = f"{card.bytes / 2**20:.1f} MiB" if large else f"{card.bytes / 2**10:.1f} KiB"
+        out += ["", f"{card.file}  ({size})"]
+        out += [f"  {label:<{width}}  {text}" for label, text in found]
+    return out[1:]
+
+
+def _entries(card: ShippedCard) -> list[tuple[str, str]]:
+    # A text is empty where the file does not say it.
+    given = card.metadata
+    settings = ", ".join(f"{key} {value}" for key, value in card.settings.items())
+    drafts = "" if card.draft_vocabulary is None else f", {card.draft_vocabulary} draft tokens"
+    return [
+        ("what", f"{card.kind}: {settings}" if settings else card.kind),
+        ("size", f"{card.parameters} parameters{drafts}"),
+        ("target", f"{given.get('model_name', 'unknown')} ({given.get('model', 'unknown')})"),
+        ("trained on", _seen(card)),
+        ("held out", _held_out(card)),
+        ("command", str(given.get("command", ""))),
+        ("text from", str(given.get("data_command", ""))),
+        ("before that", str(given.get("from_command", ""))),
+        ("data", _data(given.get("data"))),
+    ]
+
+
+def _seen(card: ShippedCard) -> str:
+    given = card.metadata
+    if "tokens" in given:
+        return f"{given['tokens']} tokens, repeats counted"
+    if "prompts_labelled" in given:
+        return f"{given['prompts_labelled']} prompts (digest {given.get('prompts', 'unknown')})"
+    return ""
+
+
+def _held_out(card: ShippedCard) -> str:
+    given = card.metadata
+    if "block_efficiency" in given:
+        return f"block efficiency {float(given['block_efficiency']):.3f}"
+    figures = given.get("held_out")
+    if not isinstance(figures, dict):
+        return ""
+    shares = {name.replace("_", " "): _share(each) for name, each in figures.items()}
+    said = ", ".join(f"{name} {share}" for name, share in shares.items() if share)
+    return f"{figures.get('examples', 'some')} examples: {said}"
+
+
+def _share(figure: Any) -> str:
+    if isinstance(figure, dict):
+        return f"{figure['value']:.3f} ({figure['low']:.3f} to {figure['high']:.3f})"
+    return f"{figure:.3f}" if isinstance(figure, float) else ""
+
+
+def _data(settings: Any) -> str:
+    if not isinstance(settings, dict):
+        return ""
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in settings.items())

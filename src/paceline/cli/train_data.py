@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from pathlib import Path
 from time import perf_counter
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.option_groups import grouped
+from paceline.cli.output import interruptible, print_json, progress_bar
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.training.data import Text
 
 
-@grouped
+@o.spread_options
 def data(
     prompts: Annotated[
         list[Path] | None,
@@ -39,7 +37,7 @@ def data(
     batch: Annotated[int, typer.Option(help="Texts decoded together.")] = 32,
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
-    computing: t.Computing,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Let the model write training text: answers to prompts, and to user turns of its own.
@@ -49,12 +47,8 @@ def data(
     """
     if texts < 1 or batch < 1:
         raise InvalidOption("--texts and --batch must be 1 or more")
-    checked = computing.options()
+    checked = o.runtime_options(computing)
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from paceline.cli.output import interruptible, print_json
     from paceline.registry import loading
     from paceline.training.data import SHARD, Plan, Shards, prompts_digest, read_texts, write_texts
 
@@ -83,16 +77,10 @@ def data(
     for index in indices:
         waiting[index // SHARD] += 1
     done: dict[int, list[Text]] = defaultdict(list)
-    columns = ("writing", BarColumn(), MofNCompleteColumn(), "texts, {task.fields[rate]} tokens/s")
-    console = Console(stderr=True)
+    speed = "{task.completed:.0f}/{task.total:.0f} texts, {task.fields[rate]} tokens/s"
     begin, written = perf_counter(), 0
-    with (
-        Progress(
-            *columns, TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty()
-        ) as bar,
-        interruptible() as interrupt,
-    ):
-        task = bar.add_task("", total=len(indices), rate="0")
+    with progress_bar(speed) as bar, interruptible() as interrupt:
+        task = bar.add_task("writing", total=len(indices), rate="0")
         for index, text in write_texts(engine, plan, indices, batch, lambda: bool(interrupt)):
             shard = index // SHARD
             waiting[shard] -= 1

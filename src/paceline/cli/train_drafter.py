@@ -8,16 +8,14 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.option_groups import grouped
-from paceline.cli.train_bar import report, train_with_bar
+from paceline.cli.output import report, train_with_bar
 
 
-@grouped
+@o.spread_options
 def drafter(
     network: Annotated[str, typer.Argument(help="Network, with sizes: hydra:steps=5.")],
     *,
-    data: t.Folders = t.DATA,
+    data: o.Folders = o.DATA,
     out: Annotated[
         Path | None, typer.Option(help="Where the weights go. Default: NETWORK.safetensors.")
     ] = None,
@@ -30,9 +28,9 @@ def drafter(
         ),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
-    keep_features: t.KeepFeatures = None,
-    teaching: t.Teaching,
-    computing: t.Computing,
+    keep_features: o.KeepFeatures = None,
+    teaching: o.TrainingOptions,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a drafter; Ctrl-C saves, and the same command goes on.
@@ -41,7 +39,7 @@ def drafter(
     `draft-lm` is trained twice (FastDraft): on all text, with --loss cross-entropy and
     --prompt-weight 1, and --from that on what the target wrote, by a divergence.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
 
     from paceline.training.setup import TrainingSetup, train_drafter
 

@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.option_groups import grouped
-from paceline.cli.train_bar import report, train_with_bar
+from paceline.cli.output import report, train_with_bar
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -20,11 +18,11 @@ _HEAD_SUFFIX = ".acceptance.safetensors"
 _PREVIEW_SUFFIX = ".head-preview.safetensors"
 
 
-@grouped
+@o.spread_options
 def acceptance_head(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
     *,
-    data: t.Data = Path("data"),
+    data: o.Data = Path("data"),
     out: Annotated[
         Path | None,
         typer.Option(help="Where the head goes. Default: beside the weights, .acceptance."),
@@ -37,7 +35,7 @@ def acceptance_head(
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 5e-4,
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
-    computing: t.Computing,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Train a head that predicts acceptance (SpecDec++); a few minutes.
@@ -46,7 +44,7 @@ def acceptance_head(
     The drafter stays as it is. Decode with NAME:weights=WEIGHTS,head=HEAD: a chain ends once the
     chance that all of it stands falls below stop=0.7.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
 
     from paceline.drafters.network.stopping_head import check_steps, save_acceptance_head
     from paceline.drafters.network.weights import digest_of
@@ -103,11 +101,11 @@ def acceptance_head(
     report(figures, line, as_json=as_json, finished=run.finish())
 
 
-@grouped
+@o.spread_options
 def head_preview(
     weights: Annotated[Path, typer.Argument(help="Weights of a drafter, safetensors.")],
     *,
-    data: t.Folders = t.DATA,
+    data: o.Folders = o.DATA,
     out: Annotated[
         Path | None,
         typer.Option(help="Where both go. Default: beside the weights, .head-preview."),
@@ -117,7 +115,7 @@ def head_preview(
     ] = 128,
     texts: Annotated[int, typer.Option(help="Texts to fit to, spread over all.")] = 200,
     model: o.Model = "smollm2-135m",
-    computing: t.Computing,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Fit a low-rank preview of a drafter's LM head (SVD-softmax); some minutes.
@@ -126,7 +124,7 @@ def head_preview(
     On the CPU chains are drafted so, which reads a fraction of the head; other runtimes, and trees,
     go on with the whole. The network stays as it is. Ctrl-C saves, and the same command goes on.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
     if texts < 1:
         raise InvalidOption(f"--texts must be 1 or more, not {texts}")
 

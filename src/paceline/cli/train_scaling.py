@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.option_groups import grouped
-from paceline.cli.train_bar import training_bar
+from paceline.cli.output import training_bar
 from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -25,10 +23,10 @@ _NETWORKS = [
 ]
 
 
-@grouped
+@o.spread_options
 def scaling(
     *,
-    data: t.Folders = t.DATA,
+    data: o.Folders = o.DATA,
     out: Annotated[Path, typer.Option(help="Folder of results, report and figures.")] = Path(
         "scaling"
     ),
@@ -45,9 +43,9 @@ def scaling(
     seeds: Annotated[
         int, typer.Option(help="Runs of each kind, with seeds from --seed on; more say more.")
     ] = 1,
-    keep_features: t.KeepFeatures = None,
-    teaching: t.Teaching,
-    computing: t.Computing,
+    keep_features: o.KeepFeatures = None,
+    teaching: o.TrainingOptions,
+    computing: o.ComputeOptions,
     as_json: o.AsJson = False,
 ) -> None:
     """Train networks on more and more tokens, and fit how acceptance grows.
@@ -62,7 +60,7 @@ def scaling(
     same command goes on. Larger studies take up the runs of smaller ones: add to --tokens,
     --networks or --seeds. With --keep-features the target reads each text once for all runs.
     """
-    checked = computing.options()
+    checked = o.runtime_options(computing)
     names = o.drafter_names(networks or _NETWORKS, "--networks")
 
     from paceline.cli.output import print_json, remark
@@ -121,7 +119,7 @@ def scaling(
         raise typer.Exit(130)
 
 
-def _shared(setup: TrainingSetup, teaching: t.Teaching) -> dict[str, Any]:
+def _shared(setup: TrainingSetup, teaching: o.TrainingOptions) -> dict[str, Any]:
     """What the results of all runs depend on, as plain values."""
     recipe = asdict(teaching.recipe(1))
     return {

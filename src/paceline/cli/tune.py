@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
+from paceline.cli.output import interruptible, print_json, progress_bar
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.measure.prompts import BUILT_IN, read_prompts
+from paceline.measure.prompts import BUILT_IN, digest, read_prompts
 from paceline.registry import tuned_choice as tuned
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Kind
 from paceline.version import __version__
@@ -31,13 +29,10 @@ if TYPE_CHECKING:
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-@blocks.spread_options
+@o.spread_options
 def tune(
     *,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Spec-Bench JSONL: question_id, category, turns. Default: built-in mix."),
-    ] = None,
+    prompts: o.Prompts = None,
     time_limit: Annotated[
         str, typer.Option(help="Seconds, or as in 90s, 5m, 1h, without loading.")
     ] = "5m",
@@ -53,7 +48,7 @@ def tune(
     ] = "both",
     temperature: Annotated[float, typer.Option(help="Of sampled decoding.")] = 1.0,
     max_new_tokens: o.MaxNewTokens = 48,
-    place: blocks.ModelOptions,
+    place: o.ModelOptions,
     threads: o.Threads = None,
     max_context: o.MaxContext = None,
     seed: o.Seed = 0,
@@ -70,8 +65,8 @@ def tune(
     if explain and forget:
         raise InvalidOption("--explain and --forget do not go together: give one of them")
     kinds = _kinds(decoding, temperature)
-    checked = blocks.runtime_options(place, blocks.ResourceOptions(threads, max_context))
-    o.check_names(place.runtime, "auto", "auto")
+    checked = o.runtime_options(place, threads=threads, max_context=max_context)
+    o.check_names(place.runtime)
     params = {
         kind: SamplingParams(
             temperature=temperature if kind == "sampled" else 0.0,
@@ -95,7 +90,6 @@ def tune(
     if find_spec("optuna") is None:
         raise RuntimeUnavailable("tuning needs optuna: pip install 'paceline[tune]'")
 
-    from paceline.cli.output import interruptible
     from paceline.tuning.search import Search
     from paceline.tuning.space import ModelTrack, Space
     from paceline.tuning.tuner import Task, tune_kinds
@@ -106,7 +100,7 @@ def tune(
         track = ModelTrack(loaded, chosen, params[kind])
         settings = {
             "prompts": "built-in" if prompts is None else prompts.name,
-            "prompts_sha256": _digest(track.work.content),
+            "prompts_sha256": digest(track.work.content),
             "max_new_tokens": max_new_tokens,
             "temperature": params[kind].temperature,
             "seed": seed,
@@ -114,7 +108,7 @@ def tune(
         }
         # A study goes on only where all that its figures depend on is the same.
         weights = (list(space.everything), space.weights)
-        study = _digest(repr((__version__, loaded.place, settings, weights)))
+        study = digest(repr((__version__, loaded.place, settings, weights)))
         return Task(Search(journal, study, len(track.searching), seed, space), track, settings)
 
     tasks = {kind: task(kind) for kind in kinds}
@@ -128,7 +122,6 @@ def tune(
 
 
 def _kinds(decoding: str, temperature: float) -> tuple[Kind, ...]:
-    """The kinds of decoding that --decoding names."""
     found = tuple(kind for kind in TEMPERATURE_KINDS if decoding in (kind, "both"))
     if not found:
         raise InvalidOption(f"--decoding {decoding!r} is unknown: use greedy, sampled or both")
@@ -138,7 +131,6 @@ def _kinds(decoding: str, temperature: float) -> tuple[Kind, ...]:
 
 
 def _seconds(text: str) -> float:
-    """Seconds in a time limit as users write it."""
     found = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)([smh]?)", text.strip())
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not 0 < seconds < math.inf:
@@ -146,14 +138,8 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _digest(content: str) -> str:
-    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
-    """Print the saved choices and all that speaks for them."""
-    from paceline.cli.output import print_json
-    from paceline.tuning.tuner import lines
+    from paceline.tuning.tuner import explanation
 
     saved = tuned.read(loaded.place)
     found = {kind: saved[kind] for kind in kinds if kind in saved}
@@ -165,13 +151,11 @@ def _explain(loaded: Loaded, kinds: Sequence[Kind], as_json: bool) -> None:
     if as_json:
         print_json({**{kind: asdict(choice) for kind, choice in found.items()}, "saved": None})
         return
-    texts = ["\n".join(lines(kind, choice)) for kind, choice in found.items()]
+    texts = ["\n".join(explanation(kind, choice)) for kind, choice in found.items()]
     typer.echo("\n\n".join(texts))
 
 
 def _report(outcomes: Mapping[Kind, Outcome], as_json: bool) -> None:
-    """Print what was found for every kind, and where it was saved."""
-    from paceline.cli.output import print_json
     from paceline.tuning.tuner import kept, table
 
     path = next((each.path for each in outcomes.values() if each.path is not None), None)
@@ -209,16 +193,10 @@ def _forget(loaded: Loaded, journal: Path) -> None:
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[float, str], None]]:
-    """A bar over the time limit on standard error if that is a terminal; yields what moves it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
-
-    hidden = not sys.stderr.isatty()
-    columns = ("tune: {task.description}", BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=hidden) as bar:
+    with progress_bar("") as bar:
         task = bar.add_task("", total=seconds)
 
         def watch(elapsed: float, text: str) -> None:
-            bar.update(task, completed=min(elapsed, seconds), description=text)
+            bar.update(task, completed=min(elapsed, seconds), description=f"tune: {text}")
 
         yield watch

@@ -186,10 +186,8 @@ FILES: dict[str, str] = {
     "policy.md": _POLICY,
     "letter.txt": _LETTER,
 }
-"""Contents by name."""
 
 TEST_OUTPUT = _FAILURE
-"""What the project's tests print."""
 
 
 # What the agent is asked to do with the project's files.
@@ -197,15 +195,13 @@ TEST_OUTPUT = _FAILURE
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One piece of work for the agent.
+    """One task of the agent.
 
     Attributes:
-        name: short and unique.
-        goal: what is asked for.
-        files: what the planner and the refiner are shown.
-        steps: three steps to take where the model's own plan has fewer.
-        calls: by step, a call of a tool and what it returns.
-        review: what a reviewer says of every draft.
+        files: shown to the planner and the refiner.
+        steps: taken where the model's own plan has fewer.
+        calls: by step, a tool call and what it returns.
+        review: of every draft.
     """
 
     name: str
@@ -320,7 +316,6 @@ TASKS: tuple[Task, ...] = (
         "Return both files, one after the other.",
     ),
 )
-"""Eight tasks that share files, as the work of one afternoon does."""
 
 
 WORKERS = 3
@@ -345,13 +340,7 @@ the files. Do not explain what you are going to do."""
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Prompts that are answered before the next ones can be written.
-
-    Attributes:
-        category: "plan", "work" or "refine".
-        names: of the prompts.
-        prompts: chat messages of each.
-    """
+    """Prompts that are answered before the next can be written: "plan", "work" or "refine"."""
 
     category: str
     names: tuple[str, ...]
@@ -359,7 +348,7 @@ class Stage:
 
 
 def stages(task: Task) -> Generator[Stage, list[str], None]:
-    """The stages of a task; each is answered by sending a text per prompt."""
+    """Yield the stages of a task; each is answered by sending a text per prompt."""
     goal = f"Task: {task.goal}"
     files = _files(task.files)
     ask = f"Which {WORKERS} steps lead there? Answer with a numbered list, a sentence per step."
@@ -390,11 +379,9 @@ def stages(task: Task) -> Generator[Stage, list[str], None]:
 
 
 def plan_steps(plan: str, otherwise: Sequence[str]) -> list[str]:
-    """The first steps of a plan, filled up from `otherwise`: small models plan poorly.
+    """Return the first steps of a plan, its numbered or bulleted lines, filled up from `otherwise`.
 
-    Args:
-        plan: a model's answer; numbered or bulleted lines with words are steps.
-        otherwise: `WORKERS` steps that always make sense.
+    Small models plan poorly.
     """
     steps: list[str] = []
     for line in plan.splitlines():
@@ -408,11 +395,7 @@ def plan_steps(plan: str, otherwise: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class AgentLoop(Workload):
-    """Tasks that a small agent works on; a group is a task.
-
-    Attributes:
-        tasks: what to do, at least one.
-    """
+    """Tasks that a small agent works on; a group is a task."""
 
     tasks: Sequence[Task] = TASKS
     name: ClassVar[str] = "agentic"
@@ -422,21 +405,18 @@ class AgentLoop(Workload):
 
     @property
     def groups(self) -> list[list[int]]:
-        """The prompts of every task."""
         return [list(range(n * PROMPTS, (n + 1) * PROMPTS)) for n in range(len(self.tasks))]
 
     @property
     def opening(self) -> Prompt:
-        """The first plan."""
         return next(stages(self.tasks[0])).prompts[0]
 
     @property
     def content(self) -> str:
-        """Tasks, and the prompts around them with empty answers."""
         return repr([(task, _played(task, "")) for task in self.tasks])
 
     def check(self, engine: Engine, params: SamplingParams) -> None:
-        """Raises PromptError if a prompt is longer than the context, all answers being long."""
+        # With the longest answers.
         if engine.tokenizer.chat_template is None:
             raise PromptError("the model has no chat template: use --workload prompts")
         for task in self.tasks:
@@ -448,7 +428,6 @@ class AgentLoop(Workload):
                         raise PromptError(f"task {task.name}, {name}: {error}") from error
 
     def play(self, group: Sequence[int], race: Race, params: SamplingParams) -> list[Record]:
-        """All stages of a task."""
         task = self.tasks[group[0] // PROMPTS]
         records: list[Record] = []
         left = stages(task)
@@ -466,7 +445,6 @@ class AgentLoop(Workload):
 
 
 def _played(task: Task, answer: str) -> list[Stage]:
-    """All stages when every answer is `answer`."""
     left = stages(task)
     stage: Stage | None = next(left)
     out = []
@@ -477,7 +455,6 @@ def _played(task: Task, answer: str) -> list[Stage]:
 
 
 def _answer(left: Generator[Stage, list[str], None], answers: list[str]) -> Stage | None:
-    """The next stage, or None after the last."""
     try:
         return left.send(answers)
     except StopIteration:
@@ -501,13 +478,10 @@ def _files(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Dialogues(Workload):
-    """Prompts whose user turns are known beforehand.
+    """Prompts whose user turns are known beforehand, `batch` of them decoded together.
 
-    Attributes:
-        prompts: what to decode, at least one.
-        batch: prompts decoded together.
-        all_turns: play dialogues to their end (or until the context is full) with the model's own
-            answers in between, instead of the first turn alone.
+    `all_turns` plays dialogues to their end (or until the context is full) with the model's own
+    answers in between, instead of the first turn alone.
     """
 
     prompts: Sequence[BenchPrompt]
@@ -517,22 +491,18 @@ class Dialogues(Workload):
 
     @property
     def groups(self) -> list[list[int]]:
-        """As many prompts as are decoded together."""
         numbers = list(range(len(self.prompts)))
         return [numbers[start : start + self.batch] for start in numbers[:: self.batch]]
 
     @property
     def opening(self) -> Prompt:
-        """The first turn of the first prompt."""
         return self.prompts[0].turns[0]
 
     @property
     def content(self) -> str:
-        """All turns."""
         return repr([(p.question_id, p.category, p.turns) for p in self.prompts])
 
     def check(self, engine: Engine, params: SamplingParams) -> None:
-        """Raises PromptError if a first turn is longer than the context."""
         for prompt in self.prompts:
             try:
                 engine.cancel(engine.add(prompt.turns[0], params))
@@ -540,7 +510,6 @@ class Dialogues(Workload):
                 raise PromptError(f"question {prompt.question_id}: {error}") from error
 
     def play(self, group: Sequence[int], race: Race, params: SamplingParams) -> list[Record]:
-        """Every engine on the group's prompts, each with its own answers."""
         chosen = [self.prompts[number] for number in group]
         turns = max(len(prompt.turns) for prompt in chosen) if self.all_turns else 1
         runs = race.run(partial(_play, prompts=chosen, params=params, turns=turns))
@@ -558,7 +527,6 @@ class Dialogues(Workload):
 def _play(
     engine: Engine, prompts: Sequence[BenchPrompt], params: SamplingParams, turns: int
 ) -> Playing[list[Run]]:
-    """One engine on a group of prompts, turn by turn."""
     runs = [Run() for _ in prompts]
     dialogues: list[list[dict[str, str]]] = [[] for _ in prompts]
     for turn in range(turns):

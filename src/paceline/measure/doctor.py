@@ -1,4 +1,4 @@
-"""Clocks around the parts of the decoding loop: seconds by part, step by step."""
+"""Diagnosis of a machine and a model: time of a step by part, fidelity, noise of logits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean as mean
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -21,13 +21,17 @@ from paceline.errors import InvalidOption
 from paceline.measure.prompts import NOISE_TEXT
 from paceline.models.text import Tokenizer
 
-PARTS = ("target", "drafter", "verifier", "controller")
-"""Attributes of a decoder that can be clocked."""
+if TYPE_CHECKING:
+    from paceline.registry.loading import Loaded
 
+# Attributes of a decoder that can be clocked.
+PARTS = ("target", "drafter", "verifier", "controller")
+
+# The target's forward without its inputs and outputs.
 INFERENCE = "inference"
-"""The target's forward without what it takes to hand numbers in and out."""
 
 _FORWARD = "inputs and outputs"
+# What time is booked on, by attribute of the decoder and method (None: any).
 _METHODS = {
     ("target", "forward"): _FORWARD,
     ("target", "keep"): "keeping the path",
@@ -35,17 +39,13 @@ _METHODS = {
     ("drafter", None): "drafting",
     ("controller", None): "draft sizing",
 }
-"""What is booked, by attribute of the decoder and method, or any method of it."""
 
 _LOOP = "loop and text"
 _ORDER = (INFERENCE, *_METHODS.values(), _LOOP)
 
 
 class Clocks:
-    """Clocks around the methods of a decoder's parts, taken away again in the end.
-
-    Every moment is booked on the innermost part that runs, or on the loop itself.
-    """
+    """Book every moment of a decoder's steps on the innermost part that runs, or on the loop."""
 
     def __init__(self, decoder: Any, parts: Sequence[str]) -> None:
         self.passes: Sequence[Any] = ()
@@ -65,13 +65,12 @@ class Clocks:
             setattr(self._decoder, name, part)
 
     def begin(self) -> None:
-        """A step begins."""
         self._spent = defaultdict(float)
         self._open = [_LOOP]
         self._since = perf_counter()
 
     def end(self) -> dict[str, float]:
-        """Seconds by part since `begin`."""
+        """Return seconds by part since `begin`."""
         self._book()
         inference = getattr(self._decoder.target, "inference_seconds", None)
         if inference is None:  # this runtime does not tell its inputs from its inference
@@ -119,11 +118,11 @@ class _Clocked:
 
 # A decoding step taken apart:
 
+# Steps of each kind in a round.
 _STEPS = 6
-"""Steps of each kind in a round."""
 
+# Most steps taken for one that counts: the drafter may have nothing to propose.
 _PATIENCE = 20
-"""Steps taken, at most, for one that counts: the drafter may have had nothing to propose."""
 
 _GAPS = "between nodes"
 
@@ -136,12 +135,8 @@ class StepProfile:
 
     Attributes:
         rows: rows of the target's forward, the root included.
-        context: tokens cached before the first step.
-        steps: whole steps that the figures come from.
-        seconds: of a whole step.
         parts: seconds by part, scaled to steps without counters.
-        slowdown: by which counting makes the inference longer, as a share; None where the runtime
-            does not count.
+        slowdown: of the inference by counting, as a share; None if the runtime does not count.
         covered: share of the counted inference that its nodes account for.
     """
 
@@ -155,11 +150,11 @@ class StepProfile:
 
     @property
     def closure(self) -> float:
-        """Sum of the parts over the whole."""
+        """Return the sum of the parts over the whole."""
         return sum(self.parts.values()) / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures under the names that `--json` documents; times in milliseconds."""
+        """Return the figures for `--json`; times are in milliseconds."""
         return {
             "rows": self.rows,
             "context": self.context,
@@ -176,23 +171,16 @@ class StepProfile:
 
 
 def repetitive(tokenizer: Tokenizer, max_context: int) -> list[int]:
-    """A prompt of 257 tokens, or half the context, that the model will go on repeating."""
+    """Make a prompt of 257 tokens, or half the context, that the model goes on repeating."""
     length = min(257, max_context // 2)
     return np.resize(np.asarray(tokenizer.encode(NOISE_TEXT), dtype=np.int64), length).tolist()
 
 
 def profile(engine: Engine, prompt: Sequence[int], rows: int, rounds: int = 5) -> StepProfile:
-    """Take apart the steps of an engine whose forward has exactly `rows` rows.
+    """Profile the steps of an engine whose forward has exactly `rows` rows, 1 for plain steps.
 
-    Args:
-        engine: with no request in flight. To see drafted steps, its controller is fixed to
-            `rows - 1` nodes.
-        prompt: a text that the drafter finds repetitions in; every round starts from it.
-        rows: 1 for plain steps.
-        rounds: repetitions; each has a few steps of each kind.
-
-    Raises:
-        InvalidOption: the drafter hardly ever makes drafts of that size.
+    For drafted steps the engine's controller is fixed to `rows - 1` nodes. Every round starts from
+    `prompt`, which has repetitions to draft from. InvalidOption if drafts of that size are rare.
     """
     engine.decoder.target.warm_up()
     bench = _Bench(engine, rows)
@@ -224,12 +212,12 @@ def profile(engine: Engine, prompt: Sequence[int], rows: int, rounds: int = 5) -
 
 
 def _quiet(runs: list[T], seconds: Callable[[T], float]) -> list[T]:
-    """The faster half: what else went on on the machine falls on the slower one."""
+    # The faster half: other load on the machine falls on the slower one.
     return sorted(runs, key=seconds)[: -(-len(runs) // 2)]
 
 
 class _Bench:
-    """Runs steps of one engine and keeps those of the wanted size."""
+    """Run steps of one engine, and keep those of the wanted size."""
 
     def __init__(self, engine: Engine, rows: int) -> None:
         self._engine = engine
@@ -239,7 +227,7 @@ class _Bench:
 
     @contextmanager
     def request(self, prompt: Sequence[int]) -> Iterator[None]:
-        """One request in flight, its first step done."""
+        """Open a request, with its first step done."""
         room = self._target.capabilities.max_context - len(prompt)
         number = self._engine.add(list(prompt), ignore_eos=True, max_new_tokens=room)
         try:
@@ -250,7 +238,7 @@ class _Bench:
             self._engine.cancel(number)
 
     def step(self, parts: Sequence[str]) -> dict[str, float]:
-        """Seconds of a step of the wanted size, by those parts of the loop that are clocked."""
+        """Return the seconds of a step of the wanted size, by clocked part."""
         for _ in range(_PATIENCE):
             if not self._engine.pending:
                 raise InvalidOption("the context has no room for the steps: give a shorter prompt")
@@ -267,7 +255,7 @@ class _Bench:
         )
 
     def counted(self, count: int) -> Any:
-        """The last step's forward with counters; None where there are no counters."""
+        """Repeat the last step's forward with counters; None where there are none."""
         count_nodes = getattr(self._target, "counted", None)
         return None if count_nodes is None else count_nodes(self._passes, count)
 
@@ -285,19 +273,14 @@ PROMPTS = (
     "Rewrite politely: Send me the report today or I will be angry.",
     "How do vaccines protect people who were not vaccinated?",
 )
-"""Short prompts of several kinds; the reference model continues each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """A model against its reference, on the reference's own greedy text.
+    """A model against its reference, on the reference's greedy text.
 
-    Attributes:
-        tokens: number of tokens compared.
-        kl: mean KL(reference || model) per token, in nats.
-        top1_agreement: share of tokens at which both find the same token likeliest.
-        perplexity: of the model on the text.
-        reference_perplexity: of the reference on the text.
+    `kl` is the mean KL(reference || model) per token in nats, `top1_agreement` the share of equal
+    argmax tokens.
     """
 
     tokens: int
@@ -305,10 +288,6 @@ class Fidelity:
     top1_agreement: float
     perplexity: float
     reference_perplexity: float
-
-    def as_dict(self) -> dict[str, float | int]:
-        """The figures by name."""
-        return asdict(self)
 
 
 def fidelity(
@@ -318,15 +297,7 @@ def fidelity(
     prompts: Sequence[str] = PROMPTS,
     new_tokens: int = 64,
 ) -> Fidelity:
-    """Compare two targets that share a tokenizer, teacher-forced on the reference's greedy text.
-
-    Args:
-        reference: the model at full precision.
-        model: the one to judge.
-        tokenizer: of both.
-        prompts: user turns.
-        new_tokens: length of each continuation; it ends early at an end token.
-    """
+    """Compare two targets that share a tokenizer, teacher-forced on the reference's greedy text."""
     if tokenizer.chat_template is None:
         contexts = [tokenizer.encode(prompt) for prompt in prompts]
     else:
@@ -346,10 +317,25 @@ def fidelity(
     )
 
 
+def fidelity_to_fp32(loaded: Loaded, model: str) -> dict[str, Any] | None:
+    """Compare a loaded model with itself at fp32 throughout; None if it is fp32.
+
+    Raises:
+        PacelineError: `model` cannot be loaded at fp32.
+    """
+    from paceline.registry import loading
+
+    capabilities = loaded.target.capabilities
+    if capabilities.precision == "fp32" and capabilities.kv_precision in (None, "fp32"):
+        return None
+    options = replace(loaded.options, precision="fp32", kv_precision=None)
+    reference = loading.load_model(model, runtime=capabilities.runtime, options=options)
+    return asdict(fidelity(reference.target, loaded.target, loaded.tokenizer))
+
+
 def _continue(
     target: Target, contexts: Sequence[Sequence[int]], length: int, ends: Sequence[int]
 ) -> list[list[int]]:
-    """Greedy continuations, decoded together."""
     texts: list[list[int]] = [[] for _ in contexts]
     caches = [target.open() for _ in contexts]
     try:
@@ -372,7 +358,6 @@ def _continue(
 
 
 def _logprobs(target: Target, context: Sequence[int], text: Sequence[int]) -> ProbArray:
-    """float64 `[len(text), vocabulary]`: log-law of each token of `text`, from one chain pass."""
     cache = target.open()
     try:
         target.prefill(cache, context[:-1])
@@ -390,24 +375,17 @@ def _logprobs(target: Target, context: Sequence[int], text: Sequence[int]) -> Pr
 
 _PREFIX = 150
 _CHAIN = 16
+# Four paths whose nodes do not stand in the order of the paths.
 _PARENTS = (ROOT, ROOT, ROOT, 0, 0, 1, 3, 3, 5)
-"""A tree of four paths whose nodes do not stand in the order of the paths."""
+# A context without room for the tree.
 _SHORTEST = 10
-"""A context that has no room for the tree."""
 
 
 def noise_floor(target: Target, tokens: Sequence[int]) -> dict[str, float]:
-    """Largest |logit difference| between one-token decoding and a chain pass, and a tree pass.
+    """Return the largest |logit difference| of a pass to one-token decoding, by kind of draft.
 
-    Zero means that drafts cannot change a bit of the output.
-
-    Args:
-        target: any target.
-        tokens: a text of the model's language, a few dozen tokens or more; it is repeated to the
-            length needed.
-
-    Returns:
-        Differences by kind of draft: "chain", and "tree" where target and context take one.
+    Zero means that drafts cannot change a bit of the output. `tokens` is an ordinary text, repeated
+    to the length needed. Kinds are "chain", and "tree" where target and context take one.
     """
     context = target.capabilities.max_context
     prefix = max(1, min(_PREFIX, context // 2))
@@ -430,7 +408,6 @@ def noise_floor(target: Target, tokens: Sequence[int]) -> dict[str, float]:
 
 
 def _difference(target: Target, cache: object, root: int, draft: TokenTree) -> float:
-    """Largest difference at any node; the cache is left as it was."""
     rows = target.forward([Pass(cache, [root], draft)])[0].logits.copy()
     worst = 0.0
     for path in trees.leaf_paths(draft):
@@ -441,7 +418,6 @@ def _difference(target: Target, cache: object, root: int, draft: TokenTree) -> f
 
 
 def _one_by_one(target: Target, cache: object, tokens: Sequence[int]) -> LogitArray:
-    """float32 `[tokens, vocabulary]`: logits after each token of plain decoding."""
     start = cache.length  # type: ignore[attr-defined]  # caches are opaque but for their length
     rows = []
     for token in tokens:

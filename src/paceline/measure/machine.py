@@ -1,4 +1,4 @@
-"""What a bench ran on."""
+"""The machine that figures come from, and JSON without NaN or Infinity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.core.processor import cores
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores that this process may use, and memory in GiB (None where unknown)."""
+    """Return processor, usable cores, and memory in GiB (None where unknown)."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _processor(),
@@ -40,11 +40,8 @@ def _memory() -> float | None:
         return None
 
 
-# JSON without NaN or Infinity, which no other parser would read back.
-
-
 def dumps(value: Any, indent: int | None = None) -> str:
-    """`value` as JSON; numbers that are not finite become null."""
+    """Return `value` as strict JSON; numbers that are not finite become null."""
     return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 

@@ -8,21 +8,20 @@ from typing import Any
 
 import jinja2
 
-from paceline.measure import summary
-from paceline.measure.report import cells, titles
+from paceline.measure import report
 
 HINT = "report.html has no plots: pip install 'paceline[report]'"
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is installed."""
+    """Return if matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The page for what results.json holds."""
+    """Render the page of what results.json holds."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("paceline.bench", ""),
+        loader=jinja2.PackageLoader("paceline.measure", ""),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -31,11 +30,11 @@ def page(results: Mapping[str, Any]) -> str:
     rows, plots_possible = results["rows"], can_plot()
     return environment.get_template("page.html").render(
         results=results,
-        settings=summary.settings(results),
-        titles=titles(),
-        rows=[(row, cells(row)) for row in rows],
-        place=summary.place(results),
-        facts=summary.facts(results),
+        settings=report.settings(results),
+        titles=report.titles(),
+        rows=[(row, report.cells(row)) for row in rows],
+        place=report.place(results),
+        facts=report.facts(results),
         figures=_figures(rows, results["c_n"]) if plots_possible else [],
         hint=None if plots_possible else HINT,
     )
@@ -44,7 +43,6 @@ def page(results: Mapping[str, Any]) -> str:
 def _figures(
     rows: Sequence[Mapping[str, Any]], curve: Mapping[int, float]
 ) -> list[tuple[str, str, str]]:
-    """Title, explanation and SVG of every plot that has something to show."""
     from paceline.measure import plots
 
     shown = plots.methods(rows)

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+# Stands for the colour of the page's text until the SVG is written.
 _INK = "#010203"
-"""Stands for the colour of the page's text until the SVG is written."""
 
 _WIDTH = 4.6
 _COLOURS = ("#0b84c6", "#d95f02", "#1b9e77", "#c2568f", "#a6761d", "#7570b3", "#5d9c1f", "#cf3f3f")
@@ -53,14 +53,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How one drafter is shown in all plots.
-
-    Attributes:
-        label: its name, and whether it is lossy.
-        whole: its row over all prompts.
-        by_category: its other rows.
-        style: colour and marker.
-    """
+    """Rows of one drafter, over all prompts and by category, and its style in all plots."""
 
     label: str
     whole: Row
@@ -69,7 +62,7 @@ class Method:
 
 
 def methods(rows: Sequence[Row]) -> list[Method]:
-    """Drafters in the order of the rows; those that draft nothing are left out."""
+    """Return drafters in the order of the rows, without those that draft nothing."""
     out: list[Method] = []
     for whole in (row for row in rows if row["category"] == "all"):
         place, name = len(out), whole["drafter"]
@@ -86,7 +79,7 @@ def methods(rows: Sequence[Row]) -> list[Method]:
 
 
 def speedups(shown: Sequence[Method]) -> str:
-    """Speed-up by category and method; over all prompts with its 90% interval."""
+    """Plot speed-up by category and method; over all prompts with its 90% interval."""
     categories = ["all", *dict.fromkeys(name for each in shown for name in each.by_category)]
 
     def draw(axes: Axes) -> None:
@@ -115,7 +108,7 @@ def speedups(shown: Sequence[Method]) -> str:
 
 
 def acceptance(shown: Sequence[Method]) -> str:
-    """Share of drafts of at least a depth that were accepted down to it."""
+    """Plot the share of drafts of at least a depth that were accepted down to it."""
 
     def draw(axes: Axes) -> None:
         for method in shown:
@@ -130,12 +123,7 @@ def acceptance(shown: Sequence[Method]) -> str:
 
 
 def costs(shown: Sequence[Method], curve: Mapping[int, float]) -> str:
-    """c(n), and above each method's place on it the tokens that such a forward brings.
-
-    Args:
-        shown: methods.
-        curve: c(n) by rows, rising.
-    """
+    """Plot c(n), and each method's tokens per forward above its rows."""
 
     def draw(axes: Axes) -> None:
         sizes, prices = list(curve), list(curve.values())
@@ -157,7 +145,7 @@ def costs(shown: Sequence[Method], curve: Mapping[int, float]) -> str:
 
 
 def pareto(shown: Sequence[Method]) -> str:
-    """Tokens per forward against the share of time that drafting takes, with the front."""
+    """Plot tokens per forward against the share of drafting time, with the Pareto front."""
 
     def draw(axes: Axes) -> None:
         front: list[tuple[float, float]] = []
@@ -179,7 +167,6 @@ def _cost(method: Method) -> tuple[float, float]:
 
 
 def _figure(name: str, shown: Sequence[Method], draw: Callable[[Axes], None], height: float) -> str:
-    """The figure with a legend of all methods below it."""
     lines = -(-len(shown) // 2)
     style: Any = {**_STYLE, "svg.hashsalt": name}  # its type is every known key, by version
     with matplotlib.rc_context(style), warnings.catch_warnings():

@@ -1,7 +1,8 @@
-"""Prompts of a bench: files in the format of Spec-Bench, and an even choice from them."""
+"""Prompts of a bench: Spec-Bench files, an even choice from them, and a built-in mix."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,13 +13,7 @@ from paceline.errors import PromptError
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """One prompt, or a dialogue whose user turns are known beforehand.
-
-    Attributes:
-        question_id: as in its file.
-        category: kind of task.
-        turns: user turns, at least one.
-    """
+    """One prompt, or a dialogue whose user turns are known beforehand."""
 
     question_id: str
     category: str
@@ -26,11 +21,7 @@ class BenchPrompt:
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:
-    """Read a JSONL file with `question_id`, `category` and `turns` on every line.
-
-    Raises:
-        PromptError: the file cannot be read, holds no prompt, or a line is malformed.
-    """
+    """Read JSONL with `question_id`, `category`, `turns`; PromptError if malformed or empty."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -44,8 +35,13 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
     return prompts
 
 
+def digest(content: str) -> str:
+    """Return the SHA-256 of a text, in hex."""
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPrompt]:
-    """`limit` prompts taken round-robin over categories, or all; always the same ones."""
+    """Return `limit` prompts round-robin over categories, or all; always the same ones."""
     by_category: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
@@ -135,7 +131,6 @@ BUILT_IN: tuple[BenchPrompt, ...] = tuple(
     for category, texts in _TEXTS.items()
     for number, text in enumerate(texts, 1)
 )
-"""Two prompts in each of six categories."""
 
 NOISE_TEXT = _ARTICLE
 """Ordinary text for measuring how logits differ from pass to pass."""

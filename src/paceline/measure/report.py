@@ -1,4 +1,4 @@
-"""From records to rows: speed-ups over plain decoding and what explains them."""
+"""Bench results: rows with speed-ups, tables, remarks, results.md, the directory of a run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from paceline.errors import InvalidOption
 from paceline.measure.machine import dumps
 from paceline.measure.run import Record
 
+# The drafter that all others are compared with.
 BASELINE = "none"
-"""The drafter that all others are compared with."""
 
 _RESAMPLES = 2000
 _COLUMNS = (
@@ -38,28 +38,28 @@ Row = dict[str, Any]
 
 
 def rows(records: Sequence[Record], lossless: Mapping[str, bool]) -> list[Row]:
-    """A row per drafter and category, and per drafter over all prompts.
+    """Return a row per drafter and category, and per drafter over all prompts.
 
-    Args:
-        records: finished prompts, each with a run of the baseline.
-        lossless: by drafter, whether its verifier promises the target's law.
+    `lossless` says by drafter whether its verifier is.
     """
     categories = list(dict.fromkeys(record.category for record in records))
     out = []
-    for drafter, promised in lossless.items():
+    for drafter, exact in lossless.items():
         for category in ("all", *categories):
             chosen = [r for r in records if category in ("all", r.category)]
             if chosen:
-                out.append({**_row(drafter, category, chosen), "lossless": promised})
+                out.append({**_row(drafter, category, chosen), "lossless": exact})
     return out
 
 
 def remarks(table: Sequence[Row]) -> list[str]:
-    """What a reader of the rows should know."""
+    """Warn of rows that are lossy or compare different texts."""
     out = []
     for row in table:
         if row["category"] == "all" and not row["lossless"]:
-            out.append(f"{row['drafter']}: lossy, its verifier does not promise the target's law")
+            out.append(
+                f"{row['drafter']}: lossy, its verifier does not keep the target's distribution"
+            )
         if row["category"] == "all" and row["identical"] < 1:
             out.append(
                 f"{row['drafter']}: {1 - row['identical']:.0%} of the texts differ from those of "
@@ -68,8 +68,8 @@ def remarks(table: Sequence[Row]) -> list[str]:
     return out
 
 
-def markdown(table: Sequence[Row]) -> str:
-    """The rows as a table."""
+def markdown_table(table: Sequence[Row]) -> str:
+    """Format rows as a Markdown table."""
     lines = [
         "| " + " | ".join(titles()) + " |",
         "|" + "---|" * len(_COLUMNS),
@@ -78,13 +78,13 @@ def markdown(table: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plain(table: Sequence[Row]) -> str:
-    """The rows as aligned text."""
+def plain_table(table: Sequence[Row]) -> str:
+    """Format rows as aligned text."""
     return aligned([titles(), *map(cells, table)])
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as text in columns."""
+    """Align lines of cells in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -93,12 +93,12 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def titles() -> list[str]:
-    """Titles of the table's columns."""
+    """Return the titles of the columns."""
     return [title for _, title in _COLUMNS]
 
 
 def cells(row: Row) -> list[str]:
-    """One row, formatted for people, in the order of `titles`."""
+    """Format one row, in the order of `titles`."""
 
     def number(name: str, pattern: str) -> str:
         value = row[name]
@@ -151,7 +151,7 @@ def _total(records: Sequence[Record], drafter: str) -> GenerationStats:
 
 
 def _interval(records: Sequence[Record], drafter: str) -> tuple[float | None, float | None]:
-    """Bootstrap 90% interval of the speed-up over prompts."""
+    # Bootstrap over prompts, 90%.
     figures = np.array(
         [
             [figure for name in (drafter, BASELINE) for figure in _figures(record, name)]
@@ -177,6 +177,81 @@ def _ratio(a: float, b: float) -> float | None:
     return a / b if b else None
 
 
+# Around the table:
+
+# Settings that are shown elsewhere, or not at all.
+_UNSHOWN = ("cpu", "cores", "drafters", "prompts_sha256", "fingerprint")
+
+
+def settings(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a reader should see."""
+    return {
+        key: value
+        for key, value in results["settings"].items()
+        if value not in (None, False) and key not in _UNSHOWN
+    }
+
+
+def place(results: Mapping[str, Any]) -> str:
+    """Name the machine."""
+    return f"{results['machine']['cpu']}, {results['machine']['cores']} cores"
+
+
+def facts(results: Mapping[str, Any]) -> list[str]:
+    """Return the lines that belong under every table."""
+    costs = ", ".join(f"c({n}) = {c:.2f}" for n, c in results["c_n"].items())
+    noise = ", ".join(f"{kind} {value:.2g}" for kind, value in results["noise_floor"].items())
+    lines = [f"cost of a forward: {costs}", f"largest logit difference to plain steps: {noise}"]
+    if results["fidelity"]:
+        lines.append(f"against fp32: {fidelity_text(results['fidelity'])}")
+    return lines
+
+
+def fidelity_text(figures: Mapping[str, Any]) -> str:
+    """Format the figures of `measure.doctor.Fidelity`."""
+    return (
+        f"KL {figures['kl']:.4f} nats per token, same argmax token at "
+        f"{figures['top1_agreement']:.1%}, perplexity {figures['perplexity']:.3f} against "
+        f"{figures['reference_perplexity']:.3f}"
+    )
+
+
+def resumption(results: Mapping[str, Any]) -> list[str]:
+    """Say what an interruption cost the drafters, if anything."""
+    places = ", ".join(map(str, results["resumed_after"]))
+    if not places or results["settings"]["cold"]:
+        return []
+    return [f"resumed after {places} prompts, where drafters that learn began anew"]
+
+
+def cache(results: Mapping[str, Any]) -> list[str]:
+    """Say what a lossy key-value cache means for the figures."""
+    if not results["settings"].get("kv_lossy"):
+        return []
+    return [
+        f"key-value cache {results['settings']['kv_precision']}: lossy, all texts differ from "
+        "those of the model with an exact cache, plain ones too"
+    ]
+
+
+def loops(records: Sequence[Record]) -> list[str]:
+    """Say how many texts repeated themselves and were ended."""
+    plain = [record.runs[BASELINE] for record in records]
+    count = sum(run.loops for run in plain)
+    if not count:
+        return []
+    texts = sum(len(run.token_ids) for run in plain)
+    return [f"{count} of {texts} texts of {BASELINE} repeated themselves and were ended"]
+
+
+def results_page(results: Mapping[str, Any]) -> str:
+    """Format results.md."""
+    conditions = ", ".join(f"{key} {value}" for key, value in settings(results).items())
+    lines = "\n".join(f"- {line}" for line in [*facts(results), *results["remarks"]])
+    table = markdown_table(results["rows"])
+    return f"# Bench\n\n{conditions}\n\n{place(results)}\n\n{table}\n{lines}\n"
+
+
 # The directory of a bench:
 
 _RAW = "prompts.jsonl"
@@ -184,21 +259,14 @@ _RESUMED = "resumed_after"
 
 
 class Store:
-    """`prompts.jsonl`: the settings on the first line, then a record per finished prompt, and a
-    line wherever the bench was taken up again."""
+    """`prompts.jsonl`: settings, a record per finished prompt, and a line per resumption."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
-        """Open a directory, new or left by a run with the same settings.
-
-        Raises:
-            InvalidOption: the directory cannot be written, or holds a run with other settings.
-        """
+        """Open a directory, new or left by a run with the same settings; InvalidOption if not."""
         self._path = directory / _RAW
         self._directory = directory
-        self.records: list[Record] = []
-        """Prompts that an earlier run finished, in the order of that run."""
-        self.resumed_after: list[int] = []
-        """How many prompts were finished each time that the bench was taken up again."""
+        self.records: list[Record] = []  # of earlier runs
+        self.resumed_after: list[int] = []  # finished prompts at each resumption
         self._appended = False
         plain = json.loads(dumps(settings))
         with _writing(directory):
@@ -208,7 +276,7 @@ class Store:
             write_atomically(self._path, "".join(line + "\n" for line in good))
 
     def append(self, records: Sequence[Record]) -> None:
-        """Keep records that were just finished; InvalidOption if the disk refuses."""
+        """Append finished records; InvalidOption if the disk refuses."""
         lines = [dumps(record.as_dict()) for record in records]
         if self.records and not self._appended:
             self.resumed_after.append(len(self.records))
@@ -218,13 +286,13 @@ class Store:
             file.write("".join(line + "\n" for line in lines))
 
     def finish(self, files: Mapping[str, str]) -> None:
-        """Write texts by name of file, each whole or not at all; InvalidOption as for `append`."""
+        """Write texts by file name, atomically; InvalidOption as for `append`."""
         with _writing(self._directory):
             for name, text in files.items():
                 write_atomically(self._directory / name, text)
 
     def _read(self, settings: Mapping[str, Any]) -> list[str]:
-        """Lines to keep; fills `records`."""
+        # Returns the lines to keep.
         header = dumps({"settings": settings})
         if not self._path.exists():
             return [header]
@@ -259,7 +327,6 @@ class Store:
 
 @contextmanager
 def _writing(directory: Path) -> Iterator[None]:
-    """Turn errors of the file system into one line."""
     try:
         yield
     except OSError as error:

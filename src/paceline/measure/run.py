@@ -25,20 +25,13 @@ Playing = Generator[None, None, T]
 
 @dataclass(slots=True)
 class Run:
-    """One drafter on one prompt.
-
-    Attributes:
-        token_ids: generated tokens, turn by turn.
-        stats: figures of all turns together.
-        loops: turns that were ended because they repeated themselves.
-    """
+    """One drafter on one prompt: tokens by turn, figures of all turns, turns ended as loops."""
 
     token_ids: list[list[int]] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
     loops: int = 0
 
     def add(self, completion: Completion) -> None:
-        """Book one more turn."""
         self.token_ids.append(list(completion.token_ids))
         self.stats.add(completion.stats)
         self.loops += completion.finish_reason == "loop"
@@ -46,14 +39,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What all drafters did with one prompt.
-
-    Attributes:
-        index: position of the prompt in the bench.
-        question_id: of the prompt.
-        category: of the prompt.
-        runs: by drafter.
-    """
+    """Runs of all drafters on one prompt; `index` is its position in the bench."""
 
     index: int
     question_id: str
@@ -61,7 +47,6 @@ class Record:
     runs: Mapping[str, Run]
 
     def as_dict(self) -> dict[str, Any]:
-        """The record as plain values; `from_dict` reads them back."""
         return asdict(self)
 
     @classmethod
@@ -77,10 +62,10 @@ class Record:
 
 
 def read_alike(engines: Iterable[Engine], costs: CostModel) -> None:
-    """Let all engines read prompts in the same portions beside a step.
+    """Let all engines prefill in the same chunks beside a step.
 
-    A portion is as large as costs allow, and plain decoding knows none: with smaller portions more
-    of its steps would share their time with a prompt, and it would seem some percent faster.
+    Chunks are as large as costs allow, and plain decoding knows none: with smaller chunks more of
+    its steps would share their time with a prompt.
     """
     for engine in engines:
         controller = engine.decoder.controller
@@ -93,9 +78,9 @@ class Stopped(Exception):
 
 
 class Race:
-    """Lets all engines do the same work at once, a few steps each in rotation.
+    """Let all engines do the same work, a few steps each in rotation.
 
-    So a machine that becomes slower or faster does so for all of them.
+    So a machine that becomes slower or faster does so for all of them. `turn` says who begins.
     """
 
     def __init__(
@@ -107,7 +92,6 @@ class Race:
         stop: Callable[[], object] = lambda: False,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Engines by drafter; the others as for `run`. `turn` says who begins."""
         self._engines = engines
         self._turn = turn
         self._cold = cold
@@ -115,11 +99,7 @@ class Race:
         self._tick = tick
 
     def run(self, play: Callable[[Engine], Playing[T]]) -> dict[str, T]:
-        """What `play` returns for every engine, by drafter.
-
-        Raises:
-            Stopped: `stop` became true; nothing is left in flight.
-        """
+        """Return what `play` returns, by drafter; Stopped if `stop` became true."""
         if self._cold:
             for engine in self._engines.values():
                 engine.decoder.drafter.reset()
@@ -147,46 +127,39 @@ class Race:
 
 
 class Workload(ABC):
-    """What is decoded in a bench: prompts, numbered, in groups that are kept as a whole."""
+    """Prompts of a bench, numbered, in groups that are kept as a whole."""
 
     name: ClassVar[str]
-    races: int = 1
-    """Races that a group takes."""
-    max_new_tokens: ClassVar[int] = 128
-    """How long an answer may become if the user does not say."""
-    stop_loops: ClassVar[bool] = False
-    """Whether answers end where they repeat themselves, if the user does not say."""
+    races: int = 1  # of a group
+    max_new_tokens: ClassVar[int] = 128  # default
+    stop_loops: ClassVar[bool] = False  # default
 
     @property
     @abstractmethod
     def groups(self) -> list[list[int]]:
-        """Numbers of the prompts of every group."""
+        """Return the numbers of the prompts of every group."""
 
     @property
     @abstractmethod
     def opening(self) -> Prompt:
-        """A prompt to warm up with."""
+        """Return a prompt to warm up with."""
 
     @property
     @abstractmethod
     def content(self) -> str:
-        """Everything that the prompts are made from, to tell workloads apart."""
+        """Return all that the prompts are made from, to tell workloads apart."""
 
     @abstractmethod
     def check(self, engine: Engine, params: SamplingParams) -> None:
-        """Find prompts that do not fit before hours are spent on the others.
-
-        Raises:
-            PromptError: a prompt is longer than the context.
-        """
+        """Raise PromptError if a prompt is longer than the context."""
 
     @abstractmethod
     def play(self, group: Sequence[int], race: Race, params: SamplingParams) -> list[Record]:
-        """Decode a group with all engines; a record per number, in order."""
+        """Decode a group with all engines; return a record per number."""
 
 
 def warm_up(engines: Mapping[str, Engine], prompt: Prompt) -> None:
-    """Let kernels compile outside the measurement; drafters forget what they saw."""
+    """Compile kernels before the measurement, and reset drafters."""
     for engine in engines.values():
         engine.decoder.target.warm_up()
         for _ in engine.events(prompt, max_new_tokens=_WARM_UP_TOKENS):
@@ -204,15 +177,12 @@ def run(
     stop: Callable[[], object] = lambda: False,
     tick: Callable[[], None] = lambda: None,
 ) -> Iterator[list[Record]]:
-    """Decode everything with every engine and yield records group by group.
+    """Decode a workload with every engine, by drafter, and yield records group by group.
 
     Args:
-        engines: by drafter; they share a target.
-        workload: what to decode.
-        params: sampling parameters of every request.
-        cold: make drafters forget before every race.
-        done: numbers of prompts that were decoded in an earlier run.
-        stop: asked between turns; once true, the current group is dropped and the run ends.
+        cold: reset drafters before every race.
+        done: numbers of prompts of an earlier run.
+        stop: once true, the current group is dropped and the run ends.
         tick: called when an engine has finished its part of a race.
     """
     for number, group in enumerate(workload.groups):
@@ -229,10 +199,7 @@ def run(
 def decode(
     engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
 ) -> Playing[list[Completion]]:
-    """Completions of prompts that are decoded together, as far as the engine's batch goes.
-
-    Whatever ends it, nothing is left in flight.
-    """
+    """Decode prompts together; whatever ends it, nothing is left in flight."""
     requests: list[int] = []
     done: dict[int, Completion] = {}
     try:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.core.types import BoolArray, IntArray, ProbArray
 from paceline.errors import InvalidOption
-from paceline.proof.engine import END, Token
+from paceline.proof.audited_engine import END, Token
 from paceline.proof.report import DistributionTest
 
 # Exact tests at any sample size:

@@ -10,9 +10,9 @@ from itertools import zip_longest
 
 from paceline.errors import EngineFailed
 from paceline.measure.prompts import BUILT_IN, read_prompts, spread
+from paceline.proof.audited_engine import AuditedEngine, Prompt, Request, Token
 from paceline.proof.checks import Plan, Trial, tests
-from paceline.proof.engine import Ask, AuditedEngine, Prompt, Token
-from paceline.proof.engines import Referee, open_engine, referee
+from paceline.proof.engine_factory import Referee, open_engine, referee
 from paceline.proof.report import Greedy, Report
 
 _BATCH = 50
@@ -53,7 +53,7 @@ def run(
             say(f"sampling prompt {number} of {len(plan.check_prompts)}")
             trials.append(_trial(opened, text, plan, number))
         about = dict(opened.about())
-    say("testing laws")
+    say("testing distributions")
     return Report(
         about, plan.as_dict(), tuple(greedy), tests(trials, plan), plan.level, plan.near_tie
     )
@@ -68,7 +68,7 @@ def _greedy_texts(plan: Plan) -> list[str]:
 
 def _greedy(engine: AuditedEngine, text: str, plan: Plan, judge: Referee | None) -> Greedy:
     prompt = engine.prompt(text, True)
-    ask = Ask(prompt, True, 0.0, plan.greedy_tokens, (plan.seed,))
+    ask = Request(prompt, True, 0.0, plan.greedy_tokens, (plan.seed,))
     on, off, again = (
         _continuations(engine, replace(ask, speculation=speculation))[0]
         for speculation in (True, False, False)
@@ -118,7 +118,7 @@ def _trial(engine: AuditedEngine, text: str, plan: Plan, number: int) -> Trial:
         for start in range(0, plan.samples, _BATCH):
             size = min(_BATCH, plan.samples - start)
             begin = seeds[speculation] + start
-            ask = Ask(
+            ask = Request(
                 prompt,
                 speculation,
                 plan.temperature,
@@ -132,7 +132,7 @@ def _trial(engine: AuditedEngine, text: str, plan: Plan, number: int) -> Trial:
     return Trial(_title(text), sample(True), sample(False), distribution)
 
 
-def _continuations(engine: AuditedEngine, ask: Ask) -> list[tuple[Token, ...]]:
+def _continuations(engine: AuditedEngine, ask: Request) -> list[tuple[Token, ...]]:
     got = engine.continuations(ask)
     if len(got) != len(ask.seeds):
         raise EngineFailed(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from paceline.proof.engine import Token
+from paceline.proof.audited_engine import Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,10 @@ class Report:
         return not self.rejected and explained == len(self.greedy)
 
     def as_dict(self) -> dict[str, Any]:
+        values = asdict(self)
         return {
-            **asdict(self),
+            "laws": values.pop("distributions"),
+            **values,
             "identical": self.identical,
             "near_ties": self.near_ties,
             "rejected": len(self.rejected),
@@ -96,7 +98,7 @@ class Report:
         }
 
 
-def plain(report: Report) -> str:
+def plain_report(report: Report) -> str:
     """Format the report as lines of text."""
     lines = [f"{key}: {value}" for key, value in report.about.items()]
     if report.greedy:
@@ -127,8 +129,8 @@ def _greedy(report: Report) -> list[str]:
 
 def _distributions(report: Report) -> list[str]:
     lines = [
-        f"laws: {len(report.rejected)} of {len(report.distributions)} tests reject equality at "
-        f"{report.level:g} for all together"
+        f"distributions: {len(report.rejected)} of {len(report.distributions)} tests reject "
+        f"equality at {report.level:g} for all together"
     ]
     for each in report.distributions:
         seen = ", ".join(
@@ -157,17 +159,17 @@ LAWS = (
 )
 
 
-def summary(found: Mapping[str, Found]) -> str:
+def summary_tables(found: Mapping[str, Found]) -> str:
     """Format both tables, and a line for each failed engine, from reports by configuration."""
     reports = {name: each for name, each in found.items() if "failed" not in each}
     parts = []
     greedy = {name: each for name, each in reports.items() if each["greedy"]}
     if greedy:
-        parts.append(_table(GREEDY, [_summary_greedy(name, each) for name, each in greedy.items()]))
+        parts.append(_table(GREEDY, [_greedy_row(name, each) for name, each in greedy.items()]))
     distributions = {name: each for name, each in reports.items() if each["laws"]}
     if distributions:
         parts.append(
-            _table(LAWS, [_summary_laws(name, each) for name, each in distributions.items()])
+            _table(LAWS, [_distribution_row(name, each) for name, each in distributions.items()])
         )
     failed = [f"- `{name}`: {each['failed']}" for name, each in found.items() if "failed" in each]
     if failed:
@@ -184,7 +186,7 @@ def _named(name: str, report: Found) -> str:
     return f"{name} (lossy)" if report["about"].get("lossless") == "False" else name
 
 
-def _summary_greedy(name: str, report: Found) -> list[str]:
+def _greedy_row(name: str, report: Found) -> list[str]:
     different = [each for each in report["greedy"] if each["difference"] is not None]
     gaps = sorted(each["gap"] for each in different if each["gap"] is not None)
     unknown = len(different) - len(gaps)
@@ -198,7 +200,7 @@ def _summary_greedy(name: str, report: Found) -> list[str]:
     ]
 
 
-def _summary_laws(name: str, report: Found) -> list[str]:
+def _distribution_row(name: str, report: Found) -> list[str]:
     # Least p-values and worst power over the prompts.
 
     def least(test: str) -> str:

@@ -217,7 +217,7 @@ class Sampler:
     def sample(
         self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
     ) -> int:
-        """Return the Gumbel-max token of `distribution` at an absolute position, without computing `distribution`."""
+        """Return the Gumbel-max token at an absolute position, without computing a distribution."""
         params = self.params
         forced = params.forced_tokens.get(self._generated + len(path))
         if forced is not None:

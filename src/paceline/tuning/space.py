@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from paceline.core.types import SamplingParams
 from paceline.errors import PromptError
@@ -20,9 +20,6 @@ from paceline.networks.weights import shipped_cards
 from paceline.registry.assembly import DEFAULT_DRAFTER, has_coarser
 from paceline.registry.loading import Loaded, make_engine
 from paceline.registry.tuned_choice import Configuration
-
-if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
 
 # Autoregressive decoding: the baseline, and the choice if nothing is faster.
 PLAIN = Configuration("none")
@@ -291,7 +288,7 @@ class Evidence:
     def row(self, name: str, prompts: Collection[int] | None = None) -> Row | None:
         """Return figures of a configuration over some prompts, or None.
 
-        Keys of `bench.report.rows`, and `forward_cost`: with drafting, in baseline forwards.
+        Keys of `measure.report.rows`, and `forward_cost`: with drafting, in baseline forwards.
         """
         chosen = self._chosen(name, prompts)
         if not chosen:

@@ -183,11 +183,6 @@ class Tuner:
 
 # A tuned choice in words:
 
-if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
-
-    pass
-
 _KEPT = (
     *("drafter", "prompts", "speedup", "speedup_low", "speedup_high"),
     *("block_efficiency", "forward_cost", "rows_per_forward", "draft_share"),
@@ -242,7 +237,7 @@ def why(chosen: str, finals: Sequence[Row]) -> str:
     )
 
 
-def lines(kind: Kind, choice: Choice) -> list[str]:
+def explanation(kind: Kind, choice: Choice) -> list[str]:
     """Return the explanation of a choice for one decoding kind."""
     told = choice.evidence
     place, settings, machine = told["place"], told["settings"], told["machine"]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
+from paceline.cli.output import print_json, remark
 from paceline.errors import PromptError
 
 
@@ -39,11 +40,12 @@ def suggest(
     Lossy: all suggestions share their passes, so each is only close to what the model would write
     by itself.
     """
-    checked = o.runtime_options(device, precision, None, threads, max_context)
-    o.check_names(runtime, "auto", "auto")
+    checked = o.runtime_options(
+        device=device, precision=precision, threads=threads, max_context=max_context
+    )
+    o.check_names(runtime)
     texts = [] if corpus is None else [_read(corpus)]
 
-    from paceline.cli.output import print_json, remark
     from paceline.registry import loading
     from paceline.zoo.superposed import suggest
 
@@ -59,7 +61,6 @@ def suggest(
 
 
 def _read(path: Path) -> str:
-    """The corpus; PromptError if it is unreadable or empty."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

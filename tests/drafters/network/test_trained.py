@@ -477,7 +477,9 @@ def test_other_bad_options_are_named(weights: Path, monkeypatch: pytest.MonkeyPa
     refused("hydra", "option stop of drafter 'hydra' must be a number", Runs(), **options)
     refused("hydra", "stop must be 0 or more", Runs(), **{**options, "stop": "1"})
     options = {"weights": str(weights), "runner_ups": "some"}
-    refused("hydra", "option runner_ups of drafter 'hydra' must be true or false", Runs(), **options)
+    refused(
+        "hydra", "option runner_ups of drafter 'hydra' must be true or false", Runs(), **options
+    )
     options = {**options, "growth": "static", "runner_ups": "true"}
     refused("hydra", "option runner_ups is for chains of the likeliest tokens", Runs(), **options)
     refused("hydra", "runtime 'some' gives no hidden", Bare(feature_layers=()))

@@ -249,8 +249,8 @@ class TrainedDrafter(Drafter):
             stop: a chain ends before the first token whose acceptance probability (`Chain.chances`)
                 is below this (second early exit of Kangaroo); 0 never stops. With option `head`:
                 least probability that the whole chain is accepted (`acceptance.py`).
-            runner_ups: whether runner-up tokens beside the chain's are drafted too, as far as a budget
-                has more nodes than the chain.
+            runner_ups: whether runner-up tokens beside the chain's are drafted too, as far as a
+                budget has more nodes than the chain.
 
         Raises:
             InvalidOption: `stop` is out of range.

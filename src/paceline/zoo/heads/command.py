@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.option_groups import grouped
 from paceline.errors import InvalidOption
 from paceline.version import __version__
 
@@ -233,7 +232,7 @@ class HeadOptions(ABC):
 
     def check(self) -> None:
         """Raise InvalidOption if something is out of range."""
-        o.check_names(self.runtime, "auto", "auto", *self.names)
+        o.check_names(self.runtime, *self.names)
         if set(self.names) & {"none", "draft-model"}:
             raise InvalidOption("--drafters must name drafters that draft without another model")
         for key in ("limit", "new_tokens", "per_prompt", "ahead", "samples"):
@@ -282,7 +281,7 @@ class PivotOptions(HeadOptions):
         return "pivot"
 
 
-@grouped
+@o.spread_options
 def judge(job: JudgeOptions) -> None:
     """Train the head of verifier judge: which mismatches are acceptable.
 
@@ -291,7 +290,7 @@ def judge(job: JudgeOptions) -> None:
     run(job)
 
 
-@grouped
+@o.spread_options
 def pivot(job: PivotOptions) -> None:
     """Train the head of verifier pivot: which mismatches turn the text.
 

@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli import train_options as t
-from paceline.cli.train_bar import report, train_with_bar
+from paceline.cli.output import report, train_with_bar
 
 
 def prompt_tokens(
-    data: t.Data = Path("data"),
+    data: o.Data = Path("data"),
     out: Annotated[Path, typer.Option(help="Where the prompt tokens go.")] = Path(
         "ppd.safetensors"
     ),
@@ -23,8 +22,8 @@ def prompt_tokens(
     chains: Annotated[int, typer.Option(help="Places per text to put them at.")] = 64,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of the texts of an update.")] = 512,
     rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-2,
-    loss: t.Loss = "forward-kl",
-    training_precision: t.TrainingPrecision = "bf16",
+    loss: o.Loss = "forward-kl",
+    training_precision: o.TrainingPrecision = "bf16",
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
     device: o.Device = None,

@@ -1,10 +1,13 @@
-"""Options in blocks, and lists of drafters whose options hold commas."""
+"""Options in dataclasses, and lists of drafters whose options hold commas."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import json
+from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +16,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import Command, one_line
+from typer.testing import CliRunner
 
-from paceline.cli import option_groups as blocks
 from paceline.cli import options as o
 from paceline.errors import InvalidOption
 
@@ -81,13 +84,13 @@ def test_a_name_given_twice_is_an_error() -> None:
 def test_a_block_s_fields_are_options_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    @blocks.spread_options
+    @o.spread_options
     def command(
         text: Annotated[str, typer.Argument()],
         *,
-        place: blocks.ModelOptions,
+        place: o.ModelOptions,
         more: Annotated[int, typer.Option()] = 3,
-        room: blocks.ResourceOptions,
+        room: o.ResourceOptions,
     ) -> None:
         """What it does."""
         seen.append((text, place, more, room))
@@ -101,8 +104,8 @@ def test_a_block_s_fields_are_options_in_its_place(capsys: pytest.CaptureFixture
     app(["hello", "--device", "cuda", "--threads", "2"], standalone_mode=False)
     app(["hi", "--more", "5"], standalone_mode=False)
     assert seen == [
-        ("hello", blocks.ModelOptions(device="cuda"), 3, blocks.ResourceOptions(threads=2)),
-        ("hi", blocks.ModelOptions(), 5, blocks.ResourceOptions()),
+        ("hello", o.ModelOptions(device="cuda"), 3, o.ResourceOptions(threads=2)),
+        ("hi", o.ModelOptions(), 5, o.ResourceOptions()),
     ]
     app(["--help"], standalone_mode=False)
     assert "What it does." in capsys.readouterr().out
@@ -125,3 +128,85 @@ def test_bench_takes_drafters_with_several_options_and_several_lists(
     assert "drafter 'aded' has no option 'depth'" in wrong.err
     empty = command(*call, "--drafters", "recycling,")
     assert one_line(empty)
+
+
+# Dataclasses of options that several commands take:
+
+Size = Annotated[int, typer.Option(help="How large.")]
+
+
+@dataclass(frozen=True)
+class Shape:
+    size: Size = 3
+    colours: Annotated[list[str] | None, typer.Option("--colour", help="Which.")] = None
+    sides: int = field(init=False, default=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Large(Shape):
+    """Its own default where the option stood, and one more."""
+
+    size: Size = 30
+    name: Annotated[str, typer.Option(help="What it is called.")]
+
+
+def run(command: Any, *arguments: str) -> tuple[int, str]:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(o.spread_options(command))
+    done = CliRunner().invoke(app, arguments)
+    return done.exit_code, done.output
+
+
+def draw(
+    place: Annotated[str, typer.Argument(help="Where.")],
+    *,
+    before: int = 1,
+    shape: Shape,
+    after: int = 2,
+) -> None:
+    """Draw it."""
+    typer.echo(f"{place} {before} {shape} {after}")
+
+
+def test_fields_are_options_with_their_defaults() -> None:
+    assert run(draw, "here") == (0, f"here 1 {Shape()} 2\n")
+    given = ("here", "--size", "5", "--colour", "red", "--colour", "blue", "--after", "9")
+    assert run(draw, *given) == (0, f"here 1 {Shape(5, ['red', 'blue'])} 9\n")
+
+
+def test_help_has_the_texts_where_the_group_stood() -> None:
+    code, text = run(draw, "--help")
+    assert code == 0
+    places = [text.index(word) for word in ("Draw it", "--before", "--size", "--colour", "--after")]
+    assert places == sorted(places)
+    assert "How large.  [default: 3]" in text
+    assert "--sides" not in text
+
+
+def test_what_is_no_field_of_init_is_no_option() -> None:
+    code, _ = run(draw, "here", "--sides", "5")
+    assert code == 2
+
+
+def test_defaults_of_a_subclass_count_and_what_has_none_is_required() -> None:
+    def make(large: Large) -> None:
+        typer.echo(f"{large.size} {large.name}")
+
+    code, text = run(make)
+    assert code == 2
+    assert "--name" in text
+    assert list(signature(o.spread_options(make)).parameters) == ["size", "colours", "name"]
+
+
+def test_it_can_be_called_as_a_function_too(capsys: pytest.CaptureFixture[str]) -> None:
+    o.spread_options(draw)("here", size=7)
+    assert capsys.readouterr().out == f"here 1 {dataclasses.replace(Shape(), size=7)} 2\n"
+    with pytest.raises(TypeError, match="sides"):
+        o.spread_options(draw)("here", sides=5)
+
+
+def test_one_name_twice_is_refused() -> None:
+    def twice(*, size: int = 1, shape: Shape) -> None: ...
+
+    with pytest.raises(ValueError, match="size"):
+        o.spread_options(twice)

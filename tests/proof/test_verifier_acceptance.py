@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.measure import verifier_acceptance as gap
-from paceline.measure.verifier_acceptance import Key, Round
+from paceline.proof import verifier_acceptance
+from paceline.proof.verifier_acceptance import Key, Round
 
 NODES: dict[Key, tuple[float, float]] = {
     ("rejection", "independent", 1): (0.5, 0.5),
@@ -24,25 +24,25 @@ def changed(nodes: dict[Key, tuple[float, float]], chains: dict[Key, float]) -> 
 def test_means_are_over_all_nodes_and_intervals_over_prompts() -> None:
     low = changed({("rejection", "independent", 1): (0.2, 0.6)}, {})
     prompts = [[Round(NODES, CHAINS)] * 3, [low], []]
-    rows = {row["verifier"]: row for row in gap.rows(prompts)}
+    rows = {row["verifier"]: row for row in verifier_acceptance.rows(prompts)}
     row = rows["rejection"]
     assert row["acceptance"] == pytest.approx((3 * 0.5 + 0.2) / 4)
     assert row["bound"] == pytest.approx((3 * 0.5 + 0.6) / 4)
     assert row["gap"] == pytest.approx(0.1)
     assert (row["acceptance_low"], row["acceptance_high"]) == pytest.approx((0.2, 0.5))
     assert rows["recursive"]["share_of_bound"] == pytest.approx(0.6 / 0.7)
-    chains = {row["verifier"]: row for row in gap.chain_rows(prompts, depth=3)}
+    chains = {row["verifier"]: row for row in verifier_acceptance.chain_rows(prompts, depth=3)}
     assert chains["block"]["accepted"] == pytest.approx(1.25)
     assert chains["block"]["nodes"] == 3
 
 
 def test_a_bound_of_zero_has_no_share() -> None:
     none = Round(dict.fromkeys(NODES, (0.0, 0.0)), CHAINS)
-    assert {row["share_of_bound"] for row in gap.rows([[none]])} == {None}
+    assert {row["share_of_bound"] for row in verifier_acceptance.rows([[none]])} == {None}
 
 
 def test_inequalities_hold_where_they_should() -> None:
-    entries = gap.orderings([[Round(NODES, CHAINS)] * 2])
+    entries = verifier_acceptance.orderings([[Round(NODES, CHAINS)] * 2])
     assert [entry["holds"] for entry in entries] == [True] * 4
     assert [entry["cases"] for entry in entries] == [6, 2, 2, 2]
     assert entries[1]["mean"] == pytest.approx(0.25)
@@ -60,12 +60,12 @@ def test_inequalities_hold_where_they_should() -> None:
 def test_one_round_against_it_fails_an_inequality(
     place: int, nodes: dict[Key, tuple[float, float]], chains: dict[Key, float]
 ) -> None:
-    entries = gap.orderings([[Round(NODES, CHAINS)] * 9, [changed(nodes, chains)]])
+    entries = verifier_acceptance.orderings([[Round(NODES, CHAINS)] * 9, [changed(nodes, chains)]])
     assert [i for i, entry in enumerate(entries) if not entry["holds"]] == [place]
 
 
 def test_an_interval_covers_its_mean() -> None:
     generator = np.random.default_rng(0)
     values = [generator.random(size) for size in (3, 8, 5, 1)]
-    low, high = gap.interval(values)
+    low, high = verifier_acceptance.interval(values)
     assert low < np.concatenate(values).mean() < high

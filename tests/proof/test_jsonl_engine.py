@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import EngineFailed
-from paceline.proof.engine import Ask
+from paceline.proof.audited_engine import Request
 from paceline.proof.peers import scripts
-from paceline.proof.remote import ProcessEngine
+from paceline.proof.remote_engines import JsonlEngine
 
-ASK = Ask((1, 2), True, 1.0, 3, (7, 8))
+ASK = Request((1, 2), True, 1.0, 3, (7, 8))
 
 ECHO = """
 import json, sys
@@ -37,7 +37,7 @@ def program(tmp_path: Path, code: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
-def answering(tmp_path: Path, line: str) -> ProcessEngine:
+def answering(tmp_path: Path, line: str) -> JsonlEngine:
     """An engine that introduces itself and then writes `line` for every request."""
     code = f"""
 import sys
@@ -45,11 +45,11 @@ print('{{"about": {{}}}}', flush=True)
 for _ in sys.stdin:
     print({line!r}, flush=True)
 """
-    return ProcessEngine(program(tmp_path, code), name="fake", seconds=30)
+    return JsonlEngine(program(tmp_path, code), name="fake", seconds=30)
 
 
 def test_requests_and_answers(tmp_path: Path) -> None:
-    engine = ProcessEngine(program(tmp_path, ECHO))
+    engine = JsonlEngine(program(tmp_path, ECHO))
     assert engine.about() == {"engine": "echo", "version": "3"}
     assert engine.continuations(ASK) == [(7, 1, 1), (8, 1, 1)], "cut to the wanted length"
     assert engine.distribution((1,), 1.0) == {5: 0.5, 6: 0.25}
@@ -59,7 +59,7 @@ def test_requests_and_answers(tmp_path: Path) -> None:
 
 
 def test_prompts_are_encoded_where_an_engine_takes_ids(tmp_path: Path) -> None:
-    engine = ProcessEngine(program(tmp_path, ECHO), lambda text, chat: (len(text), int(chat)))
+    engine = JsonlEngine(program(tmp_path, ECHO), lambda text, chat: (len(text), int(chat)))
     assert engine.prompt("text", True) == (4, 1)
     engine.close()
 
@@ -82,7 +82,7 @@ def law(prompt, temperature):
     return law_of({{5: 0.0, 7: 0.0}} if prompt else [0.0, 0.0, -99.0], temperature)
 serve(lines, {{"engine": "noisy"}}, continuations, law)
 """
-    engine = ProcessEngine(program(tmp_path, code))
+    engine = JsonlEngine(program(tmp_path, code))
     assert engine.about() == {"engine": "noisy"}
     assert engine.continuations(ASK) == [(7, 7, 7), (8, 8, 8)]
     assert engine.distribution((), 1.0) == pytest.approx({0: 0.5, 1: 0.5})
@@ -97,7 +97,7 @@ serve(lines, {{"engine": "noisy"}}, continuations, law)
 
 def test_an_engine_that_does_not_exist() -> None:
     with pytest.raises(EngineFailed, match="cannot start 'no-such-program'"):
-        ProcessEngine(["no-such-program"])
+        JsonlEngine(["no-such-program"])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_engine_that_does_not_exist() -> None:
 )
 def test_engines_that_do_not_start(tmp_path: Path, code: str, message: str) -> None:
     with pytest.raises(EngineFailed, match=message) as raised:
-        ProcessEngine(program(tmp_path, code), name="fake", seconds=1 if "time" in code else 30)
+        JsonlEngine(program(tmp_path, code), name="fake", seconds=1 if "time" in code else 30)
     assert "\n" not in str(raised.value)
 
 
@@ -153,7 +153,7 @@ print('{"about": {}}', flush=True)
 sys.stdin.readline()
 sys.exit("Segmentation fault")
 """
-    engine = ProcessEngine(program(tmp_path, code), name="fake")
+    engine = JsonlEngine(program(tmp_path, code), name="fake")
     for _ in range(2):
         with pytest.raises(EngineFailed, match="died with exit code 1: Segmentation fault"):
             engine.continuations(ASK)

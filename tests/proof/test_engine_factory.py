@@ -12,11 +12,10 @@ from tests.cli import fakes
 
 from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
-from paceline.proof import engines as opening
-from paceline.proof import peers
+from paceline.proof import engine_factory, peers
+from paceline.proof.audited_engine import Request
 from paceline.proof.checks import Plan
-from paceline.proof.engine import Ask
-from paceline.proof.engines import open_engine, referee
+from paceline.proof.engine_factory import open_engine, referee
 from paceline.proof.outside import run
 
 Loads = list[RuntimeOptions]
@@ -37,7 +36,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
         seen.append(options)
         return fakes.loaded()
 
-    monkeypatch.setattr(opening, "load_model", load_model)
+    monkeypatch.setattr(engine_factory, "load_model", load_model)
     return seen
 
 
@@ -61,14 +60,14 @@ def test_a_lossy_rule_of_paceline_is_found_and_told(loads: Loads) -> None:
 
 
 def test_without_speculation_paceline_decodes_plainly_whatever_the_rule(loads: Loads) -> None:
-    ask = Ask((1, 2, 3), False, 1.0, 4, tuple(range(20)))
+    ask = Request((1, 2, 3), False, 1.0, 4, tuple(range(20)))
     lossy, plain = (open_engine("paceline", {"verifier": v}) for v in ("typical", "coupled"))
     assert lossy.continuations(ask) == plain.continuations(ask)
 
 
 def test_paceline_counts_the_drafted_tokens_that_it_accepts(loads: Loads) -> None:
     engine = open_engine("paceline", {"nodes": "4", "depth": "4"})
-    ask = Ask((1, 2, 3) * 4, False, 0.0, 24, (0,))
+    ask = Request((1, 2, 3) * 4, False, 0.0, 24, (0,))
     engine.continuations(ask)
     assert "accepted drafts" not in engine.about()
     engine.continuations(replace(ask, speculation=True))
@@ -102,7 +101,7 @@ def test_a_function_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "given.py").write_text("def twice(ask):\n    return [[s, s] for s in ask.seeds]\n")
     monkeypatch.syspath_prepend(tmp_path)
     engine = open_engine("python:given:twice")
-    assert engine.continuations(Ask("a", True, 1.0, 2, (3, 4))) == [(3, 3), (4, 4)]
+    assert engine.continuations(Request("a", True, 1.0, 2, (3, 4))) == [(3, 3), (4, 4)]
     assert engine.about() == {"engine": "given:twice"}
 
 

@@ -17,8 +17,15 @@ from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
 from paceline.proof import peers
-from paceline.proof.engine import Ask, AuditedEngine, CallableEngine, Prompt, Tally, Token
-from paceline.proof.remote import ProcessEngine, UrlEngine
+from paceline.proof.audited_engine import (
+    AuditedEngine,
+    CallableEngine,
+    Prompt,
+    Request,
+    Tally,
+    Token,
+)
+from paceline.proof.remote_engines import JsonlEngine, UrlEngine
 from paceline.registry.loading import Loaded, load_model, make_engine
 
 # Adapter of paceline itself for audits.
@@ -34,7 +41,7 @@ def encode(tokenizer: Tokenizer, text: str, chat: bool) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text))
 
 
-class OwnEngine:
+class PacelineEngine:
     """A loaded model with and without a drafter."""
 
     def __init__(
@@ -71,7 +78,7 @@ class OwnEngine:
     def prompt(self, text: str, chat: bool) -> Prompt:
         return encode(self._engines[True].tokenizer, text, chat)
 
-    def continuations(self, ask: Ask) -> list[tuple[Token, ...]]:
+    def continuations(self, ask: Request) -> list[tuple[Token, ...]]:
         engine = self._engines[ask.speculation]
         wanted = [
             engine.add(
@@ -97,7 +104,7 @@ class OwnEngine:
 
     def distribution(self, prompt: Prompt, temperature: float) -> Mapping[Token, float] | None:
         if not temperature > 0:
-            raise InvalidOption(f"a law has a temperature above 0, not {temperature}")
+            raise InvalidOption(f"a distribution has a temperature above 0, not {temperature}")
         engine = self._engines[False]
         size = engine.decoder.target.capabilities.vocab_size
         answer = engine.generate(_ids(engine, prompt), max_new_tokens=1, logprobs=size)
@@ -120,8 +127,8 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
 
     Args:
         name: "paceline"; an engine of `peers.PEERS`; a URL; "python:MODULE:FUNCTION", a function
-            from `Ask` to token sequences; or "command:PROGRAM ARGUMENTS", which speaks JSON lines
-            (`lines`).
+            from `Request` to token sequences; or "command:PROGRAM ARGUMENTS", which speaks JSON
+            lines (`remote_engines`).
         options: for paceline, arguments of `load`; for peers, options of their scripts; for URLs
             "off", "model", and "on_fields" and "off_fields" as JSON.
     """
@@ -132,7 +139,7 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
         given.setdefault("model", str(resolve(DEFAULT_MODEL).path))
         given.setdefault("files", str(peers.folder()))
         arguments = [part for k, v in given.items() for part in (f"--{k.replace('_', '-')}", v)]
-        return ProcessEngine(peers.command(name, *arguments), _encoder(), name=name)
+        return JsonlEngine(peers.command(name, *arguments), _encoder(), name=name)
     if name.startswith(("http://", "https://")):
         return _url(name, given)
     kind, _, rest = name.partition(":")
@@ -143,7 +150,7 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
     if kind == "python" and rest:
         return CallableEngine(_function(rest), rest)
     if kind == "command" and rest:
-        return ProcessEngine(shlex.split(rest))
+        return JsonlEngine(shlex.split(rest))
     raise InvalidOption(
         f"engine '{name}' is unknown: use paceline, {', '.join(peers.PEERS)}, a URL, "
         "python:MODULE:FUNCTION, or command:PROGRAM"
@@ -164,7 +171,7 @@ def _own(options: dict[str, str]) -> AuditedEngine:
     for name in ("nodes", "depth", "max_batch"):
         if name in settings:
             settings[name] = _number(name, settings[name])
-    return OwnEngine(loaded, **settings)
+    return PacelineEngine(loaded, **settings)
 
 
 def _number(name: str, text: str) -> int:
@@ -200,7 +207,7 @@ def _fields(key: str, options: dict[str, str]) -> dict[str, Any]:
     return fields
 
 
-def _function(name: str) -> Callable[[Ask], Sequence[Sequence[Token]]]:
+def _function(name: str) -> Callable[[Request], Sequence[Sequence[Token]]]:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -208,7 +215,7 @@ def _function(name: str) -> Callable[[Ask], Sequence[Sequence[Token]]]:
         raise InvalidOption(
             f"cannot import '{attribute}' from '{module}' ({error}): give python:MODULE:FUNCTION"
         ) from error
-    function: Callable[[Ask], Sequence[Sequence[Token]]] = found
+    function: Callable[[Request], Sequence[Sequence[Token]]] = found
     return function
 
 

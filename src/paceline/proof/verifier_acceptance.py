@@ -1,10 +1,8 @@
-"""What every verifier reaches on a real drafter and a real target, and how far that is from the
-most that any rule could reach.
+"""Acceptance of every verifier on a real drafter and target, beside the bound on any rule.
 
-Chains are drafted, verified and committed as in use, so contexts are those of the target's own
-text. At the root of every round the laws p and q are at hand, and acceptance follows from them
-without drawing (`paceline.proof.bounds`); the chain itself tells what rules accept that
-verify more than one token at a time.
+Chains are drafted, verified and committed as in use, so contexts are the target's own text. At the
+root of every round acceptance follows from p and q without sampling (`paceline.proof.bounds`); the
+chain gives that of rules that verify more than one token at a time.
 """
 
 from __future__ import annotations
@@ -30,25 +28,24 @@ from paceline.verifiers.base import TargetDistributions
 from paceline.verifiers.multipath_block import MeasuredChain, accepted
 from paceline.verifiers.rejection import Rejection
 
+# Paths that multi-path block verification is reported for.
 PATHS = (2, 3)
-"""Numbers of paths that multi-path block verification is reported for."""
 
 _RESAMPLES = 2000
 
 _ROUNDING = 1e-9
-"""Difference up to which two figures count as equal."""
 
+# Verifier, sampling of the drafts, and number of drafts (of a node) or paths (of a round).
 Key = tuple[str, str, int]
-"""Verifier, how drafts come about, and how many drafts (of a node) or paths (of a round)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one drafted chain and its root say.
+    """Figures of one drafted chain.
 
     Attributes:
         nodes: acceptance at the root and its bound, for rules that decide node by node.
-        chains: expected number of accepted tokens, for rules that verify chains.
+        chains: expected accepted tokens, for rules that verify chains.
     """
 
     nodes: Mapping[Key, tuple[float, float]]
@@ -56,16 +53,14 @@ class Round:
 
 
 class Watch(Rejection):
-    """Token rejection that shows what it verifies."""
+    """Token rejection that shows `see` what it verifies."""
 
     def __init__(self, see: Callable[[TokenTree, TargetDistributions], None]) -> None:
-        """Call `see` before every verification."""
         self._see = see
 
     def verify(
         self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
     ) -> Verdict:
-        """Show, then decide."""
         self._see(draft, target)
         return super().verify(draft, target, randomness)
 
@@ -79,15 +74,9 @@ def measure(
     drafts: Sequence[int],
     depth: int,
 ) -> Iterator[list[Round]]:
-    """Rounds of speculative decoding with `draft` as draft model, prompt by prompt.
+    """Yield rounds of speculative decoding with a draft model, prompt by prompt.
 
-    Args:
-        target: the model whose law is kept.
-        draft: the draft model, with the same tokenizer.
-        prompts: user turns.
-        params: sampling parameters of every prompt.
-        drafts: numbers of drafts of a node to tell about.
-        depth: length of the chains.
+    `drafts` are the numbers of drafts of a node to report; chains have length `depth`.
     """
     rounds: list[Round] = []
 
@@ -140,7 +129,7 @@ def _round(tree: TokenTree, distributions: TargetDistributions, drafts: Sequence
 
 
 def rows(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
-    """Acceptance at a node by verifier and number of drafts, with bound and spread.
+    """Return acceptance at a node by verifier and number of drafts, with bound and spread.
 
     Intervals hold 90% of bootstrap means over prompts, ranges 80% of the nodes.
     """
@@ -170,7 +159,7 @@ def rows(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
 
 
 def chain_rows(prompts: Sequence[Sequence[Round]], depth: int) -> list[dict[str, Any]]:
-    """Accepted tokens per round by verifier of chains, with spread as in `rows`."""
+    """Return accepted tokens per round of verifiers of chains, with spread as in `rows`."""
     out = []
     for verifier, drafts, count in _first(prompts).chains:
         key = verifier, drafts, count
@@ -192,7 +181,7 @@ def chain_rows(prompts: Sequence[Sequence[Round]], depth: int) -> list[dict[str,
 
 
 def orderings(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
-    """Inequalities that theory promises, with the least and mean difference over all rounds."""
+    """Check inequalities of theory: least and mean difference over all rounds."""
     rounds = [each for prompt in prompts for each in prompt]
     counts = sorted({count for _, _, count in rounds[0].nodes if count > 1})
 
@@ -206,7 +195,6 @@ def orderings(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
         }
 
     def pair(first: str, second: str, part: int) -> list[float]:
-        """Differences at every root and number of drafts."""
         return [
             above[part] - below[part]
             for each in rounds
@@ -248,11 +236,7 @@ def _first(prompts: Sequence[Sequence[Round]]) -> Round:
 
 
 def interval(values: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Bootstrap 90% interval over prompts of the mean over all nodes.
-
-    Args:
-        values: per prompt, float64 `[nodes]`.
-    """
+    """Return the bootstrap 90% interval over prompts of the mean; `values` are per prompt."""
     sums = np.array([[each.sum(), len(each)] for each in values])
     picks = np.random.default_rng(0).integers(0, len(sums), (_RESAMPLES, len(sums)))
     total, count = sums[picks].sum(axis=1).T

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.measure.machine import dumps
-from paceline.proof.report import DistributionTest, Greedy, Report, summary
+from paceline.proof.report import DistributionTest, Greedy, Report, summary_tables
 
 SAME = Greedy("a", 8, None, None, None, None, None, True)
 TIE = Greedy("b", 8, 3, 5, 6, 0.25, "engine", True)
@@ -43,7 +43,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_a_report_fills_a_row_of_each_table() -> None:
-    _, greedy, _, distributions = rows(summary({"one": found(WHOLE)}))
+    _, greedy, _, distributions = rows(summary_tables({"one": found(WHOLE)}))
     assert greedy == ["one", "1.2", "1 of 4", "0.25, 2.00, 1 unknown", "1 of 3"]
     assert distributions == [
         *("one", "7 of 90 tokens", "0.9", "0.002", "0.30 at prefix 2"),
@@ -54,7 +54,7 @@ def test_a_report_fills_a_row_of_each_table() -> None:
 def test_what_was_not_tested_leaves_a_dash_and_hopeless_power_is_told() -> None:
     blind = replace(PAIRED, adjusted=0.5, detectable={"80%": 0.4, "90%": None})
     quiet = replace(WHOLE, about={"lossless": "False"}, greedy=(SAME,), distributions=(blind,))
-    _, greedy, _, distributions = rows(summary({"one": found(quiet)}))
+    _, greedy, _, distributions = rows(summary_tables({"one": found(quiet)}))
     dash = "\N{EN DASH}"
     assert greedy == ["one (lossy)", dash, "1 of 1", dash, dash]
     assert distributions == [
@@ -64,7 +64,7 @@ def test_what_was_not_tested_leaves_a_dash_and_hopeless_power_is_told() -> None:
 
 
 def test_tables_without_rows_are_left_out_and_failures_are_listed() -> None:
-    text = summary({"one": {"failed": "engine 'one' died"}})
+    text = summary_tables({"one": {"failed": "engine 'one' died"}})
     assert rows(text) == []
     assert text.endswith("- `one`: engine 'one' died")
-    assert len(rows(summary({"one": found(replace(WHOLE, greedy=()))}))) == 2
+    assert len(rows(summary_tables({"one": found(replace(WHOLE, greedy=()))}))) == 2
