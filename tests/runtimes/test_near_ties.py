@@ -19,10 +19,7 @@ from tests.real.prompts import PROMPTS  # noqa: E402
 from paceline.core import tree  # noqa: E402
 from paceline.core.target import Pass, RuntimeOptions, Target  # noqa: E402
 from paceline.core.types import BoolArray, IntArray, SamplingParams  # noqa: E402
-from paceline.drafters.base import (
-    Drafter,
-    NoDrafter,
-)
+from paceline.drafters.base import Drafter, NoDrafter  # noqa: E402
 from paceline.drafters.draft_model import DraftModel  # noqa: E402
 from paceline.drafters.ngram.prompt_lookup import PromptLookup  # noqa: E402
 from paceline.drafters.statistics.recycling import Recycling  # noqa: E402
