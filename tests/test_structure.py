@@ -14,8 +14,10 @@ IMPORTS = [each for module in MODULES for each in imports_of(module)]
 
 HEAVY = {
     "openvino": ("runtimes.cpu.",),
-    "torch": ("runtimes.torch.", "runtimes.transformers", "models.llama", "networks.torch_ops")
-    + ("training.", "zoo.", "cli.train"),
+    "torch": (
+        *("runtimes.torch.", "runtimes.transformers", "models.llama", "networks.torch_ops"),
+        *("training.", "zoo.", "cli.train"),
+    ),
     "transformers": ("runtimes.transformers",),
     "matplotlib": ("measure.plots", "training.plots"),
     "optuna": ("tuning.search",),
