@@ -118,7 +118,7 @@ FULL = """
 import logging, resource, sys
 from pathlib import Path
 from paceline.models.source import DirectorySource
-from paceline.runtimes.openvino_weights import load_prepared
+from paceline.runtimes.weights import load_prepared
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
 logging.basicConfig(format="%(message)s")
 print(len(load_prepared(DirectorySource(Path(sys.argv[1])), "int8")))

@@ -37,7 +37,7 @@ def refined(rows: Any, head: dict[str, Any], hidden: Any, best: int = BEST, room
     states, logits = made.buffer("rows", WIDTH), made.buffer("rows", size + room)
     made.load("hidden", states)
     made.load("logits", logits)
-    made.refine(head, states, logits.part(0, size), best)
+    made.rescore_top_k(head, states, logits.part(0, size), best)
     whole = np.pad(rows, ((0, 0), (0, room)), constant_values=9e9).astype(np.float32)
     inputs = {"hidden": hidden.ravel().view(np.int32), "logits": whole.ravel().view(np.int32)}
     made.run({"rows": count}, inputs, 2)
