@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options as o
-from paceline.errors import InvalidOption
 
 if TYPE_CHECKING:
     from paceline.core.target import RuntimeOptions
-    from paceline.models.source import ModelSource
     from paceline.training.trainer import Recipe
 
 Data = Annotated[Path, typer.Option(help="Folder of `paceline train data`.")]
@@ -85,17 +82,6 @@ class Teaching:
             f"--training-precision {self.training_precision} --seed {self.seed} "
             f"--model {self.model}"
         )
-
-
-def check_model(source: ModelSource, *files: tuple[Path, Mapping[str, Any]]) -> None:
-    """Whether files are of a target, by what they say of themselves.
-
-    Raises:
-        InvalidOption: one is of another.
-    """
-    for path, written in files:
-        if written.get("model") != source.fingerprint:
-            raise InvalidOption(f"{path} is of another model: name its own with --model")
 
 
 @dataclass(frozen=True, slots=True)
