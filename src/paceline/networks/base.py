@@ -90,7 +90,7 @@ class Network(ABC):
     above: int = 0
     # Cross-attention to the target's own KV cache, at the first of its shared layers.
     reads_target: bool = False
-    # Trained by glancing distillation (`training.glancing`): states must be predicted
+    # Trained by glancing distillation (`training.objective`): states must be predicted
     # hidden states.
     glances: bool = False
     # Tokens that slots with blanks are jointly trained on.

@@ -243,15 +243,7 @@ def _plain(settings: Mapping[str, Any]) -> Any:
 
 def _outcome(entry: Mapping[str, Any]) -> RunResult:
     # Raises TypeError, ValueError or LookupError on missing or non-finite figures.
-    found = RunResult(
-        int(entry["tokens"]),
-        int(entry["steps"]),
-        float(entry["seconds"]),
-        float(entry["loss"]),
-        int(entry["drafts"]),
-        float(entry["block_efficiency"]),
-        tuple(float(each) for each in entry["acceptance"]),
-    )
+    found = RunResult(**{**entry, "acceptance": tuple(entry["acceptance"])})
     figures = (found.tokens, found.seconds, found.loss, found.block_efficiency, *found.acceptance)
     if not found.acceptance or found.tokens < 1 or not all(isfinite(each) for each in figures):
         raise ValueError("figures are missing or impossible")

@@ -128,10 +128,6 @@ class TrainingSetup:
             raise InvalidOption(f"{path} is of another model: name its own with --model")
         return trained
 
-    def provenance(self, run: TrainingRun[Any], command: str) -> dict[str, str]:
-        """Return the metadata of weights that a run has trained."""
-        return provenance(self.source, self.data, run, command)
-
 
 def check_texts(folder: Path, settings: Mapping[str, str], source: ModelSource) -> None:
     """Raise InvalidOption if the target did not write the texts of a folder."""
@@ -226,7 +222,7 @@ def train_drafter(
         kept_keys = [key for key in earlier.metadata if key.split("from_")[-1] in _KEPT]
         before = {f"from_{key}": earlier.metadata[key] for key in kept_keys}
     efficiency = {"block_efficiency": f"{hits.block_efficiency:.4f}"}
-    metadata = {**before, **setup.provenance(run, command), **efficiency}
+    metadata = {**before, **provenance(setup.source, setup.data, run, command), **efficiency}
     trained = Trained(network, run.parameters(), kept.ids, metadata)
     save_network(out, trained)
     write_card(

@@ -2,7 +2,7 @@
 
 Each row of a block predicts the hidden state `width` places on; rows of a block see one another
 both ways (relaxed causal mask). A matrix replaces the paper's LSTM, which would add a recurrent
-state per sequence. Trained by glancing distillation (`training.glancing`).
+state per sequence. Trained by glancing distillation (`training.objective`).
 """
 
 from __future__ import annotations
