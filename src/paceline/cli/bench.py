@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paceline.engine.engine import Engine
     from paceline.measure.report import Store
     from paceline.measure.run import Record, Workload
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
 
 
 _DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"

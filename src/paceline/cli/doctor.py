@@ -18,7 +18,7 @@ from paceline.errors import InvalidOption, PacelineError
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
 
 
 def doctor(

@@ -19,7 +19,8 @@ from paceline.models.text import Tokenizer
 from paceline.proof import peers
 from paceline.proof.engine import Ask, AuditedEngine, CallableEngine, Prompt, Tally, Token
 from paceline.proof.remote import ProcessEngine, UrlEngine
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 
 # Adapter of paceline itself for audits.
 

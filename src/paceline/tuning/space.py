@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from paceline.core.types import SamplingParams
 from paceline.errors import PromptError
@@ -18,11 +18,9 @@ from paceline.measure.report import BASELINE, Row, rows
 from paceline.measure.run import Race, Record, Run, warm_up
 from paceline.networks.weights import shipped_cards
 from paceline.registry.assembly import DEFAULT_DRAFTER, has_coarser
-from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import make_engine
 from paceline.registry.tuned_choice import Configuration
-
-if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
 
 # Autoregressive decoding: the baseline, and the choice if nothing is faster.
 PLAIN = Configuration("none")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     pass
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
     from paceline.training.quality import Figure, Quality
     from paceline.training.store import ExampleStore
 
