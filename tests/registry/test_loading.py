@@ -45,7 +45,7 @@ def tabular_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     FakeTarget.loads = []
     method = Method("tabular", "runtime", "exact", "-", "-", f"{__name__}:FakeTarget")
-    everything = (*registry.BUILT_IN, method)
+    everything = (*registry.methods(), method)
     monkeypatch.setattr(registry, "methods", lambda: everything)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -73,8 +73,8 @@ class Network(ABC):
     layers: ClassVar[int] = 0
     # Token ids per context row, its own and those of the rows before; 0 for none.
     window: ClassVar[int] = 1
-    # Slots may be blank (`networks.ctc`): logits get one more column, the last, and slots are not
-    # tied to depths until `collapse`.
+    # Slots may be blank: logits get one more column, the last, and slots are not tied to depths
+    # until `collapse`.
     blank: ClassVar[bool] = False
     reads_features: ClassVar[bool] = True
     """Whether the network reads the target's features.
@@ -163,6 +163,10 @@ class Network(ABC):
         positions after the context row.
         """
         return None
+
+    def collapse(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return the indices of slots that stand for tokens; -1 is a blank slot."""
+        return range(len(slots))
 
     def exits(self, ops: Ops, state: Rows, step: int) -> list[Rows]:
         """Return the logits of the shallower early exits, trained beside the deepest."""

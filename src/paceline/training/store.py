@@ -1,4 +1,4 @@
-"""Training text and labelled mismatches on disk, in safetensors files with their settings."""
+"""Training text on disk, in safetensors files with their settings."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paceline.core.cache import whole_file
-from paceline.core.types import IntArray, LogitArray, ProbArray
 from paceline.errors import InvalidOption
 from paceline.training.writing import Text
-from paceline.zoo.heads.training import Labelled
-
-# Texts on disk:
 
 # Texts per shard: shard k holds the texts that exist of indices [k SHARD, (k + 1) SHARD).
 SHARD = 256
@@ -143,85 +137,3 @@ def read_folders(folders: Sequence[Path]) -> tuple[list[Text], dict[str, str]]:
         values = [each.settings.get(key, "") for each in shards]
         settings[key] = values[0] if len(set(values)) == 1 else "; ".join(values)
     return [replace(text, index=place) for place, text in enumerate(texts)], settings
-
-
-# Labelled mismatches on disk, so that labelling resumes where it stopped.
-
-
-class ExampleStore:
-    """Labelled mismatches in one file, for resumable labelling.
-
-    Raises:
-        InvalidOption: the file is no such store, or of a run with other settings.
-    """
-
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self.path = path
-        self._settings = json.dumps(settings, sort_keys=True)
-        self._parts: list[Labelled] = []
-        self._prompts: list[int] = []
-        # Prompts labelled, from the first on.
-        self.done = 0
-        if path.exists():
-            self._read()
-
-    def add(self, labelled: Labelled) -> None:
-        self._parts.append(labelled)
-        self._prompts += [self.done] * len(labelled.losses)
-        self.done += 1
-
-    def examples(self) -> tuple[LogitArray, ProbArray, IntArray]:
-        """Return features, losses and prompt index of all examples; InvalidOption if none."""
-        parts = [part for part in self._parts if len(part.losses)]
-        if not parts:
-            raise InvalidOption(
-                "no drafted token missed the target's own: give more prompts or other drafters"
-            )
-        return (
-            np.concatenate([part.features for part in parts]),
-            np.concatenate([part.losses for part in parts]),
-            np.array(self._prompts, dtype=np.int64),
-        )
-
-    def save(self) -> None:
-        """Write the file atomically; InvalidOption if it cannot be written."""
-        from safetensors.numpy import save
-
-        if not self._prompts:
-            return
-        features, losses, prompts = self.examples()
-        tensors: dict[str, npt.NDArray[Any]] = {
-            "features": features,
-            "losses": losses,
-            "prompts": prompts,
-        }
-        metadata = {"settings": self._settings, "done": str(self.done)}
-        try:
-            with whole_file(self.path) as part:
-                part.write_bytes(save(tensors, metadata=metadata))
-        except OSError as error:
-            raise InvalidOption(
-                f"cannot write {self.path} ({error.strerror or error}): give another --examples"
-            ) from error
-
-    def _read(self) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                settings, done = metadata["settings"], int(metadata["done"])
-                labelled = Labelled(file.get_tensor("features"), file.get_tensor("losses"))
-                prompts = file.get_tensor("prompts").tolist()
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise InvalidOption(
-                f"{self.path} holds no labelled examples: give another --examples or remove it"
-            ) from error
-        if settings != self._settings:
-            mine, theirs = json.loads(self._settings), json.loads(settings)
-            different = sorted(k for k in mine.keys() | theirs if mine.get(k) != theirs.get(k))
-            raise InvalidOption(
-                f"{self.path} was labelled with other settings ({', '.join(different)}): give "
-                "another --examples, or the same settings to resume"
-            )
-        self._parts, self._prompts, self.done = [labelled], prompts, done

@@ -19,7 +19,6 @@ from paceline.drafters.network.drafter import (
     DraftLMDrafter,
     EagleDrafter,
     HydraDrafter,
-    LongSpecDrafter,
 )
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.loop import AutoregressiveDecoder
@@ -28,6 +27,7 @@ from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
+from paceline.zoo.networks.longspec import LongSpecDrafter
 
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=3)

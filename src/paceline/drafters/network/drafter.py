@@ -482,10 +482,6 @@ class HydraDrafter(TrainedDrafter):
     name: ClassVar[str] = "hydra"
 
 
-class CloverDrafter(TrainedDrafter):
-    name: ClassVar[str] = "clover"
-
-
 class EagleDrafter(TrainedDrafter):
     """EAGLE-1 and EAGLE-2."""
 
@@ -498,54 +494,10 @@ class Eagle3Drafter(TrainedDrafter):
     name: ClassVar[str] = "eagle3"
 
 
-class ChimeraDrafter(TrainedDrafter):
-    """Chimera's trigrams and layer."""
-
-    name: ClassVar[str] = "chimera"
-
-
-class FalconDrafter(TrainedDrafter):
-    """Falcon: a block of tokens per step."""
-
-    name: ClassVar[str] = "falcon"
-
-
-class CTCDrafter(TrainedDrafter):
-    """CTC drafter: slots that may stay blank."""
-
-    name: ClassVar[str] = "ctc"
-
-
-class SpecFormerDrafter(TrainedDrafter):
-    """SpecFormer's slots."""
-
-    name: ClassVar[str] = "specformer"
-
-
 class BlockParallelDrafter(TrainedDrafter):
     """A block of tokens in one pass."""
 
     name: ClassVar[str] = "block-parallel"
-
-
-class S2DDrafter(TrainedDrafter):
-    """Nested drafts; option `layers` cuts the network at a shallower exit."""
-
-    name: ClassVar[str] = "s2d"
-    sizes: ClassVar[tuple[str, ...]] = ("layers",)
-
-
-class LongSpecDrafter(TrainedDrafter):
-    """A drafter whose cache does not grow."""
-
-    name: ClassVar[str] = "longspec"
-    needs: Needs = Needs(features=True)
-
-
-class HiddenTransferDrafter(TrainedDrafter):
-    """Slots carried through the target's last layers."""
-
-    name: ClassVar[str] = "hidden-transfer"
 
 
 class DraftLMDrafter(TrainedDrafter):

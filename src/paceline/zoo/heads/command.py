@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     pass
     from paceline.registry.loaded import Loaded
     from paceline.training.quality import Figure, Quality
-    from paceline.training.store import ExampleStore
+    from paceline.zoo.heads.training import ExampleStore
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""
@@ -38,9 +38,8 @@ def run(job: HeadOptions) -> None:
 
     from paceline.cli.output import print_json
     from paceline.registry import loading
-    from paceline.training.store import ExampleStore
     from paceline.training.writing import digest, read_texts
-    from paceline.zoo.heads.training import train_head
+    from paceline.zoo.heads.training import ExampleStore, train_head
     from paceline.zoo.heads.verifiers import save_head
 
     every = read_texts(job.prompts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import (
     Attend,
@@ -87,3 +88,9 @@ class Falcon(Network):
     def _layer(self, ops: Ops, x: Rows, attend: Attend) -> Rows:
         read = ops.norm(x, "layer_norm")
         return decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)
+
+
+class FalconDrafter(TrainedDrafter):
+    """Falcon: a block of tokens per step."""
+
+    name: ClassVar[str] = "falcon"

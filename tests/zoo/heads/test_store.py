@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import InvalidOption
-from paceline.training.store import ExampleStore
-from paceline.zoo.heads.training import Labelled
+from paceline.zoo.heads.training import ExampleStore, Labelled
 
 SETTINGS = {"kind": "judge", "seed": 0}
 
