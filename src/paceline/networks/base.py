@@ -90,11 +90,6 @@ class Network(ABC):
     above: int = 0
     # Cross-attention to the target's own KV cache, at the first of its shared layers.
     reads_target: bool = False
-    # Trained by glancing distillation (`training.glancing`): states must be predicted
-    # hidden states.
-    glances: bool = False
-    # Tokens that slots with blanks are jointly trained on.
-    tokens: int = 0
 
     def __init__(self, geometry: Geometry, *, steps: int = 4, width: int = 1) -> None:
         """Set the most steps of one draft and the tokens per step.
@@ -167,6 +162,17 @@ class Network(ABC):
     def collapse(self, slots: Sequence[int]) -> Sequence[int]:
         """Return the indices of slots that stand for tokens; -1 is a blank slot."""
         return range(len(slots))
+
+    def reveal(self, batch: Any, places: Any, progress: float, seed: Sequence[int]) -> Any:
+        """Return what corrects states in training (`DraftModule.unroll`), or None.
+
+        `places` are draft indices of tokens, `progress` is 0 to 1 over a run.
+        """
+        return None
+
+    def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
+        """Return a loss in place of `training.objective.total_loss`, whose arguments it gets."""
+        return None
 
     def exits(self, ops: Ops, state: Rows, step: int) -> list[Rows]:
         """Return the logits of the shallower early exits, trained beside the deepest."""

@@ -150,12 +150,13 @@ def network_loss(
 ) -> Tensor:
     """Return the whole training loss of a network.
 
-    Slots with blank: `ctc_loss`. All others: `total_loss`, averaged over exits (S2D), plus
-    `feature_weight` times `feature_loss` if the network predicts hidden states (EAGLE).
+    `Network.own_loss`, or else `total_loss`, averaged over exits, plus `feature_weight` times
+    `feature_loss` if the network predicts hidden states (EAGLE).
     Arguments as for `total_loss`; `features` is `[texts, time, 4 * width]`.
     """
-    if network.blank:
-        return ctc_loss(drafts.logits, batch, places, network.tokens, prompt_weight)
+    own: Tensor | None = network.own_loss(drafts.logits, batch, places, prompt_weight)
+    if own is not None:
+        return own
     exits = [
         total_loss(
             each,
@@ -194,39 +195,11 @@ def feature_loss(
         rows = counts > 0
         shifted = torch.cat([hidden[:, depth:], hidden[:, :depth]], dim=1)  # the tail counts 0
         error = functional.smooth_l1_loss(
-            _wide(each[rows]) / spread, shifted[rows] / spread, reduction="none"
+            wide(each[rows]) / spread, shifted[rows] / spread, reduction="none"
         )
         values.append(error.mean(-1))
         weights.append(counts[rows])
     return weighted_mean(torch.cat(values), torch.cat(weights))
-
-
-def ctc_loss(
-    slots: Sequence[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
-) -> Tensor:
-    """Return the CTC loss of the next `tokens` tokens, per token in nats (Graves et al. 2006).
-
-    `slots` are per slot `[texts, time, draft vocabulary + 1]` logits, blank last. Only positions
-    whose next tokens are in the text, in the draft vocabulary and alignable count.
-    """
-    depths = range(1, tokens + 1)
-    says = torch.stack([labels(batch, places, depth) for depth in depths], dim=-1)
-    counts = wanted(batch, tokens, prompt_weight).to(says.device)
-    repeats = (says[..., 1:] == says[..., :-1]).sum(-1)  # each takes a blank in between
-    rows = (counts > 0) & (says >= 0).all(-1) & (tokens + repeats <= len(slots))
-    if not rows.any():
-        return slots[0].sum() * 0
-    chances = torch.stack([_wide(each[rows]).log_softmax(-1) for each in slots])
-    count = int(rows.sum())
-    losses = functional.ctc_loss(
-        chances,
-        says[rows],
-        torch.full((count,), len(slots)),
-        torch.full((count,), tokens),
-        blank=chances.shape[-1] - 1,
-        reduction="none",
-    )
-    return weighted_mean(losses / tokens, counts[rows])
 
 
 def argmax_tokens(network: Network, drafted: Sequence[Tensor]) -> list[Tensor]:
@@ -242,7 +215,7 @@ def argmax_tokens(network: Network, drafted: Sequence[Tensor]) -> list[Tensor]:
     return list(best.unbind(-1))
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

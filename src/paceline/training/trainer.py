@@ -26,7 +26,6 @@ from paceline.networks.base import Network, describe
 from paceline.training import checkpoint
 from paceline.training.batches import Batch, FeatureSource, hold_out, order
 from paceline.training.checkpoint import digest
-from paceline.training.glancing import glance
 from paceline.training.losses import find_loss, fused
 from paceline.training.module import DraftModule, Drafts, Reveal
 from paceline.training.objective import Hits, argmax_tokens, forward, hits
@@ -324,7 +323,7 @@ class Trainer:
         own = self._own if is_on_policy(self.step, recipe.on_policy, recipe.seed) else None
         progress, seed = self.step / self.steps, (recipe.seed, self.step)
         with torch.set_grad_enabled(own is None):
-            reveal = glance(self.network, batch, self._places, progress, seed)
+            reveal = self.network.reveal(batch, self._places, progress, seed)
             _, loss = self._forward(batch, reveal)
         value = float(loss.detach())  # over the target's text in any case, to be comparable
         if own is not None:

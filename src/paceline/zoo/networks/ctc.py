@@ -60,6 +60,11 @@ class CTC(Network):
         x = ops.norm(state, "norm")
         return ops.concat([ops.head(x), ops.linear(x, "blank")])
 
+    def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
+        from paceline.zoo.networks.ctc_loss import ctc_loss  # imports torch
+
+        return ctc_loss(logits, batch, places, self.tokens, prompt_weight)
+
     def collapse(self, slots: Sequence[int]) -> Sequence[int]:
         return collapse(slots, -1)
 

@@ -55,10 +55,8 @@ class Glance:
 
 def glance(
     network: Network, batch: Batch, places: Tensor, progress: float, seed: Sequence[int]
-) -> Glance | None:
-    """Return the `Glance` at `progress` (0 to 1) of a run; None for networks trained without."""
-    if not network.glances:
-        return None
+) -> Glance:
+    """Return the `Glance` at `progress` (0 to 1) of a run."""
     share = _LAST + (_FIRST - _LAST) * (1 - progress)
     number = int(np.random.SeedSequence(seed).generate_state(1)[0])
     return Glance(network, batch, places, share, torch.Generator().manual_seed(number))
