@@ -17,14 +17,11 @@ from paceline.errors import (
 )
 from paceline.registry.loading import load
 from paceline.version import __version__
-from paceline.zoo.first_finish import FirstFinish, first_finish
-from paceline.zoo.superposed import Suggestion, Suggestions, suggest
 
 __all__ = [
     "Completion",
     "Engine",
     "Event",
-    "FirstFinish",
     "IncompatibleDraft",
     "InvalidOption",
     "ModelError",
@@ -34,11 +31,7 @@ __all__ = [
     "RuntimeUnavailable",
     "SamplingParams",
     "Speculation",
-    "Suggestion",
-    "Suggestions",
     "TokenLogprob",
     "__version__",
-    "first_finish",
     "load",
-    "suggest",
 ]

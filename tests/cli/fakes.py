@@ -11,7 +11,7 @@ from tests.helpers.tiny_model import CHAT_TEMPLATE, tiny_tokenizer
 from paceline.core.target import RuntimeOptions
 from paceline.models.text import Tokenizer
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.registry.loading import Loaded
+from paceline.registry.loaded import Loaded
 
 VOCABULARY = 320
 

@@ -12,8 +12,8 @@ from tests.cli.conftest import Command, one_line
 
 from paceline.proof import cases, controls
 from paceline.proof.audited_engine import Request, Token
-from paceline.proof.cases import draft_sampling
-from paceline.proof.controls import CONTROLS, Control
+from paceline.proof.cases import Control, draft_sampling
+from paceline.proof.controls import CONTROLS
 from paceline.proof.negative import AlwaysAccepts
 from paceline.registry import table as registry
 from paceline.registry.table import Method

@@ -17,7 +17,7 @@ from paceline.proof import verifier_acceptance
 from paceline.proof.bounds import RULES
 from paceline.proof.tabular import TabularTarget
 from paceline.registry import loading
-from paceline.registry.loading import Loaded
+from paceline.registry.loaded import Loaded
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ pytest.importorskip("openvino")
 
 from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 from paceline.tuning.space import Space
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]

@@ -13,7 +13,7 @@ import typer
 
 from paceline.cli.app import app
 from paceline.export.vllm import NETWORKS
-from paceline.networks.catalogue import NETWORKS as CATALOGUE
+from paceline.networks.catalogue import names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -43,7 +43,7 @@ def test_commands_parse(line: str) -> None:
 def test_networks_of_the_page_exist() -> None:
     tables = PAGE.split("## 3.")[0], PAGE.split("## 5.")[1]
     named = [re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) for table in tables]
-    assert set(named[0]) <= set(CATALOGUE)
+    assert set(named[0]) <= set(names())
     assert set(named[1]) == set(NETWORKS)
     for name in re.findall(r"train drafter ([\w-]+) --", PAGE):
-        assert name in CATALOGUE
+        assert name in names()

@@ -27,7 +27,7 @@ from paceline.export.vllm import NETWORKS, vllm_layout
 from paceline.models.config import feature_layers
 from paceline.models.source import DirectorySource, resolve
 from paceline.networks import weights as weights_module
-from paceline.networks.catalogue import NETWORKS as CATALOGUE
+from paceline.networks.catalogue import names
 from paceline.networks.weights import load_network
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.module import DraftModule
@@ -255,7 +255,7 @@ def test_a_draft_model_is_the_same_model_again(tmp_path: Path, family: tiny.Fami
 def test_networks_that_vllm_does_not_run_are_refused_with_those_it_does(
     tmp_path: Path, target: DirectorySource
 ) -> None:
-    for name in CATALOGUE.keys() - NETWORKS.keys():
+    for name in set(names()) - NETWORKS.keys():
         weights = weights_of(tmp_path, name, target, 200)
         with pytest.raises(
             InvalidOption, match=f"'{name}', which vLLM does not.*eagle3, medusa, draft-lm"

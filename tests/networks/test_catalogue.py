@@ -10,7 +10,7 @@ from tests.networks.cases import NETWORKS as CASES
 
 from paceline.errors import InvalidOption
 from paceline.networks.base import describe, geometry_from
-from paceline.networks.catalogue import NETWORKS, build
+from paceline.networks.catalogue import build, find, names
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -28,11 +28,11 @@ def test_a_network_is_made_again_from_its_description(case: str) -> None:
 
 
 def test_every_network_of_the_catalogue_is_tested() -> None:
-    assert {CASES[case]().name for case in CASES} == set(NETWORKS)
-    assert all(NETWORKS[name].name == name for name in NETWORKS)
+    assert {CASES[case]().name for case in CASES} == set(names())
+    assert all(find(name).name == name for name in names())
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", names())
 def test_settings_are_all_that_a_constructor_takes(name: str) -> None:
     """Without settings, and with its own, a network is the same."""
     network = build(name, GEOMETRY, {})

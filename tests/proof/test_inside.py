@@ -18,18 +18,21 @@ from paceline.proof import cases as draft_schemes
 from paceline.proof import controls
 from paceline.proof import inside as limits
 from paceline.proof.cases import (
-    DRAFT_LAWS,
     FULL,
     PROMPT,
     QUICK,
     Case,
+    Control,
     Draftable,
     Grid,
+    Limit,
+    Proof,
+    draft_laws,
     draft_sampling,
 )
 from paceline.proof.compare import EXACT, LEAST_P, Finding, examine
-from paceline.proof.controls import CONTROLS, Control, check
-from paceline.proof.inside import Limit, Report, audit, lossy, refusal
+from paceline.proof.controls import CONTROLS, check
+from paceline.proof.inside import Lossy, Report, audit, lossy, refusal
 from paceline.proof.negative import AlwaysAccepts, CorrectsFromTarget, RepeatsNoise, WrongChainRule
 from paceline.proof.tabular import processed
 from paceline.registry import table as registry
@@ -175,7 +178,8 @@ def run(*names: str, grid: Grid = SMALL) -> Report:
 
 
 def test_every_registered_rule_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LIMITS", {})  # they have a test of their own
+    # Limits have a test of their own.
+    monkeypatch.setattr(limits, "lossy", lambda method: Lossy(method.name, method.guarantee))
     seen: list[tuple[int, int]] = []
     report = audit(grid=TINY, jobs=1, progress=lambda done, total: seen.append((done, total)))
     assert report.passed, report
@@ -186,7 +190,7 @@ def test_every_registered_rule_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     lossless = {m.name for m in registry.methods() if m.guarantee.startswith("lossless")}
     assert {row.verifier for row in report.rows} == lossless & set(registry.names("verifier"))
     assert {each.verifier for each in report.lossy}.isdisjoint(lossless)
-    assert {row.draft_sampling for row in report.rows} == {drafts.name for drafts in DRAFT_LAWS}
+    assert {row.draft_sampling for row in report.rows} == {drafts.name for drafts in draft_laws()}
     errors = [r.finding.max_abs_error for r in report.rows if r.finding.method == "enumeration"]
     assert max(error for error in errors if error is not None) <= EXACT
 
@@ -308,7 +312,12 @@ def test_no_control_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not run("rejection").passed
 
 
-@pytest.mark.parametrize("name", limits.LIMITS)
+def has_limit(method: Method) -> bool:
+    proof = method.load_proof()
+    return proof is not None and proof.limit is not None
+
+
+@pytest.mark.parametrize("name", [m.name for m in registry.methods() if has_limit(m)])
 def test_lossy_rules_lose_nothing_at_their_limit(name: str) -> None:
     entry = lossy(registry.find("verifier", name))
     assert (entry.exact, entry.lossless, entry.problem) == (True, False, None)
@@ -316,10 +325,9 @@ def test_lossy_rules_lose_nothing_at_their_limit(name: str) -> None:
 
 
 def test_a_limit_that_is_none_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    loose = {"relaxed": Limit({"ratio": 2.0}, seed_exact=False), "top-gap": Limit({"beta": 3})}
-    monkeypatch.setattr(limits, "LIMITS", loose)
-    for name in loose:
-        assert lossy(registry.find("verifier", name)).exact is False
+    for name, limit in (("relaxed", Limit({"ratio": 2.0}, False)), ("top_gap", Limit({"beta": 3}))):
+        monkeypatch.setattr(f"paceline.zoo.proof.{name.upper()}", Proof(limit=limit))
+        assert lossy(registry.find("verifier", name.replace("_", "-"))).exact is False
     assert not run("relaxed").passed
 
 
@@ -331,7 +339,7 @@ def test_rules_that_accept_more_than_they_declare_are_seen() -> None:
 
 
 def test_every_kind_of_law_and_every_growth_is_drafted_with() -> None:
-    assert {drafts.kind for drafts in DRAFT_LAWS} == {None, *get_args(SamplingScheme)}
+    assert {drafts.kind for drafts in draft_laws()} == {None, *get_args(SamplingScheme)}
     for module in iter_modules(growth.__path__):
         import_module(f"paceline.trees.{module.name}")
     shipped, found = [TreeExpansion], set[type[TreeExpansion]]()
@@ -345,7 +353,7 @@ def test_every_kind_of_law_and_every_growth_is_drafted_with() -> None:
 
 
 @pytest.mark.parametrize(
-    "drafts", [d for d in DRAFT_LAWS if d.build is not None], ids=lambda drafts: drafts.name
+    "drafts", [d for d in draft_laws() if d.build is not None], ids=lambda drafts: drafts.name
 )
 def test_drafters_do_as_declared(drafts: Draftable) -> None:
     """Kind, budget and shape, over sizes and seeds; and what is no chain does branch somewhere."""
@@ -370,7 +378,7 @@ def test_drafters_do_as_declared(drafts: Draftable) -> None:
     "verifier", [SampleMatch(), Rejection(), Recursive()], ids=lambda v: v.name
 )
 def test_grids_cover_what_an_audit_must(verifier: Verifier) -> None:
-    for drafts in DRAFT_LAWS:
+    for drafts in draft_laws():
         cases = list(FULL.cases(verifier, drafts))
         assert len(cases) == len(set(cases))
         assert {case.vocabulary for case in cases} == {2, 3, 4}

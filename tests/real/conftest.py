@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("openvino")
 
 from paceline.core.target import RuntimeOptions
-from paceline.registry.loading import Loaded, load_model
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model
 
 _LOADED: dict[str, Loaded] = {}
 

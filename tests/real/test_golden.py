@@ -16,7 +16,8 @@ import pytest
 from paceline import SamplingParams
 from paceline.core import processor
 from paceline.core.target import RuntimeOptions
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 
 pytestmark = pytest.mark.real
 

@@ -11,7 +11,8 @@ from tests.real.prompts import PROMPTS
 from paceline.core.target import RuntimeOptions, Target
 from paceline.drafters.draft_model import DraftModel
 from paceline.engine.engine import Completion
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 from paceline.trees.base import TreeExpansion
 from paceline.trees.deterministic import SharedNoise
 from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam, TopAndOne

@@ -6,7 +6,8 @@ import pytest
 from tests.real.prompts import PROMPTS
 
 from paceline import Completion, SamplingParams
-from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import make_engine
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,8 @@ from tests.real.prompts import PROMPTS
 from paceline.cli.output import summary
 from paceline.measure.report import remarks, rows
 from paceline.measure.run import Record, Run
-from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import make_engine
 from paceline.zoo.heads.verifiers import LinearHead, save_head
 
 pytestmark = pytest.mark.real

@@ -6,7 +6,8 @@ import pytest
 from tests.real.prompts import PROMPTS
 
 from paceline.core.target import RuntimeOptions
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 
 pytestmark = pytest.mark.real
 

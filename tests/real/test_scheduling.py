@@ -9,7 +9,8 @@ from tests.real.prompts import PROMPTS
 
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 
 pytestmark = pytest.mark.real
 

@@ -12,7 +12,8 @@ from paceline.core.target import Output, RuntimeOptions, Target
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.statistics.recycling import Recycling
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 from paceline.sampling.sequence import Sequence
 from paceline.trees.base import TreeExpansion
 from paceline.trees.deterministic import ExpandRerank, Static

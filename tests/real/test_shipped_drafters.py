@@ -9,7 +9,8 @@ import pytest
 from tests.real.conftest import load
 
 from paceline.networks.weights import read_metadata
-from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import make_engine
 
 pytestmark = pytest.mark.real
 

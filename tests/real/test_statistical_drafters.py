@@ -18,7 +18,7 @@ from paceline.drafters.statistics.stand import Stand
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
-from paceline.registry.loading import Loaded
+from paceline.registry.loaded import Loaded
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled

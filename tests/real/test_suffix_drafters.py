@@ -11,7 +11,8 @@ from tests.real.prompts import PROMPTS
 
 from paceline import Completion
 from paceline.drafters.suffix.datastore import build
-from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import make_engine
 
 pytestmark = pytest.mark.real
 

@@ -19,14 +19,8 @@ from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import loading
 from paceline.registry import table as registry
 from paceline.registry.assembly import DEFAULT_DRAFTER
-from paceline.registry.loading import (
-    Loaded,
-    choose_runtime,
-    load,
-    load_draft,
-    load_model,
-    make_engine,
-)
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import choose_runtime, load, load_draft, load_model, make_engine
 from paceline.registry.table import Method
 
 VOCABULARY = 320
@@ -51,7 +45,7 @@ def tabular_runtime(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     FakeTarget.loads = []
     method = Method("tabular", "runtime", "exact", "-", "-", f"{__name__}:FakeTarget")
-    everything = (*registry.BUILT_IN, method)
+    everything = (*registry.methods(), method)
     monkeypatch.setattr(registry, "methods", lambda: everything)
 
 
@@ -95,7 +89,7 @@ def test_plain_decoding_measures_nothing(loaded: Loaded, monkeypatch: pytest.Mon
     def refuse(*args: object) -> CostModel:
         raise AssertionError("plain decoding needs no costs")
 
-    monkeypatch.setattr(loading, "load_or_measure", refuse)
+    monkeypatch.setattr("paceline.registry.loaded.load_or_measure", refuse)
     engine = make_engine(loaded, drafter="none")
     assert isinstance(engine.decoder.drafter, NoDrafter)
     assert len(engine.generate("dog", max_new_tokens=4, ignore_eos=True).token_ids) == 4

@@ -17,6 +17,7 @@ from paceline.registry import table as registry
 from paceline.registry.table import BUILT_IN, GROUP, Kind, Method
 from paceline.trees.base import TreeExpansion
 from paceline.verifiers.base import Verifier
+from paceline.zoo import METHODS
 
 PACKAGES = {
     "openvino": ("openvino",),
@@ -50,8 +51,8 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Point]]:
     registry.methods.cache_clear()
 
 
-@pytest.mark.parametrize("method", BUILT_IN, ids=lambda m: f"{m.kind}-{m.name}")
-def test_built_in_factories_are_what_they_are_listed_as(method: Method) -> None:
+@pytest.mark.parametrize("method", registry.methods(), ids=lambda m: f"{m.kind}-{m.name}")
+def test_factories_are_what_they_are_listed_as(method: Method) -> None:
     if method.kind == "runtime":
         for package in PACKAGES[method.name]:
             pytest.importorskip(package)
@@ -83,7 +84,7 @@ def test_names_are_unique_per_kind_and_listed_by_kind(plugins: list[Point]) -> N
 
 
 def test_every_method_says_what_it_promises() -> None:
-    for method in BUILT_IN:
+    for method in (*BUILT_IN, *METHODS):
         assert method.guarantee
         assert method.needs
         assert method.paper
@@ -125,6 +126,23 @@ def test_plugins_join_the_built_in_methods(plugins: list[Point]) -> None:
     assert registry.methods()[: len(BUILT_IN)] == BUILT_IN
 
 
+def test_a_plugin_may_bring_several_methods(plugins: list[Point]) -> None:
+    plugins.append(Point((MINE, replace(MINE, name="yours"))))
+    assert registry.names("drafter")[-2:] == ("mine", "yours")
+
+
+def test_the_zoo_is_a_plugin() -> None:
+    assert registry.methods()[: len(BUILT_IN)] == BUILT_IN
+    assert set(METHODS) <= set(registry.methods()) - set(BUILT_IN)
+
+
+@pytest.mark.parametrize("place", ["gone:PROOF", f"{__name__}:GONE"])
+def test_a_proof_that_cannot_be_loaded_is_named(place: str) -> None:
+    with pytest.raises(InvalidOption, match="the proof of drafter 'mine' cannot be loaded"):
+        replace(MINE, proof=place).load_proof()
+    assert MINE.load_proof() is None
+
+
 def test_one_name_may_stand_for_two_kinds(plugins: list[Point]) -> None:
     plugins.append(Point(replace(MINE, name="greedy")))
     assert registry.find("drafter", "greedy").kind == "drafter"
@@ -136,10 +154,11 @@ def test_one_name_may_stand_for_two_kinds(plugins: list[Point]) -> None:
     [
         (replace(MINE, name="recycling"), "reuses the drafter 'recycling'"),
         ("not a method", "not a paceline.registry.table.Method"),
+        ([MINE, "not a method"], "not a paceline.registry.table.Method"),
         (ImportError("no module named 'gone'"), "plugin.module:METHOD"),
         (AttributeError("METHOD"), "plugin.module:METHOD"),
     ],
-    ids=["name clash", "wrong type", "missing module", "missing attribute"],
+    ids=["name clash", "wrong type", "wrong type in a list", "missing module", "missing attribute"],
 )
 def test_a_bad_plugin_is_named_in_one_line(loaded: object, says: str, plugins: list[Point]) -> None:
     plugins.append(Point(loaded))

@@ -21,7 +21,8 @@ from paceline.policy.cost_model import CostModelController
 from paceline.registry import table as registry
 from paceline.registry import tuned_choice as tuned
 from paceline.registry.assembly import DEFAULT_DRAFTER
-from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import make_engine
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Choice, Configuration, Kind
 
 CHOICE = Choice(Configuration("recycling", "fixed", 5, 3), {"why": "it is fast", "rows": [1, 2.5]})

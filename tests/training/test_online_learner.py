@@ -20,7 +20,7 @@ from paceline.core.types import SamplingParams, Verdict
 from paceline.drafters.network import online as online_examples
 from paceline.drafters.network.online import Example, Examples, Trace
 from paceline.networks.base import Geometry
-from paceline.networks.catalogue import NETWORKS, build
+from paceline.networks.catalogue import build, names
 from paceline.networks.weights import Trained
 from paceline.sampling.sequence import Sequence
 from paceline.training.module import DraftModule
@@ -50,7 +50,7 @@ def example(missed: list[int], rows: int = 40, seed: int = 0) -> Example:
     return Example(features, rng.integers(0, 64, rows), marks)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", names())
 def test_every_network_learns_and_its_weights_are_new_ones(name: str) -> None:
     begin = trained(name)
     learner = OnlineLearner(begin, SOURCE, rate=0.01)

@@ -21,7 +21,7 @@ from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
 from paceline.models.text import Tokenizer
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import loading
-from paceline.registry.loading import Loaded
+from paceline.registry.loaded import Loaded
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.zoo.superposed import suggest
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Annotated, NoReturn, cast
 
 import typer
@@ -23,7 +24,6 @@ from paceline.cli.train import train
 from paceline.cli.tune import tune
 from paceline.errors import PacelineError
 from paceline.version import __version__
-from paceline.zoo.suggest_command import suggest
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -39,10 +39,28 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, suggest, bench, tune, bounds, doctor, export, index, methods, pull):
+for command in (generate, chat, bench, tune, bounds, doctor, export, index, methods, pull):
     app.command()(command)
 app.add_typer(audit)
 app.add_typer(train)
+
+
+def _add_plugins() -> None:
+    # An entry point of this group is a command; "train.NAME" belongs to `paceline train`.
+    places = {"": app, "audit": audit, "train": train}
+    for point in entry_points(group="paceline.commands"):
+        place, _, name = point.name.rpartition(".")
+        try:
+            places[place].command(name)(point.load())
+        except Exception as error:
+            typer.echo(
+                f"paceline: warning: the command {point.value} cannot be loaded ({error}): mend "
+                "or uninstall it",
+                err=True,
+            )
+
+
+_add_plugins()
 
 
 def _version(wanted: bool) -> None:

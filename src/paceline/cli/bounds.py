@@ -16,7 +16,7 @@ from paceline.measure.prompts import BUILT_IN, read_prompts, spread
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
 
 Number = TypeVar("Number", int, float)
 

@@ -26,7 +26,7 @@ _SHOWN = (
 )
 
 if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
 
 
 @o.spread_options

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,9 +21,7 @@ from paceline.cli.output import (
 )
 from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
-
-if TYPE_CHECKING:
-    from paceline.zoo.first_finish import FirstFinish
+from paceline.registry import table as registry
 
 
 @o.spread_options
@@ -80,7 +78,6 @@ def generate(
     text = _read(prompt, raw)
 
     from paceline.engine.engine import Event
-    from paceline.zoo.first_finish import first_finish
 
     engine = o.load(place, room, drafter, rules, max_batch=first_of)
     painter = Painter(engine.tokenizer) if color else None
@@ -98,6 +95,7 @@ def generate(
     with interruptible() as interrupt:
         if first_of > 1:
             asked = partial(bool, interrupt)
+            first_finish = registry.find("decoder", "first-finish").load()
             found = first_finish(
                 engine, text, first_of, params, interrupt=asked, raw=raw, system=system
             )
@@ -158,7 +156,7 @@ def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, A
     return report
 
 
-def _samples(found: FirstFinish) -> dict[str, Any]:
+def _samples(found: Any) -> dict[str, Any]:
     return {
         "index": found.index,
         "seed": found.seed,

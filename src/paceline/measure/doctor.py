@@ -22,7 +22,7 @@ from paceline.measure.prompts import NOISE_TEXT
 from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
 
 # Attributes of a decoder that can be clocked.
 PARTS = ("target", "drafter", "verifier", "controller")

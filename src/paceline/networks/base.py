@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -73,8 +73,8 @@ class Network(ABC):
     layers: ClassVar[int] = 0
     # Token ids per context row, its own and those of the rows before; 0 for none.
     window: ClassVar[int] = 1
-    # Slots may be blank (`networks.ctc`): logits get one more column, the last, and slots are not
-    # tied to depths until `collapse`.
+    # Slots may be blank: logits get one more column, the last, and slots are not tied to depths
+    # until `collapse`.
     blank: ClassVar[bool] = False
     reads_features: ClassVar[bool] = True
     """Whether the network reads the target's features.
@@ -90,11 +90,6 @@ class Network(ABC):
     above: int = 0
     # Cross-attention to the target's own KV cache, at the first of its shared layers.
     reads_target: bool = False
-    # Trained by glancing distillation (`training.objective`): states must be predicted
-    # hidden states.
-    glances: bool = False
-    # Tokens that slots with blanks are jointly trained on.
-    tokens: int = 0
 
     def __init__(self, geometry: Geometry, *, steps: int = 4, width: int = 1) -> None:
         """Set the most steps of one draft and the tokens per step.
@@ -162,6 +157,21 @@ class Network(ABC):
         `[..., width, hidden width]` in the target's units; depth d pairs with the hidden state d
         positions after the context row.
         """
+        return None
+
+    def collapse(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return the indices of slots that stand for tokens; -1 is a blank slot."""
+        return range(len(slots))
+
+    def reveal(self, batch: Any, places: Any, progress: float, seed: Sequence[int]) -> Any:
+        """Return what corrects states in training (`DraftModule.unroll`), or None.
+
+        `places` are draft indices of tokens, `progress` is 0 to 1 over a run.
+        """
+        return None
+
+    def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
+        """Return a loss in place of `training.objective.total_loss`, whose arguments it gets."""
         return None
 
     def exits(self, ops: Ops, state: Rows, step: int) -> list[Rows]:

@@ -1,9 +1,10 @@
-"""Drafter networks by name."""
+"""Drafter networks by name: built in, and entry points in group `paceline.networks`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 from paceline.core.options import arguments
@@ -16,23 +17,32 @@ from paceline.networks.eagle3 import Eagle3
 from paceline.networks.hydra import Hydra
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.medusa import Medusa
-from paceline.zoo.networks.chimera import Chimera
-from paceline.zoo.networks.clover import Clover
-from paceline.zoo.networks.ctc import CTC
-from paceline.zoo.networks.falcon import Falcon
-from paceline.zoo.networks.hidden_transfer import HiddenTransfer
-from paceline.zoo.networks.longspec import LongSpec
-from paceline.zoo.networks.s2d import S2D
-from paceline.zoo.networks.specformer import SpecFormer
+
+GROUP = "paceline.networks"
 
 NETWORKS: dict[str, type[Network]] = {
-    each.name: each
-    for each in (
-        *(Medusa, Hydra, Clover, Eagle, Eagle3, Chimera),
-        *(Falcon, CTC, SpecFormer, BlockParallel, S2D),
-        *(DraftLM, Kangaroo, LongSpec, HiddenTransfer),
-    )
+    each.name: each for each in (Medusa, Hydra, Eagle, Eagle3, BlockParallel, DraftLM, Kangaroo)
 }
+
+
+def names() -> tuple[str, ...]:
+    """Return the networks built in, registered in `NETWORKS`, and of entry points."""
+    return *NETWORKS, *entry_points(group=GROUP).names
+
+
+def find(name: str) -> type[Network]:
+    """Return the class of a network; InvalidOption if unknown, or if its plugin is unusable."""
+    if name in NETWORKS:
+        return NETWORKS[name]
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            found: type[Network] = point.load()
+        except Exception as error:
+            raise InvalidOption(
+                f"plugin {point.value} cannot be loaded ({error}): mend or uninstall it"
+            ) from error
+        return found
+    raise InvalidOption(f"network {name!r} is unknown: use {', '.join(names())}")
 
 
 def build(name: str, geometry: Geometry, settings: Mapping[str, Any]) -> Network:
@@ -41,15 +51,13 @@ def build(name: str, geometry: Geometry, settings: Mapping[str, Any]) -> Network
     Raises:
         InvalidOption: the network or a setting is unknown, or a value is invalid.
     """
-    if name not in NETWORKS:
-        raise InvalidOption(f"network {name!r} is unknown: use {', '.join(NETWORKS)}")
+    kind = find(name)
     texts = {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in settings.items()
     }
-    given = arguments(NETWORKS[name], "network", texts)
+    given = arguments(kind, "network", texts)
     for key, value in given.items():
         if value < 0:
             raise InvalidOption(f"{key} of network '{name}' must not be below 0, as {value} is")
-    network: Network = NETWORKS[name](geometry, **given)
-    return network
+    return kind(geometry, **given)

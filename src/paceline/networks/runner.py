@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
 from paceline.networks.base import Network
-from paceline.zoo.networks.ctc import collapse
 
 
 class Noise(NamedTuple):
@@ -164,7 +163,7 @@ def chains(
     # Lists: there are few numbers, and this runs at every step.
     for said, sure in zip(tokens.tolist(), chances.tolist(), strict=True):
         if network.blank:
-            places = collapse([first for first, _ in said], -1)
+            places = network.collapse([first for first, _ in said])
             said, sure = [said[at] for at in places], [(sure[at][0], 0.0) for at in places]
         first, second = ([pair[at] for pair in said[:depth]] for at in (0, 1))
         chance, runner_up_prob = ([pair[at] for pair in sure[:depth]] for at in (0, 1))

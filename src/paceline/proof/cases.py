@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,9 @@ from paceline.core.types import (
     TokenTree,
 )
 from paceline.drafters.base import Drafter
-from paceline.proof.tabular import DistributionOf, LogitsOf, TabularModel, TabularTarget
+from paceline.errors import InvalidOption
+from paceline.proof.tabular import DistributionOf, LogitsOf, TabularModel
+from paceline.registry import table as registry
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sequence import Sequence
 from paceline.trees.base import DistributionRequest, TreeExpansion, run_batched
@@ -32,8 +34,6 @@ from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam, TopAndOn
 from paceline.trees.dyspec import Dynamic, Threshold
 from paceline.trees.shapes import MEDUSA, confident
 from paceline.verifiers.base import Shape, Verifier
-from paceline.zoo.cascade import Cascade, Level
-from paceline.zoo.jacobi import Jacobi
 
 # Stateless drafters for tabular models, as functions that enumeration can replay.
 
@@ -116,9 +116,6 @@ class FunctionDrafter(Drafter):
 
 # Drafting methods of the audit, over tables; the drafters are the shipped tree expansions.
 
-# Seed of the table at the bottom of the cascade.
-_THIRD = 7
-
 # Threshold of expansion and pruning: low enough for siblings and several levels.
 _LEAST = 0.15
 
@@ -176,7 +173,7 @@ def pruned(propose: Propose) -> Propose:
 
 
 # Nodes, by width and depth, of `width` chains.
-_straight = operator.mul
+straight = operator.mul
 
 
 def _full(width: int, depth: int) -> int:
@@ -184,7 +181,7 @@ def _full(width: int, depth: int) -> int:
 
 
 def _grown(
-    name: str, make: Callable[[int], TreeExpansion], nodes: Callable[[int, int], int] = _straight
+    name: str, make: Callable[[int], TreeExpansion], nodes: Callable[[int, int], int] = straight
 ) -> Draftable:
     kind = make(1).kind
     return Draftable(name, kind, "tree", nodes, lambda q, vocabulary, width: grown(make(width), q))
@@ -193,18 +190,7 @@ def _grown(
 def _chain(
     name: str, kind: SamplingScheme | None, build: Callable[[DistributionOf], Propose]
 ) -> Draftable:
-    return Draftable(name, kind, "chain", _straight, lambda q, vocabulary, width: build(q))
-
-
-def _jacobi(logits: LogitsOf, vocabulary: int) -> Drafter:
-    return Jacobi(vocabulary, needs_q=True)
-
-
-def _cascade(logits: LogitsOf, vocabulary: int) -> Drafter:
-    # The draft model, with a third model as its drafter.
-    third = TabularModel(vocabulary, 4, seed=_THIRD)
-    levels = [TabularTarget(each, vocabulary) for each in (third.logits, logits)]
-    return Cascade([Level(model) for model in levels], vocabulary, needs_q=True)
+    return Draftable(name, kind, "chain", straight, lambda q, vocabulary, width: build(q))
 
 
 DRAFT_LAWS: tuple[Draftable, ...] = (
@@ -233,13 +219,7 @@ DRAFT_LAWS: tuple[Draftable, ...] = (
     _grown("stochastic beam", StochasticBeam),
     _grown("top and one", lambda width: TopAndOne([width]), _full),
     _chain("factorised chain", "factorised", factorised_chain),
-    Draftable("jacobi window", "factorised", "chain", _straight, drafter=_jacobi),
-    Draftable("cascade", "iid", "chain", _straight, drafter=_cascade),
 )
-
-
-def draft_sampling(name: str) -> Draftable:
-    return next(each for each in DRAFT_LAWS if each.name == name)
 
 
 # Prompt of every case.
@@ -389,3 +369,58 @@ QUICK = Grid(
     noise_samplings=((1.5, 0.85),),
     seeds=400,
 )
+
+
+# What plugins add.
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Constructor arguments at which a verifier is lossless, and whether it is then seed-exact."""
+
+    arguments: Mapping[str, Any]
+    seed_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A deliberate fault: a verifier for a case, and a drafting method, one of them wrong."""
+
+    name: str
+    rule: Callable[[Case], Verifier]
+    drafts: Draftable
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The audit of a registered method (`Method.proof`).
+
+    Attributes:
+        drafts: drafting methods that join the audit.
+        limit: of a lossy verifier.
+        controls: faults that the audit must detect.
+    """
+
+    drafts: tuple[Draftable, ...] = ()
+    limit: Limit | None = None
+    controls: tuple[Control, ...] = ()
+
+
+def proofs() -> Iterator[Proof]:
+    """Yield the proofs of all registered methods that have one."""
+    return filter(None, (method.load_proof() for method in registry.methods()))
+
+
+def draft_laws() -> Iterator[Draftable]:
+    """Yield the drafting methods of the audit, then those of plugins."""
+    yield from DRAFT_LAWS
+    seen = {each.name for each in DRAFT_LAWS}
+    for drafts in (each for proof in proofs() for each in proof.drafts):
+        if drafts.name in seen:
+            raise InvalidOption(f"two drafting methods of the audit are called '{drafts.name}'")
+        seen.add(drafts.name)
+        yield drafts
+
+
+def draft_sampling(name: str) -> Draftable:
+    return next(each for each in draft_laws() if each.name == name)

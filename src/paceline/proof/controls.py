@@ -10,7 +10,16 @@ from paceline.core.types import SamplingParams, SamplingScheme
 from paceline.proof import negative
 from paceline.proof import negative as negative_chains
 from paceline.proof import negative as negative_trees
-from paceline.proof.cases import PROMPT, Case, Draftable, Grid, Propose, draft_sampling, grown
+from paceline.proof.cases import (
+    PROMPT,
+    Case,
+    Control,
+    Draftable,
+    Grid,
+    Propose,
+    draft_sampling,
+    grown,
+)
 from paceline.proof.compare import Finding, examine
 from paceline.proof.tabular import DistributionOf, processed
 from paceline.trees.drawn import Branching
@@ -37,15 +46,6 @@ GRID = Grid(
     noise_samplings=((1.0, 1.0),),
     seeds=4000,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A deliberate fault: a verifier for a case, and a drafting method, one of them wrong."""
-
-    name: str
-    rule: Callable[[Case], Verifier]
-    drafts: Draftable
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from paceline.proof.audited_engine import (
     Token,
 )
 from paceline.proof.remote_engines import JsonlEngine, UrlEngine
-from paceline.registry.loading import Loaded, load_model, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import load_model, make_engine
 
 # Adapter of paceline itself for audits.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -23,7 +23,17 @@ from paceline.core.tree import is_chain, path_to
 from paceline.core.types import ROOT, Budget, Distribution, TokenTree
 from paceline.errors import BadLogits, IncompatibleDraft, PacelineError
 from paceline.proof import controls
-from paceline.proof.cases import DRAFT_LAWS, FULL, PROMPT, Case, Draftable, Grid, draft_sampling
+from paceline.proof.cases import (
+    FULL,
+    PROMPT,
+    Case,
+    Draftable,
+    Grid,
+    Proof,
+    draft_laws,
+    draft_sampling,
+    proofs,
+)
 from paceline.proof.compare import Finding, LeftOut, examine
 from paceline.proof.controls import Caught
 from paceline.proof.oracle import ContinuousNoise, enumerate_distribution
@@ -55,24 +65,6 @@ _DRAFT_LAWS = ("likely chain", "any tree", "iid chain")
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """Constructor arguments at which a verifier is lossless, and whether it is then seed-exact."""
-
-    arguments: Mapping[str, Any]
-    seed_exact: bool = True
-
-
-# By registry name; without verifiers that read hidden states, which tables lack.
-LIMITS: Mapping[str, Limit] = {
-    "typical": Limit({"epsilon": 1.0, "delta": 1e9, "greedy_next": False}),
-    "top-gap": Limit({"beta": 1}),
-    "fly": Limit({"window": 100}),
-    "reflective": Limit({"alpha": 0.0}),
-    "relaxed": Limit({"ratio": 1.0}, seed_exact=False),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class Lossy:
     """A lossy verifier, not counted as exact by an audit; `exact` is of its limit, or None."""
 
@@ -88,9 +80,10 @@ class Lossy:
 
 def lossy(method: Method) -> Lossy:
     """Check one lossy verifier at its limit, if a table can show it."""
-    limit = LIMITS.get(method.name)
-    if limit is None:
+    proof: Proof | None = method.load_proof()
+    if proof is None or proof.limit is None:
         return Lossy(method.name, method.guarantee)
+    limit = proof.limit
     rule = method.load()(**limit.arguments)
     found: list[Finding] = []
     for name in _DRAFT_LAWS:
@@ -289,7 +282,7 @@ def bad_inputs(verifier: Verifier) -> list[BadInput]:
     # One entry per kind, the first: faults concern what a draft declares, not how it was grown.
     by_kind = {
         each.kind: (each.name, each.build(q, _bad_input_CASE.vocabulary, _bad_input_CASE.width))
-        for each in reversed(DRAFT_LAWS)
+        for each in reversed([*draft_laws()])
         if each.build is not None and each.fits(verifier)
     }
     for scheme_name, propose in by_kind.values():
@@ -438,7 +431,7 @@ def audit(
     tasks = [
         _Task(name, drafts.name, case)
         for name, rule in rules.items()
-        for drafts in DRAFT_LAWS
+        for drafts in draft_laws()
         if drafts.fits(rule)
         for case in grid.cases(rule, drafts)
     ]
@@ -460,12 +453,18 @@ def audit(
         refused=[
             refusal(rule, drafts)
             for rule in rules.values()
-            for drafts in DRAFT_LAWS
+            for drafts in draft_laws()
             if drafts.build is not None and not drafts.fits(rule)
         ],
         bad_input=[found for rule in rules.values() for found in bad_inputs(rule)],
         lossy=lossy_rules,
-        negative_controls=[controls.check(control) for control in controls.CONTROLS],
+        negative_controls=[
+            controls.check(control)
+            for control in (
+                *controls.CONTROLS,
+                *(each for proof in proofs() for each in proof.controls),
+            )
+        ],
         problems=problems,
         seconds=perf_counter() - begin,
     )

@@ -19,13 +19,11 @@ from paceline.core.types import (
     TokenTree,
     Verdict,
 )
-from paceline.drafters.base import Drafter
 from paceline.proof.cases import Propose
 from paceline.proof.tabular import DistributionOf
 from paceline.sampling.distributions import AGREE, gumbel_max, residual
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sampler import top_k_ids
-from paceline.sampling.sequence import Sequence
 from paceline.trees.base import LevelExpansion, Names
 from paceline.verifiers.base import TargetDistributions, Verifier, drawn_mass, walk
 from paceline.verifiers.block import chance, verify_path
@@ -33,7 +31,6 @@ from paceline.verifiers.k_seq import scale
 from paceline.verifiers.multi_draft import Coin, MultiDraft
 from paceline.verifiers.multipath_block import Competition
 from paceline.verifiers.recursive import Recursive, RecursiveDistinct
-from paceline.zoo.jacobi import Jacobi
 
 
 class WrongChainRule(Verifier):
@@ -250,64 +247,6 @@ class MultipathByPlainDistribution(Verifier):
             paths = tuple(each for each in paths if each[len(path)] == node)
             path.append(node)
         return verify_path(draft, path, rows, target, randomness)
-
-
-class ReportsLowerRows(Drafter):
-    """Drafter whose chains report another distribution, such as that of the level below."""
-
-    name: ClassVar[str] = "reports-lower-rows"
-
-    def __init__(self, drafter: Drafter, lower: DistributionOf) -> None:
-        self._drafter = drafter
-        self._lower = lower
-
-    def open(self, sequence: Sequence) -> None:
-        self._drafter.open(sequence)
-
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        drafts = self._drafter.propose(sequences, budgets)
-        return [self._misreport(s, d) for s, d in zip(sequences, drafts, strict=True)]
-
-    def close(self, sequence: Sequence) -> None:
-        self._drafter.close(sequence)
-
-    def _misreport(self, sequence: Sequence, draft: TokenTree) -> TokenTree:
-        if draft.sampling is None:
-            return draft
-        context = tuple(sequence.tokens)
-        rows = {
-            parent: self._lower((*context, *draft.tokens[: parent + 1].tolist()))
-            for parent in draft.sampling.rows
-        }
-        return replace(draft, sampling=replace(draft.sampling, rows=rows))
-
-
-class JacobiWithOldRows(Jacobi):
-    """Redraws its window, but reports the rows of earlier draws."""
-
-    name: ClassVar[str] = "jacobi-with-old-rows"
-    _reported: dict[int, Distribution]
-
-    def open(self, sequence: Sequence) -> None:
-        super().open(sequence)
-        self._reported = {}
-
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        [sequence], [draft] = sequences, super().propose(sequences, budgets)
-        if draft.sampling is None:
-            return [draft]
-        first = len(sequence.tokens) + 1
-        rows = {
-            parent: self._reported.get(first + parent, distribution)
-            for parent, distribution in draft.sampling.rows.items()
-        }
-        self._reported = {
-            first + parent: distribution for parent, distribution in draft.sampling.rows.items()
-        }
-        return [replace(draft, sampling=replace(draft.sampling, rows=rows))]
-
-
-# Wrong verifiers and drafters of several drafts:
 
 
 class ForgetsToNormalise(Recursive):

@@ -21,7 +21,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.proof.bounds import RULES, Rule, by_token
-from paceline.registry.loading import Loaded
+from paceline.registry.loaded import Loaded
 from paceline.sampling.randomness import Randomness
 from paceline.trees.drawn import Iid
 from paceline.verifiers.base import TargetDistributions

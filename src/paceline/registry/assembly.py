@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.core.options import split_options
 from paceline.core.target import Target
@@ -18,11 +18,9 @@ from paceline.policy.controller import Controller, ControllerContext, Fixed
 from paceline.registry import table as registry
 from paceline.registry import tuned_choice as tuned
 from paceline.registry.expressions import make_drafter
+from paceline.registry.loaded import Loaded
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration
 from paceline.verifiers.base import Verifier
-
-if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
 
 # Drafter "auto" without a tuned choice.
 DEFAULT_DRAFTER = "suffix-automaton"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -26,7 +26,8 @@ class Method:
     """A registered drafter, tree expansion, verifier, controller, decoder or runtime.
 
     `guarantee` is a few words; lossy methods start with "lossy". `factory` is "module:attribute",
-    imported only when the method is used.
+    imported only when the method is used. So is `proof`, of a `paceline.proof.cases.Proof`: what
+    `paceline audit inside` runs for the method.
     """
 
     name: str
@@ -35,15 +36,41 @@ class Method:
     needs: str
     paper: str
     factory: str
+    proof: str | None = None
 
     def load(self) -> Any:
-        module, attribute = self.factory.split(":")
-        return getattr(importlib.import_module(module), attribute)
+        return _load(self.factory)
+
+    def load_proof(self) -> Any:
+        """Return the proof, or None; InvalidOption if it cannot be loaded."""
+        try:
+            return self.proof and _load(self.proof)
+        except Exception as error:
+            raise InvalidOption(
+                f"the proof of {self.kind} '{self.name}' cannot be loaded ({error}): mend or "
+                "uninstall its package"
+            ) from error
 
 
-# Table of the built-in drafters, with guarantee and paper.
+def _load(place: str) -> Any:
+    module, attribute = place.split(":")
+    return getattr(importlib.import_module(module), attribute)
 
-DRAFTERS: tuple[Method, ...] = (
+
+# Trainer of drafters that learn while serving (option `online`).
+LEARNER = Method(
+    "online",
+    "learner",
+    LOSSLESS,
+    "pip install 'paceline[torch]'",
+    "Liu et al. 2024, arXiv:2310.07177",
+    "paceline.training.online:OnlineLearner",
+)
+
+
+# Table of the built-in methods, with guarantee and paper.
+
+BUILT_IN: tuple[Method, ...] = (
     Method(
         "none",
         "drafter",
@@ -85,14 +112,6 @@ DRAFTERS: tuple[Method, ...] = (
         "paceline.drafters.statistics.aded:Aded",
     ),
     Method(
-        "cacheback",
-        "drafter",
-        LOSSLESS,
-        "-",
-        "after Cacheback, Ma et al. 2025, arXiv:2511.21699",
-        "paceline.zoo.cacheback:Cacheback",
-    ),
-    Method(
         "medusa",
         "drafter",
         LOSSLESS,
@@ -125,68 +144,12 @@ DRAFTERS: tuple[Method, ...] = (
         "paceline.drafters.network.drafter:block_parallel",
     ),
     Method(
-        "clover",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after Clover, Xiao et al. 2024, arXiv:2405.00263",
-        "paceline.drafters.network.drafter:clover",
-    ),
-    Method(
         "eagle",
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
         "after EAGLE, Li et al. 2024, arXiv:2401.15077",
         "paceline.drafters.network.drafter:eagle",
-    ),
-    Method(
-        "chimera",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after Chimera, Zeng et al. 2024, arXiv:2402.15758",
-        "paceline.drafters.network.drafter:chimera",
-    ),
-    Method(
-        "falcon",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after Falcon, Gao et al. 2024, arXiv:2412.12639",
-        "paceline.drafters.network.drafter:falcon",
-    ),
-    Method(
-        "ctc",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after CTC-drafter, Wen et al. 2024, arXiv:2412.00061",
-        "paceline.drafters.network.drafter:ctc",
-    ),
-    Method(
-        "specformer",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after SpecFormer, Shi et al. 2025, arXiv:2511.20340",
-        "paceline.drafters.network.drafter:specformer",
-    ),
-    Method(
-        "s2d",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after S2D, Kavehzadeh et al. 2024, arXiv:2407.01955",
-        "paceline.drafters.network.drafter:s2d",
-    ),
-    Method(
-        "longspec",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after LongSpec, Yang et al. 2025, arXiv:2502.17421",
-        "paceline.drafters.network.drafter:longspec",
     ),
     Method(
         "draft-lm",
@@ -203,22 +166,6 @@ DRAFTERS: tuple[Method, ...] = (
         "weights for the model (paceline train drafter)",
         "after Kangaroo, Liu et al. 2024, arXiv:2404.18911",
         "paceline.drafters.network.drafter:kangaroo",
-    ),
-    Method(
-        "hidden-transfer",
-        "drafter",
-        LOSSLESS,
-        "features; weights for the model (paceline train drafter)",
-        "after Hidden Transfer, Wu et al. 2024, arXiv:2404.12022",
-        "paceline.drafters.network.drafter:hidden_transfer",
-    ),
-    Method(
-        "ppd",
-        "drafter",
-        LOSSLESS,
-        "logits of rejected nodes; prompt tokens for the model (paceline train prompt-tokens)",
-        "after PPD, Chen et al. 2024, arXiv:2405.18628",
-        "paceline.zoo.ppd.drafter:PPD",
     ),
     Method(
         "lookahead",
@@ -284,30 +231,6 @@ DRAFTERS: tuple[Method, ...] = (
         "after QuantSpec, Tiwari et al. 2025, arXiv:2502.10424",
         "paceline.drafters.draft_model:Quantised",
     ),
-    Method(
-        "cascade",
-        "drafter",
-        LOSSLESS,
-        "a model with the same vocabulary (--draft-model); more levels from Python",
-        "after HSD, Mohri et al. 2025, arXiv:2510.19705; SpecMQuant, Zhang et al. 2025, "
-        "arXiv:2505.22179",
-        "paceline.zoo.cascade:Cascade",
-    ),
-    Method(
-        "jacobi",
-        "drafter",
-        LOSSLESS,
-        "logits of rejected nodes",
-        "after SJD, Teng et al. 2024, arXiv:2410.01699",
-        "paceline.zoo.jacobi:Jacobi",
-    ),
-)
-
-
-# Table of the built-in methods, with guarantee and paper.
-
-BUILT_IN: tuple[Method, ...] = (
-    *DRAFTERS,
     Method(
         "iid",
         "growth",
@@ -469,62 +392,6 @@ BUILT_IN: tuple[Method, ...] = (
         "paceline.verifiers.top_and_one:TopAndOne",
     ),
     Method(
-        "typical",
-        "verifier",
-        "lossy: accepts typical tokens; greedy requests stay exact",
-        "any draft",
-        "Medusa, Cai et al. 2024, arXiv:2401.10774",
-        "paceline.zoo.typical:Typical",
-    ),
-    Method(
-        "top-gap",
-        "verifier",
-        "lossy: accepts near-best tokens",
-        "any draft",
-        "after GAD++, Xia et al. 2022, arXiv:2203.16487",
-        "paceline.zoo.top_gap:TopGap",
-    ),
-    Method(
-        "fly",
-        "verifier",
-        "lossy: accepts a mismatch that the target continues as drafted",
-        "any draft; at least 7 deep with the paper's window of 6 tokens",
-        "FLy, Li et al. 2025, arXiv:2511.22972",
-        "paceline.zoo.fly:Fly",
-    ),
-    Method(
-        "judge",
-        "verifier",
-        "lossy: accepts what a trained head finds acceptable",
-        "hidden states; a head for the model (paceline train judge): judge:head=FILE",
-        "after Judge Decoding, Bachmann et al. 2025, arXiv:2501.19309",
-        "paceline.zoo.heads.verifiers:Judge",
-    ),
-    Method(
-        "pivot",
-        "verifier",
-        "lossy: accepts what a trained head finds harmless",
-        "hidden states; a head for the model (paceline train pivot): pivot:head=FILE",
-        "after PAD, Ziashahabi et al. 2025, arXiv:2511.00351",
-        "paceline.zoo.heads.verifiers:Pivot",
-    ),
-    Method(
-        "reflective",
-        "verifier",
-        "lossy: fuses the distribution with that of a second look at the draft",
-        "any draft",
-        "after Reflective Verification, Wang et al. 2025, arXiv:2505.18629",
-        "paceline.zoo.reflective:Reflective",
-    ),
-    Method(
-        "relaxed",
-        "verifier",
-        "lossy: accepts with r times p/q; greedy requests stay exact",
-        "deterministic drafts, or chains drawn from a draft model",
-        "lenience, Leviathan et al. 2023, arXiv:2211.17192",
-        "paceline.zoo.relaxed:Relaxed",
-    ),
-    Method(
         "fixed",
         "controller",
         "keeps every guarantee",
@@ -541,53 +408,12 @@ BUILT_IN: tuple[Method, ...] = (
         "paceline.policy.cost_model:CostModelController",
     ),
     Method(
-        "confidence",
-        "controller",
-        "keeps every guarantee",
-        "a drafter with estimates, best",
-        "after Kangaroo, Liu et al. 2024, arXiv:2404.18911; SpecDec++, Huang et al. 2024, "
-        "arXiv:2405.19715",
-        "paceline.zoo.confidence:Confidence",
-    ),
-    Method(
-        "adaptive",
-        "controller",
-        "keeps every guarantee",
-        "-",
-        "after DiffuSpec, Li et al. 2025, arXiv:2510.02358",
-        "paceline.zoo.adaptive:Adaptive",
-    ),
-    Method(
-        "bandit",
-        "controller",
-        "keeps every guarantee",
-        "-",
-        "discounted Thompson sampling, Qi et al. 2023, arXiv:2305.10718",
-        "paceline.zoo.bandit:Bandit",
-    ),
-    Method(
         "autoregressive",
         "decoder",
         "that of its verifier",
         "-",
         "-",
         "paceline.engine.loop:AutoregressiveDecoder",
-    ),
-    Method(
-        "first-finish",
-        "decoder",
-        "lossy: of several samples the first to end, so short texts are favoured",
-        "paceline generate --first-of N",
-        "First Finish Search, Agarwal et al. 2025, arXiv:2505.18149",
-        "paceline.zoo.first_finish:first_finish",
-    ),
-    Method(
-        "superposed",
-        "decoder",
-        "lossy: several continuations from one pass per token",
-        "paceline suggest; runtime torch",
-        "after Superposed Decoding, Shen et al. 2024, arXiv:2405.18400",
-        "paceline.zoo.superposed:superpose",
     ),
     Method(
         "openvino",
@@ -616,36 +442,31 @@ BUILT_IN: tuple[Method, ...] = (
 )
 
 
-# Trainer of drafters that learn while serving (option `online`).
-LEARNER = Method(
-    "online",
-    "learner",
-    LOSSLESS,
-    "pip install 'paceline[torch]'",
-    "Liu et al. 2024, arXiv:2310.07177",
-    "paceline.training.online:OnlineLearner",
-)
-
-
 GROUP = "paceline.methods"
 
 
 @cache
 def methods() -> tuple[Method, ...]:
-    """Return built-in methods and those of plugins; InvalidOption if a plugin is unusable."""
+    """Return built-in methods and those of plugins; InvalidOption if a plugin is unusable.
+
+    An entry point names a `Method` or a sequence of them.
+    """
     found = {(method.kind, method.name): method for method in BUILT_IN}
     for point in entry_points(group=GROUP):
         try:
-            method = point.load()
+            loaded = point.load()
         except Exception as error:
             raise InvalidOption(
                 f"plugin {point.value} cannot be loaded ({error}): mend or uninstall it"
             ) from error
-        if not isinstance(method, Method):
-            raise InvalidOption(f"plugin {point.value} is not a paceline.registry.table.Method")
-        if (method.kind, method.name) in found:
-            raise InvalidOption(f"plugin {point.value} reuses the {method.kind} '{method.name}'")
-        found[method.kind, method.name] = method
+        for method in loaded if isinstance(loaded, Sequence) else (loaded,):
+            if not isinstance(method, Method):
+                raise InvalidOption(f"plugin {point.value} is not a paceline.registry.table.Method")
+            if (method.kind, method.name) in found:
+                raise InvalidOption(
+                    f"plugin {point.value} reuses the {method.kind} '{method.name}'"
+                )
+            found[method.kind, method.name] = method
     return tuple(found.values())
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from paceline.core.types import IntArray
 from paceline.networks.base import Network
-from paceline.networks.torch_ops import TorchOps
 from paceline.training.batches import Batch
 from paceline.training.losses import Loss, weighted_mean
 from paceline.training.module import DraftModule, Drafts, Reveal
@@ -151,12 +150,13 @@ def network_loss(
 ) -> Tensor:
     """Return the whole training loss of a network.
 
-    Slots with blank: `ctc_loss`. All others: `total_loss`, averaged over exits (S2D), plus
-    `feature_weight` times `feature_loss` if the network predicts hidden states (EAGLE).
+    `Network.own_loss`, or else `total_loss`, averaged over exits, plus `feature_weight` times
+    `feature_loss` if the network predicts hidden states (EAGLE).
     Arguments as for `total_loss`; `features` is `[texts, time, 4 * width]`.
     """
-    if network.blank:
-        return ctc_loss(drafts.logits, batch, places, network.tokens, prompt_weight)
+    own: Tensor | None = network.own_loss(drafts.logits, batch, places, prompt_weight)
+    if own is not None:
+        return own
     exits = [
         total_loss(
             each,
@@ -195,39 +195,11 @@ def feature_loss(
         rows = counts > 0
         shifted = torch.cat([hidden[:, depth:], hidden[:, :depth]], dim=1)  # the tail counts 0
         error = functional.smooth_l1_loss(
-            _wide(each[rows]) / spread, shifted[rows] / spread, reduction="none"
+            wide(each[rows]) / spread, shifted[rows] / spread, reduction="none"
         )
         values.append(error.mean(-1))
         weights.append(counts[rows])
     return weighted_mean(torch.cat(values), torch.cat(weights))
-
-
-def ctc_loss(
-    slots: Sequence[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
-) -> Tensor:
-    """Return the CTC loss of the next `tokens` tokens, per token in nats (Graves et al. 2006).
-
-    `slots` are per slot `[texts, time, draft vocabulary + 1]` logits, blank last. Only positions
-    whose next tokens are in the text, in the draft vocabulary and alignable count.
-    """
-    depths = range(1, tokens + 1)
-    says = torch.stack([labels(batch, places, depth) for depth in depths], dim=-1)
-    counts = wanted(batch, tokens, prompt_weight).to(says.device)
-    repeats = (says[..., 1:] == says[..., :-1]).sum(-1)  # each takes a blank in between
-    rows = (counts > 0) & (says >= 0).all(-1) & (tokens + repeats <= len(slots))
-    if not rows.any():
-        return slots[0].sum() * 0
-    chances = torch.stack([_wide(each[rows]).log_softmax(-1) for each in slots])
-    count = int(rows.sum())
-    losses = functional.ctc_loss(
-        chances,
-        says[rows],
-        torch.full((count,), len(slots)),
-        torch.full((count,), tokens),
-        blank=chances.shape[-1] - 1,
-        reduction="none",
-    )
-    return weighted_mean(losses / tokens, counts[rows])
 
 
 def argmax_tokens(network: Network, drafted: Sequence[Tensor]) -> list[Tensor]:
@@ -243,7 +215,7 @@ def argmax_tokens(network: Network, drafted: Sequence[Tensor]) -> list[Tensor]:
     return list(best.unbind(-1))
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -288,61 +260,3 @@ def forward(
         feature_weight=feature_weight,
     )
     return drafts, cost
-
-
-# Coupled sequential glancing distillation (Falcon, arXiv:2412.12639; Qian et al. 2021), for block
-# drafters: a falling share of the slots with a wrong argmax gets the true hidden state before the
-# next block is drafted. Unlike the paper, tokens fed to a block are always true, so no first pass
-# is needed. Training hits are inflated; held-out ones never glance.
-
-# Share of wrong slots that is corrected at the start and at the end of training (the paper's).
-_FIRST, _LAST = 0.45, 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """Correct states of one batch; a `Reveal` for `DraftModule.unroll`.
-
-    Attributes:
-        places: int64 `[vocabulary]`, draft index of each token, or -1.
-        share: of every text's wrong slots, per step, in [0, 1].
-        generator: on the CPU.
-    """
-
-    network: Network
-    batch: Batch
-    places: Tensor
-    share: float
-    generator: torch.Generator
-
-    def __call__(self, ops: TorchOps, state: Tensor, step: int) -> Tensor:
-        with torch.no_grad():
-            says = self.network.logits(ops, state, step).argmax(-1)
-        slots, width = state.shape[-2:]
-        depths = range(step * slots + 1, (step + 1) * slots + 1)
-        right = torch.stack([labels(self.batch, self.places, each) for each in depths], dim=-1)
-        known = torch.stack([wanted(self.batch, each, 1.0) > 0 for each in depths], dim=-1)
-        wrong = (says != right).cpu() & known
-        hidden = torch.from_numpy(self.batch.features[..., -width:]).to(state)
-        true = torch.stack([hidden.roll(-each, dims=1) for each in depths], dim=-2)
-        shown = some(wrong, self.share, self.generator).to(state.device)
-        return torch.where(shown[..., None], true, state)
-
-
-def glance(
-    network: Network, batch: Batch, places: Tensor, progress: float, seed: Sequence[int]
-) -> Glance | None:
-    """Return the `Glance` at `progress` (0 to 1) of a run; None for networks trained without."""
-    if not network.glances:
-        return None
-    share = _LAST + (_FIRST - _LAST) * (1 - progress)
-    number = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return Glance(network, batch, places, share, torch.Generator().manual_seed(number))
-
-
-def some(wrong: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    # Bool `[texts, time, slots]`: a random `share` of every text's wrong slots, rounded.
-    flat = wrong.flatten(1)
-    draws = torch.rand(flat.shape, generator=generator).masked_fill(~flat, 2.0)
-    counts = (share * flat.sum(1)).round()
-    return (draws.argsort(1).argsort(1) < counts[:, None]).view_as(wrong)

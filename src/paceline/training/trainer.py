@@ -23,7 +23,7 @@ from paceline.training.batches import Batch, FeatureSource, hold_out, order
 from paceline.training.data import DraftVocabulary, Text
 from paceline.training.losses import find_loss
 from paceline.training.module import DraftModule, Drafts, Reveal
-from paceline.training.objective import Hits, argmax_tokens, forward, glance, hits
+from paceline.training.objective import Hits, argmax_tokens, forward, hits
 from paceline.training.on_policy import OnPolicy, check
 from paceline.training.run import TrainingRun, optimisers
 
@@ -180,7 +180,7 @@ class Trainer(TrainingRun[tuple[float, Hits]]):
         on_policy = is_on_policy(self.step, recipe.on_policy, recipe.seed)
         progress, seed = self.step / self.steps, (recipe.seed, self.step)
         with torch.set_grad_enabled(not on_policy):
-            reveal = glance(self.network, batch, self._places, progress, seed)
+            reveal = self.network.reveal(batch, self._places, progress, seed)
             _, loss = self._forward(batch, reveal)
         value = float(loss.detach())  # over the target's text in any case, to be comparable
         if on_policy and self._self_drafts is not None:

@@ -18,7 +18,8 @@ from paceline.measure.report import BASELINE, Row, rows
 from paceline.measure.run import Race, Record, Run, warm_up
 from paceline.networks.weights import shipped_cards
 from paceline.registry.assembly import DEFAULT_DRAFTER, has_coarser
-from paceline.registry.loading import Loaded, make_engine
+from paceline.registry.loaded import Loaded
+from paceline.registry.loading import make_engine
 from paceline.registry.tuned_choice import Configuration
 
 # Autoregressive decoding: the baseline, and the choice if nothing is faster.

@@ -20,7 +20,7 @@ from paceline.registry.tuned_choice import Choice, Configuration, Kind
 from paceline.tuning.space import DEFAULT, PLAIN, Evidence, Track
 
 if TYPE_CHECKING:
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
     from paceline.tuning.search import Candidate, Search
 
 # Least relative speedup of a choice.

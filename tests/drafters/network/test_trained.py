@@ -20,7 +20,6 @@ from tests.runtimes import tiny_openvino
 from paceline.core import tree as trees
 from paceline.core.types import Budget, Capabilities, SamplingParams
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
-from paceline.drafters.network import drafter as trained_networks
 from paceline.drafters.network import weights as module
 from paceline.drafters.network.drafter import TrainedDrafter, chains
 from paceline.engine.loop import AutoregressiveDecoder
@@ -28,13 +27,14 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.native.library import has_float_products
 from paceline.networks.base import Geometry, Network
-from paceline.networks.catalogue import NETWORKS, build
+from paceline.networks.catalogue import build, find, names
 from paceline.networks.draft_lm import DraftLM
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.runner import Chain
 from paceline.networks.weights import Trained, load_network, save_network
 from paceline.policy.acceptance import PlattScaling
 from paceline.policy.controller import Fixed
+from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 
@@ -43,9 +43,9 @@ TENSORS = tiny.random_tensors(CONFIG)
 GEOMETRY = Geometry.of(CONFIG)
 MODEL = "fingerprint"
 DRAFTERS: dict[str, type[TrainedDrafter]] = {
-    each.name: each
-    for each in vars(trained_networks).values()
-    if isinstance(each, type) and issubclass(each, TrainedDrafter) and each is not TrainedDrafter
+    method.name: method.load()
+    for method in registry.methods()
+    if method.kind == "drafter" and issubclass(method.load(), TrainedDrafter)
 }
 PROMPTS = ([5, 9, 17, 3], [7], [11, 30, 30, 4, 250, 2, 8], [40, 41] * 25)
 GREEDY = SamplingParams(max_new_tokens=6)
@@ -145,13 +145,13 @@ def small(name: str) -> Network:
 
 
 def test_every_network_has_a_drafter() -> None:
-    assert set(DRAFTERS) == set(NETWORKS)
+    assert set(DRAFTERS) == set(names())
     for name, drafter in DRAFTERS.items():
-        assert drafter.needs.features == NETWORKS[name].reads_features
+        assert drafter.needs.features == find(name).reads_features
 
 
 @every_runtime
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", names())
 def test_texts_are_those_of_plain_decoding(name: str, runtime: str, tmp_path: Path) -> None:
     target = TARGETS[runtime]()
     path = saved(tmp_path / "weights", random_weights(small(name)))

@@ -482,17 +482,8 @@ def trained(
 
 medusa = trained("medusa")
 hydra = trained("hydra")
-clover = trained("clover")
 eagle = trained("eagle")
 eagle3 = trained("eagle3")
-chimera = trained("chimera")
-falcon = trained("falcon")
-ctc = trained("ctc")
-specformer = trained("specformer")
 block_parallel = trained("block-parallel")
-hidden_transfer = trained("hidden-transfer")
-# Option `layers` cuts the network at a shallower exit.
-s2d = trained("s2d", sizes=("layers",))
-longspec = trained("longspec", needs=Needs(features=True))
 draft_lm = trained("draft-lm", needs=Needs())
 kangaroo = trained("kangaroo", needs=Needs(), stop=0.6)  # the paper's

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     pass
-    from paceline.registry.loading import Loaded
+    from paceline.registry.loaded import Loaded
     from paceline.training.classifier_metrics import ClassifierMetrics, Figure
     from paceline.zoo.heads.training import ExampleStore
 

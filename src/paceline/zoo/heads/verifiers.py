@@ -1,4 +1,4 @@
-"""Linear heads of trained rules: weights, bias and provenance."""
+"""Lossy verifiers with a trained linear head: weights, bias and provenance."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import Attend, decoder_layer, last_hidden, layer_shapes
 from paceline.networks.ops import Ops, Rows
@@ -65,3 +66,9 @@ class Chimera(Network):
         read = ops.norm(x, "layer_norm")
         x = decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)
         return ops.concat([ops.norm(x, "norm"), ops.split(embeddings, (width, 2 * width))[1]])
+
+
+class ChimeraDrafter(TrainedDrafter):
+    """Chimera's trigrams and layer."""
+
+    name: ClassVar[str] = "chimera"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import decoder_layer, feed_forward, feed_forward_shapes, layer_shapes
 from paceline.networks.ops import Ops, Rows
@@ -72,3 +73,7 @@ class Clover(Network):
 
 def _head_widths(shape: Geometry) -> tuple[int, int]:
     return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+
+
+class CloverDrafter(TrainedDrafter):
+    name: ClassVar[str] = "clover"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from paceline.core.options import require
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import among_slots, slot_shapes, slots_behind
 from paceline.networks.ops import Ops, Rows
@@ -58,3 +59,17 @@ class CTC(Network):
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         x = ops.norm(state, "norm")
         return ops.concat([ops.head(x), ops.linear(x, "blank")])
+
+    def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
+        from paceline.zoo.networks.ctc_loss import ctc_loss  # imports torch
+
+        return ctc_loss(logits, batch, places, self.tokens, prompt_weight)
+
+    def collapse(self, slots: Sequence[int]) -> Sequence[int]:
+        return collapse(slots, -1)
+
+
+class CTCDrafter(TrainedDrafter):
+    """CTC drafter: slots that may stay blank."""
+
+    name: ClassVar[str] = "ctc"

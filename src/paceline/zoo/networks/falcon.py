@@ -2,13 +2,15 @@
 
 Each row of a block predicts the hidden state `width` places on; rows of a block see one another
 both ways (relaxed causal mask). A matrix replaces the paper's LSTM, which would add a recurrent
-state per sequence. Trained by glancing distillation (`training.objective`).
+state per sequence. Trained by glancing distillation (`glancing.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import (
     Attend,
@@ -39,11 +41,11 @@ class Falcon(Network):
     ) -> None:
         super().__init__(geometry, steps=steps, width=width)
         self.ffn_size = ffn_size or geometry.ffn_size
-        self.glances = glancing
+        self.glancing = glancing
 
     def settings(self) -> dict[str, Any]:
         sizes = {"steps": self.steps, "width": self.width, "ffn_size": self.ffn_size}
-        return {**sizes, "glancing": self.glances}
+        return {**sizes, "glancing": self.glancing}
 
     def shapes(self) -> Shapes:
         width = self.geometry.width
@@ -80,6 +82,11 @@ class Falcon(Network):
     def features_of(self, ops: Ops, state: Rows) -> Rows:
         return state
 
+    def reveal(self, batch: Any, places: Any, progress: float, seed: Sequence[int]) -> Any:
+        from paceline.zoo.networks.glancing import glance  # imports torch
+
+        return glance(self, batch, places, progress, seed) if self.glancing else None
+
     def _fuse(self, ops: Ops, hidden: Rows, tokens: Rows) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         return ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), "fuse")
@@ -87,3 +94,9 @@ class Falcon(Network):
     def _layer(self, ops: Ops, x: Rows, attend: Attend) -> Rows:
         read = ops.norm(x, "layer_norm")
         return decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)
+
+
+class FalconDrafter(TrainedDrafter):
+    """Falcon: a block of tokens per step."""
+
+    name: ClassVar[str] = "falcon"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.core.options import require
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import Attend, stack
@@ -67,3 +68,9 @@ class HiddenTransfer(Network):
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(ops.norm(state, "norm"))
+
+
+class HiddenTransferDrafter(TrainedDrafter):
+    """Slots carried through the target's last layers."""
+
+    name: ClassVar[str] = "hidden-transfer"

@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.core.options import require
+from paceline.core.types import Needs
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry, Shapes
 from paceline.networks.blocks import Attend, attention, feed_forward
@@ -86,3 +88,10 @@ class LongSpec(Eagle3):
         asking = ops.linear(ops.norm(x, "cross.norm"), "cross.q")
         x = x + ops.linear(ops.attend_target(asking), "cross.o.residual")
         return feed_forward(ops, "layer", self.ffn_size, x)
+
+
+class LongSpecDrafter(TrainedDrafter):
+    """A drafter whose cache does not grow."""
+
+    name: ClassVar[str] = "longspec"
+    needs: Needs = Needs(features=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.core.options import require
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import Attend, decoder_layer, layer_shapes
 from paceline.networks.ops import Ops, Rows
@@ -78,3 +79,10 @@ class S2D(Network):
 
     def _exit(self, ops: Ops, x: Rows) -> Rows:
         return ops.head(ops.norm(x, "norm"))
+
+
+class S2DDrafter(TrainedDrafter):
+    """Nested drafts; option `layers` cuts the network at a shallower exit."""
+
+    name: ClassVar[str] = "s2d"
+    sizes: ClassVar[tuple[str, ...]] = ("layers",)

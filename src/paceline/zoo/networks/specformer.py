@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import among_slots, decoder_layer, layer_shapes
 from paceline.networks.ops import Ops, Rows
@@ -66,3 +67,9 @@ class SpecFormer(Network):
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(ops.norm(state, "norm"))
+
+
+class SpecFormerDrafter(TrainedDrafter):
+    """SpecFormer's slots."""
+
+    name: ClassVar[str] = "specformer"

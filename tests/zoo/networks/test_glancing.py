@@ -19,9 +19,9 @@ from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.batches import FeatureSource
 from paceline.training.data import Text, count_tokens, keep_frequent
 from paceline.training.module import DraftModule
-from paceline.training.objective import Glance, glance, some
 from paceline.training.trainer import Recipe, Trainer
 from paceline.zoo.networks.falcon import Falcon
+from paceline.zoo.networks.glancing import Glance, some
 
 TIME, WIDTH = 12, GEOMETRY.width
 LENGTHS, PROMPTS = [12, 9], [3, 1]
@@ -104,10 +104,11 @@ def test_deeper_drafts_alone_change_and_the_loss_meets_what_was_foretold() -> No
 
 def test_less_is_shown_as_training_goes_on_and_to_falcon_alone() -> None:
     batch = batch_of(texts(2, TIME)[1], LENGTHS, PROMPTS)
-    found = [glance(Falcon(GEOMETRY), batch, PLACES, progress, (0, 1)) for progress in (0, 0.5, 1)]
-    assert [each and each.share for each in found] == pytest.approx([0.45, 0.275, 0.1])
-    assert glance(Falcon(GEOMETRY, glancing=False), batch, PLACES, 0, (0, 1)) is None
-    glancing = {name for name in NETWORKS if NETWORKS[name]().glances}
+    falcon, plain = Falcon(GEOMETRY), Falcon(GEOMETRY, glancing=False)
+    found = [falcon.reveal(batch, PLACES, progress, (0, 1)) for progress in (0, 0.5, 1)]
+    assert [each.share for each in found] == pytest.approx([0.45, 0.275, 0.1])
+    assert plain.reveal(batch, PLACES, 0, (0, 1)) is None
+    glancing = {name for name in NETWORKS if NETWORKS[name]().reveal(batch, PLACES, 0, (0, 1))}
     assert glancing == {"falcon", "falcon-of-three"}
 
 
