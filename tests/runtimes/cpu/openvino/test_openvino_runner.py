@@ -46,7 +46,7 @@ def test_long_contexts_are_taken_in_in_chunks(
         runner = parts(runtime, name)
         whole = runner.draft([ContextUpdate(runner.open(), *grown)], 4)[0]
         with monkeypatch.context() as patch:
-            patch.setattr(f"paceline.runtimes.{runtime}_runner._CHUNK", 17)
+            patch.setattr(f"paceline.runtimes.cpu.{runtime}.runner._CHUNK", 17)
             pieces = runner.draft([ContextUpdate(runner.open(), *grown)], 4)[0]
         assert pieces.tokens == whole.tokens
         np.testing.assert_allclose(pieces.chances, whole.chances, rtol=1e-4)
