@@ -20,7 +20,6 @@ from paceline.drafters.network.drafter import (
     draft_lm,
     eagle,
     hydra,
-    longspec,
 )
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.loop import AutoregressiveDecoder
@@ -29,6 +28,7 @@ from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
+from paceline.zoo.networks.longspec import LongSpecDrafter
 
 GREEDY = SamplingParams(max_new_tokens=24)
 SAMPLED = replace(GREEDY, temperature=1.0, seed=3)
@@ -105,7 +105,7 @@ def test_who_bears_gaps() -> None:
     assert hydra(runner).tolerates_gaps
     learning = hydra(runner)
     learning.learn_by(learner)
-    for drafter in (learning, longspec(runner), draft_lm(runner), PromptLookup()):
+    for drafter in (learning, LongSpecDrafter(runner), draft_lm(runner), PromptLookup()):
         assert not drafter.tolerates_gaps
 
 
