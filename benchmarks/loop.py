@@ -22,7 +22,7 @@ import numpy as np
 from paceline.core.target import Output, Pass
 from paceline.core.types import Capabilities, IntArray, SamplingParams
 from paceline.drafters.base import NoDrafter
-from paceline.drafters.suffix.suffix_automaton import SuffixAutomaton
+from paceline.drafters.suffix.history import SuffixAutomaton
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules

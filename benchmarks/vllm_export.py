@@ -35,7 +35,7 @@ from paceline.measure.machine import dumps, machine
 from paceline.measure.prompts import BUILT_IN
 from paceline.measure.report import aligned
 from paceline.networks.weights import load_network
-from paceline.proof import peers
+from paceline.proof import engine_factory as peers
 from paceline.registry.loading import load_model, make_engine
 from paceline.training.data import read_texts
 

@@ -23,8 +23,8 @@ from paceline.measure.machine import dumps
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.proof.checks import Plan
+from paceline.proof.engine_factory import folder
 from paceline.proof.outside import run
-from paceline.proof.peers import folder
 from paceline.proof.report import summary_tables
 
 THREADED = ("transformers", "genai", "llama-cpp", "llama-cpp-python")

@@ -10,7 +10,7 @@ from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Configuration
 
 from paceline.models.source import ModelSource
-from paceline.proof import peers
+from paceline.proof import engine_factory as peers
 
 BOTH = ("plain", "prompt lookup")
 

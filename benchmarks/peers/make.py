@@ -19,7 +19,7 @@ import venv
 from dataclasses import dataclass
 
 from paceline.core.cache import make_dir
-from paceline.proof.peers import environment, interpreter
+from paceline.proof.engine_factory import environment, interpreter
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from paceline.measure.machine import dumps, machine
 from paceline.measure.report import aligned
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
-from paceline.proof import peers
+from paceline.proof import engine_factory as peers
 
 STARTED = (
     *("paceline-int8", "paceline-fp32", "genai-u8", "llama-cpp-q8", "llama-cpp-python-q8"),

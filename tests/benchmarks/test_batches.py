@@ -17,7 +17,7 @@ from paceline.errors import EngineFailed, InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.proof.audited_engine import Timing
-from paceline.proof.peers import scripts
+from paceline.proof.engine_factory import scripts
 
 
 class Clock:

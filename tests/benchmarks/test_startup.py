@@ -13,7 +13,7 @@ import pytest
 from benchmarks.peers import startup
 
 from paceline.errors import EngineFailed
-from paceline.proof.peers import scripts
+from paceline.proof.engine_factory import scripts
 from paceline.proof.remote_engines import JsonlEngine
 
 ANSWERING = f"""

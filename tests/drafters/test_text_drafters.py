@@ -16,8 +16,7 @@ from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.drafters.ngram.input_guided import InputGuided
 from paceline.drafters.suffix.datastore import Datastore, SuffixArray, build
-from paceline.drafters.suffix.history import HistoryDrafter
-from paceline.drafters.suffix.suffix_automaton import SuffixAutomaton
+from paceline.drafters.suffix.history import HistoryDrafter, SuffixAutomaton
 from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules

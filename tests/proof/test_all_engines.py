@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.proof import peers
+from paceline.proof import engine_factory as peers
 from paceline.proof.audited_engine import CallableEngine
 from paceline.proof.checks import Plan
 from paceline.proof.outside import run

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.errors import EngineFailed
 from paceline.proof.audited_engine import Request
-from paceline.proof.peers import scripts
+from paceline.proof.engine_factory import scripts
 from paceline.proof.remote_engines import JsonlEngine
 
 ASK = Request((1, 2), True, 1.0, 3, (7, 8))

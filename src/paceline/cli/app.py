@@ -20,7 +20,10 @@ from paceline.cli.generate import generate
 from paceline.cli.index import index
 from paceline.cli.methods import methods
 from paceline.cli.pull import pull
-from paceline.cli.train import train
+from paceline.cli.train_data import data
+from paceline.cli.train_drafter import drafter
+from paceline.cli.train_heads import acceptance_head, head_preview
+from paceline.cli.train_scaling import scaling
 from paceline.cli.tune import tune
 from paceline.errors import PacelineError
 from paceline.version import __version__
@@ -39,6 +42,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# `paceline train`: drafters, and what goes with them.
+train = typer.Typer(
+    name="train",
+    help="Train drafters (data, drafter), and small heads for drafters and verifiers.",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+train.command("data")(data)
+train.command("drafter")(drafter)
+train.command("acceptance-head")(acceptance_head)
+train.command("head-preview")(head_preview)
+train.command("scaling")(scaling)
+
 for command in (generate, chat, bench, tune, bounds, doctor, export, index, methods, pull):
     app.command()(command)
 app.add_typer(audit)

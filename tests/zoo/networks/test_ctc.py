@@ -11,8 +11,7 @@ from tests.networks.cases import GEOMETRY
 
 from paceline.errors import InvalidOption
 from paceline.training.objective import argmax_tokens
-from paceline.zoo.networks.ctc import CTC, collapse
-from paceline.zoo.networks.ctc_loss import ctc_loss
+from paceline.zoo.networks.ctc import CTC, collapse, ctc_loss
 
 BLANK = 2
 STRINGS = [slots for size in range(5) for slots in product(range(3), repeat=size)]

@@ -173,7 +173,13 @@ def make_steps(
     """
     try:
         if not plan.native:
-            steps: Steps = _plugin().make_steps(config, tensors, plan, threads)
+            steps: Steps = _plugin().make_steps(
+                *(config, tensors, plan.kv, plan.layout, threads),
+                kv_precision=plan.kv_precision,
+                quantised=plan.quantised,
+                blocks=plan.blocks,
+                keep=plan.keep,
+            )
             return steps
         blocks, keep = plan.blocks, plan.keep
         return NativeSteps(config, tensors, plan.kv, threads, blocks=blocks, keep=keep)
@@ -199,13 +205,13 @@ def make_runner(
         return native
     precision = target.precision
     runner: Runner = _plugin().make_runner(
-        trained, tensors, plan, threads, precision=precision, **sizes
+        trained, tensors, threads, quantised=plan.quantised, precision=precision, **sizes
     )
     return runner
 
 
 def _plugin() -> Any:
     # On use only: native kernels do not need OpenVINO.
-    from paceline.runtimes.cpu.openvino import plugin
+    from paceline.runtimes.cpu.openvino import runner
 
-    return plugin
+    return runner

@@ -6,6 +6,13 @@ vocabulary. The paper also regresses hidden states; here features of several lay
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.training.batches import Batch
+
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -61,8 +68,6 @@ class CTC(Network):
         return ops.concat([ops.head(x), ops.linear(x, "blank")])
 
     def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
-        from paceline.zoo.networks.ctc_loss import ctc_loss  # imports torch
-
         return ctc_loss(logits, batch, places, self.tokens, prompt_weight)
 
     def collapse(self, slots: Sequence[int]) -> Sequence[int]:
@@ -73,3 +78,37 @@ class CTCDrafter(TrainedDrafter):
     """CTC drafter: slots that may stay blank."""
 
     name: ClassVar[str] = "ctc"
+
+
+def ctc_loss(
+    slots: Sequence[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
+) -> Tensor:
+    """Return the CTC loss of the next `tokens` tokens, per token in nats (Graves et al. 2006).
+
+    `slots` are per slot `[texts, time, draft vocabulary + 1]` logits, blank last. Only positions
+    whose next tokens are in the text, in the draft vocabulary and alignable count.
+    """
+    import torch
+    from torch.nn import functional
+
+    from paceline.training.losses import weighted_mean
+    from paceline.training.objective import labels, wanted, wide
+
+    depths = range(1, tokens + 1)
+    says = torch.stack([labels(batch, places, depth) for depth in depths], dim=-1)
+    counts = wanted(batch, tokens, prompt_weight).to(says.device)
+    repeats = (says[..., 1:] == says[..., :-1]).sum(-1)  # each takes a blank in between
+    rows = (counts > 0) & (says >= 0).all(-1) & (tokens + repeats <= len(slots))
+    if not rows.any():
+        return slots[0].sum() * 0
+    chances = torch.stack([wide(each[rows]).log_softmax(-1) for each in slots])
+    count = int(rows.sum())
+    losses = functional.ctc_loss(
+        chances,
+        says[rows],
+        torch.full((count,), len(slots)),
+        torch.full((count,), tokens),
+        blank=chances.shape[-1] - 1,
+        reduction="none",
+    )
+    return weighted_mean(losses / tokens, counts[rows])

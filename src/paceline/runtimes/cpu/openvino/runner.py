@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from paceline.core.types import LogitArray
+from paceline.core.types import Layout, LogitArray
+from paceline.models.config import ModelConfig
 from paceline.networks.base import Network
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.backend import Input
+from paceline.runtimes.cpu.kv_formats import GROUP, KvFormat
+from paceline.runtimes.cpu.openvino.attention import PluginSteps
 from paceline.runtimes.cpu.openvino.graph import Tensors, core
 from paceline.runtimes.cpu.openvino.ops import OpenVinoOps, begun, build, model
 from paceline.runtimes.cpu.openvino.requests import Instance
@@ -403,3 +406,55 @@ def _fixed(graph: ov.Model, rows: int) -> dict[str, ov.PartialShape]:
         size = rows if name in by_rows else 1 if name in one else 2 if name in two else None
         shapes[name] = shape if size is None else ov.PartialShape([size, *list(shape)[1:]])
     return shapes
+
+
+# Entry to the plugin: backend of a target, and runners of its drafter networks.
+
+_KV_SETTINGS = {
+    "fp32": {"KV_CACHE_PRECISION": "f32"},
+    "fp16": {"KV_CACHE_PRECISION": "f16"},
+    # By default a key's scale depends on its neighbours in the block, drafted ones included.
+    "u8": {"KV_CACHE_PRECISION": "u8", "KEY_CACHE_QUANT_MODE": "BY_TOKEN"},
+}
+
+
+def make_steps(
+    config: ModelConfig,
+    tensors: Mapping[str, np.ndarray],
+    kv: KvFormat,
+    layout: Layout,
+    threads: int,
+    *,
+    kv_precision: str,
+    quantised: bool,
+    blocks: int,
+    keep: int,
+) -> PluginSteps:
+    """Build the backend; raise MemoryError if the key-value cache does not fit."""
+    settings = _settings(threads, kv_precision, quantised)
+    return PluginSteps(config, tensors, kv, settings, layout, blocks=blocks, keep=keep)
+
+
+def make_runner(
+    trained: Trained,
+    tensors: Mapping[str, np.ndarray],
+    threads: int,
+    *,
+    quantised: bool,
+    **sizes: Any,
+) -> OpenVinoRunner:
+    """Build a warm runner of a drafter network."""
+    runner = OpenVinoRunner(trained, tensors, _settings(threads, "fp32", quantised), **sizes)
+    runner.warm_up()
+    return runner
+
+
+def _settings(threads: int, kv_precision: str, quantised: bool) -> dict[str, Any]:
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "1",
+        "INFERENCE_NUM_THREADS": str(threads),
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUP if quantised else 0),
+        **_KV_SETTINGS[kv_precision],
+    }
