@@ -58,13 +58,15 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafter]:
     return make
 
 
+TRAINED = ("paceline.drafters.network.drafter:", "paceline.zoo.networks.")
+
 NAMES = [
     # Those with networks need a runtime that has them: see test_trained.py. ppd works alone.
     *(
         name
         for name in registry.names("drafter")
         if name != "ppd"
-        and "drafters.network.drafter:" not in registry.find("drafter", name).factory
+        and not registry.find("drafter", name).factory.startswith(TRAINED)
     ),
     *("stand, drawn", "jacobi, drawn", "draft-model, trees", "draft-model, drawn"),
 ]

@@ -76,7 +76,7 @@ def test_factories_are_what_they_are_listed_as(method: Method) -> None:
 
 def test_names_are_unique_per_kind_and_listed_by_kind(plugins: list[Point]) -> None:
     assert len({(method.kind, method.name) for method in BUILT_IN}) == len(BUILT_IN)
-    assert {method.kind for method in BUILT_IN} == set(get_args(Kind))
+    assert {method.kind for method in (*BUILT_IN, registry.LEARNER)} == set(get_args(Kind))
     assert registry.names("drafter")[:3] == ("none", "prompt-lookup", "recycling")
     assert set(registry.names("verifier")) >= {"greedy", "sample-match", "coupled", "rejection"}
     assert registry.names("controller")[:2] == ("fixed", "cost-model")
