@@ -227,7 +227,9 @@ def test_with_trees_the_output_law_is_the_target_s(
 
 
 @pytest.mark.parametrize(
-    ("verifier", "width"), [(Coupled(), 1), (Coupled(), 2), (SampleMatch(), 2)], ids=str
+    ("verifier", "width"),
+    [(Coupled(), 1), (Coupled(), 2), (SampleMatch(), 2)],
+    ids=["coupled-1", "coupled-2", "sample-match-2"],
 )
 def test_with_noise_the_output_law_is_the_target_s(verifier: Verifier, width: int) -> None:
     counts: Counter[tuple[int, ...]] = Counter()

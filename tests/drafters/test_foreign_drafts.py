@@ -65,8 +65,7 @@ NAMES = [
     *(
         name
         for name in registry.names("drafter")
-        if name != "ppd"
-        and not registry.find("drafter", name).factory.startswith(TRAINED)
+        if name != "ppd" and not registry.find("drafter", name).factory.startswith(TRAINED)
     ),
     *("stand, drawn", "jacobi, drawn", "draft-model, trees", "draft-model, drawn"),
 ]

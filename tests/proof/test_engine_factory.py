@@ -12,7 +12,8 @@ from tests.cli import fakes
 
 from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
-from paceline.proof import engine_factory, peers
+from paceline.proof import engine_factory
+from paceline.proof import engine_factory as peers
 from paceline.proof.audited_engine import Request
 from paceline.proof.checks import Plan
 from paceline.proof.engine_factory import open_engine, referee

@@ -155,7 +155,9 @@ def test_rows_that_claim_more_tokens_than_were_drawn_from_break_the_law() -> Non
     assert errors[1] > 1e-2
 
 
-@pytest.mark.parametrize("growth", [Iid([1]), Branching([2, 1, 2]), Dynamic()], ids=str)
+@pytest.mark.parametrize(
+    "growth", [Iid([1]), Branching([2, 1, 2]), Dynamic()], ids=["iid", "branching", "dynamic"]
+)
 @pytest.mark.parametrize("width", [1, 3])
 def test_reported_rows_are_the_processed_laws_over_the_draft_vocabulary(
     growth: TreeExpansion, width: int

@@ -286,7 +286,7 @@ def chain_of(chances: list[float], runner_ups: list[float] | None = None) -> Cha
         (Budget(9, 2), 0.0, [10, 11]),
     ],
 )
-def test_room_that_a_chain_leaves_is_for_its_rivals(
+def test_room_that_a_chain_leaves_is_for_its_runner_ups(
     budget: Budget, stop: float, leaves: list[int]
 ) -> None:
     chances, runner_ups = [0.9, 0.5, 0.4, 0.2], [0.05, 0.4, 0.6, 0.1]
@@ -345,7 +345,7 @@ def test_a_rival_that_is_right_is_accepted(params: SamplingParams) -> None:
     found = drafted()
     assert found.tokens == plain
     assert found.stats.accepted_tokens == params.max_new_tokens // 2
-    bare = drafted(rivals=False)
+    bare = drafted(runner_ups=False)
     assert bare.tokens == plain
     assert bare.stats.accepted_tokens == 0
 

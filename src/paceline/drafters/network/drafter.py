@@ -241,7 +241,7 @@ class TrainedDrafter(Drafter):
     # Option `stop` where the user sets none.
     stop: ClassVar[float] = 0.0
 
-    def __init__(self, runner: Runner, *, stop: float = 0.0, rivals: bool = True) -> None:
+    def __init__(self, runner: Runner, *, stop: float = 0.0, runner_ups: bool = True) -> None:
         """Bind a network that is ready to run.
 
         Args:
@@ -258,7 +258,7 @@ class TrainedDrafter(Drafter):
         require(0 <= stop < 1, "stop", stop, "0 or more, and below 1")
         self._begin = self._newest = LoadedNetwork(runner)
         self._stop = stop
-        self._runner_ups = rivals
+        self._runner_ups = runner_ups
         self._progress: dict[int, ContextState] = {}
         self._lines: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
