@@ -19,7 +19,7 @@ VOCABULARY = 320
 def loaded(max_context: int = 600, chat: bool = True) -> Loaded:
     """A table over one token of context, so that texts run into loops that drafters can learn.
 
-    Tokens that are letters are likeliest, so that texts are visible.
+    Tokens that are letters are most likely, so that texts are visible.
     """
     table = TabularModel(VOCABULARY, 1, seed=5, sharpness=3.0)
     tokenizer = Tokenizer(tiny_tokenizer(VOCABULARY), chat_template=CHAT_TEMPLATE if chat else None)

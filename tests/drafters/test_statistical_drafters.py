@@ -47,7 +47,7 @@ def start(tokens: list[int], id: int = 0) -> Sequence:
 def commit(
     drafter: Drafter, sequence: Sequence, draft: TokenTree, new: list[int], seed: int = 0
 ) -> None:
-    """What the decoder does after a step; random laws, but for what is likeliest at the root."""
+    """What the decoder does after a step; random laws, but for what is most likely at the root."""
     sequence.tokens += new
     generator = np.random.default_rng(seed)
     logits = (3 * generator.normal(size=(1 + len(draft), VOCABULARY))).astype(np.float32)

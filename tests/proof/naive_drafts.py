@@ -46,7 +46,7 @@ def distinct(q: ProbArray, drafts: int) -> Tuples:
 
 
 def likeliest_and_one(q: ProbArray, drafts: int) -> Tuples:
-    """The likeliest tokens, and one drawn from the rest, if there is any."""
+    """The most likely tokens, and one drawn from the rest, if there is any."""
     order = np.argsort(-q, kind="stable").tolist()
     top = order[: min(drafts, np.count_nonzero(q)) - 1]
     rest = {token: q[token] for token in order if token not in top and q[token] > 0}
@@ -54,7 +54,7 @@ def likeliest_and_one(q: ProbArray, drafts: int) -> Tuples:
 
 
 def argmax(q: ProbArray, drafts: int) -> Tuples:
-    """The likeliest tokens, whatever their mass."""
+    """The most likely tokens, whatever their mass."""
     order = np.argsort(-q, kind="stable")[: np.count_nonzero(q)]
     return {tuple(order[:drafts].tolist()): 1.0}
 

@@ -42,7 +42,7 @@ def always(distribution: Distribution) -> DistributionOf:
 
 
 def argmax(q: Distribution, drafts: int) -> Propose:
-    """The likeliest tokens of q as children of the root."""
+    """The most likely tokens of q as children of the root."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens = top_k_ids(q.probs, min(drafts, int(np.count_nonzero(q.probs))))

@@ -135,7 +135,7 @@ def bush(vocabulary: int) -> Propose:
 
 
 def likely(vocabulary: int) -> Propose:
-    """A deterministic tree whose scores are the draft law's chances."""
+    """A deterministic tree whose scores are the draft distribution's chances."""
     distribution = law_of_drafts(vocabulary)
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:

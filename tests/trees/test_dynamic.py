@@ -1,4 +1,4 @@
-"""Dynamic growth spends nodes where verification is likeliest to get, and asks in batches."""
+"""Dynamic growth spends nodes where verification is most likely to get, and asks in batches."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class HiddenTarget(TabularTarget):
 
 
 def nearly(distribution: DistributionOf, other: DistributionOf) -> Propose:
-    """Chains of the target's likeliest tokens with the other model's every third position."""
+    """Chains of the target's most likely tokens with the other model's every third position."""
 
     def propose(context: tuple[int, ...], randomness: Randomness, budget: Budget) -> TokenTree:
         tokens: list[int] = []

@@ -219,8 +219,12 @@ KIND: dict[str, SamplingScheme] = {
 @pytest.mark.parametrize(
     ("tokens", "rows", "says"),
     [
-        ([0, 3], {ROOT: ROW}, "node 1 holds token 3, which its draft law gives no probability"),
-        ([0, 1], {}, "no law for the children of the root"),
+        (
+            [0, 3],
+            {ROOT: ROW},
+            "node 1 holds token 3, which its distribution gives no probability",
+        ),
+        ([0, 1], {}, "no distribution for the children of the root"),
         ([0, 1], {ROOT: from_dense(np.array([0.5, 0.3, 0.1, 0.0]))}, "the root sums to 0.9"),
         ([0, 1], {ROOT: from_dense(np.array([1.5, 0.3, -0.8, 0.0]))}, "negative entries"),
         ([0, 1], {ROOT: ROW, 1: ROW}, "the children of node 1 are not those that were drawn"),

@@ -57,7 +57,7 @@ def test_the_likeliest_tokens_are_worth_more_than_drawn_ones_where_the_draft_is_
 
 
 def test_a_correction_among_the_likeliest_goes_on_below_them() -> None:
-    """The drawn token is refused, the likeliest one corrects it, and its own child is tried."""
+    """The drawn token is refused, the most likely one corrects it, and its own child is tried."""
     row = from_dense(np.array([0.6, 0.4]))
     below = from_dense(np.array([0.0, 1.0]))
     draft = tree([0, 1, 1], [ROOT, ROOT, 0], DraftSampling("top_and_one", {ROOT: row, 0: below}))

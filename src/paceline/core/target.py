@@ -51,7 +51,7 @@ class Pass(NamedTuple):
             if a draft model lags its target.
         hidden: return hidden states of root and nodes.
         features: return features, of the pending tokens too.
-        likeliest: a hint: the caller can use argmax tokens.
+        argmax: a hint: the caller can use argmax tokens.
     """
 
     cache: Any
@@ -71,7 +71,7 @@ class Output(NamedTuple):
         hidden: float32 `[1 + nodes, hidden_size]` after the final norm, before the LM head.
         features: float32 `[pending + nodes, 4 * hidden_size]`: the inputs of each of
             `Capabilities.feature_layers` and the final hidden state, concatenated. A view.
-        likeliest: argmax per row, ties to the lowest id, or -1 if unknown; may be empty.
+        argmax: argmax per row, ties to the lowest id, or -1 if unknown; may be empty.
     """
 
     logits: LogitArray

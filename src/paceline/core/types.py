@@ -107,8 +107,8 @@ class TokenTree:
     Attributes:
         tokens: int64 `[n]`.
         parents: int64 `[n]`, `ROOT` for children of the root; a parent precedes its children.
-        law: sampling scheme, or None if the draft is deterministic, a function of the committed
-            tokens alone. Lossless p/q rules must refuse the latter.
+        sampling: sampling scheme, or None if the draft is deterministic, a function of the
+            committed tokens alone. Lossless p/q rules must refuse the latter.
         source: name of the drafter.
         scores: float64 `[n]`, acceptance probability of each node, never above its parent's.
         origins: per node, its drafter, where several worked together; else empty.

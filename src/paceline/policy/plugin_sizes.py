@@ -155,7 +155,7 @@ class Priced(NamedTuple):
 
     Attributes:
         parents: as in a `TokenTree`.
-        promise: per node, acceptance probability, at most its parent's.
+        expected_accepted: per node, acceptance probability, at most its parent's.
         path: price of a path beyond the first, in tokens.
     """
 
@@ -178,7 +178,7 @@ def worth_keeping(drafts: Sequence[Priced], fork: float) -> list[MarginalGain]:
 
 
 def _heads(draft: Priced, forked: bool) -> dict[int, float]:
-    # First nodes of side branches, and the tokens expected along each one's likeliest path.
+    # First nodes of side branches, and the tokens expected along each one's most likely path.
     if not (draft.path or forked) or draft.parents == list(range(ROOT, len(draft.parents) - 1)):
         return {}
     expected_accepted = list(draft.expected_accepted)
@@ -198,7 +198,7 @@ def _worth(draft: Priced, heads: dict[int, float], left: float) -> MarginalGain:
     if not heads:
         return dict(enumerate(draft.expected_accepted))
     worth: MarginalGain = {}
-    share = {ROOT: 1.0}  # of its promise that a node is worth: the same along a path
+    share = {ROOT: 1.0}  # of its expected tokens that a node is worth: the same along a path
     for node, (parent, expected_accepted) in enumerate(
         zip(draft.parents, draft.expected_accepted, strict=True)
     ):

@@ -76,7 +76,7 @@ def best_distinct(p: Distribution, q: Distribution, drafts: int) -> float:
 
 
 def best_top_and_one(p: Distribution, q: Distribution, drafts: int) -> float:
-    """Return the optimal acceptance of n - 1 likeliest tokens of q and one draw from the rest.
+    """Return the optimal acceptance of n - 1 most likely tokens of q and one draw from the rest.
 
     Verifier "top-and-one" attains it. Raises as `best_iid`.
     """
@@ -91,7 +91,7 @@ def best_top_and_one(p: Distribution, q: Distribution, drafts: int) -> float:
 
 
 def best_fixed(p: Distribution, q: Distribution, drafts: int) -> float:
-    """Return the optimal acceptance of the n likeliest tokens of q: their target mass.
+    """Return the optimal acceptance of the n most likely tokens of q: their target mass.
 
     Sample-and-match attains it. Raises as `best_iid`.
     """
@@ -156,7 +156,7 @@ class _Scan:
 class _Race:
     """Race of exponential arrivals at rates q, over prefixes of the tokens.
 
-    The n - 1 likeliest tokens are heads, apart, since their odds overflow at late times. Big ones
+    The n - 1 most likely tokens are heads, apart, since their odds overflow at late times. Big ones
     enter running sums; small ones, nearly all, enter power sums, with their odds as a series.
     """
 
@@ -245,7 +245,7 @@ def rejection(p: Distribution, q: Distribution) -> float:
 
 
 def sample_match(p: Distribution, q: Distribution, drafts: int) -> float:
-    """Return the acceptance of sample-and-match: p's mass on the n likeliest tokens of q."""
+    """Return the acceptance of sample-and-match: p's mass on the n most likely tokens of q."""
     return best_fixed(p, q, drafts)
 
 

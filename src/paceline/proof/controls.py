@@ -87,7 +87,11 @@ CONTROLS: tuple[Control, ...] = (
     _wrong_rule("a second try at matching", negative.MatchesOrRetries, "any tree"),
     _wrong_rule("noise keyed by round", negative.RepeatsNoise, "any tree"),
     _wrong_rule("block with early exit", negative_chains.BlockWithEarlyExit, "iid chain"),
-    _wrong_rule("path selected, law kept", negative_chains.MultipathByPlainDistribution, "paths"),
+    _wrong_rule(
+        "path selected, distribution unchanged",
+        negative_chains.MultipathByPlainDistribution,
+        "paths",
+    ),
     _wrong_rule("sibling residual not normalised", negative_trees.ForgetsToNormalise, "iid tree"),
     _wrong_rule("rejected sibling kept in q", negative_trees.KeepsRejected, "branching"),
     _wrong_rule("siblings sorted by q", negative_trees.SortsSiblings, "branching"),

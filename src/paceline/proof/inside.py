@@ -304,7 +304,7 @@ def bad_inputs(verifier: Verifier) -> list[BadInput]:
             found.append(BadInput(verifier.name, name, fault, place, raised, message))
 
         check("NaN logits", draft, _nan_distributions(verifier, draft), BadLogits, "the root")
-        if None not in verifier.accepts:  # a rule that needs no law reads no rows
+        if None not in verifier.accepts:  # a rule that needs no distribution reads no rows
             for fault, breaks, place in _FAULTS:
                 broken = breaks(draft)
                 distributions = TabularDistributions(distribution, PROMPT, broken)
@@ -446,7 +446,9 @@ def audit(
     unseen = {(t.verifier, t.draft_sampling) for t in tasks} - {
         (r.verifier, r.draft_sampling) for r in rows
     }
-    problems += [f"verifier '{v}' on draft law '{d}': no case was run" for v, d in sorted(unseen)]
+    problems += [
+        f"verifier '{v}' on draft distribution '{d}': no case was run" for v, d in sorted(unseen)
+    ]
     return Report(
         rows=rows,
         left_out=[Missing(*pair, count) for pair, count in skipped.items()],

@@ -230,7 +230,7 @@ class BlockWithEarlyExit(Verifier):
 class MultipathByPlainDistribution(Verifier):
     """Selects among all paths and verifies the selected one as if it had been the only one."""
 
-    name: ClassVar[str] = "multipath-by-plain-law"
+    name: ClassVar[str] = "multipath-by-plain-distribution"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"paths"})
 
@@ -278,7 +278,7 @@ class KeepsRejected(RecursiveDistinct):
 
 
 class SortsSiblings(RecursiveDistinct):
-    """Tries the likeliest sibling first instead of the one drawn first."""
+    """Tries the most likely sibling first instead of the one drawn first."""
 
     name: ClassVar[str] = "sorts-siblings"
     lossless: ClassVar[bool] = False
@@ -323,7 +323,7 @@ class CorrectsUnscaled(MultiDraft):
 class ForgetsTheArgmax(MultiDraft):
     """Tests the drawn token of top-and-one drafts against the whole row."""
 
-    name: ClassVar[str] = "forgets-the-likeliest"
+    name: ClassVar[str] = "forgets-the-argmax"
     lossless: ClassVar[bool] = False
     accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset({"top_and_one"})
 
@@ -335,9 +335,9 @@ class ForgetsTheArgmax(MultiDraft):
 
 
 class ClaimsTheArgmax(LevelExpansion):
-    """Takes a row's likeliest tokens as children and declares them drawn."""
+    """Takes a row's most likely tokens as children and declares them drawn."""
 
-    name: ClassVar[str] = "claims-the-likeliest"
+    name: ClassVar[str] = "claims-the-argmax"
     kind: ClassVar[SamplingScheme | None] = "without_replacement"
 
     def _level(

@@ -216,7 +216,7 @@ def quotient(first: ProbArray, second: ProbArray) -> ProbArray:
 
 @dataclass(frozen=True)
 class Pools:
-    """Tokens of q: the likeliest as singles, the others in pools of similar q.
+    """Tokens of q: the most likely as singles, the others in pools of similar q.
 
     `mean` is float64 `[singles + pools]`, the self-weighted mean of a token's draft mass.
     """

@@ -133,14 +133,14 @@ def row(verifier: Verifier, draft: TokenTree, parent: int) -> Distribution:
     distribution = None if draft.sampling is None else draft.sampling.rows.get(parent)
     if distribution is None:
         raise IncompatibleDraft(
-            f"verifier '{verifier.name}': the draft reports no law for the children of "
+            f"verifier '{verifier.name}': the draft reports no distribution for the children of "
             f"{trees.node_name(parent)}; the drafter must report the row it drew from"
         )
     mass = float(distribution.probs.sum())
     if not abs(mass - 1) < _SUMS_TO_ONE or distribution.probs.min() < 0:
         raise IncompatibleDraft(
-            f"verifier '{verifier.name}': the draft law at {trees.node_name(parent)} sums to "
-            f"{mass:.6g} or holds negative entries; it must be a distribution"
+            f"verifier '{verifier.name}': the draft distribution at {trees.node_name(parent)} sums "
+            f"to {mass:.6g} or holds negative entries; it must be a distribution"
         )
     return distribution
 
@@ -151,7 +151,7 @@ def drawn_mass(verifier: Verifier, q: Distribution, draft: TokenTree, node: int)
     mass = q.prob(token)
     if not mass > 0:
         raise IncompatibleDraft(
-            f"verifier '{verifier.name}': node {node} holds token {token}, which its draft law "
+            f"verifier '{verifier.name}': node {node} holds token {token}, which its distribution "
             "gives no probability; the drafter must report the row it drew from"
         )
     return mass
@@ -176,7 +176,7 @@ def check_chain(verifier: Verifier, draft: TokenTree) -> None:
     last = max(draft.sampling.rows, default=ROOT)
     if len(draft) and last >= len(draft) - 1:
         raise IncompatibleDraft(
-            f"verifier '{verifier.name}': the draft reports a law for the children of "
+            f"verifier '{verifier.name}': the draft reports a distribution for the children of "
             f"{trees.node_name(last)}, which has none; a sampled draft must be verified as drawn"
         )
 

@@ -1,6 +1,6 @@
 """Optimal verification of greedy draft sampling (Hu et al. 2025, "Towards Optimal Multi-draft
-Speculative Decoding", arXiv:2502.18779). All children but the last are the likeliest tokens of q,
-the last is drawn from the rest q'. Acceptance is p's mass on the likeliest, plus min(p, q') over
+Speculative Decoding", arXiv:2502.18779). All children but the last are the most likely tokens of q,
+the last is drawn from the rest q'. Acceptance is p's mass on the most likely, plus min(p, q') over
 all others, which is optimal for such drafts.
 """
 
@@ -17,7 +17,7 @@ from paceline.verifiers.multi_draft import Coin, MultiDraft
 
 
 class TopAndOne(MultiDraft):
-    """Lossless for trees of likeliest tokens with one drawn child per node, the last."""
+    """Lossless for trees of most likely tokens with one drawn child per node, the last."""
 
     name: ClassVar[str] = "top-and-one"
     lossless: ClassVar[bool] = True
@@ -39,7 +39,7 @@ class TopAndOne(MultiDraft):
             if left is None:
                 raise IncompatibleDraft(
                     f"verifier '{self.name}': the siblings of node {drawn} leave nothing of their "
-                    "draft law to draw it from; the drafter must report the row it drew from"
+                    "distribution to draw it from; the drafter must report the row it drew from"
                 )
             rest = left
         mass = drawn_mass(self, rest, draft, drawn)

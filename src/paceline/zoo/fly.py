@@ -16,7 +16,7 @@ from paceline.core.types import Distribution
 from paceline.sampling.sampler import top_k_ids
 from paceline.zoo.relaxed_acceptance import RelaxedAcceptance, Round
 
-# Likeliest tokens that the entropy gate reads.
+# Most likely tokens that the entropy gate reads.
 _BEST = 3
 
 

@@ -88,7 +88,7 @@ class RelaxedAcceptance(Verifier):
     def verify(
         self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
     ) -> Verdict:
-        # Of several accepted mismatches the likeliest is followed.
+        # Of several accepted mismatches the most likely is followed.
         check_sampling(self, draft)
         step = Round(draft, target, randomness)
 

@@ -45,7 +45,7 @@ def _scores(step: Round, node: int, depth: int) -> tuple[Distribution, ProbArray
     # The best score is the target's own token.
     distribution = step.target.distribution(node)
     noise: ProbArray | float = 0.0
-    if len(distribution.probs) == 1:  # greedy, or forced: the softer law shows what came close
+    if len(distribution.probs) == 1:  # greedy or forced: temperature 1 shows what came close
         distribution = step.target.soft(node)
     else:
         draw = Draw(step.target.position + depth, Purpose.NOISE)

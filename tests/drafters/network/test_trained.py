@@ -280,7 +280,7 @@ def chain_of(chances: list[float], runner_ups: list[float] | None = None) -> Cha
     [
         (Budget(9, 9), 0.0, [10, 11, 12, 13]),
         (Budget(9, 9), 0.3, [10, 11, 12]),  # none beside a token that is not drafted
-        (Budget(6, 9), 0.0, [11, 12]),  # room for the likeliest: 0.9 * 0.4 and 0.9 * 0.5 * 0.6
+        (Budget(6, 9), 0.0, [11, 12]),  # room for the most likely: 0.9 * 0.4 and 0.9 * 0.5 * 0.6
         (Budget(5, 9), 0.0, [11]),
         (Budget(4, 9), 0.0, []),
         (Budget(9, 2), 0.0, [10, 11]),
@@ -481,7 +481,7 @@ def test_other_bad_options_are_named(weights: Path, monkeypatch: pytest.MonkeyPa
         "hydra", "option runner_ups of drafter 'hydra' must be true or false", Runs(), **options
     )
     options = {**options, "growth": "static", "runner_ups": "true"}
-    refused("hydra", "option runner_ups is for chains of the likeliest tokens", Runs(), **options)
+    refused("hydra", "option runner_ups is for chains of most likely tokens", Runs(), **options)
     refused("hydra", "runtime 'some' gives no hidden", Bare(feature_layers=()))
     bare = Bare()
     monkeypatch.setattr(bare, "run_network", None)

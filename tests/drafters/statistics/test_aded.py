@@ -16,7 +16,7 @@ def start(tokens: list[int], id: int = 0) -> Sequence:
 
 
 def first(drafter: Aded, tokens: list[int]) -> int:
-    """The likeliest next token."""
+    """The most likely next token."""
     drafter.open(sequence := start(tokens, id=9))
     [draft] = drafter.propose([sequence], [Budget(1, 1)])
     drafter.close(sequence)

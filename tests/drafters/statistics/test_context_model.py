@@ -39,7 +39,7 @@ def chances(model: ContextModel, context: tuple[int, ...]) -> dict[int, float]:
 
 
 def rows(*best: list[int]) -> LogitArray:
-    """A row per list, with its tokens the likeliest, in order."""
+    """A row per list, with its tokens the most likely, in order."""
     out = np.full((len(best), VOCABULARY), -9.0, np.float32)
     for row, ids in zip(out, best, strict=True):
         row[ids] = 9.0 - 3.0 * np.arange(len(ids))

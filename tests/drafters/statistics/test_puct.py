@@ -1,4 +1,4 @@
-"""Tree search: visits add up, the most visited nodes are kept, and it tends to the likeliest."""
+"""Tree search: visits add up, the most visited nodes are kept, and it tends to the most likely."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_each_place_is_asked_once() -> None:
 
 
 def test_long_searches_prefer_what_is_likely() -> None:
-    """With the likeliest node first and the best path among the first nodes."""
+    """With the most likely node first and the best path among the first nodes."""
     guess = search(TABLE, Budget(3, 3), 150)
     _, offers = offers_of(TABLE)
     best = CandidateTree.grow((), Budget(3, 3), offers, follow)

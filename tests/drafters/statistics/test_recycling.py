@@ -38,7 +38,7 @@ def rows(count: int, seed: int = 0) -> LogitArray:
 
 
 def best(row: LogitArray) -> list[int]:
-    """The eight likeliest tokens, likeliest first."""
+    """The eight most likely tokens, most likely first."""
     return [int(token) for token in np.argsort(-row, kind="stable")[:WIDTH]]
 
 

@@ -1,4 +1,4 @@
-"""The likeliest tokens of several rows against a plain sort."""
+"""The most likely tokens of several rows against a plain sort."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SAMPLED = SamplingParams(temperature=0.9, seed=3, max_new_tokens=40)
 
 
 def knowing(logits: LogitsOf) -> LogitsOf:
-    """A model whose prompt tokens stand for the likeliest tokens, so that they guess well."""
+    """A model whose prompt tokens stand for the most likely tokens, so that they guess well."""
 
     def of(context: tuple[int, ...]) -> LogitArray:
         known: list[int] = []

@@ -76,7 +76,7 @@ class DrafterParts:
         drawn = growth or context.needs_q
         if head is not None and (drawn or settings.online or "runner_ups" in options):
             raise InvalidOption(
-                "option head ends chains of the likeliest tokens of weights that stay as they are: "
+                "option head ends chains of most likely tokens of weights that stay as they are: "
                 "leave it out with growth, online or runner_ups, or with a verifier of drawn drafts"
             )
         run = _runs(context, name, reads or bool(settings.online))

@@ -64,7 +64,7 @@ class TreeDrafts:
         for option in ("stop", "runner_ups"):
             if option in context.options:
                 raise InvalidOption(
-                    f"option {option} is for chains of the likeliest tokens: leave it out with a "
+                    f"option {option} is for chains of most likely tokens: leave it out with a "
                     "growth, or with a verifier of drawn drafts"
                 )
         return cls(runner, trained, expansion_for(context.accepts, context.shape, named))

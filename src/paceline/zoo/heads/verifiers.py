@@ -124,7 +124,7 @@ def features(
     """Return float32 `[4 + hidden_size]`, the classifier's features of a mismatch.
 
     Args:
-        law: the target's (soft) distribution where the mismatch stands.
+        distribution: the target's (soft) distribution where the mismatch stands.
         unsure: its entropy in nats.
         own: the target's own token there.
         token: the drafted token.

@@ -89,6 +89,6 @@ def prompt_tokens(
     share = " ".join(f"{each:.2f}" for each in judged.hits.acceptance)
     line = (
         f"{out}: {run.step} updates in {run.course.seconds:.0f} s; held out: loss "
-        f"{judged.loss:.3f}, likeliest guess right by offset {share}"
+        f"{judged.loss:.3f}, most likely guess right by offset {share}"
     )
     report(found, line, as_json=as_json, finished=run.finish())

@@ -22,7 +22,7 @@ class StateTree:
     """Draft of one state.
 
     Attributes:
-        shape: the candidates, likeliest first.
+        shape: the candidates, most likely first.
         chances: float64 `[n]`, acceptance probability of each candidate.
         prompts: int64 `[1 + n]`, prompt tokens after the root and each candidate.
     """
@@ -131,7 +131,7 @@ def allot(ends: ProbArray, worth: Sequence[float], rows: int) -> IntArray:
 
 
 def sparse_tree(accuracies: ProbArray, candidates: int, rows: int) -> SparseTree:
-    """Build trees of `rows` rows each: at most `candidates`, likeliest first, then prompt tokens.
+    """Build trees of `rows` rows each: at most `candidates`, most likely first, then prompt tokens.
 
     `accuracies` is float64 `[m, rank]`: of prompt token m after m - 1 accepted candidates.
     """

@@ -278,7 +278,7 @@ class Writing:
             case Sum():
                 self._sum(x, to)
             case _:
-                raise TypeError(f"rows of {type(x).__name__} are written by whoever makes them")
+                raise TypeError(f"rows of {type(x).__name__} are written where they are made")
 
     def _sum(self, x: Sum, to: Columns) -> None:
         for product, other in ((x.first, x.second), (x.second, x.first)):

@@ -165,7 +165,7 @@ class PluginBatch(Batch):
         """Return the graph's inputs by name: int32, but `qq_bias` uint8."""
         return {
             **self.common(),
-            "feature_rows": self.feature_rows or [0],  # the graph wants a row; nobody reads it
+            "feature_rows": self.feature_rows or [0],  # the graph wants a row; it is not read
             "positions": self.positions,
             "attention_rows": self.attention_rows,
             "dense_rows": self.dense_rows,
