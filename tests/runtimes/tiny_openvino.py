@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.helpers import tiny_model as tiny
 
+from paceline.core import processor
 from paceline.models.config import ModelConfig
+from paceline.native import build
 from paceline.runtimes.cpu.target import OpenVinoTarget
 from paceline.runtimes.weights import prepare
 
@@ -21,5 +24,7 @@ def config(**changes: Any) -> ModelConfig:
 def target(precision: Any = "int8", shape: ModelConfig | None = None, **options: Any) -> Any:
     """A random model of that shape, with room for 2,048 tokens."""
     shape = shape or config()
+    if options.get("attention") == "paths" and not processor.has("AVX512_CORE") and build.library():
+        pytest.skip("native kernels need AVX-512; the plugin's are tested here")
     tensors = prepare(shape, tiny.random_tensors(shape), precision)
     return OpenVinoTarget(shape, tensors, precision, **{"kv_tokens": 2048, **options})
