@@ -161,7 +161,7 @@ def test_screens_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, 
         if array is not None:
             tensors[name] = array.astype(np.float16)
     save_file(tensors, path, metadata)
-    with pytest.raises(InvalidOption, match="has a screen that does not fit its network"):
+    with pytest.raises(InvalidOption, match="has a head preview that does not fit its network"):
         load_network(path)
 
 

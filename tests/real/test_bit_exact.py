@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.helpers.bf16 import NOT_EXACT
 
 from paceline.core import tree as trees
 from paceline.core.target import Pass
@@ -40,8 +41,11 @@ def plain_rows(target, cache, tokens):
 
 @pytest.fixture(scope="module", params=["paths", "plugin"])
 def target(loaded, request):
-    assert loaded.target.capabilities.attention == "paths"
     found = loaded.target
+    if not found.capabilities.bit_exact:
+        pytest.skip(NOT_EXACT)
+    if request.param == "paths" and found.capabilities.attention != "paths":
+        pytest.skip("native kernels need AVX-512; the plugin's are tested here")
     if request.param == "paths":
         found.warm_up()  # every size on its own compiled instance: they must agree, too
     else:

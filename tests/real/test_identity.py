@@ -56,7 +56,8 @@ def test_seeded_sampling_equals_plain_decoding(loaded, plain, drafter, batch):
     outputs = engine.generate(PROMPTS[:4], SAMPLED)
     for output, expected in zip(outputs, plain["sampled"], strict=True):
         assert output.token_ids == expected.token_ids
-        assert output.logprobs == expected.logprobs  # equal floats: the logits are the same
+        if loaded.target.capabilities.bit_exact:  # then equal floats: the logits are the same
+            assert output.logprobs == expected.logprobs
     if drafter == "recycling":  # penalties leave prompt lookup little to copy
         assert sum(o.stats.accepted_tokens for o in outputs) > 0
 

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 from tests.helpers import target_contract as contract
 from tests.helpers import tiny_model as tiny
-from tests.helpers.bf16 import where_there_are_pairs
+from tests.helpers.bf16 import (
+    INT8_IS_EXACT,
+    NOT_EXACT,
+    where_int8_is_exact,
+    where_there_are_pairs,
+)
 from tests.runtimes import tiny_openvino
 
 pytest.importorskip("openvino")
@@ -118,7 +123,11 @@ def test_an_unknown_precision_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "changes", "exact"),
-    [("int8", {}, True), ("int4", {}, False), ("int8", {"ffn_size": 96}, False)],
+    [
+        where_int8_is_exact(("int8", {}, True)),
+        ("int4", {}, False),
+        ("int8", {"ffn_size": 96}, False),
+    ],
 )
 def test_int8_is_exact_in_whole_groups_and_int4_is_not(
     precision: str, changes: dict[str, int], exact: bool
@@ -131,6 +140,7 @@ def test_int8_is_exact_in_whole_groups_and_int4_is_not(
         assert max(noise_floor(target, TEXT).values()) < 1e-3
 
 
+@pytest.mark.skipif(not INT8_IS_EXACT, reason=NOT_EXACT)
 def test_a_full_cache_refuses_a_forward_and_stays_usable() -> None:
     """The last pass has no room for its branches: those of the others must not stay taken."""
     target = tiny_openvino.target(kv_tokens=320, attention="plugin")
@@ -152,7 +162,7 @@ def test_a_cache_larger_than_the_address_space_is_refused() -> None:
         tiny_openvino.target(kv_tokens=2**50)
 
 
-@pytest.mark.parametrize("precision", KV_FORMATS)
+@pytest.mark.parametrize("precision", [*PLUGIN, where_there_are_pairs("bf16")])
 def test_texts_are_the_same_with_drafts_and_in_batches(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,11 +17,11 @@ from tests.helpers.tiny_model import random_tensors, tiny_config
 
 from paceline.core import tree as trees
 from paceline.core.types import SamplingParams, Verdict
-from paceline.drafters.network import online as online_examples
 from paceline.drafters.network.online import Example, Examples, Trace
 from paceline.networks.base import Geometry
 from paceline.networks.catalogue import build, names
 from paceline.networks.weights import Trained
+from paceline.policy.constants import STRETCH_CONTEXT, STRETCH_ROWS, UPDATE_ROWS
 from paceline.sampling.sequence import Sequence
 from paceline.training.module import DraftModule
 from paceline.training.online import OnlineLearner
@@ -143,7 +143,7 @@ def test_examples_hold_every_row_in_its_place(seed: int) -> None:
         found[places] += each.missed
         behind = len(sequence.tokens) - 1
         assert places[-1] < behind  # the root has no features
-        assert len(each.tokens) <= online_examples._CONTEXT + online_examples._SPAN + 5
+        assert len(each.tokens) <= STRETCH_CONTEXT + STRETCH_ROWS + 5
     assert found.tolist() == [*missed[:-1], False]
 
 
@@ -165,7 +165,7 @@ def test_memory_is_bounded_and_the_newest_stay() -> None:
 def test_of_a_flood_the_newest_are_learnt() -> None:
     kept = Examples(limit=1 << 30)
     generator = np.random.default_rng(0)
-    sizes = [online_examples._ROWS // 3, online_examples._ROWS // 2, online_examples._ROWS * 2]
+    sizes = [UPDATE_ROWS // 3, UPDATE_ROWS // 2, UPDATE_ROWS * 2]
     for rows in (*sizes, *sizes[:2]):
         kept.add(example([1], rows=rows))
     assert [len(each.tokens) for each in kept.draw(generator)] == [sizes[1], sizes[0]]

@@ -224,12 +224,12 @@ def test_rows_beyond_a_smaller_window_are_kept() -> None:
     verdict = Verdict((), 0)
     drafter.observe([sequence], [trees.EMPTY], [verdict], [Output(logits)])
     [after] = drafter.propose([sequence], [Budget(4, 4)])
-    assert wide.distribution is not None
-    assert after.distribution is not None
+    assert wide.sampling is not None
+    assert after.sampling is not None
     assert begin + 4 <= 2 + len(guesses) + 1  # all four positions were seen
     for node in range(3):
         np.testing.assert_array_equal(
-            after.distribution.rows[node - 1].dense(), wide.distribution.rows[node].dense()
+            after.sampling.rows[node - 1].dense(), wide.sampling.rows[node].dense()
         )
 
 

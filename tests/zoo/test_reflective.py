@@ -43,7 +43,7 @@ def test_the_law_of_a_drawn_draft_is_kept() -> None:
     draft = sampled_chain(Truth.of(SamplingParams(temperature=1)).distribution)(
         (0, 1), KeyedRandomness(0), Budget(3, 3)
     )
-    assert Reflective(prompt=PROMPT).extend(draft).distribution is draft.sampling
+    assert Reflective(prompt=PROMPT).extend(draft).sampling is draft.sampling
 
 
 def fused_own(step: Step, truth: Truth, drafted: tuple[int, ...], alpha: float) -> int:

@@ -249,7 +249,7 @@ class Draws(Says):
     [
         ([Says("a")], "combine 2 to"),
         ([Says("a")] * (MOST_PARTS + 1), "combine 2 to"),
-        ([Says("a"), Draws("b")], "drafter 'b' draws its drafts"),
+        ([Says("a"), Draws("b")], "drafter 'b' draws"),
     ],
 )
 def test_what_cannot_be_merged_is_refused(parts: list[Drafter], says: str) -> None:

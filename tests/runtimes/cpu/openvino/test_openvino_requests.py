@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("openvino")
 
+from tests.helpers.bf16 import INT8_IS_EXACT, NOT_EXACT
+
 from paceline.errors import OutOfMemory
 from paceline.runtimes.cpu.openvino import requests as openvino_requests
 from paceline.runtimes.cpu.openvino.attention import FIXED_SHAPES
@@ -135,6 +137,7 @@ print(np.array_equal(target.forward([Pass(cache, [5])])[0].logits, before))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such limit here")
+@pytest.mark.skipif(not INT8_IS_EXACT, reason=NOT_EXACT)
 @pytest.mark.parametrize("attention", ["paths", "plugin"])
 def test_when_the_system_gives_no_more_memory(attention: str) -> None:
     done = subprocess.run([sys.executable, "-c", REAL, attention], capture_output=True, text=True)
