@@ -198,7 +198,7 @@ def test_every_registered_rule_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_report_is_plain_data() -> None:
     report = run("rejection", "relaxed").as_dict()
     for row in report["rows"]:
-        assert {"verifier", "draft_sampling", "vocabulary", "depth", "width"} <= row.keys()
+        assert {"verifier", "draft_law", "vocabulary", "depth", "width"} <= row.keys()
         assert {"temperature", "top_p", "max_abs_error", "exact"} <= row.keys()
         assert (row["verifier"], row["exact"], row["problem"]) == ("rejection", True, None)
     assert {each["draft_sampling"] for each in report["refused"]} >= {"iid tree", "likely chain"}
