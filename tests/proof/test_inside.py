@@ -201,7 +201,7 @@ def test_the_report_is_plain_data() -> None:
         assert {"verifier", "draft_law", "vocabulary", "depth", "width"} <= row.keys()
         assert {"temperature", "top_p", "max_abs_error", "exact"} <= row.keys()
         assert (row["verifier"], row["exact"], row["problem"]) == ("rejection", True, None)
-    assert {each["draft_sampling"] for each in report["refused"]} >= {"iid tree", "likely chain"}
+    assert {each["draft_law"] for each in report["refused"]} >= {"iid tree", "likely chain"}
     assert all(each["refused"] and "rejection" in each["message"] for each in report["refused"])
     assert all(each["raised"] and each["place"] in each["message"] for each in report["bad_input"])
     assert [each["name"] for each in report["negative_controls"]] == [CONTROLS[0].name]

@@ -64,6 +64,11 @@ GRID = Grid(
 _DRAFT_LAWS = ("likely chain", "any tree", "iid chain")
 
 
+def _published(record: Any) -> dict[str, Any]:
+    # The published key of a draft's sampling scheme is `draft_law`.
+    return {"draft_law" if k == "draft_sampling" else k: v for k, v in asdict(record).items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Lossy:
     """A lossy verifier, not counted as exact by an audit; `exact` is of its limit, or None."""
@@ -381,8 +386,8 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         return {
             "rows": [row.as_dict() for row in self.rows],
-            "left_out": [asdict(each) for each in self.left_out],
-            "refused": [asdict(each) for each in self.refused],
+            "left_out": [_published(each) for each in self.left_out],
+            "refused": [_published(each) for each in self.refused],
             "bad_input": [asdict(each) for each in self.bad_input],
             "lossy": [asdict(each) for each in self.lossy],
             "negative_controls": [asdict(each) for each in self.negative_controls],
