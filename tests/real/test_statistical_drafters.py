@@ -93,7 +93,7 @@ def test_forced_and_expected_tokens_change_nothing(
     template = Template([text[:6], text[9:15]])
     texts, drafted = decode(int8, Forced(template), GREEDY[:1])
     assert texts == plain["greedy"][:1]
-    assert drafted >= 8
+    assert drafted >= 6  # of 12, what follows an agreement is drafted
     words = int8.tokenizer.encode("Certainly, here it is:")
     forced = [SamplingParams(max_new_tokens=16, forced_tokens=dict(enumerate(words)))]
     expected, _ = decode(int8, NoDrafter(), forced)

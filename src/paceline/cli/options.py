@@ -20,6 +20,8 @@ from paceline.registry.expressions import check_drafter
 from paceline.runtimes.cpu.kv_formats import check_kv_precision
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from paceline.engine.engine import Engine
     from paceline.training.trainer import Recipe
 
@@ -228,7 +230,7 @@ def _parameters(group: Any) -> list[Parameter]:
     ]
 
 
-def runtime_options(*groups: Any, **single: Any) -> RuntimeOptions:
+def runtime_options(*groups: DataclassInstance, **single: Any) -> RuntimeOptions:
     """Return checked options for loading a model, from groups of options and single ones.
 
     Raises:

@@ -262,7 +262,9 @@ def command(
     Lossy: all suggestions share their passes, so each is only close to what the model would write
     by itself.
     """
-    checked = o.runtime_options(device, precision, None, threads, max_context)
+    checked = o.runtime_options(
+        device=device, precision=precision, threads=threads, max_context=max_context
+    )
     o.check_names(runtime, "auto", "auto")
     texts = [] if corpus is None else [_read(corpus)]
 
