@@ -1,6 +1,6 @@
-"""Build the native library, once per machine and change of the sources.
+"""Build the native library, once per instruction set: with the wheel, or on first use.
 
-Without a working compiler there is no library: one warning, and callers use the OpenVINO plugin.
+Every level has the same source and gives the same numbers. `PACELINE_ISA` forces one.
 """
 
 from __future__ import annotations
@@ -9,49 +9,115 @@ import functools
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
-from paceline.core import processor
-from paceline.core.cache import cache_dir
-
-# "0" in this environment variable disables the library.
-SWITCH = "PACELINE_NATIVE"
+# "0" in this environment variable disables the library; the name of a level forces it.
+SWITCH, FORCE = "PACELINE_NATIVE", "PACELINE_ISA"
 
 _ROOT = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-pthread")
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread")
 # A compiler that takes longer hangs.
-_SECONDS = 300
+_SECONDS = 600
 
 _LOG = logging.getLogger(__name__)
 
 
-@functools.cache
-def library() -> Path | None:
-    """Return the path of the library, compiled if needed; None if that is impossible.
+class Level(NamedTuple):
+    """Compiler flags of an instruction set, and the processor's flags that it needs."""
 
-    The compiler is `CXX`, else the first installed of c++, g++ and clang++.
+    machine: str
+    flags: tuple[str, ...]
+    needs: frozenset[str]
+
+
+_V3 = frozenset({"avx2", "fma", "f16c", "bmi2"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+
+# The best first. "twin" runs AVX-VNNI's code where only AVX-512 has its instruction: for tests.
+LEVELS = {
+    "avx512": Level("x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _V4),
+    "avxvnni": Level("x86_64", ("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
+    "twin": Level(
+        "x86_64", ("-march=x86-64-v3", "-mavx512vl", "-mavx512vnni", "-DPACELINE_TWIN"), _V4
+    ),
+    "avx2": Level("x86_64", ("-march=x86-64-v3",), _V3),
+    "i8mm": Level("aarch64", ("-march=armv8.6-a",), frozenset({"asimddp", "i8mm"})),
+    "dotprod": Level("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
+    "portable": Level("", (), frozenset()),
+}
+
+
+def machine() -> str:
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def levels(flags: Iterable[str]) -> list[str]:
+    """Return the levels that a processor with these flags runs, the best first."""
+    known, here = frozenset(flags), machine()
+    if here == "aarch64" and not known:  # not Linux: every such Mac has both
+        known = frozenset({"asimddp", "i8mm"})
+    return [
+        name
+        for name, level in LEVELS.items()
+        if level.machine in ("", here) and level.needs <= known
+    ]
+
+
+@functools.cache
+def library(level: str) -> Path | None:
+    """Return the library of a level: the package's, or compiled; None if that is impossible.
+
+    The compiler is `CXX`, else the first installed of c++, g++ and clang++, else ziglang.
     """
-    if os.environ.get(SWITCH) == "0":
-        return None
+    name = _name(level)
+    for folder in (_ROOT / "lib", _cache()):
+        for path in folder.glob(f"{name}-*.so"):
+            if path == _named(folder, name, path):
+                return path
+            path.unlink(missing_ok=True)  # cut off or changed: loading it could end the process
     compiler = _compiler()
     if compiler is None:
-        _LOG.warning(
-            "no C++ compiler: native kernels are left out, which is slower; install g++ or set CXX"
-        )
+        _LOG.warning("no C++ compiler: install g++, or pip install ziglang, or set CXX")
         return None
     try:
-        return _built(compiler)
+        _LOG.info("compiling operations for this processor, once")
+        return compile_level(level, _cache(), compiler)
     except (OSError, subprocess.SubprocessError) as error:
-        _LOG.warning(
-            "native kernels are left out, which is slower: %s failed (%s)",
-            compiler[0],
-            _reason(error),
-        )
+        _LOG.warning("native kernels do not compile: %s failed (%s)", compiler[0], _reason(error))
         return None
+
+
+def compile_level(level: str, folder: Path, compiler: list[str] | None = None) -> Path:
+    """Compile a level into a folder and return the library's path.
+
+    Raises:
+        OSError, SubprocessError: there is no compiler, or it fails.
+    """
+    compiler = compiler or _compiler()
+    if compiler is None:
+        raise OSError("no C++ compiler: install g++, or pip install ziglang, or set CXX")
+    name = _name(level)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made = _compiled(compiler, level, Path(scratch))
+        path = _named(folder, name, made)
+        os.replace(made, path)
+    return path
+
+
+def _cache() -> Path:
+    from paceline.core.cache import cache_dir
+
+    return cache_dir() / "native"
 
 
 def _compiler() -> list[str] | None:
@@ -59,44 +125,38 @@ def _compiler() -> list[str] | None:
     if chosen:
         return chosen
     found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    return [found] if found else None
+    if found:
+        return [found]
+    try:
+        import ziglang  # noqa: F401
+    except ImportError:
+        return None
+    return [sys.executable, "-m", "ziglang", "c++"]
 
 
-def _built(compiler: list[str]) -> Path:
-    sources, headers = sorted(_ROOT.rglob("*.cpp")), sorted(_ROOT.rglob("*.hpp"))
-    version = subprocess.run(
-        [*compiler, "--version"], capture_output=True, check=True, timeout=_SECONDS
-    ).stdout
-    files = (*sources, *headers)
+def _sources() -> list[Path]:
+    # The largest first, so that all cores end together.
+    return sorted(_ROOT.rglob("*.cpp"), key=lambda path: (-path.stat().st_size, path))
+
+
+def _name(level: str) -> str:
+    files = sorted([*_ROOT.rglob("*.cpp"), *_ROOT.rglob("*.hpp")])
     parts = [str(path.relative_to(_ROOT)).encode() + path.read_bytes() for path in files]
-    parts += [version, " ".join(_FLAGS).encode()]
-    parts.append(" ".join(sorted(processor.flags())).encode())
-    name, folder = f"paceline-{_digest(b'|'.join(parts))}", cache_dir() / "native"
-    for path in folder.glob(f"{name}-*.so"):
-        if path == _named(folder, name, path):
-            return path
-        path.unlink(missing_ok=True)  # cut off or changed: loading it could end the process
-    _LOG.info("compiling operations for this processor, once")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = _compiled(compiler, sources, Path(scratch))
-        path = _named(folder, name, made)
-        os.replace(made, path)
-    return path
+    parts.append(" ".join((*_FLAGS, *LEVELS[level].flags)).encode())
+    return f"paceline-{level}-{_digest(b'|'.join(parts))}"
 
 
-def _compiled(compiler: list[str], sources: list[Path], scratch: Path) -> Path:
-    # The largest source first, so that all cores end together.
-    ordered = sorted(sources, key=lambda source: source.stat().st_size, reverse=True)
-    objects = [str(scratch / f"{number}.o") for number in range(len(ordered))]
+def _compiled(compiler: list[str], level: str, scratch: Path) -> Path:
+    sources = _sources()
+    objects = [str(scratch / f"{number}.o") for number in range(len(sources))]
     made = scratch / "made.so"
 
     def run(*arguments: str) -> None:
-        command = [*compiler, *_FLAGS, f"-I{_ROOT}", *arguments]
+        command = [*compiler, *_FLAGS, *LEVELS[level].flags, f"-I{_ROOT}", *arguments]
         subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda at, to: run("-c", str(at), "-o", to), ordered, objects))
+        list(pool.map(lambda at, to: run("-c", str(at), "-o", to), sources, objects))
     run("-shared", *objects, "-o", str(made))
     return made
 

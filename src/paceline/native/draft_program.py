@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.native.library import Embeddings, Heads, Part, View
-from paceline.native.packed import Packed, Tensors
+from paceline.native.library import Heads, Matrix, Part, View
+from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 
 # Columns that `pick` fills.
@@ -92,19 +92,15 @@ class DraftProgram(Program):
         """
         self._add("leave", "leave", _view(picked), steps, self._input(name))
 
-    def rescore_top_k(self, tensors: Tensors, hidden: Columns, logits: Columns, best: int) -> None:
-        """Replace the `best` largest logits of each row by exact ones.
+    def rescore_top_k(self, head: Matrix, hidden: Columns, logits: Columns, best: int) -> None:
+        """Replace the `best` largest logits of each row by exact ones; of equal ones the first.
 
         Args:
-            tensors: "head.weight", int8 with "head.scale" or float32, at least a row per logit.
+            head: at least a row per logit.
             hidden: input of the head.
             logits: head preview of them.
-            best: how many; of equal ones the first.
+            best: how many.
         """
-        names = ("head.weight", "head.scale")
-        rows, scales = (self._packed.keep(tensors.get(name)) for name in names)
-        parts = (None, None, rows) if scales is None else (rows, scales, None)
-        head = Embeddings(hidden.width, len(tensors[names[0]]), *parts, None)
         self._add("refine", "refine", head, _view(hidden), logits.width, best, _view(logits))
 
     def runs(self, count: str, first: int = 0, slots: int = 0) -> None:

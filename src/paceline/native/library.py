@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
 
-from paceline.native.build import library as compiled
+from paceline.core import processor
+from paceline.errors import InvalidOption
+from paceline.native import build
 
-# Storage of keys and values; bf16 for dot products of pairs.
-KvDtype = Literal["fp32", "fp16", "bf16"]
+# Storage of keys and values.
+KvDtype = Literal["fp32", "fp16"]
 
 
 class View(ctypes.Structure):
     """Columns of a buffer from `column` on; buffer -1 means none."""
 
     _fields_ = (("buffer", ctypes.c_int32), ("column", ctypes.c_int32))
-
-
-class Embeddings(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("width", "known")),
-        *((name, ctypes.c_void_p) for name in ("numbers", "scales", "floats", "more")),
-    )
 
 
 class Tokens(ctypes.Structure):
@@ -44,11 +40,12 @@ class Part(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
+    """A packed matrix, `native.packed`."""
+
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("outputs", "inputs")),
-        *((name, ctypes.c_void_p) for name in ("weights", "scales", "floats", "bias")),
-        *((name, ctypes.c_int64) for name in ("often", "gated")),
-        ("steps", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("kind", "unused")),
+        *((name, ctypes.c_void_p) for name in ("tiles", "bias")),
     )
 
 
@@ -57,12 +54,13 @@ class Heads(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "width", "kv_dtype")),
-        ("eps", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
+        *((name, ctypes.c_int32) for name in ("window", "rotated")),
     )
 
 
 # Codes of `KvDtype` in C++.
-KV_DTYPES: dict[KvDtype, int] = {"fp32": 0, "fp16": 1, "bf16": 2}
+KV_DTYPES: dict[KvDtype, int] = {"fp32": 0, "fp16": 1}
 
 
 def attends(heads: int, kv_heads: int, width: int) -> bool:
@@ -79,17 +77,20 @@ class Layer(ctypes.Structure):
 _ADDRESS, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
 _SIGNATURES = {
-    "has_float_products": (_INT,),
-    "has_int8_products": (_INT,),
-    "has_pairs": (_INT,),
+    "packed_bytes": (_LONG, _INT, _LONG, _LONG),
+    "pack": (None, _INT, _ADDRESS, _LONG, _ADDRESS, _LONG, _LONG, _INT, _ADDRESS),
+    "read_rows": (None, ctypes.POINTER(Matrix), _ADDRESS, _LONG, _ADDRESS),
     "new": (_ADDRESS,),
     "free": (None, _ADDRESS),
     "buffer": (_INT, _ADDRESS, _INT, _LONG, _INT),
-    "embed": (None, _ADDRESS, ctypes.POINTER(Embeddings), ctypes.POINTER(Tokens), View),
-    "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View),
-    "product": (
+    "embed": (
         *(None, _ADDRESS, ctypes.POINTER(Matrix), _ADDRESS, _FLOAT),
-        *(View, View, View, View, _ADDRESS),
+        *(ctypes.POINTER(Tokens), View),
+    ),
+    "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View, View),
+    "product": (
+        *(None, _ADDRESS, ctypes.POINTER(Matrix), _INT, _INT, _FLOAT, _ADDRESS, _FLOAT),
+        *(View, View, View),
     ),
     "paths": (None, _ADDRESS, ctypes.POINTER(Heads), _LONG, _INT, _INT, _INT, _INT),
     "attention": (
@@ -107,10 +108,7 @@ _SIGNATURES = {
         *(_INT, _INT, _INT, _INT, View),
     ),
     "leave": (None, _ADDRESS, View, _INT, _INT),
-    "refine": (
-        *(None, _ADDRESS, ctypes.POINTER(Embeddings)),
-        *(View, _LONG, _LONG, View),
-    ),
+    "refine": (None, _ADDRESS, ctypes.POINTER(Matrix), View, _LONG, _LONG, View),
     "runs": (
         *(None, _ADDRESS, ctypes.POINTER(Heads), _LONG),
         *(_INT, _INT, _INT, _INT, _INT),
@@ -160,9 +158,34 @@ _SIGNATURES = {
 
 
 @functools.cache
+def level() -> str:
+    """Return the instruction set in use: the best of this processor, or `PACELINE_ISA`.
+
+    Raises:
+        InvalidOption: that one is unknown, or the processor lacks it.
+    """
+    able = build.levels(processor.flags())
+    forced = os.environ.get(build.FORCE)
+    if forced is None:
+        return next(name for name in able if name != "twin")
+    if forced not in build.LEVELS:
+        raise InvalidOption(
+            f"instruction set {forced!r} ({build.FORCE}) is unknown: use {', '.join(build.LEVELS)}"
+        )
+    if forced not in able:
+        raise InvalidOption(
+            f"this processor lacks instruction set {forced!r} ({build.FORCE}): use "
+            f"{', '.join(able)}"
+        )
+    return forced
+
+
+@functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the loaded library, or None if it cannot be built."""
-    path = compiled()
+    if os.environ.get(build.SWITCH) == "0":
+        return None
+    path = build.library(level())
     if path is None:
         return None
     loaded = ctypes.CDLL(str(path))
@@ -198,21 +221,3 @@ def address(numbers: np.ndarray) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(numbers.data))
     except (TypeError, ValueError):
         return int(numbers.ctypes.data)
-
-
-def has_float_products() -> bool:
-    """Return whether there is a library and a processor with AVX-512."""
-    loaded = library()
-    return loaded is not None and bool(loaded.paceline_has_float_products())
-
-
-def has_int8_products() -> bool:
-    """Return whether there is a library and a processor with AVX512_VNNI."""
-    loaded = library()
-    return loaded is not None and bool(loaded.paceline_has_int8_products())
-
-
-def has_bf16_dot() -> bool:
-    """Return whether there is a library and a processor with AVX512_BF16."""
-    loaded = library()
-    return loaded is not None and bool(loaded.paceline_has_pairs())

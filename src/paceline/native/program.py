@@ -12,8 +12,12 @@ import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import OutOfMemory
-from paceline.native.library import Embeddings, Heads, Layer, Matrix, Tokens, View, library
-from paceline.native.packed import GROUP, Packed, Tensors
+from paceline.native.library import Heads, Layer, Matrix, Tokens, View, library
+from paceline.native.packed import GROUP, Packed
+
+
+# Activations of a gate, in C++.
+GATES = {"silu": 1, "gelu": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,6 @@ class Program:
         self._pointers = (ctypes.c_void_p * 16)()
         self._numbers = (ctypes.c_int64 * 16)()
         self._kept: list[Any] = []
-        self._rounded: set[int] = set()
-        self._normed: set[int] = set()  # of those, rows that are rounded for a norm
         self._views: dict[tuple[int, int, int], LogitArray] = {}
         # Operations in order.
         self.names: list[str] = []
@@ -70,8 +72,8 @@ class Program:
         Args:
             rows: name of the count.
             width: of a row.
-            rounded: store quantized activations, int8 in groups of 64: written by attention or a
-                matmul, read by int8 matmuls only.
+            rounded: store activations quantized in groups of 32: written by attention or a matmul,
+                read by matmuls with quantized matrices only.
 
         Raises:
             ValueError: quantized rows are no whole groups.
@@ -79,80 +81,78 @@ class Program:
         if rounded and width % GROUP:
             raise ValueError(f"rounded rows are whole groups of {GROUP} numbers, not {width}")
         number = self._library.paceline_buffer(self._address, self._count(rows), width, rounded)
-        if rounded:
-            self._rounded.add(number)
         return Columns(number, 0, width)
 
     def embed(
         self,
-        tensors: Tensors,
+        table: Matrix,
         ids: str | Columns,
         to: Columns,
         *,
+        extra: LogitArray | None = None,
+        scale: float = 1.0,
         stride: int = 1,
         offset: int = 0,
     ) -> None:
-        """Embed token ids from table "embed"; ids after the vocabulary are rows of "embed.extra".
+        """Embed token ids: rows of a matrix times `scale`, or of `extra` from its outputs on.
 
         Args:
-            tensors: the tables.
+            table: `[vocabulary, width]`.
             ids: input name, read at `stride * row + offset`; or a buffer that `pick` filled.
             to: destination.
+            extra: float32 `[m, width]`.
+            scale: of the table's rows.
             stride: see `ids`.
             offset: see `ids`.
         """
-        table, scales = tensors["embed.weight"], tensors.get("embed.scale")
-        parts = (None, None, table) if scales is None else (table, scales, None)
-        rows = [self._packed.keep(part) for part in (*parts, tensors.get("embed.extra"))]
-        of = Embeddings(table.shape[1], table.shape[0], *rows)
         number, picked = (self._input(ids), None) if isinstance(ids, str) else (-1, ids)
         at = Tokens(number, stride, offset, _view(picked))
-        self._add("embedding", "embed", of, at, _view(to))
+        self._add("embedding", "embed", table, self._packed.keep(extra), scale, at, _view(to))
 
     def gather(
-        self, at: Columns, which: str | None, to: Columns, norm: Any = None, eps: float = 0.0
+        self,
+        at: Columns,
+        which: str | None,
+        to: Columns,
+        norm: Any = None,
+        eps: float = 0.0,
+        plus: Columns | None = None,
     ) -> None:
-        """Copy the rows that input `which` names, or all; with an RMS norm if given."""
+        """Copy the rows that input `which` names, or all; with an RMS norm, then a sum, if given."""
         rows = -1 if which is None else self._input(which)
-        parts = (_view(at), rows, at.width, self._packed.keep(norm), eps, _view(to))
+        parts = (_view(at), rows, at.width, self._packed.keep(norm), eps, _view(plus), _view(to))
         self._add("gather", "gather", *parts)
 
     def product(
         self,
         name: str,
-        matrix: Matrix,
+        matrices: Sequence[Matrix],
         at: Columns,
         to: Columns,
         *,
         norm: Any = None,
         eps: float = 0.0,
+        scale: float = 1.0,
         residual: Columns | None = None,
-        behind: tuple[Columns, Any] | None = None,
+        gate: int = 0,
     ) -> None:
-        """Add a matmul.
+        """Add a matmul: `residual + scale * norm(x) @ matrices`, results side by side.
 
         Args:
             name: in profiles.
-            matrix: packed.
+            matrices: at most three.
             at: input rows.
             to: destination.
-            norm: weights of an RMS norm of the input; for rows that were quantized for a norm, the
-                same weights again.
+            norm: weights of an RMS norm of the input.
             eps: of that norm.
+            scale: of the results.
             residual: added to the results.
-            behind: quantized buffer that gets the results too, and weights of the norm to apply.
-
-        Raises:
-            ValueError: rows were quantized for a norm and none is given, or the reverse.
+            gate: of `GATES`, or 0: results are the gated first matrix times the second.
         """
-        if at.buffer in self._rounded and (at.buffer in self._normed) != (norm is not None):
-            raise ValueError(f"product '{name}' reads rows that are rounded for another")
+        parts = (Matrix * len(matrices))(*matrices)
         views = (_view(at), _view(residual), _view(to))
-        normed, weights = behind or (None, None)
-        if normed is not None:
-            self._normed.add(normed.buffer)
-        parts = matrix, self._packed.keep(norm), eps, *views, _view(normed)
-        self._add(name, "product", *parts, self._packed.keep(weights))
+        kept = self._packed.keep(norm)
+        self._add(name, "product", parts, len(matrices), gate, scale, kept, eps, *views)
 
     def paths(self, longest: int, rows: str) -> None:
         """Set the visible keys of rows: inputs "rows", "tables" and "singles"."""
@@ -167,6 +167,7 @@ class Program:
         at: Columns,
         to: Columns,
         whole: npt.NDArray[Any] | None = None,
+        heads: Heads | None = None,
     ) -> None:
         """Add attention of one layer over its keys and values.
 
@@ -177,13 +178,14 @@ class Program:
             at: queries, keys and values of the rows.
             to: destination.
             whole: int32 `[1]`; at 0 only the last row of each sequence is computed. None: all.
+            heads: shape, if not the program's.
         """
         self._kept += [memory, whole]
         layer = Layer(
             *(each.ctypes.data for each in memory), *map(self._packed.keep, (angles, *norms))
         )
         asked = None if whole is None else whole.ctypes.data
-        self._add("attention", "attention", self._heads, layer, asked, _view(at), _view(to))
+        self._add("attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to))
 
     def argmax(self, at: Columns, rows: str) -> Columns:
         """Add the argmax of logit rows: the first of equal ones; -1 if a number is not finite.

@@ -11,7 +11,7 @@ using namespace paceline;
 extern "C" {
 
 // See `Operand`.
-struct Part {
+struct OperandPart {
     View view;
     int32_t repeat, period;
     const float* weights;
@@ -30,9 +30,9 @@ void paceline_load(Program* program, int32_t input, int64_t width, View to) {
     });
 }
 
-void paceline_join(Program* program, int32_t joint, const Part* first, const Part* second,
+void paceline_join(Program* program, int32_t joint, const OperandPart* first, const OperandPart* second,
                    int64_t width, View to) {
-    const auto operand = [program](const Part& part) {
+    const auto operand = [program](const OperandPart& part) {
         return Operand{program->read(part.view), part.repeat, part.period, part.weights};
     };
     program->add([=, a = *first, b = *second](const Call& call) {
@@ -95,7 +95,7 @@ void paceline_leave(Program* program, View picked, int32_t steps, int32_t least)
 }
 
 // See `rescore`; `hidden` is as wide as the head's rows.
-void paceline_refine(Program* program, const Embeddings* of, View hidden, int64_t width,
+void paceline_refine(Program* program, const Matrix* of, View hidden, int64_t width,
                      int64_t best, View logits) {
     program->add([=, head = *of](const Call& call) {
         const Rows<const float> x = program->read(hidden);
@@ -119,7 +119,7 @@ void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t s
             const int32_t end = begin + (slots ? slots : at[1]);
             for (int32_t place = begin; place < end; ++place) {
                 const int32_t slot = blocks[at[2] + place / kBlock] * kBlock + place % kBlock;
-                rows.insert(rows.end(), {place, slot, at[2], place + 1, 0});
+                rows.insert(rows.end(), {place, slot, at[2], place + 1, 0, place + 1});
             }
         }
         const Plan plan{rows.data(), int64_t(rows.size()) / kRowFields, blocks, nullptr};

@@ -1,12 +1,11 @@
 // C interface of programs: build, add operations, run.
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <string>
 
-#include "kernels/embeddings.hpp"
 #include "threads/program.hpp"
-#include "kernels/kv_layout.hpp"
 
 using namespace paceline;
 
@@ -33,11 +32,22 @@ const char* failure(const Work& work) {
 
 extern "C" {
 
-int paceline_has_float_products() { return has_fp32_matmul(); }
+// Bytes of a packed matrix; 0 for a kind that is unknown here.
+int64_t paceline_packed_bytes(int32_t kind, int64_t outputs, int64_t inputs) {
+    return packed_bytes(Kind(kind), outputs, inputs);
+}
 
-int paceline_has_int8_products() { return has_int8_matmul(); }
+// See `pack`.
+void paceline_pack(int32_t kind, const uint8_t* rows, int64_t stride, const int64_t* order,
+                   int64_t outputs, int64_t inputs, int32_t threads, uint8_t* to) {
+    const Pool::Turn turn(threads);
+    pack(Kind(kind), rows, stride, order, outputs, inputs, to);
+}
 
-int paceline_has_pairs() { return kHasBf16Dot; }
+// Rows of a matrix as floats, [count, inputs].
+void paceline_read_rows(const Matrix* matrix, const int64_t* outputs, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; ++i) read_row(*matrix, outputs[i], to + i * matrix->inputs);
+}
 
 Program* paceline_new() { return new Program; }
 
@@ -47,30 +57,43 @@ int32_t paceline_buffer(Program* program, int32_t count, int64_t width, int32_t 
     return program->buffer(count, width, quantized);
 }
 
-// Rows of a table.
-void paceline_embed(Program* program, const Embeddings* of, const Tokens* at, View to) {
-    program->add([program, table = *of, ids = *at, to](const Call& call) {
+// Source of token ids: entry r * stride + offset of an input, or, if that is -1, a buffer that
+// argmax filled.
+struct Tokens {
+    int32_t input, stride, offset;
+    View picked;
+};
+
+// Rows of a matrix, times `scale`; ids from its outputs on are rows of `more`, as they are.
+void paceline_embed(Program* program, const Matrix* of, const float* more, float scale,
+                    const Tokens* at, View to) {
+    program->add([=, table = *of, ids = *at](const Call& call) {
         const Rows<float> out = program->rows(to);
         const Rows<const float> picked = program->read(ids.picked);
-        const int64_t rows = program->count(to, call);
-        each(rows, rows > kFew, [&](int64_t r) {
+        const int64_t rows = program->count(to, call), width = table.inputs;
+        each(rows, rows > 1, [&](int64_t r) {
             int32_t id;
             if (ids.input < 0) {
                 std::memcpy(&id, picked[r], sizeof id);
             } else {
                 id = call.inputs[ids.input][r * ids.stride + ids.offset];
             }
-            embed(table, id, out[r]);
+            if (id >= table.outputs) {
+                std::memcpy(out[r], more + (id - table.outputs) * width, sizeof(float) * width);
+                return;
+            }
+            read_row(table, id, out[r]);
+            for (int64_t d = 0; scale != 1.0f && d < width; ++d) out[r][d] *= scale;
         });
     });
 }
 
 // Of another buffer the rows that input `which` names, all if it is -1; normed if `norm` is not
-// null.
+// null; plus those of `more`, unless it is none.
 void paceline_gather(Program* program, View from, int32_t which, int64_t width, const float* norm,
-                     float eps, View to) {
+                     float eps, View more, View to) {
     program->add([=](const Call& call) {
-        const Rows<const float> x = program->read(from);
+        const Rows<const float> x = program->read(from), added = program->read(more);
         const Rows<float> out = program->rows(to);
         const int64_t rows = program->count(to, call);
         each(rows, rows > kFew, [&](int64_t r) {
@@ -80,24 +103,22 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
                 return;
             }
             const float factor = norm_factor(row, width, eps);
-            for (int64_t d = 0; d < width; ++d) out[r][d] = row[d] * factor * norm[d];
+            for (int64_t d = 0; d < width; ++d) {
+                const float value = row[d] * factor * norm[d];
+                out[r][d] = added ? added[r][d] + value : value;
+            }
         });
     });
 }
 
-// `normed`, unless it is none, takes what is made, quantized for a norm of weights `next`.
-void paceline_product(Program* program, const Matrix* matrix, const float* norm, float eps,
-                      View from, View residual, View to, View normed, const float* next) {
-    const MatmulOp op{*matrix, norm, eps};
+// See `MatmulOp`; `more` may be none.
+void paceline_product(Program* program, const Matrix* parts, int32_t count, int32_t gate,
+                      float scale, const float* norm, float eps, View from, View more, View to) {
+    MatmulOp op{{}, count, Gate(gate), scale, norm, eps};
+    std::copy_n(parts, count, op.parts);
     program->add([=](const Call& call) {
-        program->trace->note(op.matrix.numbers(), op.matrix.bytes());
-        Output out = program->output(to);
-        if (normed.buffer >= 0) {
-            out.normed = program->output(normed).quantized;
-            out.weights = next;
-        }
-        matmul(op, program->count(to, call), program->input(from), program->read(residual), out,
-                program->scratch);
+        matmul(op, program->count(to, call), program->input(from), program->read(more),
+               program->output(to), program->scratch);
     });
 }
 
@@ -116,9 +137,7 @@ void paceline_attention(Program* program, const Shape* of, const Layer* in, cons
                         View from, View to) {
     program->add([=, shape = *of, layer = *in](const Call&) {
         const Asked asked = whole && !*whole ? Asked::kLast : Asked::kAll;
-        note_blocks(shape, layer, program->visible, *program->trace);
-        attention(shape, layer, program->visible, asked, program->read(from),
-                       program->output(to));
+        attention(shape, layer, program->visible, asked, program->read(from), program->output(to));
     });
 }
 

@@ -23,7 +23,7 @@ float highest_of(const float* logits, int64_t count) {
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
         const Vec x = load(logits + i);
-        most = x > most ? x : most;
+        most = larger(x, most);
     }
     float out = largest(most);
     for (; i < count; ++i) out = std::max(out, logits[i]);
@@ -34,9 +34,10 @@ float highest_of(const float* logits, int64_t count) {
 float total(const float* logits, int64_t count, float highest) {
     const auto shares = [highest](const float* at) {
         const Vec x = load(at);
-        return x == kNone ? all(0.0f) : exponential_of_negative(x - highest);
+        return select(x == all(kNone), zeros(), exponential(x - highest));
     };
-    Vec sums[kChains] = {};
+    Vec sums[kChains];
+    std::fill_n(sums, kChains, zeros());
     int64_t i = 0;
     for (; i + kChains * kLanes <= count; i += kChains * kLanes) {
         for (int chain = 0; chain < kChains; ++chain) sums[chain] += shares(logits + i + chain * kLanes);
@@ -56,7 +57,7 @@ float total(const float* logits, int64_t count, float highest) {
 void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
                   Rows<float> out) {
     const auto together = [joint](Vec x, Vec y) {
-        if (joint == Joint::silu) return x / (exponential(-x) + 1.0f);
+        if (joint == Joint::silu) return silu(x);
         return joint == Joint::sum ? x + y : x * y;
     };
     each(count, count > 16, [&](int64_t r) {
@@ -121,9 +122,9 @@ void attend_slots(const Shape& shape, int64_t count, int64_t slots, Rows<const f
             for (float& weight : weights) total += weight = exponential(weight - highest);
             float* to = out[first + i] + head * width;
             for (int64_t d = 0; d < width; d += kLanes) {
-                Vec mixed = {};
+                Vec mixed = zeros();
                 for (int64_t j = 0; j < slots; ++j) {
-                    mixed += load(qkv[first + j] + value + d) * weights[j];
+                    mixed = fma(load(qkv[first + j] + value + d), weights[j], mixed);
                 }
                 store(to + d, mixed / total);
             }

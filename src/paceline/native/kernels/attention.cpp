@@ -1,7 +1,7 @@
 #include "kernels/attention.hpp"
 
 #include "kernels/attention_kernels.hpp"
-#include "threads/pool.hpp"
+#include "kernels/matmul.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -16,8 +16,6 @@ namespace {
 constexpr int kTaken = 32;  // rows that a thread rotates and stores at once
 constexpr int kRoom = 48;   // for a number per query, in whole vectors
 static_assert(kRoom % kLanes == 0 && kRoom >= kQueryRows);
-
-int whole_lanes(int count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
 // Some rows of a group, under one head of keys: a part of so many.
 struct Piece {
@@ -45,10 +43,8 @@ struct Pieces {
     }
 };
 
-template <class Format>
+template <class Number>
 class Pass {
-    using Number = typename Format::Number;
-
    public:
     Pass(const Shape& shape, const Layer& layer, VisibleKeys& visible, Asked asked, const Output& out)
         : shape_(shape),
@@ -58,7 +54,6 @@ class Pass {
           plan_(visible.plan),
           out_(out),
           ratio_(shape.heads / shape.kv_heads),
-          words_(shape.width / Format::kTogether),
           block_size_(int64_t{kBlock} * shape.width) {}
 
     void run(Rows<const float> qkv) {
@@ -84,14 +79,12 @@ class Pass {
 
     // One head of a row, normed if there is a norm, and rotated.
     void rotate(const float* x, const float* norm, int position, float factor, float* to) const {
-        const int half = shape_.width / 2;
-        const float* cosine = layer_.angles + int64_t{position} * shape_.width;
+        const int half = shape_.rotated / 2;
+        const float* cosine = layer_.angles + int64_t{position} * shape_.rotated;
         const float* sine = cosine + half;
         float normed[kWidest];
         if (norm != nullptr) {
-            float square = 0;
-            for (int d = 0; d < shape_.width; ++d) square += x[d] * x[d];
-            const float scale = 1.0f / std::sqrt(square / shape_.width + shape_.eps);
+            const float scale = norm_factor(x, shape_.width, shape_.eps);
             for (int d = 0; d < shape_.width; ++d) normed[d] = x[d] * scale * norm[d];
             x = normed;
         }
@@ -106,6 +99,7 @@ class Pass {
             to[d] = (x[d] * cosine[d] - x[d + half] * sine[d]) * factor;
             to[d + half] = (x[d + half] * cosine[d] + x[d] * sine[d]) * factor;
         }
+        for (d = 2 * half; d < shape_.width; ++d) to[d] = x[d] * factor;
     }
 
     Number* key_block(int block, int head) const {
@@ -117,20 +111,17 @@ class Pass {
                (int64_t{block} * shape_.kv_heads + head) * block_size_;
     }
 
-    // Words of a group's queries that belong to a head of keys, rotated: row after row.
+    // A group's queries that belong to a head of keys, rotated: row after row.
     const float* turned(const Group& group, int kv_head, Rows<const float> qkv) const {
-        alignas(64) thread_local float words[kQueryRows * kWidest];
-        const float factor = 1.0f / std::sqrt(float(shape_.width));
-        float rotated[kWidest];
-        float* to = words;
+        alignas(64) thread_local float queries[kQueryRows * kWidest];
+        float* to = queries;
         for (int r = group.first; r < group.first + group.count; ++r) {
             const int position = row(r).position;
-            for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h, to += words_) {
-                rotate(qkv[r] + h * shape_.width, layer_.query_norm, position, factor, rotated);
-                Format::words(rotated, shape_.width, to);
+            for (int h = kv_head * ratio_; h < (kv_head + 1) * ratio_; ++h, to += shape_.width) {
+                rotate(qkv[r] + h * shape_.width, layer_.query_norm, position, shape_.scale, to);
             }
         }
-        return words;
+        return queries;
     }
 
     // Rotates and stores rows' keys of a head, stores their values.
@@ -142,9 +133,12 @@ class Pass {
             const int block = at.slot / kBlock, place = at.slot % kBlock;
             const float* key = qkv[r] + (shape_.heads + head) * width;
             rotate(key, layer_.key_norm, at.position, 1.0f, rotated);
-            Format::put_key(rotated, width, key_block(block, head), place);
             const float* value = key + shape_.kv_heads * width;
-            Format::put_value(value, width, value_block(block, head), place);
+            Number *keys = key_block(block, head), *values = value_block(block, head);
+            for (int d = 0; d < width; ++d) {
+                put(rotated[d], keys[d * kBlock + place]);
+                put(value[d], values[place * width + d]);
+            }
         }
     }
 
@@ -159,8 +153,7 @@ class Pass {
         scores.resize(count * stride);
         for (int b = first; b < behind; ++b) {
             const Number* keys = key_block(plan_.tables[row(group.first).table + b], head);
-            all_scores<Format>(queries, count, words_, &keys, 1, &scores[(b - first) * kBlock],
-                               stride);
+            all_scores(queries, count, shape_.width, &keys, 1, &scores[(b - first) * kBlock], stride);
         }
     }
 
@@ -195,8 +188,8 @@ class Pass {
         const int width = shape_.width, count = group.count * ratio_;
         const int begin = index * kChunk, run = here.run, blocks = here.blocks;
         alignas(64) float scores[kQueryRows * kChunk];
-        all_scores<Format>(queries, count, words_, here.keys, blocks, scores, kChunk,
-                           prefetch(here.values, blocks));
+        all_scores(queries, count, width, here.keys, blocks, scores, kChunk,
+                   prefetch(here.values, blocks));
         const auto [first, behind] = group.single_blocks;
         const bool singles = first < behind && begin + kChunk > group.shortest_run;
         std::vector<float> single_scores;
@@ -204,20 +197,24 @@ class Pass {
         alignas(64) float alone[kQueryRows * kChunk];  // weights of what is summed apart
         weigh(group, begin, blocks * kBlock, single_scores.data(), scores, alone, to);
         std::memset(to.values, 0, sizeof(float) * count * width);
-        add_values<Format>(scores, count, kChunk, here.values, run, width, to.values,
-                           prefetch(next.keys, next.blocks));
+        add_values(scores, count, kChunk, here.values, run, width, to.values,
+                   prefetch(next.keys, next.blocks));
         for (int r = 0; singles && r < group.count; ++r) {
             add_apart(row(group.first + r), head, begin, alone + r * ratio_ * kChunk,
                       to.values + r * ratio_ * width);
         }
     }
 
-    // Softmax weights of a chunk's first `keys` scores, as words; those summed apart are set aside.
+    // Softmax weights of a chunk's first `keys` scores; those of single tokens are set aside.
     void weigh(const Group& group, int begin, int keys, const float* single_scores, float* scores,
                float* alone, const Partial& to) const {
         const auto [first, behind] = group.single_blocks;
         const auto of = [&](int r) { return row(group.first + r / ratio_); };
-        const auto seen_by = [&](const Row& at) { return std::clamp(at.total() - begin, 0, kChunk); };
+        const auto seen_by = [&](const Row& at) { return std::clamp(at.total - begin, 0, kChunk); };
+        // Keys in front of the window.
+        const auto hidden = [&](const Row& at) {
+            return shape_.window ? std::clamp(at.total - shape_.window - begin, 0, seen_by(at)) : 0;
+        };
         // The highest of all queries first: a query alone waits for its own most of the time.
         for (int r = 0; r < group.count * ratio_; ++r) {
             const Row at = of(r);
@@ -227,7 +224,7 @@ class Pass {
                 const int stored = single(at, begin + j) - first * kBlock;
                 s[j] = single_scores[r * (behind - first) * kBlock + stored];
             }
-            to.highest[r] = highest_score(s, seen, keys);
+            to.highest[r] = highest_score(s, hidden(at), seen, keys);
         }
         for (int r = 0; r < group.count * ratio_; ++r) {
             const Row at = of(r);
@@ -235,47 +232,49 @@ class Pass {
             const int seen = seen_by(at);
             to.weight[r] = soften(s, seen, to.highest[r]);
             if (const int apart = first_apart(at, begin); apart < seen) {
-                float* set = alone + r * kChunk;
-                std::fill(std::copy(s + apart, s + seen, set), set + whole_lanes(seen - apart), 0.0f);
+                std::copy(s + apart, s + seen, alone + r * kChunk);
                 std::fill(s + apart, s + seen, 0.0f);
-                Format::words(set, whole_lanes(seen - apart), set);
             }
-            Format::words(s, keys, s);
         }
     }
 
-    // Where in a chunk the part begins that is summed apart from the run: single tokens, and the
-    // token of the run that is paired with the first of them. kChunk if there is none.
-    int first_apart(const Row& at, int begin) const {
-        if (at.run == at.total()) return kChunk;
-        return std::clamp(at.run / Format::kTogether * Format::kTogether - begin, 0, kChunk);
-    }
+    // Where in a chunk the single tokens begin.
+    static int first_apart(const Row& at, int begin) { return std::clamp(at.run - begin, 0, kChunk); }
 
     // Adds those tokens of a chunk, weighted, to the sums of a row's queries.
     void add_apart(const Row& at, int head, int begin, const float* weights, float* sums) const {
         const int first = first_apart(at, begin);
-        const int count = std::min(at.total() - begin, kChunk) - first;
+        const int count = std::min(at.total - begin, kChunk) - first;
         if (count <= 0) return;
         thread_local std::vector<Number> memory;
         memory.assign((count + kBlock - 1) / kBlock * block_size_, Number(0));
         const Number* blocks[kChunk / kBlock];
         for (int b = 0; b < kChunk / kBlock; ++b) blocks[b] = memory.data() + b * block_size_;
         for (int j = 0; j < count; ++j) {
-            const int place = begin + first + j;
-            const int stored = place < at.run ? place : single(at, place);
+            const int stored = single(at, begin + first + j);
             const int block = plan_.tables[at.table + stored / kBlock];
-            Format::copy_value(value_block(block, head), stored % kBlock, shape_.width,
-                               memory.data() + j / kBlock * block_size_, j % kBlock);
+            std::copy_n(value_block(block, head) + stored % kBlock * shape_.width, shape_.width,
+                        memory.data() + j / kBlock * block_size_ + j % kBlock * shape_.width);
         }
-        add_values<Format>(weights, ratio_, kChunk, blocks, count, shape_.width, sums);
+        add_values(weights, ratio_, kChunk, blocks, count, shape_.width, sums);
     }
 
     int64_t partial_size() const { return int64_t{kQueryRows} * shape_.width + 2 * kRoom; }
 
+    // The first chunk that a row of the group sees.
+    int first_chunk(const Group& group) const {
+        int least = shape_.window ? group.longest : 0;
+        for (int r = 0; shape_.window && r < group.count; ++r) {
+            least = std::min(least, row(group.first + r).total - shape_.window);
+        }
+        return std::max(least, 0) / kChunk;
+    }
+
     // All chunks of a group and head, put together.
     void finish(const Group& group, int head, float* partials) {
-        const auto part = [&](int c) { return partial(partials + c * partial_size()); };
-        combine(group.chunks(), group.count * ratio_, shape_.width, part);
+        const int begin_chunk = first_chunk(group);
+        const auto part = [&](int c) { return partial(partials + (begin_chunk + c) * partial_size()); };
+        combine(group.chunks() - begin_chunk, group.count * ratio_, shape_.width, part);
         const float* from = part(0).values;
         const int width = ratio_ * shape_.width, begin = head * width;
         for (int r = group.first; r < group.first + group.count; ++r, from += width) {
@@ -300,8 +299,9 @@ class Pass {
         const float* queries = turned(group, head, qkv);
         thread_local std::vector<float> memory;
         memory.resize(group.chunks() * partial_size());
-        Stored here = stored(group, head, 0);
-        for (int c = 0; c < group.chunks(); ++c) {
+        const int begin = first_chunk(group);
+        Stored here = stored(group, head, begin);
+        for (int c = begin; c < group.chunks(); ++c) {
             Stored next;
             if (c + 1 < group.chunks()) {
                 next = stored(group, head, c + 1);
@@ -335,7 +335,7 @@ class Pass {
         each(items * chunks, true, [&](int64_t i) {
             const Group& group = groups_[i / chunks / shape_.kv_heads];
             const int head = int(i / chunks % shape_.kv_heads);
-            if (i % chunks >= group.chunks()) return;
+            if (i % chunks >= group.chunks() || i % chunks < first_chunk(group)) return;
             const Partial to = partial(visible_.partial.data() + i * partial_size());
             chunk(group, head, int(i % chunks), turned(group, head, qkv), to, here(i),
                   i + 1 < items * chunks ? here(i + 1) : Stored());
@@ -352,36 +352,18 @@ class Pass {
     const std::vector<Group>& groups_;
     const Plan& plan_;
     const Output out_;
-    const int ratio_, words_;  // words of a query
+    const int ratio_;  // query heads per kv head
     const int64_t block_size_;
 };
 
 }  // namespace
 
 void attention(const Shape& shape, const Layer& layer, VisibleKeys& visible, Asked asked,
-                    Rows<const float> qkv, const Output& out) {
-    switch (shape.kv_dtype) {
-        case KvDtype::kFp32: return Pass<Single<float>>(shape, layer, visible, asked, out).run(qkv);
-        case KvDtype::kFp16: return Pass<Single<_Float16>>(shape, layer, visible, asked, out).run(qkv);
-        case KvDtype::kBf16:
-#ifdef __AVX512BF16__
-            return Pass<Bf16Pairs>(shape, layer, visible, asked, out).run(qkv);
-#endif
-            break;
-    }
-    throw std::invalid_argument("keys and values are kept in a way unknown here");
-}
-
-void note_blocks(const Shape& shape, const Layer& layer, const VisibleKeys& visible, AccessTrace& trace) {
-    const int64_t size = shape.kv_dtype == KvDtype::kFp32 ? sizeof(float) : sizeof(int16_t);
-    const int64_t bytes = size * kBlock * shape.kv_heads * shape.width;
-    for (void* memory : {layer.keys, layer.values}) {
-        for (const Group& group : visible.groups) {
-            const int32_t* table = visible.plan.tables + row_of(visible.plan, group.first).table;
-            for (int b = 0; b * kBlock < group.longest; ++b) {
-                trace.note(static_cast<const char*>(memory) + table[b] * bytes, bytes);
-            }
-        }
+               Rows<const float> qkv, const Output& out) {
+    if (shape.kv_dtype == KvDtype::kFp32) {
+        Pass<float>(shape, layer, visible, asked, out).run(qkv);
+    } else {
+        Pass<Half>(shape, layer, visible, asked, out).run(qkv);
     }
 }
 

@@ -7,17 +7,15 @@
 
 #include <cstdint>
 
-#include "threads/readahead.hpp"
+#include "kernels/quantize.hpp"
 #include "kernels/visible_keys.hpp"
-#include "kernels/quantized.hpp"
-#include "kernels/vectors.hpp"
 
 namespace paceline {
 
 constexpr int kWidest = 256;  // head
 
-// Storage of keys and values, see `kv_layout.hpp`.
-enum class KvDtype : int32_t { kFp32, kFp16, kBf16 };
+// Storage of keys and values, 32 tokens per block: keys [width, 32], values [32, width].
+enum class KvDtype : int32_t { kFp32, kFp16 };
 
 // Sizes of one layer.
 struct Shape {
@@ -25,13 +23,16 @@ struct Shape {
     int32_t width;            // of a head, a multiple of 16, at most 256
     KvDtype kv_dtype;
     float eps;                // of the norms of queries and keys
+    float scale;              // of scores
+    int32_t window;           // newest keys that a row sees; 0 for all
+    int32_t rotated;          // first numbers of a head that are rotated, in halves; 0 for none
 };
 
 // Pointers to one layer's data.
 struct Layer {
-    void* keys;           // [blocks, kv_heads], each as `stored.hpp` says
+    void* keys;           // [blocks, kv_heads] blocks
     void* values;         // likewise
-    const float* angles;  // [positions, width]: cosines of width / 2 angles, then their sines
+    const float* angles;  // [positions, rotated]: cosines of half as many angles, then their sines
     const float* query_norm;  // [width], or null
     const float* key_norm;    // [width], or null
 };
@@ -42,12 +43,8 @@ enum class Asked { kAll, kLast };  // kLast: the last of each sequence
 // Rotate, store keys and values, attend.
 //   qkv:  [count, (heads + 2 * kv_heads) * width]
 //   out:  [count, heads * width]; rows not asked for are unchanged. Quantized only if the query
-// heads
-//         of each kv head are whole groups
+//         heads of each kv head are whole groups
 void attention(const Shape& shape, const Layer& layer, VisibleKeys& visible, Asked asked,
                     Rows<const float> qkv, const Output& out);
-
-// Notes the blocks of keys and values that are read.
-void note_blocks(const Shape& shape, const Layer& layer, const VisibleKeys& visible, AccessTrace& trace);
 
 }  // namespace paceline

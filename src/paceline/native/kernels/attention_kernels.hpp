@@ -6,31 +6,40 @@
 #include <limits>
 
 #include "threads/prefetch.hpp"
-#include "kernels/kv_layout.hpp"
+#include "kernels/visible_keys.hpp"
+#include "kernels/vectors.hpp"
 
 namespace paceline {
 
-constexpr int kShare = 6;  // queries that share a load of keys or values
-constexpr int kAtOnce = 2;  // blocks of keys: sums enough to keep busy
+// Sums that registers hold: queries that share a load of keys or values, blocks of keys and vectors
+// of values at once.
+#if defined(PACELINE_512)
+constexpr int kShare = 6, kAtOnce = 2, kWide = 4;
+#else
+constexpr int kShare = 3, kAtOnce = 1, kWide = 2;
+#endif
+
+// Keys and values as stored: float or Half.
+inline void put(float x, float& to) { to = x; }
+inline void put(float x, Half& to) { to = half(x); }
 
 // Scores of N queries over the 32 keys of each of B blocks: one sum per key, over the width in
 // order.
-template <class Format, int N, int B>
-void block_scores(const float* queries, int words, const typename Format::Number* const* blocks,
-                  float* scores, int stride, Prefetch<typename Format::Number>& prefetch) {
-    constexpr int kStep = kLanes * Format::kTogether;
-    Vec a[N][2 * B] = {};
+template <int N, int B, class Number>
+void block_scores(const float* queries, int width, const Number* const* blocks, float* scores,
+                  int stride, Prefetch<Number>& prefetch) {
+    Vec a[N][2 * B];
+    for (int r = 0; r < N; ++r) {
+        for (int i = 0; i < 2 * B; ++i) a[r][i] = zeros();
+    }
     auto next = prefetch;
-    for (int d = 0; d < words; ++d) {
+    for (int d = 0; d < width; ++d) {
         next.step();
-        typename Format::Vector keys[2 * B];
-        for (int b = 0; b < B; ++b) {
-            keys[2 * b] = Format::vector(blocks[b] + 2 * d * kStep);
-            keys[2 * b + 1] = Format::vector(blocks[b] + (2 * d + 1) * kStep);
-        }
+        Vec keys[2 * B];
+        for (int i = 0; i < 2 * B; ++i) keys[i] = load(blocks[i / 2] + d * kBlock + i % 2 * kLanes);
         for (int r = 0; r < N; ++r) {
-            const auto q = Format::every(queries[r * words + d]);
-            for (int i = 0; i < 2 * B; ++i) a[r][i] = Format::add(a[r][i], q, keys[i]);
+            const Vec q = all(queries[r * width + d]);
+            for (int i = 0; i < 2 * B; ++i) a[r][i] = fma(q, keys[i], a[r][i]);
         }
     }
     prefetch = next;
@@ -40,46 +49,42 @@ void block_scores(const float* queries, int words, const typename Format::Number
 }
 
 // The same over any number of blocks.
-template <class Format>
-void all_scores(const float* queries, int count, int words,
-                const typename Format::Number* const* blocks, int end, float* scores, int stride,
-                Prefetch<typename Format::Number> prefetch = {}) {
+template <class Number>
+void all_scores(const float* queries, int count, int width, const Number* const* blocks, int end,
+                float* scores, int stride, Prefetch<Number> prefetch = {}) {
     const int parts = (count + kShare - 1) / kShare;
-    prefetch.within(int64_t{parts} * ((end + kAtOnce - 1) / kAtOnce) * words);
+    prefetch.within(int64_t{parts} * ((end + kAtOnce - 1) / kAtOnce) * width);
     by_rows<kShare>(count, [&](auto n, int first) {
-        const float* q = queries + first * words;
+        const float* q = queries + first * width;
         float* to = scores + first * stride;
         int b = 0;
         for (; b + kAtOnce <= end; b += kAtOnce) {
-            block_scores<Format, n, kAtOnce>(q, words, blocks + b, to + b * kBlock, stride, prefetch);
+            block_scores<n, kAtOnce>(q, width, blocks + b, to + b * kBlock, stride, prefetch);
         }
-        if (b < end) {
-            block_scores<Format, n, 1>(q, words, blocks + b, to + b * kBlock, stride, prefetch);
-        }
+        if (b < end) block_scores<n, 1>(q, width, blocks + b, to + b * kBlock, stride, prefetch);
     });
 }
 
 // Adds V * 16 numbers of consecutive stored values, weighted, to N rows of `sums`, one by one in
-// order. `weights` are words.
-template <class Format, int N, int V>
-void add_slice(const float* weights, int stride, const typename Format::Number* const* blocks,
-               int count, int width, int at, float* sums, Prefetch<typename Format::Number>& prefetch) {
-    constexpr int kTogether = Format::kTogether;
+// order.
+template <int N, int V, class Number>
+void add_slice(const float* weights, int stride, const Number* const* blocks, int count, int width,
+               int at, float* sums, Prefetch<Number>& prefetch) {
     auto next = prefetch;
     Vec a[N][V];
     for (int r = 0; r < N; ++r) {
         for (int v = 0; v < V; ++v) a[r][v] = load(sums + r * width + at + v * kLanes);
     }
     for (int begin = 0; begin < count; begin += kBlock) {
-        const auto* value = blocks[begin / kBlock] + kTogether * at;
+        const Number* value = blocks[begin / kBlock] + at;
         const int end = std::min(begin + kBlock, count);
-        for (int j = begin; j < end; j += kTogether, value += kTogether * width) {
+        for (int j = begin; j < end; ++j, value += width) {
             next.step();
-            typename Format::Vector x[V];
-            for (int v = 0; v < V; ++v) x[v] = Format::vector(value + v * kTogether * kLanes);
+            Vec x[V];
+            for (int v = 0; v < V; ++v) x[v] = load(value + v * kLanes);
             for (int r = 0; r < N; ++r) {
-                const auto w = Format::every(weights[r * stride + j / kTogether]);
-                for (int v = 0; v < V; ++v) a[r][v] = Format::add(a[r][v], w, x[v]);
+                const Vec w = all(weights[r * stride + j]);
+                for (int v = 0; v < V; ++v) a[r][v] = fma(w, x[v], a[r][v]);
             }
         }
     }
@@ -90,22 +95,20 @@ void add_slice(const float* weights, int stride, const typename Format::Number* 
 }
 
 // The same over the whole width, a multiple of 16, and any number of rows.
-template <class Format>
-void add_values(const float* weights, int rows, int stride,
-                const typename Format::Number* const* blocks, int count, int width, float* sums,
-                Prefetch<typename Format::Number> prefetch = {}) {
-    constexpr int kWide = 4;  // vectors of numbers at once
+template <class Number>
+void add_values(const float* weights, int rows, int stride, const Number* const* blocks, int count,
+                int width, float* sums, Prefetch<Number> prefetch = {}) {
     const int slices = width / (kWide * kLanes) + width / kLanes % kWide;
-    prefetch.within(int64_t{(rows + kShare - 1) / kShare} * slices * (count / Format::kTogether));
+    prefetch.within(int64_t{(rows + kShare - 1) / kShare} * slices * count);
     by_rows<kShare>(rows, [&](auto n, int first) {
         const float* w = weights + first * stride;
         float* to = sums + first * width;
         int at = 0;
         for (; at + kWide * kLanes <= width; at += kWide * kLanes) {
-            add_slice<Format, n, kWide>(w, stride, blocks, count, width, at, to, prefetch);
+            add_slice<n, kWide>(w, stride, blocks, count, width, at, to, prefetch);
         }
         for (; at < width; at += kLanes) {
-            add_slice<Format, n, 1>(w, stride, blocks, count, width, at, to, prefetch);
+            add_slice<n, 1>(w, stride, blocks, count, width, at, to, prefetch);
         }
     });
 }
@@ -113,14 +116,15 @@ void add_values(const float* weights, int rows, int stride,
 constexpr float kNone = -std::numeric_limits<float>::infinity();  // the highest of no scores
 
 // e to the power of `x - highest`, 0 for kNone, for x up to `highest`.
-inline Vec weight(Vec x, Vec highest) {
-    return x == kNone ? Vec{} : exponential_of_negative(x - highest);
+inline Vec weight(const Vec& x, const Vec& highest) {
+    return select(x == all(kNone), zeros(), exponential(x - highest));
 }
 
-// The highest of the first `count` scores; pads with kNone to whole vectors, then zeros up to
-// `end`.
-inline float highest_score(float* scores, int count, int end) {
+// The highest of the scores from `begin` to `count`; the first are kNone from here on, as are those
+// up to whole vectors; zeros up to `end`.
+inline float highest_score(float* scores, int begin, int count, int end) {
     const int whole = (count + kLanes - 1) / kLanes * kLanes;
+    for (int j = 0; j < begin; ++j) scores[j] = kNone;
     for (int j = count; j < whole; ++j) scores[j] = kNone;
     for (int j = whole; j < end; ++j) scores[j] = 0;
     Vec top = all(kNone);
@@ -131,14 +135,8 @@ inline float highest_score(float* scores, int count, int end) {
 // Makes weights of the first `count` scores: e to the power of each less the highest. Gives their
 // sum.
 inline float soften(float* scores, int count, float highest) {
-    Vec total = {};
-    int j = 0;
-    for (; j + kLanes <= count; j += kLanes) {
-        const Vec each = exponential_of_negative(load(scores + j) - all(highest));
-        total += each;
-        store(scores + j, each);
-    }
-    if (j < count) {
+    Vec total = zeros();
+    for (int j = 0; j < count; j += kLanes) {
         const Vec each = weight(load(scores + j), all(highest));
         total += each;
         store(scores + j, each);
@@ -156,14 +154,13 @@ struct Partial {
 template <class Part>
 void combine(int chunks, int queries, int width, const Part& part) {
     for (int r = 0; r < queries; r += kLanes) {
-        Vec highest = all(kNone), total = {};
+        Vec highest = all(kNone), total = zeros();
         for (int c = 0; c < chunks; ++c) {
-            const Vec x = load(part(c).highest + r);
-            highest = x > highest ? x : highest;
+            highest = larger(load(part(c).highest + r), highest);
         }
         for (int c = 0; c < chunks; ++c) {
             const Vec factor = weight(load(part(c).highest + r), highest);
-            total += load(part(c).weight + r) * factor;
+            total = fma(load(part(c).weight + r), factor, total);
             store(part(c).highest + r, factor);
         }
         for (int c = 0; c < chunks; ++c) {
@@ -182,7 +179,7 @@ void combine(int chunks, int queries, int width, const Part& part) {
             float* to = first.values + r * width;
             const float* more = later.values + r * width;
             for (int d = 0; d < width; d += kLanes) {
-                store(to + d, load(to + d) + load(more + d) * share);
+                store(to + d, fma(load(more + d), share, load(to + d)));
             }
         }
     }

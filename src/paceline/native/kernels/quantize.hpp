@@ -1,55 +1,86 @@
-// Quantized input rows of int8 and int4 matmuls.
+// Activations quantized to int8 in groups of 32, row by row.
 
 #pragma once
 
-#include <cstring>
+#include <cfloat>
+#include <vector>
 
-#include "kernels/matmul.hpp"
+#include "kernels/formats.hpp"
 
 namespace paceline {
 
-// Rows from one on, quantized.
-struct QuantizedSlice {
-    const QuantizedRows* rows;
-    int64_t first;
+constexpr int kGroup = kCell;  // activations that share a scale
 
-    const QuantizedGroup* group(int64_t g) const { return rows->group(g) + first; }
+// A group of a row: numbers times `scale`.
+struct QuantizedGroup {
+    int8_t numbers[kGroup];  // from -127 to 127
+    float scale;             // not finite if one of the group is not
+    float total;             // the sum of the numbers, times the scale
+    int32_t sums[2];         // of the numbers 0-15 and 16-31
 };
 
-// Input rows after the norm, quantized. Of few rows every thread makes its own copy: fetching those
-// of another core takes longer.
-class Quantizer {
+// Stored by group, each in cache lines of its own, since different threads write them.
+class QuantizedRows {
    public:
-    Quantizer(const MatmulOp& op, int64_t rows, const Input& x, Scratch& scratch);
+    void fit(int64_t rows, int64_t width) {
+        lines_ = (rows * int64_t{sizeof(QuantizedGroup)} + sizeof(Line) - 1) / sizeof(Line);
+        if (int64_t(memory_.size()) < lines_ * (width / kGroup)) memory_.resize(lines_ * (width / kGroup));
+    }
 
-    // Those from `first` on.
-    QuantizedSlice from(int64_t first) const { return {shared_ ? shared_ : &own(), first}; }
+    QuantizedGroup* group(int64_t g) {
+        return reinterpret_cast<QuantizedGroup*>(memory_.data() + g * lines_);
+    }
+    const QuantizedGroup* group(int64_t g) const {
+        return reinterpret_cast<const QuantizedGroup*>(memory_.data() + g * lines_);
+    }
 
    private:
-    const QuantizedRows& own() const;
-
-    const MatmulOp* op_;
-    int64_t rows_;
-    Input x_;
-    const QuantizedRows* shared_ = nullptr;
-    uint64_t op_id_ = 0;  // tells one product from another
+    struct alignas(64) Line {
+        unsigned char bytes[64];
+    };
+    std::vector<Line> memory_;
+    int64_t lines_ = 0;
 };
 
-#ifdef PACELINE_INT8
-
-// Forces rounding: compilers fuse a multiply with a later add in one place and not in another.
-inline Vec settled(Vec x) {
-    asm("" : "+v"(x));
-    return x;
+// Rounds to nearest, ties to even, by adding 1.5 * 2^23.
+PACELINE_INLINE void quantize_group(const Vec (&values)[2], QuantizedGroup& to) {
+    const Vec top = larger(size_of(values[0]), size_of(values[1]));
+    const float most = largest(top);
+    const float factor = most > 0 ? 127.0f / most : 0.0f;
+    int32_t odd = 0;
+    for (int h = 0; h < 2; ++h) {
+        const Vec shifted = values[h] * factor + 12582912.0f;
+        const Ints sound = size_of(values[h]) <= all(FLT_MAX);
+        int32_t codes[kLanes], whole[kLanes];
+        std::memcpy(codes, &shifted, sizeof codes);
+        std::memcpy(whole, &sound, sizeof whole);
+        int32_t total = 0;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            const int32_t code = codes[lane] - 0x4B400000;
+            to.numbers[h * kLanes + lane] = int8_t(code);
+            total += code;
+            odd |= ~whole[lane];
+        }
+        to.sums[h] = total;
+    }
+    to.scale = odd ? NAN : most / 127.0f;
+    to.total = to.scale * float(to.sums[0] + to.sums[1]);
 }
 
-// Four neighbours of a row, in all lanes.
-inline __m512i four(const int8_t* at) {
-    int32_t numbers;
-    std::memcpy(&numbers, at, 4);
-    return _mm512_set1_epi32(numbers);
+// The same of numbers in memory.
+PACELINE_INLINE void quantize_group(const float* from, QuantizedGroup& to) {
+    const Vec values[2] = {load(from), load(from + kLanes)};
+    quantize_group(values, to);
 }
 
-#endif
+// Operands: float rows or quantized rows.
+struct Input {
+    Rows<const float> floats;
+    const QuantizedRows* quantized = nullptr;
+};
+struct Output {
+    Rows<float> floats;
+    QuantizedRows* quantized = nullptr;
+};
 
 }  // namespace paceline

@@ -1,42 +1,219 @@
-// Vectors of 16 numbers, and loops over rows, that the operations here share.
+// Vectors of 16 floats, the same operations on every processor: what the canonical arithmetic is
+// made of. Compiled without contraction: a multiply-add happens where `fma` stands, nowhere else.
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
-#ifdef __AVX512F__
+#if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+// Vectors of 512 bits; without them the twin of AVX-VNNI, for processors that lack it.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__) && !defined(PACELINE_TWIN)
+#define PACELINE_512 1
 #endif
 
 namespace paceline {
 
 constexpr int kLanes = 16;
 
-typedef float Vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef int8_t ByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
-typedef _Float16 HalfVec __attribute__((vector_size(2 * kLanes), aligned(2), may_alias));
+// A register, and how many make a vector.
+#if defined(PACELINE_512)
+constexpr int kPart = 16;
+#elif defined(__AVX2__)
+constexpr int kPart = 8;
+#else
+constexpr int kPart = 4;
+#endif
+constexpr int kParts = kLanes / kPart;
 
-inline Vec load(const float* at) { return *reinterpret_cast<const Vec*>(at); }
-inline Vec load(const _Float16* at) {
-#ifdef __AVX512F__  // which compilers do not all see
-    return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
+typedef float Part __attribute__((vector_size(4 * kPart), aligned(4), may_alias));
+typedef int32_t IntPart __attribute__((vector_size(4 * kPart), aligned(4), may_alias));
+
+#define PACELINE_PARTS for (int i = 0; i < kParts; ++i)
+#define PACELINE_INLINE inline __attribute__((always_inline))
+
+// 16 integers; of a comparison, -1 where it holds.
+struct Ints {
+    IntPart p[kParts];
+};
+
+struct Vec {
+    Part p[kParts];
+
+    float operator[](int lane) const { return p[lane / kPart][lane % kPart]; }
+};
+
+PACELINE_INLINE Vec load(const float* at) {
+    Vec out;
+    PACELINE_PARTS out.p[i] = *reinterpret_cast<const Part*>(at + i * kPart);
+    return out;
+}
+PACELINE_INLINE void store(float* at, const Vec& x) {
+    PACELINE_PARTS *reinterpret_cast<Part*>(at + i * kPart) = x.p[i];
+}
+PACELINE_INLINE Vec all(float x) {
+    Vec out;
+    PACELINE_PARTS out.p[i] = Part{} + x;
+    return out;
+}
+PACELINE_INLINE Vec zeros() {
+    Vec out;
+    PACELINE_PARTS out.p[i] = Part{};
+    return out;
+}
+
+#define PACELINE_OPERATOR(op)                                          \
+    PACELINE_INLINE Vec operator op(const Vec& a, const Vec& b) {      \
+        Vec out;                                                       \
+        PACELINE_PARTS out.p[i] = a.p[i] op b.p[i];                    \
+        return out;                                                    \
+    }                                                                  \
+    PACELINE_INLINE Vec operator op(const Vec& a, float b) { return a op all(b); }
+PACELINE_OPERATOR(+)
+PACELINE_OPERATOR(-)
+PACELINE_OPERATOR(*)
+PACELINE_OPERATOR(/)
+#undef PACELINE_OPERATOR
+
+PACELINE_INLINE Vec operator-(const Vec& x) {
+    Vec out;
+    PACELINE_PARTS out.p[i] = -x.p[i];
+    return out;
+}
+PACELINE_INLINE Vec& operator+=(Vec& a, const Vec& b) { return a = a + b; }
+
+#define PACELINE_COMPARISON(op)                                        \
+    PACELINE_INLINE Ints operator op(const Vec& a, const Vec& b) {     \
+        Ints out;                                                      \
+        PACELINE_PARTS out.p[i] = a.p[i] op b.p[i];                    \
+        return out;                                                    \
+    }
+PACELINE_COMPARISON(<)
+PACELINE_COMPARISON(>)
+PACELINE_COMPARISON(<=)
+PACELINE_COMPARISON(==)
+#undef PACELINE_COMPARISON
+
+// `a` where the comparison holds, else `b`.
+PACELINE_INLINE Vec select(const Ints& holds, const Vec& a, const Vec& b) {
+    Vec out;
+    PACELINE_PARTS out.p[i] = holds.p[i] ? a.p[i] : b.p[i];
+    return out;
+}
+PACELINE_INLINE Vec larger(const Vec& a, const Vec& b) { return select(a > b, a, b); }
+PACELINE_INLINE Vec size_of(const Vec& x) { return select(x < zeros(), -x, x); }
+
+// a * b + c, rounded once.
+PACELINE_INLINE Part fma(Part a, Part b, Part c) {
+#if defined(PACELINE_512)
+    return Part(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#elif defined(__AVX2__)
+    return Part(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+#elif defined(__ARM_NEON)
+    return Part(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
 #else
-    return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(at), Vec);
+    for (int lane = 0; lane < kPart; ++lane) c[lane] = std::fma(a[lane], b[lane], c[lane]);
+    return c;
 #endif
 }
-inline Vec load(const int8_t* at) {
-#ifdef __AVX512F__  // likewise
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-    // All lanes: GCC 12 warns of the same without a mask.
-    return __builtin_convertvector(IntVec(_mm512_maskz_cvtepi8_epi32(0xffff, bytes)), Vec);
+PACELINE_INLINE Vec fma(const Vec& a, const Vec& b, const Vec& c) {
+    Vec out;
+    PACELINE_PARTS out.p[i] = fma(a.p[i], b.p[i], c.p[i]);
+    return out;
+}
+PACELINE_INLINE Vec fma(const Vec& a, float b, const Vec& c) { return fma(a, all(b), c); }
+
+PACELINE_INLINE Vec floats(const Ints& x) {
+    Vec out;
+    PACELINE_PARTS out.p[i] = __builtin_convertvector(x.p[i], Part);
+    return out;
+}
+
+// Half precision, as stored.
+typedef uint16_t Half;
+struct Brain {
+    uint16_t bits;  // bfloat16
+};
+
+PACELINE_INLINE float wide(Half x) {
+#if defined(__AVX2__)
+    return _cvtsh_ss(x);
 #else
-    return __builtin_convertvector(*reinterpret_cast<const ByteVec*>(at), Vec);
+    _Float16 y;
+    std::memcpy(&y, &x, sizeof y);
+    return float(y);
 #endif
 }
-inline void store(float* at, Vec x) { *reinterpret_cast<Vec*>(at) = x; }
-inline Vec all(float x) { return Vec{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+PACELINE_INLINE Half half(float x) {
+#if defined(__AVX2__)
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    const _Float16 y = _Float16(x);
+    Half out;
+    std::memcpy(&out, &y, sizeof out);
+    return out;
+#endif
+}
+PACELINE_INLINE Vec load(const Half* at) {
+    Vec out;
+#if defined(PACELINE_512)
+    out.p[0] = Part(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
+#elif defined(__AVX2__)
+    PACELINE_PARTS out.p[i] =
+        Part(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i * kPart))));
+#elif defined(__ARM_NEON)
+    PACELINE_PARTS out.p[i] =
+        Part(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(at + i * kPart))));
+#else
+    for (int lane = 0; lane < kLanes; ++lane) out.p[lane / kPart][lane % kPart] = wide(at[lane]);
+#endif
+    return out;
+}
+PACELINE_INLINE Vec load(const Brain* at) {
+    typedef uint16_t Shorts __attribute__((vector_size(2 * kPart), aligned(2), may_alias));
+    Vec out;
+    PACELINE_PARTS {
+        const Shorts bits = *reinterpret_cast<const Shorts*>(at + i * kPart);
+        out.p[i] = Part(__builtin_convertvector(bits, IntPart) << 16);
+    }
+    return out;
+}
+
+// Numbers of eight bits.
+template <class Byte>
+PACELINE_INLINE Ints load_ints(const Byte* at) {
+    typedef Byte Bytes __attribute__((vector_size(kPart), aligned(1), may_alias));
+    Ints out;
+    PACELINE_PARTS {
+        out.p[i] = __builtin_convertvector(*reinterpret_cast<const Bytes*>(at + i * kPart), IntPart);
+    }
+    return out;
+}
+
+// Of all lanes; halves are put together until one is left.
+inline float sum(const Vec& x) {
+    float part[kLanes];
+    store(part, x);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) part[i] += part[i + half];
+    }
+    return part[0];
+}
+
+inline float largest(const Vec& x) {
+    float part[kLanes];
+    store(part, x);
+    float most = part[0];
+    for (int i = 1; i < kLanes; ++i) most = part[i] > most ? part[i] : most;
+    return most;
+}
 
 // Rows of numbers, `stride` apart.
 template <class Number>
@@ -48,90 +225,44 @@ struct Rows {
     explicit operator bool() const { return at != nullptr; }
 };
 
-// e^x / 2^n, for the whole number n that is nearest to x / log 2.
-inline Vec exponential_beside(Vec n, Vec x) {
-    const Vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    Vec p = r * 1.9875691e-4f + 1.3981999e-3f;
-    p = p * r + 8.3334519e-3f;
-    p = p * r + 4.1665796e-2f;
-    p = p * r + 1.6666665e-1f;
-    p = p * r + 5.0000001e-1f;
-    return p * r * r + r + 1.0f;
-}
-
-// e^x, 1 at 0, for x from -87 to 88; others are moved there. Relative error below 2e-7.
-inline Vec exponential(Vec x) {
-    x = x < -87.0f ? all(-87.0f) : x;
-    x = x > 88.0f ? all(88.0f) : x;
+// e^x, 1 at 0; x below -87 or above 88 is moved there. Relative error below 2e-7.
+PACELINE_INLINE Vec exponential(Vec x) {
+    x = select(x < all(-87.0f), all(-87.0f), x);
+    x = select(x > all(88.0f), all(88.0f), x);
     const Vec shift = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const Vec n = (x * 1.44269504f + shift) - shift;
-    const IntVec power = (__builtin_convertvector(n, IntVec) + 127) << 23;
-    return exponential_beside(n, x) * reinterpret_cast<const Vec&>(power);
-}
-
-// e^x for x up to 0, with as small an error; what is below 2^-126 may be 0.
-inline Vec exponential_of_negative(Vec x) {
-#ifdef __AVX512F__
-    const Vec scaled = x * 1.44269504f;
-    const Vec n = Vec(_mm512_roundscale_ps(__m512(scaled), _MM_FROUND_TO_NEAREST_INT));
-    return Vec(_mm512_scalef_ps(__m512(exponential_beside(n, x)), __m512(n)));
-#else
-    return exponential(x);
-#endif
+    const Vec n = fma(x, 1.44269504f, shift) - shift;
+    const Vec r = fma(n, 2.12194440e-4f, fma(n, -0.693359375f, x));
+    Vec p = fma(r, 1.9875691e-4f, all(1.3981999e-3f));
+    p = fma(p, r, all(8.3334519e-3f));
+    p = fma(p, r, all(4.1665796e-2f));
+    p = fma(p, r, all(1.6666665e-1f));
+    p = fma(p, r, all(5.0000001e-1f));
+    p = fma(p, r * r, r + 1.0f);
+    Vec out;
+    PACELINE_PARTS {
+        const IntPart power = (__builtin_convertvector(n.p[i], IntPart) + 127) << 23;
+        out.p[i] = p.p[i] * Part(power);
+    }
+    return out;
 }
 
 inline float exponential(float x) { return exponential(all(x))[0]; }
 
-// Of all lanes; halves are put together until one is left.
-inline float sum(Vec x) {
-#ifdef __AVX512F__
-    return _mm512_reduce_add_ps(__m512(x));
-#else
-    float part[kLanes];
-    store(part, x);
-    for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int i = 0; i < half; ++i) part[i] += part[i + half];
-    }
-    return part[0];
-#endif
-}
+// x / (1 + e^-x).
+PACELINE_INLINE Vec silu(const Vec& x) { return x / (exponential(-x) + 1.0f); }
 
-inline float largest(Vec x) {
-#ifdef __AVX512F__
-    return _mm512_reduce_max_ps(__m512(x));
-#else
-    float most = x[0];
-    for (int i = 1; i < kLanes; ++i) most = x[i] > most ? x[i] : most;
-    return most;
-#endif
-}
-
-// The larger of each two; the second where one is no number.
-inline Vec larger(Vec a, Vec b) {
-#ifdef __AVX512F__  // one instruction, which compilers do not all see
-    return Vec(_mm512_max_ps(__m512(a), __m512(b)));
-#else
-    return a > b ? a : b;
-#endif
+// GELU by its tanh: x / (1 + e^(-2 sqrt(2 / pi) (x + 0.044715 x^3))).
+PACELINE_INLINE Vec gelu(const Vec& x) {
+    const Vec inner = fma(x * x * x, 0.044715f, x);
+    return x / (exponential(inner * -1.5957691216f) + 1.0f);
 }
 
 // Dot product, `width` a multiple of 16.
 template <class Number>
 float dot(const Number* a, const float* b, int64_t width) {
-    Vec total = {};
-    for (int64_t d = 0; d < width; d += kLanes) total += load(a + d) * load(b + d);
+    Vec total = zeros();
+    for (int64_t d = 0; d < width; d += kLanes) total = fma(load(a + d), load(b + d), total);
     return sum(total);
-}
-
-// Bit i says whether number i is as large as `least`.
-inline uint32_t reach(const float* at, float least) {
-#ifdef __AVX512F__
-    return _mm512_cmp_ps_mask(_mm512_loadu_ps(at), _mm512_set1_ps(least), _CMP_GE_OQ);
-#else
-    uint32_t out = 0;
-    for (int lane = 0; lane < kLanes; ++lane) out |= uint32_t(at[lane] >= least) << lane;
-    return out;
-#endif
 }
 
 // Calls `some` with the place of every number as large as `least`, in order.
@@ -139,8 +270,14 @@ template <class Some>
 void reaching(const float* at, int64_t count, float least, Some&& some) {
     int64_t i = 0;
     for (; i + kLanes <= count; i += kLanes) {
-        for (uint32_t bits = reach(at + i, least); bits; bits &= bits - 1) {
-            some(int32_t(i + __builtin_ctz(bits)));
+        const Ints low = load(at + i) < all(least);
+        int32_t all_low = -1;
+        PACELINE_PARTS {
+            for (int lane = 0; lane < kPart; ++lane) all_low &= low.p[i][lane];
+        }
+        if (all_low) continue;
+        for (int lane = 0; lane < kLanes; ++lane) {
+            if (at[i + lane] >= least) some(int32_t(i + lane));
         }
     }
     for (; i < count; ++i) {
@@ -150,7 +287,7 @@ void reaching(const float* at, int64_t count, float least, Some&& some) {
 
 // Calls `some` with a number, at most `kMost`, as a constant.
 template <int kMost, class Some>
-void as_constant(int number, Some&& some) {
+PACELINE_INLINE void as_constant(int number, Some&& some) {
     if (number == kMost) return some(std::integral_constant<int, kMost>{});
     if constexpr (kMost > 1) as_constant<kMost - 1>(number, some);
 }
@@ -158,7 +295,7 @@ void as_constant(int number, Some&& some) {
 // Calls `some` with a constant number of rows, at most `kMost`, and the first of them, in parts of
 // equal size. The partition changes no row's result.
 template <int kMost, class Some>
-void by_rows(int rows, Some&& some) {
+PACELINE_INLINE void by_rows(int rows, Some&& some) {
     const int parts = (rows + kMost - 1) / kMost;
     for (int part = 0; part < parts; ++part) {
         const int first = part * rows / parts;

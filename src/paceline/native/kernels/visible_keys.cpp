@@ -32,11 +32,11 @@ void VisibleKeys::find(int ratio, const Plan& given, int64_t longest) {
         }
         Group& group = groups.back();
         ++group.count;
-        group.longest = std::max(group.longest, at.total());
+        group.longest = std::max(group.longest, at.total);
         group.longest_run = std::max(group.longest_run, at.run);
         group.shortest_run = std::min(group.shortest_run, at.run);
         auto& [first, behind] = group.single_blocks;
-        for (int i = 0; i < at.total() - at.run; ++i) {
+        for (int i = 0; i < at.total - at.run; ++i) {
             const int block = plan.singles[at.singles + i] / kBlock;
             first = first == behind ? block : std::min(first, block);
             behind = std::max(behind, block + 1);
@@ -45,7 +45,7 @@ void VisibleKeys::find(int ratio, const Plan& given, int64_t longest) {
             lasts.push_back(group);
             lasts.back().first = r;
             lasts.back().count = 1;
-            lasts.back().longest = at.total();
+            lasts.back().longest = at.total;
             lasts.back().longest_run = lasts.back().shortest_run = at.run;
         }
     }

@@ -10,29 +10,27 @@ namespace paceline {
 constexpr int kBlock = 32;       // tokens per block of the cache
 constexpr int kChunk = 128;     // keys that are summed together, by place in the path
 constexpr int kQueryRows = 48;  // query heads times rows that share loads of keys and values
-constexpr int kRowFields = 5;    // int32 per row of `rows`, see Plan
+constexpr int kRowFields = 6;    // int32 per row of `rows`, see Plan
 
 // Rows and their visible keys: a run of the sequence's tokens from the first on, then single ones.
 struct Plan {
-    // [count, 5]: position; storage slot (block * 32 + row in it); begin of the block table in
-    // `tables`; length of the run; begin of the single tokens in `singles`. Rows of a sequence are
-    // adjacent.
+    // [count, 6]: position; storage slot (block * 32 + row in it); begin of the block table in
+    // `tables`; length of the run; begin of the single tokens in `singles`; keys that it sees. Rows
+    // of a sequence are adjacent. Positions may repeat; what a row sees is what is named here.
     const int32_t* rows;
     int64_t count;
     const int32_t* tables;   // block ids
-    const int32_t* singles;  // stored places of single tokens in their sequence; ends at
-                             // `position + 1 - run` per row
+    const int32_t* singles;  // stored places of single tokens in their sequence
 };
 
 // A row of a plan.
 struct Row {
-    int32_t position, slot, table, run, singles;
-    int total() const { return position + 1; }  // keys that it sees
+    int32_t position, slot, table, run, singles, total;
 };
 
 inline Row row_of(const Plan& plan, int64_t r) {
     const int32_t* at = plan.rows + r * kRowFields;
-    return {at[0], at[1], at[2], at[3], at[4]};
+    return {at[0], at[1], at[2], at[3], at[4], at[5]};
 }
 
 // Rows of one sequence that share loads.

@@ -5,16 +5,8 @@
 
 namespace paceline {
 
-// Elsewhere numpy's exponentials of a whole row are faster than `exponential`.
-#ifdef __AVX512F__
-constexpr bool kSums = true;
-#else
-constexpr bool kSums = false;
-#endif
-
 template <class Number>
 int64_t gumbel_argmax(const Number* logits, int64_t size, const Choice& choice, const NoiseKey& key) {
-    if (choice.top_p < 1 && !kSums) return kUndecided;
     static thread_local BlockRace<Number> race;
     if (!race.begin({logits, size}, choice.temperature, key)) return kUndecided;
     Kept<Number> kept{};

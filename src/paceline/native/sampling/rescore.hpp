@@ -4,13 +4,13 @@
 
 #include <cstdint>
 
-#include "kernels/embeddings.hpp"
+#include "kernels/formats.hpp"
 
 namespace paceline {
 
 // Replaces the `best` largest of `count` logits by exact ones; of equal ones the first.
-//   hidden: [head.width], a multiple of 16
-void rescore(const Embeddings& head, const float* hidden, float* logits, int64_t count,
-            int64_t best);
+//   hidden: [head.inputs]
+void rescore(const Matrix& head, const float* hidden, float* logits, int64_t count,
+             int64_t best);
 
 }  // namespace paceline

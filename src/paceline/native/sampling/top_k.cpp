@@ -30,7 +30,7 @@ float threshold(const float* numbers, int64_t count, int64_t best) {
         Vec most = all(kNone);
         for (int64_t v = part * vectors / kParts; v < (part + 1) * vectors / kParts; ++v) {
             const Vec x = load(numbers + v * kLanes);
-            most = x > most ? x : most;
+            most = larger(x, most);
         }
         store(maxima + part * kLanes, most);
     }
@@ -42,7 +42,8 @@ float threshold(const float* numbers, int64_t count, int64_t best) {
 Peak peak(const float* numbers, int64_t count, int64_t before) {
     constexpr int64_t kChains = 4, kStep = kChains * kLanes, kBlock = 16 * kStep;
     Peak best{-1, kNone};
-    Vec odd[kChains] = {};  // 0 as long as all are finite
+    Vec odd[kChains];  // 0 as long as all are finite
+    std::fill_n(odd, kChains, zeros());
     for (int64_t begin = 0; begin < count; begin += kBlock) {
         const int64_t end = std::min(begin + kBlock, count);
         Vec most[kChains];
@@ -57,7 +58,7 @@ Peak peak(const float* numbers, int64_t count, int64_t before) {
         }
         for (; i < end; ++i) {
             most[0] = larger(all(numbers[i]), most[0]);
-            odd[0] += numbers[i] * 0.0f;
+            odd[0] += all(numbers[i]) * 0.0f;
         }
         const Vec both = larger(larger(most[0], most[1]), larger(most[2], most[3]));
         const float value = largest(both);

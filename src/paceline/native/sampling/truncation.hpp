@@ -46,34 +46,30 @@ template <class Number>
 Place in_nucleus(const Logits<Number>& row, const Scale& scale, Number floor, int64_t token,
                  double top_p) {
     constexpr double kRough = 1e-5;
+    constexpr Number kEndless = std::numeric_limits<Number>::infinity();
     constexpr int64_t kTogether = 64 * kLanes;  // summed in float32
-    typedef Number Some
-        __attribute__((vector_size(sizeof(Number) * kLanes), aligned(4), may_alias));
     if (scale.temperature < 1e-3 || scale.temperature > 1e30) return Place::unclear;
     const Number peak = Number(scale.peak), chosen = row.at[token];
     const float rate = float(1 / scale.temperature);
     double mass = 0, before = 0;
     int64_t same = 0;
     for (int64_t first = 0; first < row.size; first += kTogether) {
-        Vec all_of = {}, likelier = {};
-        IntVec equal = {};
+        Vec all_of = zeros(), likelier = zeros();
         for (int64_t i = first; i < std::min(first + kTogether, row.size); i += kLanes) {
-            Some x;
-            if (i + kLanes <= row.size) {
-                x = *reinterpret_cast<const Some*>(row.at + i);
-            } else {
-                x = Some{} - std::numeric_limits<Number>::infinity();
-                for (int64_t lane = 0; lane < row.size - i; ++lane) x[lane] = row.at[i + lane];
+            float scaled[kLanes], kept[kLanes], above[kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const Number x = i + lane < row.size ? row.at[i + lane] : -kEndless;
+                scaled[lane] = float(x - peak) * rate;
+                kept[lane] = x >= floor && i + lane < row.size ? 1.0f : 0.0f;
+                above[lane] = x > chosen ? kept[lane] : 0.0f;
+                same += x == chosen;
             }
-            Vec weight = exponential(__builtin_convertvector(x - peak, Vec) * rate);
-            weight = __builtin_convertvector(x >= floor, IntVec) ? weight : all(0.0f);
-            all_of += weight;
-            likelier += __builtin_convertvector(x > chosen, IntVec) ? weight : all(0.0f);
-            equal -= __builtin_convertvector(x == chosen, IntVec);
+            const Vec weight = exponential(load(scaled));
+            all_of += weight * load(kept);
+            likelier += weight * load(above);
         }
         mass += sum(all_of);
         before += sum(likelier);
-        for (int lane = 0; lane < kLanes; ++lane) same += equal[lane];
     }
     const double goal = top_p * mass, error = kRough * goal;
     if (before > goal + error) return Place::outside;

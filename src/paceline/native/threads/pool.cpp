@@ -57,11 +57,10 @@ Pool& Pool::shared() {
     return *pool;
 }
 
-Pool::Turn::Turn(int threads, const std::shared_ptr<AccessTrace>& trace) : alone_(shared().turns_) {
+Pool::Turn::Turn(int threads) : alone_(shared().turns_) {
     Pool& pool = shared();
     threads = std::min(threads, kMost);
     pool.start(threads);
-    pool.readahead_.begin(trace);
     pool.active_ = threads;
     // No thread remembers a loop of long ago: numbers of loops come again.
     for (int t = 0; t < threads; ++t) pool.shares_[t].left = share_of(pool.loop_, 0, 0);
@@ -70,15 +69,7 @@ Pool::Turn::Turn(int threads, const std::shared_ptr<AccessTrace>& trace) : alone
     pool.wake();
 }
 
-Pool::Turn::~Turn() {
-    shared().readahead_.end();
-    shared().busy_ = false;
-}
-
-void Pool::forget(const std::shared_ptr<AccessTrace>& trace) {
-    const std::lock_guard<std::mutex> alone(turns_);
-    readahead_.forget(trace);
-}
+Pool::Turn::~Turn() { shared().busy_ = false; }
 
 void Pool::begin(Task& task, int threads) {
     const std::lock_guard<std::mutex> alone(turns_);
@@ -88,7 +79,6 @@ void Pool::begin(Task& task, int threads) {
     Task* none = nullptr;
     task.posted = threads > 1 && task_.compare_exchange_strong(none, &task);
     if (!task.posted) return;
-    readahead_.stop();
     wake();
 }
 
@@ -167,7 +157,6 @@ bool Pool::help(int index) {
 
 void Pool::work(int index) {
     self = index;
-    uint64_t seen = 0;
     for (;;) {
         using Clock = std::chrono::steady_clock;
         auto until = Clock::now() + kAwake;
@@ -179,9 +168,6 @@ void Pool::work(int index) {
                 wait(looks);
             } else if (attend(index)) {
                 until = Clock::now() + kAwake;
-            } else if (readahead_.version() != seen && index < threads()) {
-                seen = readahead_.version();
-                readahead_.read(index - 1, threads() - 1, busy_);
             } else {
                 // Only pauses: the other hyperthread may be computing the next work.
                 for (int i = 0; i < 8; ++i) pause();
@@ -216,7 +202,6 @@ void Pool::forked() {
     sleepers_ = 0;
     busy_ = false;
     task_ = nullptr;
-    readahead_.forked();
 }
 
 // Starts threads that are missing.

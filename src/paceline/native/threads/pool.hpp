@@ -11,8 +11,6 @@
 #include <mutex>
 #include <type_traits>
 
-#include "threads/readahead.hpp"
-
 namespace paceline {
 
 class Pool {
@@ -27,15 +25,12 @@ class Pool {
     // Exclusive use of the pool with so many threads, the caller's included.
     class Turn {
        public:
-        Turn(int threads, const std::shared_ptr<AccessTrace>& trace);
+        explicit Turn(int threads);
         ~Turn();
 
        private:
         std::unique_lock<std::mutex> alone_;
     };
-
-    // Nothing of a trace is read ahead any more.
-    void forget(const std::shared_ptr<AccessTrace>& trace);
 
     // Background work; takes a turn of its own.
     struct Task {
@@ -91,7 +86,6 @@ class Pool {
     alignas(128) uint64_t loop_ = 0;
     int64_t wanted_ = 0;  // of `finished`
 
-    ReadAhead readahead_;
     std::atomic<Task*> task_{nullptr};
     std::mutex turns_, sleeping_;
     std::condition_variable wake_;

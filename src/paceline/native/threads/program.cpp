@@ -8,7 +8,6 @@ namespace paceline {
 
 Program::~Program() {
     if (!task_.done) Pool::shared().finish(task_);
-    Pool::shared().forget(trace);
 }
 
 int32_t Program::buffer(int32_t count, int64_t width, bool quantized) {
@@ -27,7 +26,6 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         const int64_t wanted = call.counts[buffer.count];
         if (buffer.quantized) {
             buffer.groups.fit(wanted, buffer.width);
-            buffer.groups.expect(buffer.width / kGroup);
             continue;
         }
         if (wanted <= buffer.rows) continue;
@@ -36,8 +34,7 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         buffer.numbers.reset(new float[wanted * buffer.width]);
         buffer.rows = wanted;
     }
-    const Pool::Turn turn(threads, trace);
-    trace->begin();
+    const Pool::Turn turn(threads);
     using Clock = std::chrono::steady_clock;
     stopped_ = false;
     for (ran_ = 0; ran_ < operations && !stopped_; ++ran_) {
@@ -45,7 +42,6 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         operations_[ran_](call);
         if (seconds) seconds[ran_] += std::chrono::duration<double>(Clock::now() - begin).count();
     }
-    trace->end();
 }
 
 void Program::begin(int64_t operations, int threads, const Call& call) {

@@ -9,7 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include "threads/readahead.hpp"
 #include "kernels/attention.hpp"
 #include "kernels/matmul.hpp"
 
@@ -78,7 +77,6 @@ class Program {
 
     Scratch scratch;
     VisibleKeys visible;
-    const std::shared_ptr<AccessTrace> trace = std::make_shared<AccessTrace>();
 
    private:
     struct Buffer {

@@ -1,197 +1,335 @@
-"""CPU runtime: paged attention over ragged batches of token trees, bit-exact by construction.
+"""CPU runtime: paged attention over ragged batches of token trees, in canonical arithmetic.
 
-A token's logits do not depend on batch composition, in the native kernels and in the OpenVINO
-graphs that replace them where they do not compile or do not fit the model.
+A token's logits depend on the model and the tokens that it sees, and on nothing else: not on the
+batch, the draft, the threads or the processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.processor import usable_threads
 from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.core.types import Capabilities, Layout, LogitArray
-from paceline.errors import InvalidOption, OutOfMemory
-from paceline.models.config import ModelConfig
+from paceline.core.types import ROOT, Capabilities, LogitArray, TokenTree
+from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
+from paceline.models import families
+from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.source import ModelSource
+from paceline.models.weights import Weights
+from paceline.native.library import Heads, KvDtype, library
+from paceline.native.packed import Packed
+from paceline.native.program import Columns, Program
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.backend import NO_ROOM, Batch, Outcome, Steps
-from paceline.runtimes.cpu.kv_formats import check_kv_precision, check_processor
-from paceline.runtimes.cpu.plan import make_runner, make_steps, plan
-from paceline.runtimes.cpu.profile import Counted
-from paceline.runtimes.kv_cache import BlockPool, PagedCache
+from paceline.runtimes.cpu.matrices import Matrices, check_precision
+from paceline.runtimes.cpu.networks.runner import CpuRunner
+from paceline.runtimes.cpu.ops import CpuOps, Rows
+from paceline.runtimes.cpu.profile import Counted, by_group
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.passes import no_rows, with_rows
-from paceline.runtimes.weights import Precision, Tensors, check_precision, load_prepared
 
 # Prompt tokens per prefill pass.
 _CHUNK = 512
 
+# Default capacity of the key-value cache in tokens, and of prefixes retained from ended sequences.
+KV_TOKENS = 65_536
+PREFIX_TOKENS = 4_096
 
-class Forwards:
-    """Run passes on a backend.
+# Storage of keys and values by name.
+KV_PRECISIONS: dict[str, KvDtype] = {"fp16": "fp16", "fp32": "fp32"}
 
-    Attributes:
-        seconds: inference time of the last forward, without inputs and outputs.
+_WARM_UPS = 3
+_NO_ROOM = "no memory to load the model: free some, or load a smaller model"
+
+
+def check_kv_precision(precision: str) -> KvDtype:
+    """Return the storage of keys and values of that name; raise InvalidOption if unknown."""
+    if precision not in KV_PRECISIONS:
+        raise InvalidOption(
+            f"key-value cache precision {precision!r} is unknown: use {', '.join(KV_PRECISIONS)}"
+        )
+    return KV_PRECISIONS[precision]
+
+
+class Batch:
+    """Rows of one forward: what each sees is a run of its sequence's tokens, then single ones.
+
+    Six numbers per row, see `Plan` in `native/kernels/visible_keys.hpp`.
     """
 
-    def __init__(self, steps: Steps, hidden_size: int) -> None:
-        self.seconds = 0.0
-        self._steps = steps
-        self._hidden_size = hidden_size
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.logit_rows: list[int] = []
+        self.feature_rows: list[int] = []
+        self.argmax = False  # some pass asks for the argmax by row
+        self._rows: list[int] = []
+        self._tables: list[int] = []
+        self._singles: list[int] = []
 
-    def prefill(
-        self, cache: PagedCache, tokens: Sequence[int], features: bool = False
-    ) -> LogitArray | None:
-        """Append `tokens` in chunks. Chunk boundaries do not change a bit of the cache."""
-        seen = [np.zeros((0, 4 * self._hidden_size), dtype=np.float32)]
-        for start in range(0, len(tokens), _CHUNK):
-            chunk = list(tokens[start : start + _CHUNK])
-            batch = self._steps.batch()
-            first = batch.add(cache, chunk, trees.EMPTY)
-            batch.logit_rows.append(first)  # the LM head needs a row; its result is not used
-            if features:
-                batch.feature_rows += range(first, first + len(chunk))
-            outcome = self._run(batch)
-            cache.length += len(chunk)
-            if features:
-                seen.append(outcome.output("features").copy())
-        return np.concatenate(seen) if features else None
+    def add(self, cache: PagedCache, tokens: Sequence[int], draft: TokenTree) -> int:
+        """Add rows of pending `tokens`, after the cached ones, and of `draft` after them.
 
-    def forward(self, passes: Sequence[Pass], rows: int) -> list[Output]:
-        """Run one ragged forward, padded to the bucket of `rows` rows at least.
+        Returns:
+            The first row; the others follow in order, the draft's nodes by number.
 
-        Logits and features are views that the next forward overwrites.
+        Raises:
+            OutOfMemory: the cache cannot hold them.
         """
-        if not passes:
-            return []
-        batch, spans = self._batch(passes, rows)
-        outcome = self._run(batch)
-        logits = outcome.output("logits")
-        hidden = outcome.output("hidden") if any(each.hidden for each in passes) else None
-        features = outcome.output("features") if batch.feature_rows else None
-        argmax = outcome.argmax()
-        return [
-            Output(
-                logits[rows],
-                hidden[rows].copy() if each.hidden and hidden is not None else None,
-                features[read] if each.features and features is not None else None,
-                argmax[rows] if each.argmax else (),
-            )
-            for each, (rows, read) in zip(passes, spans, strict=True)
-        ]
+        # The first root-to-leaf path is stored first, so that keeping it moves nothing.
+        cache.discard()
+        past, behind = cache.length, cache.length + len(tokens)
+        cache.reserve(len(tokens) + len(draft))
+        table = len(self._tables)
+        self._tables += cache.blocks[: -(-(behind + len(draft)) // BLOCK)]
+        first = len(self.ids)
+        self.ids += [*tokens, *draft.tokens.tolist()]
+        blocks, rows = cache.blocks, self._rows
+        straight = trees.is_chain(draft)
+        end = behind + len(draft) if straight else behind
+        for position in range(past, end):
+            slot = blocks[position // BLOCK] * BLOCK + position % BLOCK
+            rows += (position, slot, table, position + 1, 0, position + 1)
+        if straight:
+            cache.places = list(range(behind, end))
+            return first
+        cache.places, runs, apart = _places(draft.parents.tolist(), behind)
+        for place, run, singles in zip(cache.places, runs, apart, strict=True):
+            slot = blocks[place // BLOCK] * BLOCK + place % BLOCK
+            seen = run + len(singles)
+            rows += (seen - 1, slot, table, run, len(self._singles), seen)
+            self._singles += singles
+        return first
 
-    def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
-        """Repeat a forward with node timers; it commits nothing."""
-        return self._steps.counted(self._batch(passes, 0)[0], runs)
+    def counts(self) -> dict[str, int]:
+        return {
+            "rows": len(self.ids),
+            "logits": len(self.logit_rows),
+            "features": len(self.feature_rows),
+            "likeliest": len(self.logit_rows) if self.argmax else 0,
+        }
 
-    def _batch(self, passes: Sequence[Pass], rows: int) -> tuple[Batch, list[tuple[slice, slice]]]:
-        batch = self._steps.batch()
-        try:
-            spans = [_add(batch, each) for each in passes]
-        except OutOfMemory:
-            for each in passes:  # their branches would keep others from trying with less
-                each.cache.discard()
-            raise
-        self._steps.pad(batch, rows)
-        return batch, spans
-
-    def _run(self, batch: Batch) -> Outcome:
-        outcome = self._steps.run(batch)
-        self.seconds = outcome.seconds
-        return outcome
-
-
-def _add(batch: Batch, each: Pass) -> tuple[slice, slice]:
-    # Returns the pass's slices of the logit rows and of the feature rows.
-    logits, features = len(batch.logit_rows), len(batch.feature_rows)
-    draft = each.draft or trees.EMPTY
-    first = batch.add(each.cache, each.pending, draft)
-    last, behind = first + len(each.pending) - 1, first + len(each.pending) + len(draft)
-    batch.logit_rows += range(last, behind)
-    if each.features:
-        batch.feature_rows += range(first, behind)
-    batch.argmax = batch.argmax or each.argmax
-    return slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))
+    def inputs(self) -> dict[str, list[int]]:
+        return {
+            "input_ids": self.ids,
+            "logit_rows": self.logit_rows,
+            "feature_rows": self.feature_rows,
+            "rows": self._rows,
+            "tables": self._tables,
+            "singles": self._singles,
+        }
 
 
-class OpenVinoTarget:
-    """A Llama-family target on the CPU, by native kernels or OpenVINO."""
+def _places(parents: list[int], begin: int) -> tuple[list[int], list[int], list[list[int]]]:
+    # By node: position; tokens seen without a gap; positions of the others, itself last.
+    inner = set(parents)
+    node = next(node for node in range(len(parents)) if node not in inner)
+    lead: set[int] = set()
+    while node != ROOT:
+        lead.add(node)
+        node = parents[node]
+    next_lead, next_other = begin, begin + len(lead)
+    stored: list[int] = []
+    runs: list[int] = []
+    apart: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        run, singles = (begin, []) if parent == ROOT else (runs[parent], apart[parent])
+        if node in lead:  # in order of their depth, as all nodes stand behind their parents
+            stored.append(next_lead)
+            next_lead += 1
+            run += 1
+        else:
+            stored.append(next_other)
+            next_other += 1
+            singles = [*singles, stored[node]]
+        runs.append(run)
+        apart.append(singles)
+    return stored, runs, apart
+
+
+class Forward:
+    """A model's forward as one native program."""
 
     def __init__(
         self,
         config: ModelConfig,
-        tensors: Tensors,
-        precision: Precision,
+        matrices: Matrices,
+        packed: Packed,
+        pool: BlockPool,
+        kv_dtype: KvDtype,
+        extra: LogitArray,
+    ) -> None:
+        """Record it; `extra` is float32 `[m, hidden_size]`, embeddings after the vocabulary."""
+        width = config.hidden_size
+        self._program = program = Program(packed, Heads(config.heads, config.kv_heads))
+        ops = CpuOps(
+            program,
+            matrices,
+            pool,
+            kv_dtype,
+            config.norm_eps,
+            config.max_context,
+            extra if len(extra) else None,
+        )
+        program.paths(config.max_context, "rows")
+        seen: list[Rows] = []
+        x = families.forward(ops, config, features=seen)
+        self._features = program.buffer("features", len(seen) * width)
+        for index, rows in enumerate(seen):
+            to = self._features.part(index * width, width)
+            program.gather(rows.columns(), "feature_rows", to)
+        del seen
+        self._hidden = program.buffer("logits", width)
+        program.gather(x.columns(), "logit_rows", self._hidden)
+        logits = families.head(ops, config, ops.given(self._hidden, "logits"))
+        self._logits_rows = logits  # keeps its buffer
+        self._logits: Columns = logits.columns()
+        self._argmax = program.argmax(self._logits, "likeliest")
+        self.seconds = 0.0
+
+    def run(self, batch: Batch, threads: int) -> None:
+        begin = perf_counter()
+        self._program.run(batch.counts(), batch.inputs(), threads)
+        self.seconds = perf_counter() - begin
+
+    def output(self, name: str, batch: Batch) -> LogitArray:
+        """Return float32 `[n, ...]`, a view that the next run overwrites.
+
+        "logits" and "hidden" are of the batch's logit rows, "features" of its feature rows.
+        """
+        columns = {"logits": self._logits, "hidden": self._hidden, "features": self._features}
+        rows = batch.counts()["features" if name == "features" else "logits"]
+        return self._program.read(columns[name], rows)
+
+    def argmax(self, batch: Batch) -> list[int]:
+        """Return the argmax by logit row; empty if no pass asked for it."""
+        rows = batch.counts()["likeliest"]
+        if not rows:
+            return []
+        found: list[int] = self._program.read(self._argmax, rows).view(np.int32)[:, 0].tolist()
+        return found
+
+    def counted(self, batch: Batch, threads: int, runs: int) -> Counted:
+        """Repeat a forward and return the time of its parts."""
+        seconds = np.zeros(len(self._program.names))
+        for number in range(_WARM_UPS + runs):
+            if number == _WARM_UPS:
+                seconds[:] = 0
+                begin = perf_counter()
+            self._program.run(batch.counts(), batch.inputs(), threads, seconds)
+        total = perf_counter() - begin
+        timed = zip(self._program.names, (seconds / runs).tolist(), strict=True)
+        return Counted(total / runs, by_group(timed))
+
+
+class CpuTarget:
+    """A model on the CPU, by native kernels."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        precision: str = "file",
         *,
-        layout: Layout = "exact",
         kv_tokens: int | None = None,
         prefix_tokens: int | None = None,
         threads: int | None = None,
         kv_precision: str | None = None,
-        attention: str | None = None,
     ) -> None:
-        """Plan and prepare the backend.
+        """Pack the weights and record the forward.
 
         Args:
             config: shape of the model.
-            tensors: prepared weights; the backend shares their memory.
-            precision: precision that `tensors` were packed in.
-            layout: as for `plan`, like the arguments not named here.
+            weights: its tensors.
+            precision: "file" (as stored), "int8", "int4" or "fp32".
+            kv_tokens: capacity of the key-value cache over all sequences; memory is used as it
+                fills. Default `KV_TOKENS`.
+            prefix_tokens: tokens retained from ended sequences for prefix sharing; 0 shares
+                nothing. Default `PREFIX_TOKENS`.
             threads: default all cores this process may use.
+            kv_precision: "fp16" or "fp32". Default fp16, fp32 at precision fp32.
 
         Raises:
-            InvalidOption, RuntimeUnavailable: as for `plan`.
+            InvalidOption: unknown precision, or too small a cache.
+            RuntimeUnavailable: the native kernels are not there and do not compile.
+            ModelError: the kernels do not run this model's shapes.
             OutOfMemory: there is no memory for the model or the cache.
         """
-        self._plan = plan(
-            config,
-            tensors,
-            precision,
-            layout=layout,
-            kv_tokens=kv_tokens,
-            prefix_tokens=prefix_tokens,
-            kv_precision=kv_precision,
-            attention=attention,
-        )
+        check_precision(precision)
+        if library() is None:
+            raise RuntimeUnavailable(
+                "runtime 'cpu' needs its native kernels: install g++ or pip install ziglang, or "
+                "use --runtime torch"
+            )
+        kv_precision = kv_precision or ("fp32" if precision == "fp32" else "fp16")
+        kv_dtype = check_kv_precision(kv_precision)
+        kv_tokens = KV_TOKENS if kv_tokens is None else kv_tokens
+        prefix_tokens = PREFIX_TOKENS if prefix_tokens is None else prefix_tokens
+        if kv_tokens < 2 * BLOCK or prefix_tokens < 0:
+            raise InvalidOption(
+                f"kv_tokens must be {2 * BLOCK} or more and prefix_tokens 0 or more, not "
+                f"{kv_tokens} and {prefix_tokens}"
+            )
+        blocks = kv_tokens // BLOCK
+        capacity = blocks * BLOCK
+        self.config = config = replace(config, max_context=min(config.max_context, capacity))
         self.threads = usable_threads(threads)
-        self._tensors = tensors  # the graph shares their memory
-        self._steps = make_steps(config, tensors, self._plan, self.threads)
-        self._forwards = Forwards(self._steps, config.hidden_size)
+        self._kv_tokens, self._kv_dtype = kv_tokens, kv_dtype
+        self._packed = Packed()
+        self.matrices = Matrices(weights, precision, self._packed, self.threads)
         self._extra = no_rows(config.hidden_size)
-        self._start()
-        self._capabilities = self._plan.capabilities(config, precision, self._steps)
+        try:
+            self._pool = BlockPool(
+                config.layers,
+                config.kv_heads,
+                config.head_dim,
+                blocks,
+                keep=prefix_tokens // BLOCK,
+                dtype=np.float16 if kv_dtype == "fp16" else np.float32,
+            )
+        except MemoryError as error:
+            raise OutOfMemory(
+                f"no memory for a key-value cache of {capacity} tokens: load the model with a "
+                "smaller kv_tokens or a coarser kv_precision"
+            ) from error
+        self._forward = self._recorded()
+        self._capabilities = Capabilities(
+            runtime="cpu",
+            device="cpu",
+            precision=precision,
+            vocab_size=config.vocab_size,
+            max_context=config.max_context,
+            hidden_size=config.hidden_size,
+            hidden_states=True,
+            bit_exact=True,
+            feature_layers=feature_layers(config.layers),
+            kv_precision=kv_precision,
+            kv_bytes_per_token=self._pool.bytes_per_token,
+        )
 
     @classmethod
-    def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> OpenVinoTarget:
-        """Load a model; its prepared weights are stored on disk for the next start.
+    def load(cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS) -> CpuTarget:
+        """Load a model.
 
         Raises:
-            InvalidOption: unknown precision, layout or device, and as for `plan`.
-            ModelError: the model is damaged or not of the Llama family.
+            InvalidOption: unknown precision or device, and as for the constructor.
+            ModelError: the model is damaged or of a family that is unknown here.
             OutOfMemory: the model does not fit.
         """
         if options.device not in (None, "cpu"):
             raise InvalidOption(
-                f"runtime 'openvino' runs on cpu, not {options.device!r}: use --runtime torch"
+                f"runtime 'cpu' runs on cpu, not {options.device!r}: use --runtime torch"
             )
-        precision = check_precision(options.precision or "int8")
-        check_kv_precision(options.kv_precision or "fp32")  # before anything takes long
-        check_processor()
         config = replace(source.config, max_context=options.limit(source.config.max_context))
-        try:
-            tensors = load_prepared(source, precision)
-        except MemoryError as error:
-            raise OutOfMemory(NO_ROOM) from error
         return cls(
             config,
-            tensors,
-            precision,
-            layout=options.layout or "exact",
+            source.weights(),
+            options.precision or ("file" if source.path.is_file() else "int8"),
             kv_tokens=options.kv_tokens,
             prefix_tokens=options.prefix_tokens,
             threads=options.threads,
@@ -203,8 +341,17 @@ class OpenVinoTarget:
         return self._capabilities
 
     def run_network(self, trained: Trained) -> Runner:
-        """Return a runner of a drafter network, in fp32 if the target is, else int8."""
-        return make_runner(trained, self._tensors, self._plan, self.threads, self._capabilities)
+        """Return a warm runner of a drafter network, in fp32 if the target is, else int8."""
+        runner = CpuRunner(
+            trained,
+            self.matrices,
+            self.threads,
+            precision=self._capabilities.precision,
+            max_context=self._capabilities.max_context,
+            kv_tokens=self._kv_tokens,
+        )
+        runner.warm_up()
+        return runner
 
     def add_embeddings(self, rows: LogitArray) -> int:
         """Add embeddings that draft nodes may carry in place of tokens.
@@ -220,42 +367,75 @@ class OpenVinoTarget:
 
         Raises:
             InvalidOption: no rows, another width, or values that are not finite.
-            OutOfMemory: the recompiled graph does not fit.
         """
         table, first = with_rows(self._extra, rows)
         if table is not self._extra:
             self._extra = table
-            self._start()
+            self._forward = self._recorded()
         return self._capabilities.vocab_size + first
 
     @property
     def memory(self) -> BlockPool:
-        return self._steps.pool
+        return self._pool
 
-    def warm_up(self) -> None:
-        self._steps.complete()
+    def warm_up(self) -> None: ...
 
     def open(self) -> PagedCache:
-        return PagedCache(self._steps.pool)
+        return PagedCache(self._pool)
 
     def prefill(
         self, cache: PagedCache, tokens: Sequence[int], features: bool = False
     ) -> LogitArray | None:
-        return self._forwards.prefill(cache, tokens, features)
+        """Append `tokens` in chunks. Chunk boundaries do not change a bit of the cache."""
+        width = len(self._capabilities.feature_layers) + 1
+        seen = [np.zeros((0, width * self.config.hidden_size), dtype=np.float32)]
+        for start in range(0, len(tokens), _CHUNK):
+            chunk = list(tokens[start : start + _CHUNK])
+            batch = Batch()
+            first = batch.add(cache, chunk, trees.EMPTY)
+            if features:
+                batch.feature_rows += range(first, first + len(chunk))
+            self._forward.run(batch, self.threads)
+            cache.length += len(chunk)
+            if features:
+                seen.append(self._forward.output("features", batch).copy())
+        return np.concatenate(seen) if features else None
 
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
-        return self._forwards.forward(passes, rows)
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """Run one ragged forward. Logits and features are views that the next one overwrites."""
+        if not passes:
+            return []
+        batch, spans = self._batch(passes)
+        forward = self._forward
+        forward.run(batch, self.threads)
+        logits = forward.output("logits", batch)
+        hidden = forward.output("hidden", batch) if any(each.hidden for each in passes) else None
+        features = forward.output("features", batch) if batch.feature_rows else None
+        argmax = forward.argmax(batch)
+        return [
+            Output(
+                logits[rows],
+                hidden[rows].copy() if each.hidden and hidden is not None else None,
+                features[read] if each.features and features is not None else None,
+                argmax[rows] if each.argmax else (),
+            )
+            for each, (rows, read) in zip(passes, spans, strict=True)
+        ]
 
     @property
     def inference_seconds(self) -> float:
-        """Return the inference time of the last forward, without inputs and outputs."""
-        return self._forwards.seconds
+        """Return the time of the last forward, without inputs and outputs."""
+        return self._forward.seconds
 
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
-        return self._forwards.counted(passes, runs)
+        """Repeat a forward and return the time of its parts; it commits nothing."""
+        return self._forward.counted(self._batch(passes)[0], self.threads, runs)
 
     def keep(self, cache: PagedCache, pending: int, path: Sequence[int]) -> None:
-        self._steps.keep(cache, pending, path)
+        start = cache.length + pending
+        cache.move([cache.places[node] for node in path], start)
+        cache.discard()
+        cache.length = start + len(path)
 
     def truncate(self, cache: PagedCache, length: int) -> None:
         cache.truncate(length)
@@ -266,8 +446,33 @@ class OpenVinoTarget:
     def release(self, cache: PagedCache) -> None:
         cache.release()
 
-    def _start(self) -> None:
+    def _recorded(self) -> Forward:
         try:
-            self._steps.start(self._extra)
+            return Forward(
+                self.config, self.matrices, self._packed, self._pool, self._kv_dtype, self._extra
+            )
         except MemoryError as error:
-            raise OutOfMemory(NO_ROOM) from error
+            raise OutOfMemory(_NO_ROOM) from error
+
+    def _batch(self, passes: Sequence[Pass]) -> tuple[Batch, list[tuple[slice, slice]]]:
+        batch = Batch()
+        try:
+            spans = [_add(batch, each) for each in passes]
+        except OutOfMemory:
+            for each in passes:  # their branches would keep others from trying with less
+                each.cache.discard()
+            raise
+        return batch, spans
+
+
+def _add(batch: Batch, each: Pass) -> tuple[slice, slice]:
+    # Returns the pass's slices of the logit rows and of the feature rows.
+    logits, features = len(batch.logit_rows), len(batch.feature_rows)
+    draft = each.draft or trees.EMPTY
+    first = batch.add(each.cache, each.pending, draft)
+    last, behind = first + len(each.pending) - 1, first + len(each.pending) + len(draft)
+    batch.logit_rows += range(last, behind)
+    if each.features:
+        batch.feature_rows += range(first, behind)
+    batch.argmax = batch.argmax or each.argmax
+    return slice(logits, len(batch.logit_rows)), slice(features, len(batch.feature_rows))

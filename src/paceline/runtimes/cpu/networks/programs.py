@@ -10,14 +10,15 @@ import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
 from paceline.native.draft_program import PICKED, Drawn
-from paceline.native.packed import Packed, Tensors
+from paceline.native.packed import Packed
 from paceline.networks.base import Network
-from paceline.runtimes.cpu.native.lowering import Embedded, Rows, rows_of
-from paceline.runtimes.cpu.native.ops import NativeOps
+from paceline.runtimes.cpu.networks.lowering import Embedded, Rows, rows_of
+from paceline.runtimes.cpu.networks.ops import NativeOps
+from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BlockPool
 
 # Arguments of `NativeOps`.
-OpsArguments = tuple[Network, Tensors, Packed, BlockPool, LogitArray, int]
+OpsArguments = tuple[Network, NetworkWeights, Packed, BlockPool, LogitArray, int]
 
 # Source of an input.
 Input = Sequence[int] | npt.NDArray[np.int32]

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from paceline.core.types import LogitArray
 from paceline.native import draft_program
 from paceline.native.draft_program import DraftProgram
-from paceline.native.packed import Packed, Tensors
-from paceline.native.program import Columns
+from paceline.native.program import GATES, Columns
 from paceline.networks.head_preview import REFINED
+from paceline.runtimes.cpu.networks.weights import NetworkWeights
 
 # Floats of a vector register.
 LANES = 16
@@ -192,15 +192,10 @@ class Writing:
     Buffers have "rows" context rows, or "slots1", "slots2", ... draft rows per sequence.
     """
 
-    def __init__(
-        self, program: DraftProgram, tensors: Tensors, packed: Packed, norm_eps: float
-    ) -> None:
-        """Bind the program, weights by name, and matrices packed before."""
+    def __init__(self, program: DraftProgram, weights: NetworkWeights, norm_eps: float) -> None:
         self.program = program
-        self._tensors = tensors
-        self._packed = packed
+        self._weights = weights
         self._eps = norm_eps
-        self._rooms: dict[int, int] = {}
         self._slots = {1}
 
     @property
@@ -223,12 +218,8 @@ class Writing:
         return x.written
 
     def buffer(self, slots: int, width: int) -> Columns:
-        """Add a buffer, padded since matmuls write past the end of odd widths."""
-        room = width if width % LANES == 0 else (width // LANES + 2) * LANES
         self._slots.add(slots)
-        made = self.program.buffer(rows_of(slots), room)
-        self._rooms[made.buffer] = room
-        return made.part(0, width)
+        return self.program.buffer(rows_of(slots), width)
 
     def counts(self, sequences: int, rows: int = 0) -> dict[str, int]:
         """Return row counts of a run with so many sequences (or branches) and context rows."""
@@ -236,23 +227,24 @@ class Writing:
 
     def read(self, of: Columns, rows: int) -> LogitArray:
         """Return float32 `[rows, width]` of the last run, a view that the next run overwrites."""
-        whole = self.program.read(Columns(of.buffer, 0, self._rooms[of.buffer]), rows)
-        return whole[:, of.begin : of.begin + of.width]
+        return self.program.read(of, rows)
 
     def _write(self, x: Rows, to: Columns) -> None:
         program = self.program
         match x:
             case Embedded():
-                program.embed(self._tensors, x.ids, to, stride=x.stride, offset=x.offset)
+                [table] = self._weights.matrices("embed")
+                program.embed(table, x.ids, to, stride=x.stride, offset=x.offset)
             case Normed():
-                norm = self._tensors[x.name]
+                norm = self._weights.vector(x.name)
                 program.gather(self.columns(x.of), None, to, norm, self._eps)
             case Linear():
                 self._product(x, to)
             case Rescored():
                 hidden = self.columns(x.hidden)
                 self.columns(x.of, to)
-                program.rescore_top_k(self._tensors, hidden, to, REFINED)
+                [head] = self._weights.matrices("head")
+                program.rescore_top_k(head, hidden, to, REFINED)
             case Part():
                 program.gather(self.columns(x.of).part(x.begin, x.width), None, to)
             case Joined():
@@ -302,11 +294,17 @@ class Writing:
     ) -> None:
         at, norm = x.of, None
         if isinstance(at, Normed) and at.written is None:
-            norm, at = self._tensors[at.name], at.of
+            norm, at = self._weights.vector(at.name), at.of
         columns = self.columns(at)
-        matrix = self._packed.matrix(self._tensors, x.name, gated=gated)
         self.program.product(
-            x.name, matrix, columns, to, norm=norm, eps=self._eps, residual=residual
+            x.name,
+            self._weights.matrices(x.name),
+            columns,
+            to,
+            norm=norm,
+            eps=self._eps,
+            residual=residual,
+            gate=GATES["silu"] if gated else 0,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +13,11 @@ from paceline.native.draft_program import noise_records
 from paceline.native.packed import Packed, rotary_table
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.native.fit import packed_head_preview, padded, quantized_int4
-from paceline.runtimes.cpu.native.ops import NetworkCache, pool_for
-from paceline.runtimes.cpu.native.programs import Chains, Input, OpsArguments, Steps, bits
+from paceline.runtimes.cpu.networks.ops import NetworkCache, pool_for
+from paceline.runtimes.cpu.networks.programs import Chains, Input, OpsArguments, Steps, bits
+from paceline.runtimes.cpu.matrices import Matrices
+from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BLOCK, PagedCache
-from paceline.runtimes.weights import packed
 
 Asked = tuple[Branch, Sequence[int]]
 
@@ -86,7 +86,7 @@ class Branches:
             singles += stored
             for seen in range(len(stored) - self._width, len(stored)):
                 slot = paged.blocks[stored[seen] // BLOCK] * BLOCK + stored[seen] % BLOCK
-                rows += (run + seen, slot, table, run, begin)
+                rows += (run + seen, slot, table, run, begin, run + seen + 1)
         return {"rows": rows, "tables": tables, "singles": singles}
 
 
@@ -94,13 +94,13 @@ class Branches:
 _CHUNK = 512
 
 
-class NativeRunner:
+class CpuRunner:
     """A network as native programs. Implements `networks.runner.Runner`."""
 
     def __init__(
         self,
         trained: Trained,
-        target: Mapping[str, np.ndarray],
+        target: Matrices,
         threads: int,
         *,
         precision: str,
@@ -110,10 +110,10 @@ class NativeRunner:
         """Pack the weights and build the chain program.
 
         Args:
-            trained: network and parameters that `fit.takes`.
-            target: the target's prepared weights.
+            trained: network and parameters.
+            target: the target's weights.
             threads: to run on.
-            precision: of the network's matrices, "fp32" or "int8".
+            precision: "fp32" keeps the network's matrices; any other makes int8 and int4.
             max_context: longest sequence.
             kv_tokens: capacity of the network's own cache over all sequences.
 
@@ -124,10 +124,8 @@ class NativeRunner:
         network, self._threads = trained.network, threads
         self._network = network
         self._pool = pool_for(network, kv_tokens, precision)
-        tensors = quantized_int4(
-            padded(packed(trained, target, precision)), trained.parameters, precision
-        )
-        tensors |= packed_head_preview(trained.head_preview, precision)
+        packed = Packed()
+        weights = NetworkWeights(trained, target, precision, packed)
         shape = network.geometry
         angles = rotary_table(
             rotary_frequencies(shape.rope_base, shape.head_dim), max_context + network.depth + 1
@@ -135,8 +133,8 @@ class NativeRunner:
         ids = trained.draft_ids
         self._parts: OpsArguments = (
             network,
-            tensors,
-            Packed(often=True),
+            weights,
+            packed,
             self._pool,
             angles,
             len(ids),

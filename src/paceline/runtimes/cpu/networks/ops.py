@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import LogitArray
+from paceline.errors import RuntimeUnavailable
 from paceline.native.draft_program import DraftProgram
-from paceline.native.library import KV_DTYPES, Heads, KvDtype, has_bf16_dot
-from paceline.native.packed import Packed, Tensors
+from paceline.native.library import KV_DTYPES, Heads
+from paceline.native.packed import Packed
 from paceline.native.program import Columns
 from paceline.networks.base import Network
 from paceline.networks.head_preview import SCREEN
 from paceline.networks.runner import Tail
-from paceline.runtimes.cpu.native.lowering import (
+from paceline.runtimes.cpu.networks.lowering import (
     Attended,
     Embedded,
     Lasts,
@@ -34,6 +35,7 @@ from paceline.runtimes.cpu.native.lowering import (
     join,
     part,
 )
+from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 
 # What native runners keep of a sequence.
@@ -45,21 +47,15 @@ def pool_for(network: Network, tokens: int, precision: str) -> BlockPool:
     Raises:
         MemoryError: there is no memory for them.
     """
-    shape, paired = network.geometry, precision != "fp32" and has_bf16_dot()
+    shape = network.geometry
     return BlockPool(
         max(network.layers, 1),
         shape.kv_heads,
         shape.head_dim,
         tokens // BLOCK,
         keep=0,
-        dtype=np.uint16 if paired else np.float32,
-        layout="pairs" if paired else "numbers",
+        dtype=np.float32 if precision == "fp32" else np.float16,
     )
-
-
-def kv_dtype_of(pool: BlockPool) -> KvDtype:
-    """Return the kv dtype of a pool."""
-    return "bf16" if pool.memory.dtype == np.uint16 else "fp32"
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +89,7 @@ class NativeOps:
     def __init__(
         self,
         network: Network,
-        tensors: Tensors,
+        weights: NetworkWeights,
         packed: Packed,
         pool: BlockPool,
         angles: LogitArray,
@@ -105,22 +101,23 @@ class NativeOps:
 
         Args:
             network: to lower.
-            tensors: parameters by name, shared target weights, "embed" and "head"; matrices padded
-                to whole blocks of rows.
-            packed: matrices packed before by other programs of the network.
+            weights: of the network.
+            packed: keeps what programs read.
             pool: keys and values of the network's layers.
             angles: `[positions, head_dim]` cosines, then sines.
             vocabulary: size of the draft vocabulary.
             previewed: use the head preview, if the network has one.
         """
         shape = network.geometry
-        kept = KV_DTYPES[kv_dtype_of(pool)]
-        heads = Heads(shape.heads, shape.kv_heads, shape.head_dim, kept, shape.norm_eps)
+        kept = KV_DTYPES["fp32" if pool.memory.dtype == np.float32 else "fp16"]
+        heads = Heads(
+            *(shape.heads, shape.kv_heads, shape.head_dim, kept),
+            *(shape.norm_eps, shape.head_dim**-0.5, network.reach, shape.head_dim),
+        )
         self.program = DraftProgram(packed, heads, len(angles))
-        self.writing = Writing(self.program, tensors, packed, shape.norm_eps)
-        self._shapes = {**network.shapes(), "head": (vocabulary, shape.width)}
-        self._tensors = tensors
-        self._previewed = previewed and f"{SCREEN[0]}.weight" in tensors
+        self.writing = Writing(self.program, weights, shape.norm_eps)
+        self._weights, self._vocabulary = weights, vocabulary
+        self._previewed = previewed and weights.previews
         self._pool = pool
         self._angles = angles
         self._drafted = [0] * network.layers
@@ -135,11 +132,11 @@ class NativeOps:
         return max(self._drafted, default=0)
 
     def weight(self, name: str) -> Weight:
-        return Weight(self._tensors[name])
+        return Weight(self._weights.vector(name))
 
     def linear(self, x: Rows, name: str) -> Rows:
-        shape = self._shapes.get(name) or self._tensors[f"{name}.weight"].shape
-        return Linear(x.slots, shape[0], of=x, name=name)
+        width = self._vocabulary if name == "head" else self._weights.outputs(name)
+        return Linear(x.slots, width, of=x, name=name)
 
     def norm(self, x: Rows, name: str) -> Rows:
         return Normed(x.slots, x.width, of=x, name=name)
@@ -170,7 +167,7 @@ class NativeOps:
         if not self._previewed:
             return self.linear(x, "head")
         down, up = SCREEN
-        size = self._shapes["head"][0]
+        size = self._vocabulary
         previewed = Linear(x.slots, size, of=self.linear(x, down), name=up)
         return Rescored(x.slots, size, of=previewed, hidden=x)
 
@@ -193,8 +190,10 @@ class NativeOps:
         return self._attend(layer, queries, keys, values)
 
     def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
-        # Unreachable: `fit.takes` excludes such networks.
-        raise NotImplementedError
+        raise RuntimeUnavailable(
+            "a network that reads keys and values of its target needs a runtime that lends them: "
+            "use --runtime torch, or weights of a network that does not"
+        )
 
     def attend_target(self, queries: Rows) -> Rows:
         raise NotImplementedError

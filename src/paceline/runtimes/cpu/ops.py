@@ -1,0 +1,216 @@
+"""`models.ops.Ops` on the CPU: records a model's operations in a native program."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.core.types import LogitArray
+from paceline.errors import ModelError
+from paceline.models import ops
+from paceline.models.ops import Activation, Rotary
+from paceline.native.library import KV_DTYPES, Heads, KvDtype, attends
+from paceline.native.packed import GROUP, LANES, rotary_table
+from paceline.native.program import GATES, Columns, Program
+from paceline.runtimes.cpu.matrices import Matrices
+from paceline.runtimes.kv_cache import BlockPool
+
+
+class Rows:
+    """Rows of a forward: recorded when they are read, in a buffer that is reused after the last use.
+
+    Attributes:
+        count: name of their number.
+        width: of a row.
+        groups: they may be quantized: whole groups, each written at once.
+    """
+
+    def __init__(
+        self,
+        owner: CpuOps,
+        count: str,
+        width: int,
+        record: Callable[[Columns], None],
+        groups: bool = False,
+    ) -> None:
+        self.count, self.width, self.groups = count, width, groups
+        self._owner, self._record = owner, record
+        self._place: tuple[Columns, bool] | None = None
+
+    def columns(self, quantized: bool = False) -> Columns:
+        """Return where they are; `quantized` if only quantized matrices read them."""
+        if self._place is None:
+            quantized = quantized and self.groups
+            columns = self._owner.take(self.count, self.width, quantized)
+            self._record(columns)
+            self._record = _nothing  # and what it holds may go
+            self._place = columns, quantized
+        columns, already = self._place
+        assert not already or quantized, "rows that are quantized are read by quantized matrices"
+        return columns
+
+    def __del__(self) -> None:
+        if self._place is not None:
+            self._owner.give_back(self.count, *self._place)
+
+
+def _nothing(_: Columns) -> None: ...
+
+
+class CpuOps:
+    """Records one forward. Attention is recorded in the order of the layers."""
+
+    def __init__(
+        self,
+        program: Program,
+        matrices: Matrices,
+        pool: BlockPool,
+        kv_dtype: KvDtype,
+        eps: float,
+        longest: int,
+        extra: LogitArray | None,
+    ) -> None:
+        """Bind them.
+
+        Args:
+            program: gets the operations.
+            matrices: of the model.
+            pool: keys and values by layer.
+            kv_dtype: of the pool.
+            eps: of all norms.
+            longest: positions are below it.
+            extra: float32 `[m, width]`, embeddings of ids from the vocabulary on.
+        """
+        self._program, self._matrices = program, matrices
+        self._pool, self._kv_dtype = pool, kv_dtype
+        self._eps, self._longest, self._extra = eps, longest, extra
+        self._free: dict[tuple[str, int, bool], list[Columns]] = defaultdict(list)
+        self._tables: dict[Rotary, LogitArray] = {}
+
+    def take(self, count: str, width: int, quantized: bool) -> Columns:
+        free = self._free[count, width, quantized]
+        return free.pop() if free else self._program.buffer(count, width, rounded=quantized)
+
+    def give_back(self, count: str, columns: Columns, quantized: bool) -> None:
+        self._free[count, columns.width, quantized].append(columns)
+
+    def given(self, columns: Columns, count: str) -> Rows:
+        """Return rows that are in a buffer of the caller."""
+        rows = Rows(self, count, columns.width, _nothing)
+        rows.columns = lambda quantized=False: columns  # type: ignore[method-assign,misc]
+        return rows
+
+    def pick(self, x: Rows, which: str, count: str) -> Rows:
+        """Return the rows that input `which` names."""
+
+        def record(to: Columns) -> None:
+            self._program.gather(x.columns(), which, to)
+
+        return Rows(self, count, x.width, record)
+
+    def embed(self, scale: float = 1.0) -> Rows:
+        table = self._matrices("embed")
+
+        def record(to: Columns) -> None:
+            self._program.embed(table, "input_ids", to, extra=self._extra, scale=scale)
+
+        return Rows(self, "rows", table.inputs, record)
+
+    def norm(self, x: Rows, name: str, *, plus: Rows | None = None) -> Rows:
+        weights = self._vector(name)
+
+        def record(to: Columns) -> None:
+            added = None if plus is None else plus.columns()
+            self._program.gather(x.columns(), None, to, weights, self._eps, added)
+
+        return Rows(self, x.count, x.width, record)
+
+    def linear(
+        self,
+        x: Rows,
+        names: Sequence[str],
+        *,
+        norm: str | None = None,
+        scale: float = 1.0,
+        plus: Rows | None = None,
+    ) -> Rows:
+        matrices = [self._matrices(name) for name in names]
+        quantized = norm is None and all(map(self._matrices.quantized, names))
+        weights = None if norm is None else self._vector(norm)
+
+        def record(to: Columns) -> None:
+            self._program.product(
+                names[0],
+                matrices,
+                x.columns(quantized),
+                to,
+                norm=weights,
+                eps=self._eps,
+                scale=scale,
+                residual=None if plus is None else plus.columns(),
+            )
+
+        width = sum(matrix.outputs for matrix in matrices)
+        return Rows(self, x.count, width, record)
+
+    def gated(
+        self, x: Rows, gate: str, up: str, *, activation: Activation, norm: str | None = None
+    ) -> Rows:
+        matrices = [self._matrices(gate), self._matrices(up)]
+        weights = None if norm is None else self._vector(norm)
+
+        def record(to: Columns) -> None:
+            self._program.product(
+                gate, matrices, x.columns(), to, norm=weights, eps=self._eps, gate=GATES[activation]
+            )
+
+        width = matrices[0].outputs
+        return Rows(self, x.count, width, record, groups=width % GROUP == 0)
+
+    def attend(self, layer: int, x: Rows, heads: ops.Heads) -> Rows:
+        if not attends(heads.heads, heads.kv_heads, heads.width):
+            raise ModelError(
+                f"heads of width {heads.width}, {heads.heads} over {heads.kv_heads}, do not run "
+                f"here (multiples of {LANES} up to 256, at most 48 to a key head): "
+                "use --runtime torch"
+            )
+        angles = self._angles(heads.rotary)
+        shape = Heads(
+            heads.heads,
+            heads.kv_heads,
+            heads.width,
+            KV_DTYPES[self._kv_dtype],
+            self._eps,
+            heads.scale,
+            heads.window,
+            0 if angles is None else angles.shape[1],
+        )
+        memory = self._pool.memory[2 * layer : 2 * layer + 2]
+        norms = [
+            None if name is None else self._vector(name)
+            for name in (heads.query_norm, heads.key_norm)
+        ]
+
+        def record(to: Columns) -> None:
+            self._program.attention(memory, angles, norms, x.columns(), to, heads=shape)
+
+        group = heads.heads // heads.kv_heads * heads.width
+        width = heads.heads * heads.width
+        return Rows(self, x.count, width, record, groups=group % GROUP == 0)
+
+    def _vector(self, name: str) -> LogitArray:
+        found = self._matrices.vector(name)
+        if found is None:
+            raise ModelError(f"the model has no tensor {name}: download it again")
+        return found
+
+    def _angles(self, rotary: Rotary | None) -> Any:
+        if rotary is None:
+            return None
+        if rotary not in self._tables:
+            frequencies = np.asarray(rotary.frequencies, dtype=np.float64)
+            self._tables[rotary] = rotary_table(frequencies, self._longest, rotary.factor)
+        return self._tables[rotary]
