@@ -59,7 +59,7 @@ class PagedTable:
             self.keep(cache, len(tokens), ())
         return _features(tokens) if features else None
 
-    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: List[Pass]) -> list[Output]:
         self.passes.append(passes)
         tables = [self._write(each) for each in passes]  # all write before any reads
         return [self._look_up(each, table) for each, table in zip(passes, tables, strict=True)]
