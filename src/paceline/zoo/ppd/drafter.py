@@ -27,7 +27,6 @@ from paceline.zoo.ppd.prompt_tokens import load_prompt_tokens
 from paceline.zoo.ppd.tree import SparseTree, best_tree
 
 
-
 class PPD(Drafter):
     """Draft trees of candidates and prompt tokens; a first tree has prompt tokens alone."""
 
@@ -71,7 +70,7 @@ class PPD(Drafter):
             )
         if context.add_embeddings is None:
             raise RuntimeUnavailable(
-                "drafter 'ppd' drafts nodes that hold no token: it needs runtime openvino or "
+                "drafter 'ppd' drafts nodes that hold no token: it needs runtime cpu or "
                 "torch, a lossless verifier, and no other drafter beside it"
             )
         path = Path(weights) if weights else _shipped(context.model)
