@@ -74,7 +74,7 @@ class Replay:
         """A new, empty cache."""
         return PagedCache(self.memory)
 
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Rows as a model's last product would leave them: in the caches, and nothing else."""
         begin = perf_counter()
         self._weights += 1
@@ -125,7 +125,7 @@ def make(
     else:
         dear = [SECONDS[0] * rows for rows in SIZES]
         milliseconds = dear if drafting == "declined" else SECONDS
-        costs = CostModel(SIZES, [1e-3 * each for each in milliseconds], padded=True)
+        costs = CostModel(SIZES, [1e-3 * each for each in milliseconds])
         sizes = CostModelController(costs)
         decoder = AutoregressiveDecoder(target, SuffixAutomaton(), Coupled(), sizes, stops)
     return Engine(decoder, tokenizer, max_batch=batch)

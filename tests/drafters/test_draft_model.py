@@ -71,10 +71,10 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: List[Pass]) -> list[Output]:
         self.batches.append(len(passes))
         self.fed += [(each, list(each.cache.tokens)) for each in passes]
-        return super().forward(passes, rows)
+        return super().forward(passes)
 
 
 def decoder_of(
@@ -409,11 +409,11 @@ def test_a_failed_step_can_be_repeated() -> None:
     class Failing(TabularTarget):
         failures = 0
 
-        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+        def forward(self, passes: List[Pass]) -> list[Output]:
             self.failures += 1
             if self.failures % 2:
                 raise OutOfMemory("no room: try again")
-            return super().forward(passes, rows)
+            return super().forward(passes)
 
     for verifier, growth in CHAINS + TREES:
         small = TabularTarget(SMALL.logits, VOCABULARY)

@@ -61,9 +61,8 @@ class Ruled(Controller):
 
     name = "ruled"
 
-    def __init__(self, nodes: int, rows: int) -> None:
+    def __init__(self, nodes: int) -> None:
         self.nodes = nodes
-        self.rows = rows
         self.calls: Calls = []
 
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
@@ -109,7 +108,7 @@ def test_each_drafter_hears_of_its_own_requests_alone() -> None:
 
 
 def test_each_controller_rules_its_own_requests_beside_the_others() -> None:
-    one, other = Ruled(3, rows=8), Ruled(5, rows=4)
+    one, other = Ruled(3), Ruled(5)
     both = ControllersByKind(one, other)
     both.beside = 6
     budgets = both.budgets([GREEDY, WARM, HOT])
@@ -117,7 +116,6 @@ def test_each_controller_rules_its_own_requests_beside_the_others() -> None:
     drafts = [trees.chain([n, n]) for n in (1, 2, 3)]
     kept = both.select([GREEDY, WARM, HOT], drafts)
     assert [d.tokens.tolist() for d in kept] == [[1], [2], [3]]
-    assert both.rows == 0  # one's rows are not enough for all
     both.observe([GREEDY, WARM, HOT], kept, list("abc"), 0.3, 0.9)  # type: ignore[arg-type]
     both.close(WARM)
     assert one.calls == [
@@ -131,17 +129,16 @@ def test_each_controller_rules_its_own_requests_beside_the_others() -> None:
     ]
 
 
-@pytest.mark.parametrize(("kind", "rows"), [((GREEDY, COLD), 8), ((WARM, HOT), 4)])
+@pytest.mark.parametrize("kind", [(GREEDY, COLD), (WARM, HOT)])
 def test_a_batch_of_one_kind_is_its_controller_s_as_if_there_were_no_other(
-    kind: tuple[Sequence, ...], rows: int
+    kind: tuple[Sequence, ...],
 ) -> None:
-    parts = Ruled(3, rows=8), Ruled(5, rows=4)
+    parts = Ruled(3), Ruled(5)
     both = ControllersByKind(*parts)
     both.beside = 2
     both.budgets(kind)
     both.select(kind, [trees.EMPTY] * 2)
-    assert both.rows == rows
-    mine = parts[0] if rows == 8 else parts[1]
+    mine = parts[kind == (WARM, HOT)]
     assert mine.calls == [("budgets", ids(kind), 2)]
 
 

@@ -274,9 +274,9 @@ def test_the_likeliest_tokens_are_asked_for_where_they_are_what_wins(
     asks = []
 
     class Watched(TabularTarget):
-        def forward(self, passes: Seq[Pass], rows: int = 0) -> list[Output]:
+        def forward(self, passes: Seq[Pass]) -> list[Output]:
             asks.extend(each.argmax for each in passes)
-            return super().forward(passes, rows)
+            return super().forward(passes)
 
     target = Watched(MODEL.logits, VOCABULARY)
     decoder = AutoregressiveDecoder(target, NoDrafter(), Coupled(), Fixed(1, 1), StopRules((), 99))

@@ -13,7 +13,6 @@ from paceline.core import tree as trees
 from paceline.core.target import Pass
 from paceline.core.types import Budget, SamplingParams, TokenTree
 from paceline.engine.memory import (
-    PLAIN_ROWS,
     capacity,
     fits,
     fitted,
@@ -50,7 +49,7 @@ def test_no_draft_within_a_budget_takes_more_than_foreseen(length: int, draft: T
     target = table(60)
     [sequence] = sequences(target, [length])
     depth = int(trees.depths(draft).max(initial=0))
-    foreseen = with_draft(target.memory, sequence.cache, Budget(len(draft), depth))
+    foreseen = with_draft(sequence.cache, Budget(len(draft), depth))
     before = target.memory.free
     target.forward([Pass(sequence.cache, [1], draft)])
     assert before - target.memory.free <= foreseen
@@ -74,7 +73,7 @@ def test_budgets_are_the_largest_that_fit(
 
     def taken(most: int) -> int:
         cut = Budget(most, min(most, asked[0].depth))
-        return sum(with_draft(target.memory, s.cache, cut) for s in running)
+        return sum(with_draft(s.cache, cut) for s in running)
 
     most = max((m for m in range(1, nodes + 1) if taken(m) <= target.memory.free), default=0)
     assert found == [Budget(most, min(most, asked[0].depth))] * len(running)
@@ -94,10 +93,10 @@ def test_answers_in_a_hurry_are_those_of_a_close_look(
     target = table(12 + spare)
     running = sequences(target, lengths)
     held = [target.fork(s.cache) for s, fork in zip(running, forked, strict=False) if fork]
-    needed = sum(sequence.cache.needed(PLAIN_ROWS) for sequence in running)
+    needed = sum(sequence.cache.needed(1) for sequence in running)
     assert plain_step_fits(target.memory, running) == (needed <= target.memory.free)
     asked = [Budget(nodes, depth)] * len(running)
-    exact = sum(with_draft(target.memory, s.cache, asked[0]) for s in running) <= target.memory.free
+    exact = sum(with_draft(s.cache, asked[0]) for s in running) <= target.memory.free
     assert (fitted(target.memory, running, asked) == asked) >= exact
     if nodes > 1 and depth > 0:  # else what is cut may look the same
         assert (fitted(target.memory, running, asked) == asked) == exact
@@ -110,7 +109,7 @@ def test_targets_that_state_no_memory_are_left_alone() -> None:
     assert fitted(None, [], [Budget(9, 9)]) == [Budget(9, 9)]
 
 
-@pytest.mark.parametrize(("running", "tokens", "fitting"), [(0, 94, True), (0, 95, False)])
+@pytest.mark.parametrize(("running", "tokens", "fitting"), [(0, 95, True), (0, 96, False)])
 def test_a_request_alone_may_fill_the_memory(running: int, tokens: int, fitting: bool) -> None:
     memory = BlockPool(1, 1, 1, 3)
     assert capacity(memory) == 96

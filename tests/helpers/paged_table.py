@@ -1,7 +1,7 @@
 """A table on paged memory: contexts are read back from the blocks, so what they hold counts.
 
-Rows are written and block tables are made as in the CPU runtime's layout "exact". A block that was
-shared wrongly, given away too early or written by two shows in the logits.
+Rows are written and kept as on the CPU runtime. A block that was shared wrongly, given away too
+early or written by two shows in the logits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ class PagedTable:
             hidden_size=1,
             hidden_states=True,
             bit_exact=True,
-            layout="exact",
         )
         self.passes: list[List[Pass]] = []
         """Of every forward."""
@@ -59,13 +58,17 @@ class PagedTable:
             self.keep(cache, len(tokens), ())
         return _features(tokens) if features else None
 
-    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: List[Pass]) -> list[Output]:
         self.passes.append(passes)
-        tables = [self._write(each) for each in passes]  # all write before any reads
-        return [self._look_up(each, table) for each, table in zip(passes, tables, strict=True)]
+        for each in passes:  # all write before any reads
+            self._write(each)
+        return [self._look_up(each) for each in passes]
 
     def keep(self, cache: PagedCache, pending: int, path: List[int]) -> None:
-        cache.adopt(pending, path)
+        start = cache.length + pending
+        cache.move([cache.places[node] for node in path], start)
+        cache.discard()
+        cache.length = start + len(path)
 
     def truncate(self, cache: PagedCache, length: int) -> None:
         cache.truncate(length)
@@ -76,35 +79,31 @@ class PagedTable:
     def release(self, cache: PagedCache) -> None:
         cache.release()
 
-    def _write(self, each: Pass) -> list[tuple[tuple[int, ...], list[int]]]:
-        cache, count = each.cache, len(each.pending)
+    def _write(self, each: Pass) -> None:
+        cache, draft = each.cache, each.draft or trees.EMPTY
         cache.discard()
-        draft = each.draft or trees.EMPTY
-        paths = trees.leaf_paths(draft) or [()]
-        cache.reserve(max(count + len(paths[0]), 2))
-        cache.branches.append((paths[0], None))
-        tables = [(paths[0], cache.blocks)]
-        for path in paths[1:]:
-            tables.append((path, cache.branch(path, count + len(path))))
-        for path, blocks in tables:
-            tokens = [*each.pending, *draft.tokens[list(path)].tolist()]
-            for position, token in enumerate(tokens, start=cache.length):
-                self.memory.memory[:, blocks[position // BLOCK], :, position % BLOCK] = token
-        return tables
+        cache.reserve(len(each.pending) + len(draft))
+        begin = cache.length + len(each.pending)
+        cache.places = list(range(begin, begin + len(draft)))
+        for position, token in enumerate([*each.pending, *draft.tokens.tolist()], cache.length):
+            for numbers in self.memory.token(cache.blocks[position // BLOCK], position % BLOCK):
+                numbers[:] = token
 
-    def _look_up(self, each: Pass, tables: list[tuple[tuple[int, ...], list[int]]]) -> Output:
-        end = each.cache.length + len(each.pending)
-        rows = {-1: self._after(tables[0][1], end)}
-        for path, blocks in tables:
-            for depth, node in enumerate(path, start=1):
-                rows[node] = self._after(blocks, end + depth)
-        tokens = [*each.pending, *(each.draft or trees.EMPTY).tokens.tolist()]
+    def _look_up(self, each: Pass) -> Output:
+        cache, draft = each.cache, each.draft or trees.EMPTY
+        end = cache.length + len(each.pending)
+        rows = [self._after(cache, range(end))]
+        for node in range(len(draft)):
+            path = [cache.places[above] for above in trees.path_to(draft, node)]
+            rows.append(self._after(cache, [*range(end), *path]))
+        tokens = [*each.pending, *draft.tokens.tolist()]
         features = _features(tokens) if each.features else None
-        return Output(np.stack([rows[node] for node in sorted(rows)]), None, features)
+        return Output(np.stack(rows), None, features)
 
-    def _after(self, blocks: list[int], length: int) -> np.ndarray:
-        rows = self.memory.memory[0, blocks[: -(-length // BLOCK)], 0, :, 0]
-        return self._logits(tuple(rows.astype(int).ravel()[:length].tolist()))
+    def _after(self, cache: PagedCache, places: List[int]) -> np.ndarray:
+        keys = self.memory.memory[0, :, 0]
+        context = (keys[cache.blocks[place // BLOCK], place % BLOCK] for place in places)
+        return self._logits(tuple(map(int, context)))
 
 
 def _features(tokens: List[int]) -> LogitArray:

@@ -50,12 +50,12 @@ class Target(TabularTarget):
         self.live.append(super().open())
         return self.live[-1]
 
-    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: List[Pass]) -> list[Output]:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
         self.batches.append(len(passes))
-        return super().forward(passes, rows)
+        return super().forward(passes)
 
     def release(self, cache: TabularCache) -> None:
         super().release(cache)

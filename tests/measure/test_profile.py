@@ -102,10 +102,10 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def forward(self, passes: Sequence[Any], rows: int = 0) -> Any:
+    def forward(self, passes: Sequence[Any]) -> Any:
         sleep(0.001)
         self.inference_seconds = 0.001
-        return self._target.forward(passes, rows)
+        return self._target.forward(passes)
 
     def counted(self, passes: Sequence[Any], runs: int) -> Any:
         self.counts += runs

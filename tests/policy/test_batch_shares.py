@@ -21,16 +21,14 @@ from paceline.core.types import (
     Verdict,
 )
 from paceline.policy.cost import CostModel
-from paceline.policy.cost_model import ChainReach, CostModelController, best_depths
-from paceline.policy.plugin_sizes import MARGIN, Priced, Sizing, worth_keeping
+from paceline.policy.cost_model import MARGIN, ChainReach, CostModelController, Sizing, best_depths
 from paceline.sampling.distributions import from_dense
 from paceline.sampling.sequence import Sequence
 
 SIZES = (1, 2, 4, 8, 16, 32)
 curves = st.builds(
-    lambda steps, padded: CostModel(SIZES, np.cumsum(steps).tolist(), padded=padded),
+    lambda steps: CostModel(SIZES, np.cumsum(steps).tolist()),
     st.lists(st.floats(0.01, 1.0), min_size=len(SIZES), max_size=len(SIZES)),
-    st.booleans(),
 )
 
 
@@ -221,24 +219,16 @@ def drafts(draw: st.DrawFn) -> TokenTree:
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    st.lists(drafts(), min_size=1, max_size=3),
-    curves,
-    st.sampled_from([0.0, 0.02, 0.2]),
-    st.sampled_from([0.0, 0.1]),
-)
+@given(st.lists(drafts(), min_size=1, max_size=3), curves)
 def test_pruned_drafts_never_lose_and_seldom_miss_the_best(
-    proposed: list[TokenTree], costs: CostModel, branch: float, fork: float
+    proposed: list[TokenTree], costs: CostModel
 ) -> None:
-    """Paths and forks priced; by enumeration of all that could have been verified."""
-    costs.branch, costs.fork = branch, fork
+    """By enumeration of all that could have been verified."""
 
     def value(parts: list[TokenTree]) -> float:
         assert all(part.scores is not None for part in parts)
         tokens = len(parts) + sum(float(part.scores.sum()) for part in parts)  # type: ignore[union-attr]
-        paths = sum(max(0, len(trees.leaf_paths(part)) - 1) for part in parts)
-        rows = len(parts) + sum(map(len, parts))
-        return tokens / (costs.time(rows) + paths * branch + fork * (paths > 0))
+        return tokens / costs.time(len(parts) + sum(map(len, parts)))
 
     every = [
         [trees.take(draft, np.array(nodes, np.int64)) for nodes in subsets(draft.parents.tolist())]
@@ -266,7 +256,7 @@ def test_sequences_cost_time_of_their_own_and_rows_less_than_they_seem() -> None
 
 
 def test_what_drafts_save_is_that_of_the_best_size() -> None:
-    costs = CostModel(SIZES, [1.0, 1.1, 1.3, 1.7, 2.5, 4.1], padded=True)
+    costs = CostModel(SIZES, [1.0, 1.1, 1.3, 1.7, 2.5, 4.1])
     for ranked in ([], [0.1], [0.9, 0.8, 0.7], [0.5] * 40):
         saved = [
             sum(ranked[:n]) - (costs.time(1 + n) - costs.time(1)) for n in range(len(ranked) + 1)
@@ -274,22 +264,6 @@ def test_what_drafts_save_is_that_of_the_best_size() -> None:
         sizing = Sizing()
         sizing.choose(list(accumulate(ranked, initial=1.0)), 1, costs)
         assert sizing.saved == pytest.approx(max(saved))
-
-
-def test_branching_is_paid_once_for_the_whole_batch() -> None:
-    twin = Priced([ROOT, ROOT], [0.5, 0.4], 0.1)
-    assert [sorted(each) for each in worth_keeping([twin], fork=0.5)] == [[0]]
-    assert [sorted(each) for each in worth_keeping([twin, twin], fork=0.5)] == [[0, 1], [0, 1]]
-
-
-def test_a_path_costs_more_tokens_where_seconds_commit_more() -> None:
-    """What pays alone need not pay in a batch: a second is worth eight times the tokens there."""
-    costs = CostModel(SIZES, [1.0] * 6, branch=0.001)
-    twin = TokenTree(np.array([1, 2]), np.array([ROOT, ROOT]), scores=np.array([0.5, 0.3]))
-    [alone] = CostModelController(costs).select(batch(1, context=100), [twin])
-    together = CostModelController(costs).select(batch(8, context=100), [twin] * 8)
-    assert len(alone) == 2
-    assert [len(each) for each in together] == [1] * 8
 
 
 def test_prompts_read_beside_the_batch_leave_less_room_for_drafts() -> None:
@@ -301,30 +275,24 @@ def test_prompts_read_beside_the_batch_leave_less_room_for_drafts() -> None:
         controller.beside = beside
         sizes.append(sum(map(len, controller.select(batch(8), [chain] * 8))))
     assert sizes[0] > sizes[1] > sizes[2] == 0
-    assert controller.rows == 0
 
 
 @pytest.mark.parametrize("roots", [1, 3, 8, 12, 16])
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.8])
-@pytest.mark.parametrize("switch", [0.0, 0.3])
-def test_no_batch_is_slower_than_plain_decoding_in_the_long_run(
-    roots: int, rate: float, switch: float
-) -> None:
-    """Sizes that cost to change, drafts whose estimates are too high, a machine that fills up."""
-    costs = CostModel((1, 4, 8, 12, 16), [1.0, 1.1, 1.3, 1.6, 2.0], switch, padded=True)
-    truth = CostModel(costs.sizes, list(costs.seconds), switch, padded=True)
+def test_no_batch_is_slower_than_plain_decoding_in_the_long_run(roots: int, rate: float) -> None:
+    """Drafts whose estimates are too high, a machine that fills up."""
+    costs = CostModel((1, 4, 8, 12, 16), [1.0, 1.1, 1.3, 1.6, 2.0])
+    truth = CostModel(costs.sizes, list(costs.seconds))
     controller, sequences = CostModelController(costs), batch(roots)
     generator = np.random.default_rng(roots)
     draft = TokenTree(np.arange(4), np.arange(-1, 3), scores=chances([0.6] * 4))
-    tokens, seconds, last = 0.0, 0.0, truth.size(roots)
+    tokens, seconds = 0.0, 0.0
     for _ in range(400):
         budgets = controller.budgets(sequences)
         drafts = [draft if budget.nodes else trees.EMPTY for budget in budgets]
         chosen = controller.select(sequences, drafts)
         stood = [int(np.cumprod(generator.random(len(each)) < rate).sum()) for each in chosen]
-        size = truth.size(max(roots + sum(map(len, chosen)), controller.rows))
-        spent = truth.time(size) + switch * (size != last)
-        last = size
+        spent = truth.time(roots + sum(map(len, chosen)))
         token = int(draft.tokens[0]) if generator.random() < rate else 99
         verdicts = [Verdict(tuple(range(n)), token) for n in stood]
         controller.observe(sequences, chosen, verdicts, 0.0, spent)

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.target import Output, Pass
-from paceline.core.tree import leaf_paths
 from paceline.policy import cost as cost_measuring
 from paceline.policy.cost import SIZES, CostModel, load_or_measure, measure
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget
 
 MODEL = TabularModel(20, 1, seed=3)
-KEY = {"model": "org/tiny", "threads": None, "layout": "exact"}
+KEY = {"model": "org/tiny", "threads": None}
 
 
 @pytest.fixture
@@ -30,9 +29,8 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 class Watched(TabularTarget):
     """Counts forwards and remembers caches."""
 
-    def __init__(self, max_context: int = 4096, buckets: tuple[int, ...] = ()) -> None:
+    def __init__(self, max_context: int = 4096) -> None:
         super().__init__(MODEL.logits, 20, max_context)
-        self._capabilities = replace(self._capabilities, row_buckets=buckets)
         self.caches: list[TabularCache] = []
         self.rows: list[int] = []
 
@@ -40,8 +38,8 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
-        outputs = super().forward(passes, rows)
+    def forward(self, passes: List[Pass]) -> list[Output]:
+        outputs = super().forward(passes)
         self.rows.append(sum(len(output.logits) for output in outputs))
         assert all(
             p.cache.length + len(output.logits) <= self.capabilities.max_context
@@ -65,11 +63,11 @@ def test_time_meets_the_measurements_and_never_decreases(costs: CostModel) -> No
     assert costs.curve()[1] == 1
 
 
-@given(curves, st.booleans(), st.integers(1, 40), st.integers(0, 40), st.integers(1, 4))
+@given(curves, st.integers(1, 40), st.integers(0, 40), st.integers(1, 4))
 def test_a_span_of_times_is_that_of_each(
-    costs: CostModel, padded: bool, rows: int, more: int, sequences: int
+    costs: CostModel, rows: int, more: int, sequences: int
 ) -> None:
-    costs = replace(costs, padded=padded, sequence=0.3)
+    costs = replace(costs, sequence=0.3)
     times = [costs.time(each, sequences) for each in range(rows, rows + more + 1)]
     assert costs.span(rows, more, sequences) == times
 
@@ -194,60 +192,9 @@ def test_measuring_leaves_the_target_as_it_was() -> None:
     assert target.caches[1].tokens  # something was in the cache, as in real use
 
 
-def test_padding_runtimes_are_measured_at_their_own_sizes() -> None:
-    target = Watched(buckets=(1, 4, 16, 64))
-    costs = measure(target)
-    assert costs.sizes == [1, 4, 16]  # no larger than drafts are worth
-    assert set(target.rows) == {1, 4, 8, 16}  # 8: the star that prices branches
-    assert costs.padded
-    assert costs.switch >= 0
-    assert not measure(Watched(200)).padded
-
-
-@pytest.mark.usefixtures("few_sizes")
-@pytest.mark.parametrize(
-    ("path", "fork", "found"),
-    [
-        (0.0, 0.0, (0.0, 0.0)),
-        (0.004, 0.0, (0.0, 0.0)),  # five paths more take 2% of a plain step
-        (0.1, 0.0, (0.1, 0.0)),
-        (0.0, 0.02, (0.0, 0.0)),
-        (0.1, 0.4, (0.1, 0.4)),
-    ],
-)
-def test_branches_have_a_price_where_it_can_be_told_from_noise(
-    path: float, fork: float, found: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 0.0
-
-    class Timed(Watched):
-        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
-            nonlocal now
-            paths = sum(len(leaf_paths(p.draft)) for p in passes if p.draft is not None)
-            now += 1.0 + path * max(paths - 1, 0) + fork * (paths > 1)
-            return super().forward(passes, rows)
-
-    monkeypatch.setattr(cost_measuring, "perf_counter", lambda: now)
-    target = Timed()
-    costs = measure(target)
-    branch, whole = costs.branch * len(target.caches[0].tokens), costs.fork
-    assert (branch, whole) == pytest.approx(found)
-
-
-def test_time_on_a_padding_runtime_is_a_staircase() -> None:
-    costs = CostModel((1, 4, 8), [1.0, 2.0, 3.0], switch=0.5, padded=True)
-    assert [costs.size(rows) for rows in (1, 2, 4, 5, 8, 9)] == [1, 4, 4, 8, 8, 9]
-    assert [costs.time(rows) for rows in (1, 2, 4, 5, 8)] == [1.0, 2.0, 2.0, 3.0, 3.0]
-    for _ in range(1500):
-        costs.observe(1, 1.0)
-        costs.observe(3, 3.0)  # booked on 4, to which it was padded
-    assert costs.time(4) > 2.4
-    assert costs.time(4) == costs.time(2)
-
-
 def test_a_failed_measurement_releases_its_cache() -> None:
     class Failing(Watched):
-        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+        def forward(self, passes: List[Pass]) -> list[Output]:
             raise RuntimeError("device lost")
 
     target = Failing()
@@ -273,7 +220,6 @@ def test_the_measurement_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Mon
     measured = len(target.rows)
     again = load_or_measure(target, KEY)
     assert (list(again.sizes), again.seconds) == (list(first.sizes), first.seconds)
-    assert (again.switch, again.padded) == (first.switch, first.padded)
     assert again.sequence == first.sequence >= 0
     assert len(target.rows) == measured
     load_or_measure(target, {**KEY, "threads": 2})

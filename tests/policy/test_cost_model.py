@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from itertools import product
 
@@ -15,8 +14,7 @@ from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, DraftSampling, SamplingParams, TokenTree, Verdict
 from paceline.policy.controller import ControllerContext
 from paceline.policy.cost import CostModel
-from paceline.policy.cost_model import CostModelController
-from paceline.policy.plugin_sizes import MARGIN, Sizing
+from paceline.policy.cost_model import MARGIN, CostModelController
 from paceline.sampling.distributions import from_dense
 from paceline.sampling.sequence import Sequence
 
@@ -74,11 +72,11 @@ def subsets(draft: TokenTree) -> list[tuple[int, float]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(drafts(), min_size=1, max_size=2), steps, st.booleans())
+@given(st.lists(drafts(), min_size=1, max_size=2), steps)
 def test_no_other_choice_of_nodes_commits_more_per_second(
-    proposed: list[TokenTree], seconds: list[float], padded: bool
+    proposed: list[TokenTree], seconds: list[float]
 ) -> None:
-    model = CostModel(SIZES, np.cumsum(seconds).tolist(), padded=padded)
+    model = CostModel(SIZES, np.cumsum(seconds).tolist())
     controller = CostModelController(model)
     controller.queue = 1  # every token counts
     chosen = controller.select(batch(len(proposed)), proposed)
@@ -306,33 +304,23 @@ def test_decisions_do_not_depend_on_which_tokens_were_drafted(
     assert decisions[0] == decisions[1]
 
 
-@pytest.mark.parametrize("padded", [True, False])
-def test_sizes_are_kept_through_steps_at_which_nothing_is_asked_for(padded: bool) -> None:
-    """They see those steps as steps without drafts, and nothing else is learned from them."""
-    model = CostModel((1, 4, 8, 16), [1.0, 1.2, 1.6, 2.4], 1.0, padded)
-    controller, sizing = CostModelController(model), Sizing()
+def test_nothing_is_learned_from_steps_at_which_nothing_is_asked_for() -> None:
+    model = CostModel((1, 4, 8, 16), [1.0, 1.2, 1.6, 2.4])
+    controller = CostModelController(model)
     sequences, good = batch(2), scored([ROOT, 0, 1], [0.9, 0.9, 0.9])
-
-    def step(drafts: list[TokenTree], seconds: float) -> int:
-        asked = bool(controller.budgets(sequences)[0].nodes)
-        chosen = controller.select(sequences, drafts if asked else [trees.EMPTY] * 2)
-        verdicts = [Verdict(tuple(range(len(draft))), 0) for draft in chosen]
-        controller.observe(sequences, chosen, verdicts, 0.0, seconds)
-        return controller.rows
-
     for _ in range(40):
-        step([good, good], 1.6)
-    sizing.__dict__.update(copy.deepcopy(controller._sizing.__dict__))
+        controller.budgets(sequences)
+        chosen = controller.select(sequences, [good, good])
+        verdicts = [Verdict(tuple(range(len(draft))), 0) for draft in chosen]
+        controller.observe(sequences, chosen, verdicts, 0.0, 1.7)
     known = list(model.seconds)
+    assert known != [1.0, 1.2, 1.6, 2.4]
     controller._gate.open = lambda cost: False  # type: ignore[method-assign]
-    sizes = []
-    for _ in range(300):
-        sizes.append(step([good, good], 7.0))
-        assert sizes[-1] == sizing.choose([2.0], 2, model)[1]
-        sizing.ran(model.size(max(2, sizes[-1])))
+    assert controller.budgets(sequences) == [Budget(0, 0)] * 2
+    empty = [trees.EMPTY] * 2
+    assert controller.select(sequences, empty) == empty
+    controller.observe(sequences, empty, [Verdict((), 0)] * 2, 0.0, 7.0)
     assert model.seconds == known
-    assert (sizes[0] == 8) == padded
-    assert sizes[-1] == (4 if padded else 0)
 
 
 def test_sizes_that_the_user_gave_are_upper_limits() -> None:

@@ -112,7 +112,7 @@ def by_history(seen: Seen) -> bool:
 
 
 def costs() -> CostModel:
-    return CostModel((1, 2, 3, 4), [1.0, 1.05, 1.27, 2.5], switch=0.1, padded=True)
+    return CostModel((1, 2, 3, 4), [1.0, 1.05, 1.27, 2.5])
 
 
 CONTROLLERS: dict[str, Callable[[], Controller]] = {

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.kv_cache import BLOCK, BlockPool, Layout, PagedCache
-
-LAYOUTS: tuple[Layout, ...] = ("tokens", "numbers", "pairs")
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 
 
-def pool(blocks: int = 64, layout: Layout = "tokens") -> BlockPool:
-    return BlockPool(layers=2, kv_heads=1, head_dim=2, blocks=blocks, layout=layout)
+def pool(blocks: int = 64) -> BlockPool:
+    return BlockPool(layers=2, kv_heads=1, head_dim=2, blocks=blocks)
 
 
 def write(cache: PagedCache, blocks: list[int], start: int, values: list[int]) -> None:
@@ -52,9 +50,9 @@ OPERATIONS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(OPERATIONS, st.sampled_from(LAYOUTS), st.randoms(use_true_random=False))
-def test_caches_behave_like_independent_lists(operations, layout, random):
-    memory = pool(400, layout)
+@given(OPERATIONS, st.randoms(use_true_random=False))
+def test_caches_behave_like_independent_lists(operations, random):
+    memory = pool(400)
     caches = [(PagedCache(memory), [])]
     counter = 0
     for name, size in operations:
@@ -76,58 +74,20 @@ def test_caches_behave_like_independent_lists(operations, layout, random):
             cache.release()
             del caches[index]
         else:
-            # Three paths of one round: the root, then two tokens each; `size` says which is kept.
+            # A round: the root and three paths of two tokens, of which `size` says which is kept.
             paths = [(0, 1), (0, 2), (3, 4)]
             root = counter
-            counter += 1 + 6
-            cache.reserve(3)
-            cache.branches.append((paths[0], None))
-            write(cache, cache.blocks, cache.length, [root, root + 1, root + 2])
-            for branch, path in enumerate(paths[1:], start=1):
-                blocks = cache.branch(path, 3)
-                first = root + 1 if path[0] == 0 else root + 2 * branch + 1
-                write(cache, blocks, cache.length, [root, first, root + 2 * branch + 2])
-            cache.adopt(1, paths[size][:2])
-            first = root + 1 if size < 2 else root + 5
-            rows += [root, first, root + 2 * size + 2]
+            counter += 1 + 5
+            cache.reserve(6)
+            write(cache, cache.blocks, cache.length, list(range(root, counter)))
+            cache.move([cache.length + 1 + node for node in paths[size]], cache.length + 1)
+            cache.length += 3
+            rows += [root, *(root + 1 + node for node in paths[size])]
         for other, expected in caches:
             assert read(other) == expected
     for cache, _ in caches:
         cache.release()
     assert memory.free == 400
-
-
-def test_adopting_part_of_a_path_or_nothing():
-    memory = pool()
-    cache = PagedCache(memory)
-    append(cache, [1, 2, 3])
-    cache.reserve(3)
-    cache.branches.append(((0, 1), None))
-    write(cache, cache.blocks, 3, [4, 5, 6])
-    write(cache, cache.branch((2,), 2), 3, [4, 7])
-    cache.adopt(1, ())
-    assert read(cache) == [1, 2, 3, 4]
-    assert not cache.branches
-
-
-def test_unknown_path_is_refused():
-    cache = PagedCache(pool())
-    cache.reserve(2)
-    cache.branches.append(((0,), None))
-    with pytest.raises(ValueError, match="no branch"):
-        cache.adopt(1, (5,))
-
-
-def test_discard_without_keep_changes_nothing():
-    memory = pool()
-    cache = PagedCache(memory)
-    append(cache, list(range(40)))
-    free = memory.free
-    cache.branches.append(((), None))
-    cache.branch((0,), 5)
-    cache.discard()
-    assert memory.free == free
-    assert read(cache) == list(range(40))
 
 
 def test_full_pool_is_said_and_leaves_the_cache_alone():
@@ -150,10 +110,8 @@ def test_move_brings_path_rows_together():
     assert read(cache) == [*range(30), 100, 102, 105]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_move_to_where_a_path_goes_on(layout):
-    memory = pool(8, layout)
-    cache = PagedCache(memory)
+def test_rows_move_to_where_a_path_goes_on():
+    cache = PagedCache(pool(8))
     append(cache, list(range(1, 31)))
     cache.reserve(10)
     write(cache, cache.blocks, 30, list(range(100, 110)))
@@ -162,20 +120,11 @@ def test_rows_move_to_where_a_path_goes_on(layout):
     assert read(cache) == [*range(1, 31), 100, 103, 104, 109]
 
 
-def test_keys_by_number_lie_number_by_number():
-    memory = pool(2, "numbers")
-    for row in range(BLOCK):
-        memory.token(0, row)[0][1, 0, 1] = row
-    assert memory.memory[2, 0, 0].ravel()[BLOCK:].tolist() == list(range(BLOCK))
-
-
-def test_pairs_lie_pair_by_pair():
-    memory = pool(2, "pairs")
+def test_keys_lie_number_by_number_and_values_token_by_token():
+    memory = pool(2)
     for row in range(BLOCK):
         keys, values = memory.token(0, row)
-        keys[1, 0] = [[row, row + 100]]
-        values[1, 0] = [row, row + 100]
-    pairs = [number for row in range(BLOCK) for number in (row, row + 100)]
-    assert memory.memory[2, 0, 0].ravel().tolist() == pairs
-    lines = memory.memory[3, 0, 0].reshape(BLOCK // 2, 4)
-    assert lines[3].tolist() == [6, 7, 106, 107]
+        keys[1, 0] = values[1, 0] = row, row + 100
+    first, second = range(BLOCK), range(100, 100 + BLOCK)
+    assert memory.memory[2, 0, 0].tolist() == [*first, *second]
+    assert memory.memory[3, 0, 0].tolist() == [each for pair in zip(first, second) for each in pair]

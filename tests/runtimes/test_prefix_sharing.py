@@ -25,7 +25,7 @@ def append(cache: PagedCache, tokens: List[int]) -> None:
 
 
 def read(cache: PagedCache) -> list[int]:
-    rows = cache.pool.memory[0, cache.blocks, 0, :, 0].astype(int).ravel()
+    rows = cache.pool.memory[0, cache.blocks, 0].astype(int).ravel()
     return rows[: cache.length].tolist()
 
 
@@ -85,13 +85,11 @@ def test_caches_hold_their_own_tokens_whatever_others_share(steps, blocks, keep)
             elif name == "fork":
                 caches.append((cache.fork(), list(tokens)))
             elif name == "branch":
-                cache.reserve(2)
-                cache.branches.append(((0,), None))
-                write = [(cache.blocks, counter), (cache.branch((1,), 2), counter + 1)]
-                for table, token in write:
-                    for position, row in ((cache.length, 99), (cache.length + 1, token)):
-                        memory.memory[:, table[position // BLOCK], :, position % BLOCK] = row
-                cache.adopt(1, (size,))
+                cache.reserve(3)
+                for position, row in enumerate((99, counter, counter + 1), cache.length):
+                    memory.memory[:, cache.blocks[position // BLOCK], :, position % BLOCK] = row
+                cache.move([cache.length + 1 + size], cache.length + 1)
+                cache.length += 2
                 tokens += [99, counter + size]
                 counter += 2
             elif name == "publish":
@@ -207,11 +205,8 @@ def test_needed_is_what_reserve_takes():
             assert before - memory.free == needed
 
 
-def test_sequences_never_get_the_scratch_block():
-    memory = pool(5)
-    assert memory.memory.shape[1] == 6
-    assert memory.scratch not in memory.take(5)
-    assert memory.bytes_per_token == 2 * 4  # a key and a value of one float32
+def test_a_token_takes_a_key_and_a_value():
+    assert pool(5).bytes_per_token == 2 * 4
 
 
 def test_negative_control_a_block_that_stays_known_while_written_misleads(monkeypatch):

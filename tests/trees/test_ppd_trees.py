@@ -146,20 +146,3 @@ def test_dear_rows_make_smaller_trees_and_at_last_none() -> None:
         assert tree.tokens / tree.seconds(costs) == max(t.tokens / t.seconds(costs) for t in every)
     assert rows == sorted(rows, reverse=True)
     assert rows[0] > rows[2] > rows[3] == 0
-
-
-def test_padded_sizes_are_filled() -> None:
-    costs = CostModel([1, 4, 8, 16], [1.0, 1.05, 1.1, 1.9], padded=True)
-    tree = best_tree(ACCURACIES, 24, costs)
-    assert max(state.rows for state in tree.states) == 7
-
-
-def test_paths_beyond_the_first_have_a_price() -> None:
-    shape = ((0,), (1,), (0, 0))
-    reached = chances(shape, ACCURACIES)
-    costs = CostModel([1, 64], [1.0, 1.0], branch=0.001, fork=0.5)
-    paths = {(0, 0, 0, 0): 2, (1, 0, 0, 0): 3, (0, 0, 0, 2): 2, (1, 1, 1, 1): 4}
-    for prompts, count in paths.items():
-        state = StateTree(shape, reached, np.array(prompts))
-        assert state.seconds(costs, 100) == pytest.approx(1.5 + 0.1 * (count - 1))
-    assert StateTree((), np.zeros(0), np.array([2])).seconds(costs, 100) == pytest.approx(1.0)

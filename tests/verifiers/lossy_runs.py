@@ -54,9 +54,9 @@ class HiddenTarget(TabularTarget):
         """Those of a table, with hidden states."""
         return replace(super().capabilities, hidden_states=True, hidden_size=HIDDEN)
 
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
         """Rows of the table, and the state after each of them."""
-        outputs = super().forward([each._replace(hidden=False) for each in passes], rows)
+        outputs = super().forward([each._replace(hidden=False) for each in passes])
         out = []
         for each, output in zip(passes, outputs, strict=True):
             draft = each.draft or trees.EMPTY

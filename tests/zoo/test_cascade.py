@@ -126,9 +126,9 @@ class Watched(TabularTarget):
         self.caches.append(super().open())
         return self.caches[-1]
 
-    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: List[Pass]) -> list[Output]:
         self.forwards += 1
-        return super().forward(passes, rows)
+        return super().forward(passes)
 
 
 class Orderly(PromptLookup):
@@ -217,12 +217,12 @@ def test_caches_hold_the_text_and_nothing_else_in_ragged_batches(
     texts: dict[int, list[int]] = {}
 
     class Fed(Watched):
-        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+        def forward(self, passes: List[Pass]) -> list[Output]:
             for each in passes:
                 text = texts[self.caches.index(each.cache)]
                 fed = [*each.cache.tokens, *each.pending]
                 assert fed[: len(text)] == text
-            return super().forward(passes, rows)
+            return super().forward(passes)
 
     models = [Fed(SMALL), Fed(MIDDLE)]
     levels = [Level(model, t) for model, t in zip(models, least, strict=True)]
@@ -315,11 +315,11 @@ def test_a_failed_step_can_be_repeated() -> None:
     class Failing(TabularTarget):
         calls = 0
 
-        def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+        def forward(self, passes: List[Pass]) -> list[Output]:
             self.calls += 1
             if self.calls in (1, 3, 4, 8, 11):
                 raise OutOfMemory("no room: try again")
-            return super().forward(passes, rows)
+            return super().forward(passes)
 
     for failing in ("target", "middle"):
         kinds = {"target": TabularTarget, "middle": TabularTarget} | {failing: Failing}

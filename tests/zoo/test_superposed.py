@@ -37,9 +37,9 @@ class Superposed(TabularTarget):
         super().release(cache)
         self.live -= 1
 
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
         self.forwards += 1
-        return super().forward(passes, rows)
+        return super().forward(passes)
 
     def forward_superposed(
         self, cache: TabularCache, tokens: Sequence[int], weights: Sequence[float]

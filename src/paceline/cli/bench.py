@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 # Capabilities among the settings of a bench.
-_CAPABILITIES = (
-    *("runtime", "device", "precision", "layout"),
-    *("kv_precision", "kv_lossy", "max_context"),
-)
+_CAPABILITIES = ("runtime", "device", "precision", "kv_precision", "max_context")
 _DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"
 
 
@@ -236,7 +233,6 @@ def _report(
     notes = [
         *interrupted,
         *report.resumption(results),
-        *report.cache(results),
         *report.loops(records),
         *report.remarks(table),
     ]

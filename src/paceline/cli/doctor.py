@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
@@ -17,13 +16,10 @@ from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, PacelineError
 from paceline.version import __version__
 
-PACKAGES = ("numpy", "openvino", "torch", "transformers")
+PACKAGES = ("numpy", "torch", "transformers")
 
 # Capabilities in the report.
-_SHOWN = (
-    *("runtime", "device", "precision", "layout", "bit_exact"),
-    *("kv_precision", "kv_lossy", "kv_bytes_per_token", "attention"),
-)
+_SHOWN = ("runtime", "device", "precision", "bit_exact", "kv_precision", "kv_bytes_per_token")
 
 if TYPE_CHECKING:
     from paceline.registry.loaded import Loaded
@@ -85,6 +81,8 @@ def doctor(
 
 
 def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any]:
+    from paceline.measure.doctor import noise_floor
+    from paceline.measure.prompts import NOISE_TEXT
     from paceline.registry import loading
 
     begin = perf_counter()
@@ -93,7 +91,7 @@ def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any
         "model": {**_model(loaded), "load_seconds": perf_counter() - begin},
         "c_n": loaded.costs.curve(),
         "forward_ms": round(1000 * loaded.costs.time(1), 2),
-        "noise_floor": _noise(loaded, model),
+        "noise_floor": noise_floor(loaded.target, loaded.tokenizer.encode(NOISE_TEXT)),
         "fidelity": _fidelity(loaded, model),
     }
 
@@ -142,33 +140,15 @@ def _size(directory: Path) -> float:
 
 
 def _auto(device: str | None) -> str:
-    from paceline.core.processor import runs
     from paceline.registry.loading import installed
 
-    wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
-    found = next((name for name in wanted if installed(name) and runs(name)), None)
-    return found or f"none installed: pip install 'paceline[{wanted[0]}]'"
+    wanted = "cpu" if device in (None, "cpu") else "torch"
+    return wanted if installed(wanted) else f"none installed: pip install 'paceline[{wanted}]'"
 
 
 def _model(loaded: Loaded) -> dict[str, Any]:
     capabilities = loaded.target.capabilities
     return {"name": loaded.source.name} | {key: getattr(capabilities, key) for key in _SHOWN}
-
-
-def _noise(loaded: Loaded, model: str) -> dict[str, Any]:
-    from paceline.measure.doctor import noise_floor
-    from paceline.measure.prompts import NOISE_TEXT
-    from paceline.registry import loading
-
-    tokens = loaded.tokenizer.encode(NOISE_TEXT)
-    own = loaded.target.capabilities
-    out: dict[str, Any] = {own.layout: noise_floor(loaded.target, tokens)}
-    if own.runtime == "openvino":
-        # Not every cache has both layouts.
-        options = replace(loaded.options, layout="masked", kv_precision=None)
-        other = loading.load_model(model, runtime=own.runtime, options=options)
-        out["masked"] = noise_floor(other.target, tokens)
-    return out
 
 
 def _fidelity(loaded: Loaded, model: str) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 from paceline.registry.expressions import check_drafter
-from paceline.runtimes.cpu.kv_formats import check_kv_precision
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 Model = Annotated[
     str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
 ]
-Runtime = Annotated[str, typer.Option(help="openvino, torch, transformers or auto.")]
+Runtime = Annotated[str, typer.Option(help="cpu, torch, transformers or auto.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default by runtime.")]
-Precision = Annotated[str | None, typer.Option(help="int8, int4, fp32, ... as the runtime has.")]
-TreeLayout = Annotated[
-    str | None, typer.Option("--layout", help="Trees: exact (bit-exact) or masked (cheaper).")
+Precision = Annotated[
+    str | None,
+    typer.Option(help="On cpu: file (weights as stored), int8, int4, fp32; else fp32 or bf16."),
 ]
 Drafter = Annotated[
     str,
@@ -69,7 +68,7 @@ StopLoops = Annotated[
 ]
 System = Annotated[str | None, typer.Option(help="System message.")]
 KvPrecision = Annotated[
-    str | None, typer.Option(help="Of the key-value cache: fp32, fp16, bf16, or u8 (lossy).")
+    str | None, typer.Option(help="Of the key-value cache on runtime cpu: fp16 or fp32.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
@@ -100,7 +99,6 @@ class ModelOptions:
     runtime: Runtime = "auto"
     device: Device = None
     precision: Precision = None
-    layout: TreeLayout = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +232,15 @@ def runtime_options(*groups: DataclassInstance, **single: Any) -> RuntimeOptions
     """Return checked options for loading a model, from groups of options and single ones.
 
     Raises:
-        InvalidOption: an unknown layout or cache precision, or a count below 1.
+        InvalidOption: an unknown cache precision, or a count below 1.
     """
     known = {each.name for each in fields(RuntimeOptions)}
     given = {k: v for group in groups for k, v in asdict(group).items() if k in known} | single
     options = RuntimeOptions(**given)
     if options.kv_precision is not None:
+        from paceline.runtimes.cpu.target import check_kv_precision
+
         check_kv_precision(options.kv_precision)
-    if options.layout not in (None, "exact", "masked"):
-        raise InvalidOption(f"layout {options.layout!r} is unknown: use exact or masked")
     check_at_least_one(threads=options.threads, max_context=options.max_context)
     return options
 

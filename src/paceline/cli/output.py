@@ -108,8 +108,6 @@ def summary(engine: Engine, completion: Completion) -> str:
     rule = engine.decoder.verifier
     if not rule.lossless:
         parts.append(f"lossy: verifier {rule.name}")
-    if config.get("kv_lossy"):
-        parts.append(f"lossy: key-value cache {config['kv_precision']}")
     return "; ".join(parts)
 
 
@@ -252,12 +250,6 @@ def report(figures: Mapping[str, Any], line: str, *, as_json: bool, finished: bo
 
 # Reports for people:
 
-_OPERATIONS = {
-    "paths": "our own, compiled for this processor",
-    "plugin": "OpenVINO's: slower, see docs/architecture.md",
-}
-"""Whose operations run, by the attention in a target's capabilities."""
-
 
 def doctor_lines(report: Mapping[str, Any]) -> list[str]:
     """Format the report of `paceline doctor`, a line for each finding."""
@@ -278,26 +270,20 @@ def doctor_lines(report: Mapping[str, Any]) -> list[str]:
             (
                 "model",
                 f"{model['name']} on {model['runtime']} {model['device']}, {model['precision']}, "
-                f"layout {model['layout']} ({exact}), loaded in {model['load_seconds']:.1f} s",
+                f"{exact}, loaded in {model['load_seconds']:.1f} s",
             ),
         ]
-        if model["attention"]:
-            found.append(("operations", _OPERATIONS.get(model["attention"], model["attention"])))
         if model["kv_precision"]:
-            lossy = " (lossy)" if model["kv_lossy"] else ""
             size = model["kv_bytes_per_token"] / 1024
-            found.append(
-                ("key-value cache", f"{model['kv_precision']}{lossy}, {size:.1f} KiB per token")
-            )
+            found.append(("key-value cache", f"{model['kv_precision']}, {size:.1f} KiB per token"))
     if "c_n" in report:
         found += [
             ("plain forward", f"{report['forward_ms']:.1f} ms"),
             ("c(n)", ", ".join(f"{n}: {c:.2f}" for n, c in report["c_n"].items())),
         ]
-        for layout, floor in report["noise_floor"].items():
-            for kind, value in floor.items():
-                text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
-                found.append((f"noise, {layout} {kind}", f"{text}, largest logit difference"))
+        for kind, value in report["noise_floor"].items():
+            text = "0 (bit-exact)" if value == 0 else f"{value:.2g}"
+            found.append((f"noise, {kind}", f"{text}, largest logit difference"))
         if report["fidelity"]:
             from paceline.measure.report import fidelity_text
 

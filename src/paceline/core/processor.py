@@ -7,20 +7,6 @@ import logging
 import os
 from pathlib import Path
 
-# Instruction sets in ascending order: oneDNN's names and the kernel's flags.
-_FLAGS = {
-    "AVX": "avx",
-    "AVX2": "avx2",
-    "AVX2_VNNI": "avx_vnni",
-    "AVX512_CORE": "avx512bw",
-}
-
-# Instruction set that a runtime requires.
-_NEEDS = {"openvino": "AVX2"}
-
-# oneDNN's variable that caps the instruction set.
-_LIMIT = "ONEDNN_MAX_CPU_ISA"
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -41,25 +27,6 @@ def usable_threads(threads: int | None) -> int:
     return available
 
 
-def has(instructions: str) -> bool:
-    """Return whether kernels may use an instruction set; True where the system does not say."""
-    order = list(_FLAGS)
-    here = flags()
-    if "sse2" not in here:  # not x86, or not Linux
-        return True
-    best = max((place for place, name in enumerate(order) if _FLAGS[name] in here), default=-1)
-    limit = os.environ.get(_LIMIT, "").upper()
-    if limit == "SSE41":
-        best = -1
-    elif limit in order:
-        best = min(best, order.index(limit))
-    return best >= order.index(instructions)
-
-
-def runs(runtime: str) -> bool:
-    return runtime not in _NEEDS or has(_NEEDS[runtime])
-
-
 @functools.cache
 def flags() -> frozenset[str]:
     """Return the processor's feature flags from /proc/cpuinfo; empty on other systems."""
@@ -67,4 +34,5 @@ def flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    found = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return frozenset(found.split(":")[-1].split())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from paceline.core.types import Capabilities, Layout, LogitArray, TokenTree
+from paceline.core.types import Capabilities, LogitArray, TokenTree
 from paceline.errors import InvalidOption
 
 
@@ -16,7 +16,6 @@ class RuntimeOptions:
 
     device: str | None = None
     precision: str | None = None
-    layout: Layout | None = None
     threads: int | None = None
     max_context: int | None = None
     kv_tokens: int | None = None
@@ -106,12 +105,8 @@ class Target(Protocol):
         """
         ...
 
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
-        """Run one ragged forward over all `passes`, in order.
-
-        `rows` is a hint for runtimes that pad (`Capabilities.row_buckets`): pad to this row count
-        if it suffices. It changes the time, never a result.
-        """
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        """Run one ragged forward over all `passes`, in order."""
         ...
 
     def keep(self, cache: Any, pending: int, path: Sequence[int]) -> None:

@@ -23,7 +23,6 @@ ProbArray = npt.NDArray[np.float64]
 
 SamplingScheme = Literal["iid", "paths", "without_replacement", "top_and_one", "factorised"]
 FinishReason = Literal["stop", "loop", "length", "cancelled"]
-Layout = Literal["exact", "masked"]
 
 # Parent index of children of the root.
 ROOT = -1
@@ -188,13 +187,10 @@ class Capabilities:
         hidden_states: whether `Pass.hidden` is supported.
         feature_layers: layers whose inputs are in `Output.features`, lowest first; empty if
             `Pass.features` is not supported.
-        bit_exact: logits do not depend on batch composition and draft, bit for bit (layout
-            "exact"). Otherwise near-ties may resolve differently.
-        attention: "paths" (native kernels) or "plugin" on runtime openvino; empty elsewhere.
+        bit_exact: logits do not depend on batch composition and draft, bit for bit. Otherwise
+            near-ties may resolve differently.
         tree: whether drafts may branch.
-        row_buckets: row counts that forwards are padded to, if any; a change of bucket is slow.
         kv_precision: kv dtype, or None for that of the model.
-        kv_lossy: whether the kv dtype changes texts noticeably. Independent of `bit_exact`.
     """
 
     runtime: str
@@ -205,14 +201,10 @@ class Capabilities:
     hidden_size: int
     hidden_states: bool
     bit_exact: bool
-    layout: Layout
     tree: bool = True
-    row_buckets: tuple[int, ...] = ()
     feature_layers: tuple[int, ...] = ()
     kv_precision: str | None = None
-    kv_lossy: bool = False
     kv_bytes_per_token: int = 0
-    attention: str = ""
 
 
 @dataclass(frozen=True, slots=True)

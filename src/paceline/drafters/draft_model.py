@@ -177,6 +177,6 @@ class Quantised(DraftModel):
         if context.coarser is None:
             raise RuntimeUnavailable(
                 "drafter 'quantised' drafts at int8 for a model at fp32: use it with --runtime "
-                "openvino --precision fp32, or choose another drafter"
+                "cpu --precision fp32, or choose another drafter"
             )
         return context.coarser()

@@ -116,10 +116,8 @@ class ControllersByKind(Controller):
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         out = list(drafts)
-        shares = _shares(self.parts, sequences)
-        for part, share in shares:
+        for part, share in _shares(self.parts, sequences):
             share.put(part.select(share.of(sequences), share.of(drafts)), out)
-        self.rows = shares[0][0].rows if len(shares) == 1 else 0
         return out
 
     def observe(

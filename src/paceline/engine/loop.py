@@ -113,7 +113,7 @@ class AutoregressiveDecoder:
         passes = self._passes(sequences, shown)
         with clock("forward"):
             passes += self._prefiller.passes(chunks, self.drafter.needs)
-            outputs = self.target.forward(passes, self.controller.rows)
+            outputs = self.target.forward(passes)
         if chunks:
             self._take_chunks(chunks, outputs, len(sequences) + sum(map(len, shown)), clock)
         verdicts = list(map(self._verify, sequences, shown, outputs))

@@ -14,10 +14,6 @@ from paceline.core.target import Target
 from paceline.core.types import Budget
 from paceline.sampling.sequence import Sequence
 
-# Positions written by a step without a draft: the root, and a second row that makes the CPU
-# runtime use the same attention kernel.
-PLAIN_ROWS = 2
-
 
 class BlockCache(Protocol):
     """A sequence's paged cache."""
@@ -89,24 +85,17 @@ def capacity(memory: Memory) -> int:
 def fits(memory: Memory, cache: BlockCache, tokens: int, running: int) -> bool:
     """Return whether a cache may extend to `tokens` with one spare block per running sequence."""
     spare = running + 1 if running else 0
-    return cache.needed(tokens - cache.length + PLAIN_ROWS) + spare <= memory.free
+    return cache.needed(tokens - cache.length + 1) + spare <= memory.free
 
 
 def plain_step_fits(memory: Memory, sequences: List[Sequence]) -> bool:
     """Return whether one step of all sequences without drafts fits into memory."""
-    if len(sequences) * _most(memory, PLAIN_ROWS) <= memory.free:
-        return True  # as in all steps but few: no need to look closer
-    needed: int = sum(sequence.cache.needed(PLAIN_ROWS) for sequence in sequences)
-    return needed <= memory.free
+    return _drafts_fit(memory, sequences, [Budget(0, 0)] * len(sequences))
 
 
-def with_draft(memory: Memory, cache: BlockCache, budget: Budget) -> int:
+def with_draft(cache: BlockCache, budget: Budget) -> int:
     """Return the most blocks that a step takes for a draft within `budget`, whatever its shape."""
-    # The first path uses the sequence's own blocks. Every other, at most one per node, copies the
-    # last block and needs room of its own.
-    rows = max(PLAIN_ROWS, 1 + min(budget.nodes, budget.depth))
-    path = -(-(cache.length % memory.block + rows) // memory.block)
-    return cache.needed(rows) + max(0, budget.nodes - 1) * path
+    return cache.needed(1 + budget.nodes)
 
 
 def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budget]) -> list[Budget]:
@@ -126,16 +115,9 @@ def fitted(memory: Memory | None, sequences: List[Sequence], budgets: List[Budge
 
 
 def _drafts_fit(memory: Memory, sequences: List[Sequence], budgets: List[Budget]) -> bool:
-    paths, rows = 0, PLAIN_ROWS
-    for budget in budgets:
-        paths += max(1, budget.nodes)
-        rows = max(rows, 1 + min(budget.nodes, budget.depth))
-    if paths * _most(memory, rows) <= memory.free:
-        return True  # as in all steps but few
+    # One block more than the rows fill: they may begin inside one, which is copied if shared.
+    most = -(-(1 + max((each.nodes for each in budgets), default=0)) // memory.block) + 1
+    if len(budgets) * most <= memory.free:
+        return True  # as in all steps but few: no need to look closer
     pairs = zip(sequences, budgets, strict=True)
-    return sum(with_draft(memory, s.cache, budget) for s, budget in pairs) <= memory.free
-
-
-def _most(memory: Memory, rows: int) -> int:
-    # One extra block: rows may begin inside a block, which is copied if shared.
-    return -(-rows // memory.block) + 1
+    return sum(with_draft(s.cache, budget) for s, budget in pairs) <= memory.free

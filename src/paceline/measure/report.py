@@ -224,16 +224,6 @@ def resumption(results: Mapping[str, Any]) -> list[str]:
     return [f"resumed after {places} prompts, where drafters that learn began anew"]
 
 
-def cache(results: Mapping[str, Any]) -> list[str]:
-    """Say what a lossy key-value cache means for the figures."""
-    if not results["settings"].get("kv_lossy"):
-        return []
-    return [
-        f"key-value cache {results['settings']['kv_precision']}: lossy, all texts differ from "
-        "those of the model with an exact cache, plain ones too"
-    ]
-
-
 def loops(records: Sequence[Record]) -> list[str]:
     """Say how many texts repeated themselves and were ended."""
     plain = [record.runs[BASELINE] for record in records]

@@ -1,1 +1,1 @@
-"""Trainable drafter networks, written once against `Ops` and run on PyTorch and OpenVINO."""
+"""Trainable drafter networks, written once against `Ops` and run by native kernels and PyTorch."""

@@ -17,7 +17,7 @@ Shapes = dict[str, tuple[int, ...]]
 # Limit on steps and on tokens per step, since weight files may come from anywhere.
 _MOST = 64
 
-# Parameter names of `llama_layers.stack`, and of the same tensors in `openvino_weights.prepare`.
+# Parameter names of `llama_layers.stack`, and of the same tensors of a target.
 _TARGET_LAYER = {
     "norm": "attention_norm",
     "qkv": "qkv",
@@ -26,6 +26,9 @@ _TARGET_LAYER = {
     "gate_up": "gate_up",
     "down.residual": "down",
 }
+
+# Matrices of a target that a network names as one, and stacks in this order.
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,8 @@ class Network(ABC):
     def target_weights(self) -> dict[str, str]:
         """Return the frozen target weights shared with the drafter, beside embedding and LM head.
 
-        Maps the network's own parameter name to the name in `openvino_weights.prepare`.
+        Maps the network's own parameter name to the target's, where "qkv" and "gate_up" stand
+        for several matrices (`FUSED`).
         """
         return {
             f"target.{index}.{mine}": f"layers.{layer}.{theirs}"

@@ -1,4 +1,4 @@
-"""Operations of drafter networks: the backend protocol of PyTorch and OpenVINO.
+"""Operations of drafter networks: the backend protocol of native kernels and PyTorch.
 
 Context rows are committed tokens: the features of position t and the token of t + 1. Draft rows,
 with one more axis of slots, are drafted after a context row: after every position in training

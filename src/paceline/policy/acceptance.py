@@ -31,8 +31,6 @@ from paceline.policy.constants import (
     TOKEN_BELIEF,
     TOKEN_PRIOR,
 )
-from paceline.policy.cost import CostModel
-from paceline.policy.plugin_sizes import MarginalGain, Priced, worth_keeping
 from paceline.sampling.sequence import Sequence
 
 
@@ -214,7 +212,7 @@ def _logit(probability: float) -> float:
     return max(-_LARGEST_LOGIT, min(_LARGEST_LOGIT, log(probability / (1 - probability))))
 
 
-# Calibrated acceptance probabilities of draft nodes, less the price of side branches.
+# Calibrated acceptance probabilities of draft nodes.
 
 
 class AcceptanceEstimates:
@@ -232,21 +230,6 @@ class AcceptanceEstimates:
         """Return the drafter's score of a token with that probability (inverse calibration)."""
         [score] = corrected([probability], 1 / self._calibration.factor(sequence.id))
         return score
-
-    def worth(
-        self, sequences: List[Sequence], drafts: List[TokenTree], costs: CostModel
-    ) -> list[MarginalGain]:
-        """Return the nodes, without side branches that gain less than they cost."""
-        if not (costs.branch or costs.fork) or all(map(trees.is_chain, drafts)):
-            return [dict(enumerate(each)) for each in map(self.of, sequences, drafts)]
-        roots = len(sequences)
-        rate = roots / costs.time(roots, roots)  # of the batch without drafts
-        price = rate * costs.branch
-        priced = [
-            Priced(draft.parents.tolist(), self.of(sequence, draft), price * len(sequence.tokens))
-            for sequence, draft in zip(sequences, drafts, strict=True)
-        ]
-        return worth_keeping(priced, rate * costs.fork)
 
     def learn(
         self, sequences: List[Sequence], drafts: List[TokenTree], verdicts: List[Verdict]

@@ -30,8 +30,6 @@ ROW_PRICE_LEAST = 0.25  # logged prices were 0.4 to 0.9 of the measured ones
 ROW_PRICE_MOST = 4.0  # the bound on the other side; chosen
 FORWARD_OUTLIER = 1.5  # a step that takes longer than expected counts as this many times
 COST_SMOOTHING = 0.02  # per step: one timing is noisy
-# Share of a plain step below which switches and branches are noise (docs/results).
-NOTICEABLE = 0.03
 
 # Cost-model controller:
 CHAIN_RETRY = 32  # plain steps until chains that did not pay are tried with one token

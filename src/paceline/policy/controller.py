@@ -55,8 +55,6 @@ class Controller(ABC):
     """Set budgets before drafting, and maybe prune deterministic drafts after it."""
 
     name: ClassVar[str]
-    # Rows to pad the next forward to, on a runtime that pads; 0 leaves it to the runtime.
-    rows: int = 0
     # Rows of prefill in the next forward, beside roots and drafts. Set by the loop before budgets.
     beside: int = 0
     # Requests that wait for a place; where there are any, tokens that come sooner make room.

@@ -17,11 +17,10 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.cache import cache_dir, write_atomically
 from paceline.core.target import Pass, Target
-from paceline.core.types import ROOT, IntArray, ProbArray, TokenTree
+from paceline.core.types import IntArray, ProbArray
 from paceline.policy.constants import (
     COST_SMOOTHING,
     FORWARD_OUTLIER,
-    NOTICEABLE,
     ROW_PRICE_BELIEF,
     ROW_PRICE_LEAST,
     ROW_PRICE_MEMORY,
@@ -64,21 +63,12 @@ class CostModel:
 
     Attributes:
         sizes: rows, ascending, starting at 1.
-        seconds: median seconds at each size in a steady run of that size, never decreasing.
-        switch: extra seconds of a forward whose size differs from the one before.
-        padded: whether the runtime pads rows up to the next size, so that time is a staircase;
-            else it is linear between sizes.
-        branch: seconds of one more root-to-leaf path per token of context.
-        fork: seconds of any branching, however many paths: a chain takes a simpler attention path.
+        seconds: median seconds at each size, never decreasing; linear in between.
         sequence: seconds of one more sequence beyond its rows.
     """
 
     sizes: Sequence[int]
     seconds: list[float]
-    switch: float = 0.0
-    padded: bool = False
-    branch: float = 0.0
-    fork: float = 0.0
     sequence: float = 0.0
     _drift: float = field(default=1.0, init=False)
     _rows: RowPrice = field(default_factory=RowPrice, init=False)
@@ -88,17 +78,12 @@ class CostModel:
     def __post_init__(self) -> None:
         self._measured = list(self.seconds)
 
-    def size(self, rows: int) -> int:
-        """Return the number of rows that a forward over `rows` is padded to."""
-        above = bisect_left(self.sizes, rows) if self.padded else len(self.sizes)
-        return self.sizes[above] if above < len(self.sizes) else rows
-
     def times(self, rows: IntArray, sequences: int = 1) -> ProbArray:
-        """Return estimated seconds of forwards over int64 `[n]` rows, each in a steady run."""
+        """Return estimated seconds of forwards over int64 `[n]` rows."""
         return np.array([self.time(count, sequences) for count in rows.tolist()])
 
     def time(self, rows: int, sequences: int = 1) -> float:
-        """Return estimated seconds of a forward over `rows` tokens in a steady run of that size."""
+        """Return estimated seconds of a forward over `rows` tokens."""
         return self.span(rows, 0, sequences)[0]
 
     def span(self, rows: int, more: int, sequences: int = 1) -> list[float]:
@@ -118,7 +103,7 @@ class CostModel:
         sizes = self.sizes
         place = bisect_left(sizes, rows)
         above = min(place, len(sizes) - 1)
-        if not above or (self.padded and place == above):
+        if not above:
             return above, above, 1.0
         below = above - 1
         return below, above, (rows - sizes[below]) / (sizes[above] - sizes[below])
@@ -137,33 +122,28 @@ class CostModel:
         return {size: round(self.c(size), 3) for size in self.sizes}
 
     def observe(self, rows: int, seconds: float, sequences: int = 1) -> None:
-        """Refine the estimate at `rows` by a step that did not switch sizes."""
+        """Refine the estimate at `rows` by the time of a step."""
         ratio = seconds / self.time(rows, sequences)
         self._drift *= 1 + 0.1 * (min(max(ratio / self._drift, 0.5), 2.0) - 1)
-        size = self.size(rows)
-        if size > self.sizes[-1]:
+        if rows > self.sizes[-1]:
             return
-        below, above, part = self._place(size)
+        below, above, part = self._place(rows)
         relative = min(max(ratio / self._drift, 0.8), 1.25)
         self.seconds[below] *= 1 + (1 - part) * COST_SMOOTHING * (relative - 1)
         self.seconds[above] *= 1 + part * COST_SMOOTHING * (relative - 1)
         self.seconds[:] = accumulate(self.seconds, max)
-        if not self.padded:
-            one, beyond = self._measured[0], self.sequence * (sequences - 1)
-            measured = ((1 - part) * self._measured[below] + part * self._measured[above]) / one
-            self._rows.observe(measured - 1, (seconds - beyond * self._drift) / one)
+        one, beyond = self._measured[0], self.sequence * (sequences - 1)
+        measured = ((1 - part) * self._measured[below] + part * self._measured[above]) / one
+        self._rows.observe(measured - 1, (seconds - beyond * self._drift) / one)
 
 
 # Measurement of forward costs, cached on disk per machine and model.
 
-# Rows per forward at which the cost is measured, for runtimes that do not pad.
+# Rows per forward at which the cost is measured.
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
-# Larger forwards of a padding runtime share one shape-changing instance: they are estimated.
-_LARGEST_PADDED = 16
-
 # Raised when what is measured changes, so that older figures on disk are not read.
-COST_FORMAT = 19
+COST_FORMAT = 20
 
 _CONTEXT = 256
 _ROUNDS = 7
@@ -172,10 +152,8 @@ _ROUNDS = 7
 def measure(target: Target) -> CostModel:
     """Time forwards over drafted chains of every size after a prefix; see `load_or_measure`."""
     capabilities = target.capabilities
-    padded = bool(capabilities.row_buckets)
     context = min(_CONTEXT, capabilities.max_context // 2)
-    known = [size for size in capabilities.row_buckets if size <= _LARGEST_PADDED] or SIZES
-    sizes = [size for size in known if size <= capabilities.max_context - context]
+    sizes = [size for size in SIZES if size <= capabilities.max_context - context]
     rng = np.random.default_rng(0)
     target.warm_up()
     cache = target.open()
@@ -189,19 +167,13 @@ def measure(target: Target) -> CostModel:
     try:
         target.prefill(cache, rng.integers(0, capabilities.vocab_size, context).tolist())
         sweeps = np.array([_sweep(timed, sizes) for _ in range(4)][1:])  # the first compiles
-        switch = _switch_seconds(timed, sizes[:3]) if padded and len(sizes) > 1 else 0.0
-        several = sizes[-1] >= _STAR
-        noticed = NOTICEABLE * float(np.median(sweeps[:, 0]))
-        branch, fork = _branch_seconds(target, cache, noticed) if several else (0.0, 0.0)
-        sequence = _sequence_seconds(target, cache) if several else 0.0
+        sequence = _sequence_seconds(target, cache) if sizes[-1] >= _SEVERAL else 0.0
     finally:
         target.release(cache)
     # The machine may be slower in one sweep than in another: sizes are compared within sweeps.
     relative = np.median(sweeps / sweeps[:, :1], axis=0)
     seconds = np.median(sweeps[:, 0]) * np.maximum.accumulate(relative)
-    if switch < noticed:
-        switch = 0.0
-    return CostModel(sizes, seconds.tolist(), switch, padded, branch, fork, sequence)
+    return CostModel(sizes, seconds.tolist(), sequence)
 
 
 def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
@@ -213,52 +185,15 @@ def _sweep(timed: Callable[[int], float], sizes: Sequence[int]) -> ProbArray:
     return np.array(steady)
 
 
-def _switch_seconds(timed: Callable[[int], float], sizes: Sequence[int]) -> float:
-    # A steadily used size finds part of its weights in the last-level cache. Median over rounds
-    # of the mean over `sizes`: alternating sizes against steady runs.
-    extra = []
-    for _ in range(_ROUNDS):
-        steady = []
-        for size in sizes:
-            timed(size)
-            steady.append(np.mean([timed(size) for _ in range(2)]))
-        alternate = np.mean([[timed(size) for size in sizes] for _ in range(2)], axis=0)
-        extra.append(float(np.mean(alternate - np.array(steady))))
-    return float(np.median(extra))
-
-
-_STAR = 8
-
-
-def _branch_seconds(target: Target, cache: Any, noticed: float) -> tuple[float, float]:
-    # Seconds per extra path and token of context, and seconds for branching at all: a chain,
-    # two paths and a star of as many rows. Below `noticed` seconds branches count as free.
-    if not target.capabilities.tree:
-        return 0.0, 0.0
-    tokens = np.arange(_STAR - 1)
-    two_paths = np.array([ROOT, *range(_STAR - 3), ROOT])
-    star = np.full(_STAR - 1, ROOT)
-    drafts = (trees.chain(tokens.tolist()), TokenTree(tokens, two_paths), TokenTree(tokens, star))
-    samples: list[list[float]] = [[], [], []]
-    for _ in range(3):
-        for draft, times in zip(drafts, samples, strict=True):
-            for repeat in range(4):
-                begin = perf_counter()
-                target.forward([Pass(cache, [0], draft)])
-                if repeat:  # not the one that pays for the change of shape
-                    times.append(perf_counter() - begin)
-    one, two, most = (float(np.median(times)) for times in samples)
-    paths = most - max(two, one)
-    path = paths / (_STAR - 3) if paths >= noticed else 0.0
-    fork = two - one - path
-    return path / max(int(cache.length), 1), fork if fork >= noticed else 0.0
+# Sequences of a forward by which the cost of one is measured.
+_SEVERAL = 8
 
 
 def _sequence_seconds(target: Target, cache: Any) -> float:
     # A chain against sequences of a row each.
-    caches = [cache, *(target.fork(cache) for _ in range(_STAR - 1))]
+    caches = [cache, *(target.fork(cache) for _ in range(_SEVERAL - 1))]
     ways = (
-        [Pass(cache, [0], trees.chain([0] * (_STAR - 1)))],
+        [Pass(cache, [0], trees.chain([0] * (_SEVERAL - 1)))],
         [Pass(each, [0]) for each in caches],
     )
     samples: tuple[list[float], list[float]] = ([], [])
@@ -274,7 +209,7 @@ def _sequence_seconds(target: Target, cache: Any) -> float:
         for each in caches[1:]:
             target.release(each)
     chain, apart = (float(np.median(times)) for times in samples)
-    return max(0.0, apart - chain) / (_STAR - 1)
+    return max(0.0, apart - chain) / (_SEVERAL - 1)
 
 
 def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
@@ -289,10 +224,6 @@ def load_or_measure(target: Target, key: Mapping[str, object]) -> CostModel:
         "key": dict(key),
         "sizes": list(model.sizes),
         "seconds": model.seconds,
-        "switch": model.switch,
-        "padded": model.padded,
-        "branch": model.branch,
-        "fork": model.fork,
         "sequence": model.sequence,
     }
     with suppress(OSError):  # an unwritable cache costs a second at the next start, nothing else
@@ -305,15 +236,12 @@ def _read(path: Path) -> CostModel | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         sizes = [int(size) for size in content["sizes"]]
         seconds = [float(second) for second in content["seconds"]]
-        switch, padded = float(content["switch"]), bool(content["padded"])
-        branch, fork = float(content["branch"]), float(content["fork"])
         sequence = float(content["sequence"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     rising = sizes == sorted(set(sizes)) and seconds == sorted(seconds)
-    finite = bool(np.isfinite([*seconds, switch, branch, fork, sequence]).all())
+    finite = bool(np.isfinite([*seconds, sequence]).all())
     good = len(sizes) == len(seconds) > 0 and sizes[0] == 1 and seconds[0] > 0
-    good = good and min(switch, branch, fork, sequence) >= 0
-    if not (good and rising and finite):
+    if not (good and rising and finite and sequence >= 0):
         return None
-    return CostModel(sizes, seconds, switch, padded, branch, fork, sequence)
+    return CostModel(sizes, seconds, sequence)

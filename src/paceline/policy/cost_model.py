@@ -33,8 +33,13 @@ from paceline.policy.constants import (
 from paceline.policy.controller import Controller, ControllerContext
 from paceline.policy.cost import CostModel
 from paceline.policy.draft_gate import DraftCost, DraftGate
-from paceline.policy.plugin_sizes import MARGIN, Sizing
 from paceline.sampling.sequence import Sequence
+
+# Factor by which a draft must beat plain decoding: costs are known no better than that.
+MARGIN = 1.02
+
+# Decay per step of the long-run rate.
+_MEMORY = 0.98
 
 # Chain depths for a batch when drafts cannot be pruned:
 
@@ -170,6 +175,57 @@ def batch_gains(ranked: List[tuple[float, int]], roots: int, queue: int) -> list
     return out
 
 
+class Sizing:
+    """Number of nodes to verify, step by step: n maximises g(n) - rate * t(B + n), with g the
+    expected committed tokens, t the seconds, B the roots and `rate` the long-run tokens per
+    second, or the step's own if higher.
+    """
+
+    def __init__(self) -> None:
+        self._earned = self._paid = 1.0  # of late, in steps of plain decoding
+        # Seconds that the best number of the last nodes saves: what plain decoding would need
+        # for the tokens that they gain, less their own time.
+        self.saved = 0.0
+
+    def choose(
+        self,
+        gains: List[float],
+        roots: int,
+        costs: CostModel,
+        beside: int = 0,
+        making: float = 0.0,
+    ) -> int:
+        """Return the number of ranked nodes to verify beside `roots` roots.
+
+        Args:
+            gains: tokens of a step with 0, 1, ... of the ranked nodes (`batch_gains`).
+            roots: sequences in the batch.
+            costs: forward costs.
+            beside: rows of prefill in the forward. With them a node must gain more than its own
+                time would commit in a plain step.
+            making: seconds of this step that go into drafts.
+        """
+        most = len(gains) - 1
+        seconds = costs.span(roots, most, roots)
+        plain = seconds[0]
+        speed_up = max(self._earned / self._paid, MARGIN)
+        own = max([gain / spent for gain, spent in zip(gains, seconds, strict=True)])
+        best = _best(gains, max(speed_up * roots / plain, own), seconds)
+        earned = gains[best] / roots
+        self.saved = max(earned * plain - seconds[best], 0.0)
+        if beside:
+            return _best(gains, MARGIN * roots / plain, costs.span(roots + beside, most))
+        self._earned = _MEMORY * self._earned + earned
+        self._paid = _MEMORY * self._paid + (seconds[best] + making) / plain
+        return best
+
+
+def _best(gains: List[float], rate: float, seconds: List[float]) -> int:
+    # Most tokens beyond what the time is worth.
+    left = [gain - rate * spent for gain, spent in zip(gains, seconds, strict=True)]
+    return left.index(max(left))
+
+
 class CostModelController(Controller):
     """Choose the number of nodes per step from c(n), draft cost and calibrated acceptance."""
 
@@ -238,7 +294,7 @@ class CostModelController(Controller):
         roots = len(sequences)
         if self._idle_step:
             self._verified = 0
-            _, self.rows = self._sizing.choose([float(roots)], roots, self.costs, self.beside)
+            self._sizing.choose([float(roots)], roots, self.costs, self.beside)
             return list(drafts)
         found = any(map(len, drafts))
         if found:
@@ -248,26 +304,24 @@ class CostModelController(Controller):
             )
         self._acceptance.note(sequences, drafts)
         if not self._scored:
-            self.rows = 0
             return list(drafts)
-        if roots == 1 and not (self.costs.branch or self.costs.fork):
+        if roots == 1:
             expected_accepted = self._acceptance.of(sequences[0], drafts[0])
             order = sorted(
                 range(len(expected_accepted)), key=expected_accepted.__getitem__, reverse=True
             )
             gains = list(accumulate(map(expected_accepted.__getitem__, order), initial=1.0))
-            self._verified, self.rows = self._choose(gains, 1)
+            self._verified = self._choose(gains, 1)
             return [_part(drafts[0], order[: self._verified])]
-        worth = self._acceptance.worth(sequences, drafts, self.costs) if found else []
         scored = [
             (value, index, node)
-            for index, nodes in enumerate(worth)
-            for node, value in nodes.items()
+            for index, nodes in enumerate(map(self._acceptance.of, sequences, drafts))
+            for node, value in enumerate(nodes)
         ]
         scored.sort(key=itemgetter(0), reverse=True)  # of equals the first first, all the same
         ranked = [(value, index) for value, index, _ in scored]
         gains = batch_gains(ranked, roots, self.queue)
-        count, self.rows = self._choose(gains, roots)
+        count = self._choose(gains, roots)
         if not found:
             self._verified = 0
             return list(drafts)
@@ -275,14 +329,10 @@ class CostModelController(Controller):
         for _, index, node in scored[:count]:
             chosen[index].append(node)
         out = [_part(draft, nodes) for draft, nodes in zip(drafts, chosen, strict=True)]
-        if count < len(scored) and not all(map(trees.is_chain, out)):
-            # A side branch that was cut may not be worth its path any more.
-            again = self._acceptance.worth(sequences, out, self.costs)
-            out = [_part(draft, list(nodes)) for draft, nodes in zip(out, again, strict=True)]
         self._verified = max(map(len, out))
         return out
 
-    def _choose(self, gains: list[float], roots: int) -> tuple[int, int]:
+    def _choose(self, gains: list[float], roots: int) -> int:
         return self._sizing.choose(gains, roots, self.costs, self.beside, self._cost.value)
 
     def observe(
@@ -294,15 +344,11 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         begin = perf_counter()
-        idle = self._idle_step
-        rows = len(sequences) + (0 if idle else sum(map(len, drafts)))
-        size = self.costs.size(max(rows, self.rows))
-        same = self._sizing.ran(size)
-        steady = not self.beside and (same or not self.costs.switch)
-        if idle:
+        if self._idle_step:
             return  # plain decoding: nothing was seen that could change a choice
-        if steady:
-            self.costs.observe(size, forward_seconds, len(sequences))
+        if not self.beside:
+            rows = len(sequences) + sum(map(len, drafts))
+            self.costs.observe(rows, forward_seconds, len(sequences))
         if not self._scored:
             self._chains.learn(sequences, drafts, verdicts, draft_seconds / self.costs.pace)
             return

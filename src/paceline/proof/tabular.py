@@ -137,7 +137,6 @@ class TabularTarget:
             hidden_size=0,
             hidden_states=False,
             bit_exact=True,
-            layout="exact",
         )
 
     @property
@@ -155,7 +154,7 @@ class TabularTarget:
         self._check(cache)
         self._append(cache, tokens)
 
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
         for output in self._given:
             output.logits.fill(np.nan)
         if len({id(each.cache) for each in passes}) < len(passes):

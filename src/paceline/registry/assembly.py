@@ -112,7 +112,7 @@ class SpeculationBuilder:
         if has_coarser(capabilities):
             return _DEFAULT_COARSER
         # A network's draft is cheap beside its target where both run on native kernels.
-        able = capabilities.attention == "paths" and None in self._rule.accepts
+        able = capabilities.runtime == "cpu" and None in self._rule.accepts
         agrees = kind == "greedy" or self._rule.gumbel_coupled
         if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
             return _DEFAULT_TRAINED
@@ -190,7 +190,7 @@ class SpeculationBuilder:
 
 def has_coarser(capabilities: Capabilities) -> bool:
     """Return whether drafter "quantised" can draft for a target."""
-    return capabilities.runtime == "openvino" and capabilities.precision == "fp32"
+    return capabilities.runtime == "cpu" and capabilities.precision == "fp32"
 
 
 def _under(found: Configuration, asked: Configuration) -> Configuration:

@@ -36,7 +36,6 @@ class Loaded:
             "runtime": capabilities.runtime,
             "device": capabilities.device,
             "precision": capabilities.precision,
-            "layout": capabilities.layout,
             "context": capabilities.max_context,
             "machine": f"{platform.machine()}-{_processor()}-{os.cpu_count()}-"
             f"{self.options.threads}",
@@ -47,11 +46,7 @@ class Loaded:
         """Forward cost c(n) on this machine, cached on disk; measured at first use."""
         return load_or_measure(
             self.target,
-            {
-                "version": f"{__version__}.{COST_FORMAT}",
-                **self.place,
-                "attention": self.target.capabilities.attention,
-            },
+            {"version": f"{__version__}.{COST_FORMAT}", **self.place},
         )
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 from dataclasses import replace
 from typing import Any
 
-from paceline.core import processor
 from paceline.core.options import split_options
 from paceline.core.target import RuntimeOptions
-from paceline.core.types import Layout
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -24,14 +21,8 @@ from paceline.registry.tuned_choice import Configuration
 from paceline.verifiers.base import VerifierContext
 from paceline.version import __version__
 
-# Imports of the built-in runtimes.
-_PACKAGES = {
-    "openvino": ("openvino",),
-    "torch": ("torch",),
-    "transformers": ("transformers", "torch"),
-}
-
-_LOG = logging.getLogger(__name__)
+# Packages that runtimes need beyond those of paceline.
+_PACKAGES = {"torch": ("torch",), "transformers": ("transformers", "torch")}
 
 
 def installed(runtime: str) -> bool:
@@ -39,18 +30,16 @@ def installed(runtime: str) -> bool:
 
 
 def choose_runtime(device: str | None, source: ModelSource) -> str:
-    """Choose for `runtime="auto"`; RuntimeUnavailable if no runtime that fits is installed."""
+    """Choose for `runtime="auto"`; RuntimeUnavailable if what the model needs is not installed."""
     try:
-        source.config  # noqa: B018 (raises for families that the compact model does not cover)
-        wanted = ("torch",) if device not in (None, "cpu") else ("openvino", "torch")
+        source.config  # noqa: B018 (raises for families that are not written here)
+        wanted = "cpu" if device in (None, "cpu") else "torch"
     except ModelError:
-        wanted = ("transformers",)
-    for runtime in filter(installed, wanted):
-        if processor.runs(runtime):
-            return runtime
-        _LOG.warning("this processor lacks instructions that runtime '%s' needs", runtime)
+        wanted = "transformers"
+    if installed(wanted):
+        return wanted
     raise RuntimeUnavailable(
-        f"no runtime for {source.name} is installed: pip install 'paceline[{wanted[0]}]'"
+        f"no runtime for {source.name} is installed: pip install 'paceline[{wanted}]'"
     )
 
 
@@ -77,10 +66,10 @@ def load_model(
         raise RuntimeUnavailable(
             f"runtime '{name}' is not installed: pip install 'paceline[{name}]'"
         )
-    if options.kv_precision is not None and name != "openvino":
+    if options.kv_precision is not None and name != "cpu":
         raise InvalidOption(
             f"runtime '{name}' keeps keys and values as the model computes them: leave out "
-            f"kv_precision {options.kv_precision}, or use runtime openvino"
+            f"kv_precision {options.kv_precision}, or use runtime cpu"
         )
     if layers is not None and name == "transformers":  # it reads the model's own files
         raise InvalidOption("runtime 'transformers' loads whole models: use another for an exit")
@@ -162,9 +151,7 @@ def make_engine(
         "runtime": capabilities.runtime,
         "device": capabilities.device,
         "precision": capabilities.precision,
-        "layout": capabilities.layout,
         "kv_precision": capabilities.kv_precision,
-        "kv_lossy": capabilities.kv_lossy,
         **drafting.settings,
         "verifier": verifier,
         "lossless": rule.lossless,
@@ -187,7 +174,6 @@ def load(
     runtime: str = "auto",
     device: str | None = None,
     precision: str | None = None,
-    layout: Layout | None = None,
     threads: int | None = None,
     max_context: int | None = None,
     kv_tokens: int | None = None,
@@ -209,14 +195,14 @@ def load(
     Args:
         model: "smollm2-135m" (downloaded at first use), a GGUF file, a Hugging Face directory, or
             a hub id.
-        runtime: "openvino", "torch", "transformers", or "auto".
+        runtime: "cpu", "torch", "transformers", or "auto".
         device: "cpu" or "cuda"; default by runtime.
-        precision: "int8", "int4", "fp32", "bf16", as the runtime supports.
-        layout: tree layout, "exact" or "masked".
+        precision: on runtime cpu "file" (weights as stored), "int8", "int4" or "fp32"; else "fp32"
+            or "bf16".
         max_context: longest sequence in tokens.
         kv_tokens: size of the key-value cache in tokens, over all requests.
         prefix_tokens: part of it that the prefix cache retains of ended requests; 0 disables it.
-        kv_precision: kv dtype: "fp32", "fp16", or "u8" (lossy).
+        kv_precision: kv dtype on runtime cpu: "fp16" or "fp32".
         drafter: see `paceline methods`; "none" is autoregressive decoding; "auto" is the choice
             of `paceline tune`, else a default. Sizes and controller given here override it.
         verifier: see `paceline methods`; "auto" is "coupled". "NAME:key=value" sets options.
@@ -230,7 +216,7 @@ def load(
         PacelineError: one line that names the fault and the fix.
     """
     options = RuntimeOptions(
-        device, precision, layout, threads, max_context, kv_tokens, prefix_tokens, kv_precision
+        device, precision, threads, max_context, kv_tokens, prefix_tokens, kv_precision
     )
     loaded = load_model(model, runtime=runtime, options=options, progress=progress)
     return make_engine(

@@ -26,7 +26,7 @@ TEMPERATURE_KINDS: tuple[Kind, ...] = get_args(Kind)
 _FORMAT = 2
 
 # Key of a choice. The longest context is omitted: it does not change the best sizes.
-_PLACE = ("model", "runtime", "device", "precision", "layout", "machine")
+_PLACE = ("model", "runtime", "device", "precision", "machine")
 
 
 @dataclass(frozen=True, slots=True)

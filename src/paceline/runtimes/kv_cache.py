@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,9 +74,6 @@ class PrefixIndex:
 BLOCK = 32
 
 
-# Memory layout of a block; see `BlockPool`.
-Layout = Literal["tokens", "numbers", "pairs"]
-
 # Block of a token, and its row in there.
 Place = tuple[int, int]
 
@@ -84,11 +81,9 @@ Place = tuple[int, int]
 class BlockPool:
     """Memory of all blocks, with reference counts.
 
-    `memory` is `[2 * layers, blocks + 1, kv_heads, 32, head_dim]`; slice 2l holds the keys of layer
-    l and slice 2l + 1 its values. Layout "tokens" stores token after token. "numbers" transposes
-    keys: the first number of all 32 tokens, then the second. "pairs" stores keys as pairs of
-    numbers (0 and 1 of all tokens, then 2 and 3) and values as pairs of tokens. Pages take memory
-    on first use.
+    `memory` is `[2 * layers, blocks, kv_heads, 32 * head_dim]`; slice 2l holds the keys of layer l
+    and slice 2l + 1 its values. Values lie token after token. Keys are transposed: the first number
+    of all 32 tokens, then the second. Pages take memory on first use.
     """
 
     def __init__(
@@ -100,28 +95,22 @@ class BlockPool:
         *,
         keep: int | None = None,
         dtype: type[np.generic] = np.float32,
-        layout: Layout = "tokens",
     ) -> None:
         """Reserve address space.
 
         Args:
             layers: of the model.
             kv_heads: per layer.
-            head_dim: width of a head, scale and zero point included.
-            blocks: for sequences; one more is made for `scratch`.
+            head_dim: width of a head.
+            blocks: for sequences.
             keep: most blocks retained for prefix sharing; None for no limit, 0 for no sharing.
             dtype: of the numbers.
-            layout: see above.
         """
         self.memory: npt.NDArray[Any] = np.zeros(
-            (2 * layers, blocks + 1, kv_heads, BLOCK, head_dim), dtype=dtype
+            (2 * layers, blocks, kv_heads, BLOCK * head_dim), dtype=dtype
         )
-        keys, values = self.memory[0::2], self.memory[1::2]
-        self._keys = _turned(keys, 1 if layout == "numbers" else 2) if layout != "tokens" else keys
-        self._values = _paired(values) if layout == "pairs" else values
-        self._together = 2 if layout == "pairs" else 1
-        # For padding rows; no sequence gets it.
-        self.scratch = blocks
+        self._keys = self.memory[0::2].reshape(layers, blocks, kv_heads, head_dim, BLOCK)
+        self._values = self.memory[1::2].reshape(layers, blocks, kv_heads, BLOCK, head_dim)
         self.sharing = keep != 0
         self._keep = blocks if keep is None else keep
         self.index = PrefixIndex(BLOCK)
@@ -146,7 +135,7 @@ class BlockPool:
     @property
     def bytes_per_token(self) -> int:
         """Memory of a cached token."""
-        return int(self.memory.nbytes) // ((self.blocks + 1) * BLOCK)
+        return int(self.memory.nbytes) // (self.blocks * BLOCK)
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` blocks.
@@ -202,20 +191,7 @@ class BlockPool:
 
     def token(self, block: int, row: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return writable views of a token's keys and values, `[layers, kv_heads, head_dim]`."""
-        line, odd = divmod(row, self._together)
-        values = self._values[:, block, :, line]
-        return self._keys[:, block, :, row], values[..., odd] if self._together > 1 else values
-
-
-def _turned(keys: npt.NDArray[Any], together: int) -> npt.NDArray[Any]:
-    # `[layers, blocks, kv_heads, 32, ...]` view of transposed keys, `together` numbers at a time.
-    parts = keys.reshape(*keys.shape[:3], keys.shape[4] // together, BLOCK, together)
-    return parts.swapaxes(3, 4)
-
-
-def _paired(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    # `[layers, blocks, kv_heads, 16, head_dim, 2]` view of values in pairs of tokens.
-    return values.reshape(*values.shape[:3], BLOCK // 2, values.shape[4], 2)
+        return self._keys[:, block, :, :, row], self._values[:, block, :, row]
 
 
 # The block table of one sequence:
@@ -229,17 +205,13 @@ class PagedCache:
         pool: memory of the blocks.
         blocks: ids in order of positions.
         length: cached tokens.
-        places: between a forward and its `keep`: position in this table of each drafted node. Empty
-            where branches have their own blocks.
-        branches: between a forward and its `keep`: nodes of each root-to-leaf path and its private
-            blocks (None: the sequence's own).
+        places: between a forward and its `keep`: position in this table of each drafted node.
     """
 
     pool: BlockPool
     blocks: list[int] = field(default_factory=list)
     length: int = 0
     places: list[int] = field(default_factory=list)
-    branches: list[tuple[tuple[int, ...], list[int] | None]] = field(default_factory=list)
 
     def share(self, tokens: Sequence[int]) -> None:
         """Extend an empty or shared cache by the known full blocks of a prefix of `tokens`."""
@@ -287,41 +259,9 @@ class PagedCache:
         first = self.length // BLOCK
         return [i for i in range(first, len(self.blocks)) if self.pool.shared(self.blocks[i])]
 
-    def branch(self, nodes: tuple[int, ...], tokens: int) -> list[int]:
-        """Return a block table for another continuation of the cached prefix.
-
-        Full blocks are shared, a partial one is copied; `tokens` more positions are writable.
-        """
-        first = self.length // BLOCK
-        private = self.pool.take(-(-(self.length + tokens) // BLOCK) - first)
-        if self.length % BLOCK:
-            self.pool.copy(self.blocks[first], private[0])
-        self.branches.append((nodes, private))
-        return self.blocks[:first] + private
-
-    def adopt(self, pending: int, path: Sequence[int]) -> None:
-        """Commit the branch that starts with `path` and drop the others."""
-        kept = tuple(path)
-        for index, (nodes, private) in enumerate(self.branches):
-            if nodes[: len(kept)] == kept:
-                if private is not None:
-                    first = self.length // BLOCK
-                    self.pool.drop(self.blocks[first:])
-                    self.blocks[first:] = private
-                    del self.branches[index]
-                break
-        else:
-            raise ValueError(f"no branch of the last forward starts with {kept}")
-        self.discard()
-        self.length += pending + len(kept)
-
     def discard(self) -> None:
-        """Drop all drafted branches."""
+        """Forget drafted nodes."""
         self.places = []
-        for _, private in self.branches:
-            if private is not None:
-                self.pool.drop(private)
-        self.branches.clear()
 
     def move(self, sources: Sequence[int], destination: int) -> None:
         """Move rows at ascending positions `sources` to those from `destination` on."""

@@ -22,7 +22,7 @@ from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
-from paceline.runtimes.torch.target import require_masked, to_numpy, torch_device, torch_dtype
+from paceline.runtimes.torch.target import to_numpy, torch_device, torch_dtype
 
 
 def load(source: ModelSource, dtype: torch.dtype) -> Any:
@@ -151,7 +151,6 @@ class TransformersTarget:
             hidden_size=probe.hidden.shape[1],
             hidden_states=True,
             bit_exact=False,
-            layout="masked",
         )
 
     @classmethod
@@ -164,10 +163,9 @@ class TransformersTarget:
 
         Raises:
             ModelError: transformers cannot read the model.
-            InvalidOption: unknown device, precision or layout.
+            InvalidOption: unknown device or precision.
             RuntimeUnavailable: there is no such device, or the model's cache cannot roll back.
         """
-        require_masked(options.layout, "transformers")
         if options.threads is not None:
             torch.set_num_threads(usable_threads(options.threads))
         precision = options.precision or "fp32"
@@ -202,7 +200,7 @@ class TransformersTarget:
             cache.length += len(p.pending)
 
     @torch.inference_mode()
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
         outputs = []
         for p in passes:
             result = self._rows(p)

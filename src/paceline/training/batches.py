@@ -96,7 +96,7 @@ def feature_source(target: Target, folder: Path | None = None) -> FeatureSource:
     """Build a `FeatureSource`; InvalidOption if the target's runtime gives no features."""
     if not target.capabilities.feature_layers:
         raise InvalidOption(
-            f"runtime '{target.capabilities.runtime}' gives no features: use openvino or torch"
+            f"runtime '{target.capabilities.runtime}' gives no features: use cpu or torch"
         )
     return FeatureSource(target, folder)
 

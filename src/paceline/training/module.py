@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 from typing import TypeAlias
@@ -21,10 +20,9 @@ from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
-from paceline.networks.base import Network
+from paceline.networks.base import FUSED, Network
 from paceline.networks.torch_ops import TorchOps
 from paceline.networks.weights import Trained
-from paceline.runtimes.weights import prepare
 
 # Arguments of `Network.logits`.
 Step: TypeAlias = tuple[TorchOps, Tensor, int]
@@ -228,33 +226,12 @@ def share_target_weights(
             f"network '{network.name}' runs layers of its target, and not those of this "
             f"{config.family} model: train another network, such as draft-lm"
         )
-    first = network.runs.start
-    part = replace(config, layers=len(network.runs))
-    tensors = prepare(part, _Above(weights, first), "fp32")
     out = {}
     for mine, theirs in network.target_weights().items():
-        _, layer, name = theirs.split(".")
-        ours = f"layers.{int(layer) - first}.{name}"
-        out[mine] = tensors[ours] if ours in tensors else tensors[f"{ours}.weight"]
+        layer, _, name = theirs.rpartition(".")
+        parts = [weights[f"{layer}.{each}"] for each in FUSED.get(name, (name,))]
+        out[mine] = np.concatenate(parts)
     return out
-
-
-class _Above:
-    # The target's weights without its first layers; the others count from 0.
-
-    def __init__(self, weights: Weights, first: int) -> None:
-        self._weights = weights
-        self._first = first
-
-    def __getitem__(self, name: str) -> LogitArray:
-        return self._weights[self._theirs(name)]
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._theirs(name) in self._weights
-
-    def _theirs(self, name: str) -> str:
-        layer = re.match(r"model\.layers\.(\d+)(.*)", name)
-        return f"model.layers.{int(layer[1]) + self._first}{layer[2]}" if layer else name
 
 
 # A network that was trained, in PyTorch again.
@@ -263,8 +240,8 @@ class _Above:
 def restore_module(trained: Trained, source: ModelSource) -> DraftModule:
     """Build the module of a trained network; ModelError if the target's weights are damaged."""
     config, weights = source.config, source.weights()
-    embedding = weights["model.embed_tokens.weight"]
-    head = embedding if config.tied_embeddings else weights["lm_head.weight"]
+    embedding = weights["embed"]
+    head = embedding if config.tied_embeddings else weights["head"]
     lent = share_target_weights(trained.network, config, weights)
     module = DraftModule(
         trained.network,

@@ -94,13 +94,13 @@ class TrainingSetup:
     ) -> Trainer:
         """Begin a training run, or resume the checkpoint; raises as `Trainer`."""
         config, tensors = self.source.config, self._weights
-        embedding = tensors["model.embed_tokens.weight"]
+        embedding = tensors["embed"]
         labels_alone = isinstance(find_loss(recipe.loss), CrossEntropy)
         return Trainer(
             network,
             self.kept,
             embedding,
-            embedding if config.tied_embeddings else tensors["lm_head.weight"],
+            embedding if config.tied_embeddings else tensors["head"],
             self.texts,
             self.features(network, teacher=not labels_alone),
             recipe,

@@ -245,8 +245,7 @@ def explanation(kind: Kind, choice: Choice) -> list[str]:
     costs = ", ".join(f"c({n}) = {c:.2f}" for n, c in told["c_n"].items())
     return [
         f"drafter auto is {choice.configuration.name} where decoding is {kind}, for "
-        f"{place['name']} on {place['runtime']} {place['device']}, {place['precision']}, layout "
-        f"{place['layout']}",
+        f"{place['name']} on {place['runtime']} {place['device']}, {place['precision']}",
         f"measured {told['when']} on {machine['cpu']}, {machine['cores']} cores, in "
         f"{told['seconds']:.0f} s; prompts {settings['prompts']}, {settings['max_new_tokens']} "
         f"tokens each, temperature {settings['temperature']:g}",

@@ -119,9 +119,9 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
 
-    def forward(self, passes: List[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: List[Pass]) -> list[Output]:
         self.wanted.append([each.features for each in passes])
-        return self._target.forward(passes, rows)  # type: ignore[no-any-return]
+        return self._target.forward(passes)  # type: ignore[no-any-return]
 
 
 def shrinking(

@@ -111,9 +111,9 @@ class Slow(TabularTarget):
         super().__init__(MODEL.logits, VOCABULARY)
         self._clock = clock
 
-    def forward(self, passes: List[object], rows: int = 0) -> list[Output]:  # type: ignore[override]
+    def forward(self, passes: List[object]) -> list[Output]:  # type: ignore[override]
         self._clock.now += 1.0
-        return super().forward(passes, rows)  # type: ignore[arg-type]
+        return super().forward(passes)  # type: ignore[arg-type]
 
 
 def decode(

@@ -113,6 +113,6 @@ def _runs(context: DrafterContext, name: str, reads: bool) -> Callable[[Trained]
         what = "runs none" if run is None else "gives no hidden states of several layers"
         raise RuntimeUnavailable(
             f"drafter '{name}' is a trained network, and runtime '{context.target.runtime}' "
-            f"{what}: use --runtime openvino or torch"
+            f"{what}: use --runtime cpu or torch"
         )
     return run

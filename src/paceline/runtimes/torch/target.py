@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.processor import usable_threads
 from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.core.types import Capabilities, IntArray, Layout, LogitArray
+from paceline.core.types import Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.llama import Llama, NamedTensors
@@ -73,7 +73,6 @@ class TorchTarget:
             hidden_size=config.hidden_size,
             hidden_states=True,
             bit_exact=False,
-            layout="masked",
             feature_layers=feature_layers(config.layers),
         )
 
@@ -87,10 +86,9 @@ class TorchTarget:
 
         Raises:
             ModelError: the model is unreadable or of another family.
-            InvalidOption: unknown device, precision or layout.
+            InvalidOption: unknown device or precision.
             RuntimeUnavailable: there is no such device.
         """
-        require_masked(options.layout, "torch")
         if options.threads is not None:
             torch.set_num_threads(usable_threads(options.threads))
         config = source.config
@@ -131,7 +129,7 @@ class TorchTarget:
         return np.concatenate(seen) if features else None
 
     @torch.inference_mode()
-    def forward(self, passes: Sequence[Pass], rows: int = 0) -> list[Output]:
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
         if not passes:
             return []
         streams: list[Tensor] | None = [] if any(p.features for p in passes) else None
@@ -281,9 +279,3 @@ def torch_dtype(precision: str) -> torch.dtype:
             f"precision {precision!r} is not one of {', '.join(PRECISIONS)}, which this runtime has"
         )
     return PRECISIONS[precision]
-
-
-def require_masked(layout: Layout | None, runtime: str) -> None:
-    """Raise InvalidOption unless `layout` is "masked", the only one of the torch-based runtimes."""
-    if layout not in (None, "masked"):
-        raise InvalidOption(f"the {runtime} runtime has no layout {layout!r}: use masked")

@@ -94,7 +94,7 @@ class Headed(RelaxedAcceptance):
         if not context.target.hidden_states:
             raise RuntimeUnavailable(
                 f"verifier '{cls.name}' reads hidden states, which runtime "
-                f"'{context.target.runtime}' does not give: use runtime openvino or torch"
+                f"'{context.target.runtime}' does not give: use runtime cpu or torch"
             )
         rule.head.check_model(context)
         return rule

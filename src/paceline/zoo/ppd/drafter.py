@@ -26,9 +26,6 @@ from paceline.trees.shapes import layout
 from paceline.zoo.ppd.prompt_tokens import load_prompt_tokens
 from paceline.zoo.ppd.tree import SparseTree, best_tree
 
-# Tokens before a draft that times are computed for.
-_CONTEXT = 256
-
 
 class PPD(Drafter):
     """Draft trees of candidates and prompt tokens; a first tree has prompt tokens alone."""
@@ -73,7 +70,7 @@ class PPD(Drafter):
             )
         if context.add_embeddings is None:
             raise RuntimeUnavailable(
-                "drafter 'ppd' drafts nodes that hold no token: it needs runtime openvino or "
+                "drafter 'ppd' drafts nodes that hold no token: it needs runtime cpu or "
                 "torch, a lossless verifier, and no other drafter beside it"
             )
         path = Path(weights) if weights else _shipped(context.model)
@@ -117,7 +114,7 @@ class PPD(Drafter):
     def _plan(self, nodes: int) -> SparseTree:
         if nodes not in self._plans:
             costs = None if self._costs is None else self._costs()
-            self._plans[nodes] = best_tree(self._accuracies, nodes, costs, _CONTEXT)
+            self._plans[nodes] = best_tree(self._accuracies, nodes, costs)
         return self._plans[nodes]
 
     def _tree(self, sequence: Sequence, budget: Budget) -> TokenTree:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.core.types import ROOT, IntArray, ProbArray
+from paceline.core.types import IntArray, ProbArray
 from paceline.policy.cost import CostModel
 from paceline.trees.shapes import StaticShape, chances, from_rank_accuracies, layout
 
@@ -45,13 +45,9 @@ class StateTree:
     def rows(self) -> int:
         return len(self.shape) + int(self.prompts.sum())
 
-    def seconds(self, costs: CostModel, context: int) -> float:
-        """Return the time of a step after `context` tokens."""
-        inner = {ROOT, *layout(self.shape).parents.tolist()} if self.shape else set()
-        open_ends = [place - 1 not in inner for place in range(len(self.prompts))]
-        branches = max(0, int(np.count_nonzero(np.array(open_ends) | (self.prompts > 0))) - 1)
-        extra = costs.branch * context * branches + costs.fork * (branches > 0)
-        return costs.time(1 + self.rows) + extra
+    def seconds(self, costs: CostModel) -> float:
+        """Return the time of a step."""
+        return costs.time(1 + self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +74,9 @@ class SparseTree:
         """Expected committed tokens per step, in the long run."""
         return float(self.distribution @ [state.tokens for state in self.states])
 
-    def seconds(self, costs: CostModel, context: int = 0) -> float:
+    def seconds(self, costs: CostModel) -> float:
         """Return the expected time of a step, in the long run."""
-        return float(self.distribution @ [state.seconds(costs, context) for state in self.states])
+        return float(self.distribution @ [state.seconds(costs) for state in self.states])
 
 
 def endings(shape: StaticShape, reached: ProbArray) -> ProbArray:
@@ -147,19 +143,17 @@ def sparse_tree(accuracies: ProbArray, candidates: int, rows: int) -> SparseTree
     )
 
 
-def best_tree(
-    accuracies: ProbArray, most: int, costs: CostModel | None = None, context: int = 0
-) -> SparseTree:
+def best_tree(accuracies: ProbArray, most: int, costs: CostModel | None = None) -> SparseTree:
     """Return the trees of most committed tokens per second, or per step without `costs`.
 
-    With `costs`, sizes below `most` that fill a measured forward size are considered too.
+    With `costs`, sizes below `most` at which forwards were measured are considered too.
     """
     sizes = {most}
     if costs is not None:
         sizes |= {0} | {size - 1 for size in costs.sizes if size <= most}
 
     def rate(tree: SparseTree) -> float:
-        return tree.tokens / (1.0 if costs is None else tree.seconds(costs, context))
+        return tree.tokens / (1.0 if costs is None else tree.seconds(costs))
 
     trees = (
         sparse_tree(accuracies, candidates, rows)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.helpers import tiny_model as tiny
-from tests.runtimes import tiny_openvino
-
-pytest.importorskip("openvino")
+from tests.runtimes import tiny_cpu
 
 from paceline.core.target import RuntimeOptions
 from paceline.engine.engine import Engine
 from paceline.errors import OutOfMemory, PacelineError
-from paceline.native.library import has_int8_products
+from paceline.native.packed import Packed
 from paceline.native.program import Program
 from paceline.registry.loading import load_model, make_engine
-from paceline.runtimes.cpu import target as openvino
-from paceline.runtimes.cpu.openvino.requests import Instance
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
 
@@ -27,9 +24,9 @@ PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    model = tiny.save_directory(tmp_path / "model", tiny_openvino.config())
+    model = tiny.save_directory(tmp_path / "model", tiny_cpu.config())
     options = RuntimeOptions(kv_tokens=128, prefix_tokens=0)
-    loaded = load_model(str(model), runtime="openvino", options=options)
+    loaded = load_model(str(model), runtime="cpu", options=options)
     return make_engine(loaded, drafter="recycling", nodes=4, depth=4)
 
 
@@ -58,8 +55,7 @@ def test_a_forward_without_memory(
 ) -> None:
     """At the prompt's, at the first of decoding, in the middle."""
     before = answer(engine)
-    kind: Any = Program if has_int8_products() else Instance
-    genuine, calls = kind.run, 0
+    genuine, calls = Program.run, 0
 
     def run(self: Any, *arguments: Any) -> None:
         nonlocal calls
@@ -69,7 +65,7 @@ def test_a_forward_without_memory(
         genuine(self, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(kind, "run", run)
+        patched.setattr(Program, "run", run)
         with pytest.raises(OutOfMemory, match="of this size"):
             answer(engine)
     assert engine.pending == 0
@@ -78,10 +74,56 @@ def test_a_forward_without_memory(
 
 
 def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_prepared(*_: object) -> None:
+    def matrix(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(openvino, "load_prepared", load_prepared)
-    source: Any = SimpleNamespace(config=tiny_openvino.config())
+    monkeypatch.setattr(Packed, "matrix", matrix)
     with pytest.raises(OutOfMemory, match="no memory to load the model"):
-        openvino.OpenVinoTarget.load(source)
+        tiny_cpu.target()
+
+
+REAL = """
+import resource
+import numpy as np
+from tests.runtimes import tiny_cpu
+from paceline.core import tree
+from paceline.errors import OutOfMemory
+from paceline.core.target import Pass
+target = tiny_cpu.target(shape=tiny_cpu.config(vocab_size=60_000))
+cache = target.open()
+target.prefill(cache, list(range(40)))
+before = target.forward([Pass(cache, [5])])[0].logits.copy()
+other = target.open()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**23, resource.RLIM_INFINITY))
+try:
+    target.forward([Pass(other, [5], tree.chain(list(range(200))))])
+    print("it fitted")
+except OutOfMemory as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(np.array_equal(target.forward([Pass(cache, [5])])[0].logits, before))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no such limit here")
+def test_when_the_system_gives_no_more_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", REAL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    refused, same = done.stdout.splitlines()
+    assert "no memory for a forward of this size" in refused
+    assert same == "True", "the logits are those of before"
+
+
+def test_a_signal_after_the_last_target_is_gone_is_caught() -> None:
+    code = (
+        "import gc, signal, threading\n"
+        "from tests.runtimes import tiny_cpu\n"
+        "held = [tiny_cpu.target('fp32')]\n"
+        "end = threading.Thread(target=lambda: (held.clear(), gc.collect()))\n"
+        "end.start(), end.join()\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('caught'))\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "caught\n"), done.stderr
