@@ -117,7 +117,7 @@ def head_rows(target: ModelSource, ids: IntArray) -> LogitArray:
     """Return rows of the target's LM head, float32 `[len(ids), width]`."""
     tied = target.config.tied_embeddings
     weights = target.weights()
-    return weights["model.embed_tokens.weight" if tied else "lm_head.weight"][ids]
+    return weights["embed" if tied else "head"][ids]
 
 
 def whole_head(target: ModelSource, ids: IntArray) -> LogitArray:

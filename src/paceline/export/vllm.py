@@ -48,7 +48,7 @@ def draft_lm_layout(trained: Trained, target: ModelSource, verifier: str) -> Lay
         rope_divisors=None,  # networks take the base alone
     )
     tensors: Tensors = {
-        "model.embed_tokens.weight": target.weights()["model.embed_tokens.weight"],
+        "model.embed_tokens.weight": target.weights()["embed"],
         "model.norm.weight": given["norm"],
         "lm_head.weight": whole_head(target, trained.draft_ids),
     }

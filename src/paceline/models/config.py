@@ -1,35 +1,41 @@
-"""Config of a Llama-family model, from Hugging Face `config.json` or GGUF metadata."""
+"""Config of a decoder model, from Hugging Face `config.json` or GGUF metadata."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from paceline.core.types import ProbArray
 from paceline.errors import ModelError
+from paceline.models.ops import Activation, Rotary
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3"]
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_ELSEWHERE = "use --runtime transformers"
+ELSEWHERE = "use --runtime transformers"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Shape of a model of the Llama family (RMS norm, rotary positions, GQA, SwiGLU).
+    """Shape of a decoder model with RMS norms, rotary positions and gated feed-forward blocks.
 
     Attributes:
+        family: its `model_type` in Hugging Face configs.
         kv_heads: key and value heads; divides `heads`.
-        max_context: longest sequence in tokens. A sliding window limits it, since inside the
-            window sliding and full attention are the same.
+        max_context: longest sequence in tokens.
         qk_norm: queries and keys are RMS-normed per head.
-        rope_divisors: divisors of the `head_dim // 2` rotary frequencies (context extension).
+        rope_divisors: divisors of the rotary frequencies (context extension).
+        rope_factor: of cosines and sines (YaRN, LongRoPE).
+        rotated: first numbers of a head that are rotated; 0 for all.
+        local_rope_base: rotary base of layers with a window, not extended; None for `rope_base`.
+        windows: newest keys that each layer sees, 0 for all; empty if no layer has a window.
+        no_positions: layers without rotary positions.
+        attention_scale: of scores; 0 for `head_dim ** -0.5`.
     """
 
-    family: Family
+    family: str
     vocab_size: int
     hidden_size: int
     layers: int
@@ -41,52 +47,76 @@ class ModelConfig:
     norm_eps: float
     max_context: int
     tied_embeddings: bool
-    qkv_bias: bool
-    qk_norm: bool
+    qkv_bias: bool = False
+    qk_norm: bool = False
     eos_token_ids: tuple[int, ...] = ()
     rope_divisors: tuple[float, ...] | None = None
+    rope_factor: float = 1.0
+    rotated: int = 0
+    local_rope_base: float | None = None
+    windows: tuple[int, ...] = ()
+    no_positions: tuple[int, ...] = ()
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float = 0.0
+    logit_scale: float = 1.0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelError(
                 f"{self.heads} heads over {self.kv_heads} key-value heads of width "
-                f"{self.head_dim} are not a Llama-family shape: {_ELSEWHERE}"
+                f"{self.head_dim} are not a shape of family {self.family}: {ELSEWHERE}"
             )
 
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any], eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
-        """Read the content of a `config.json`.
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers are those of Llama: no windows, extended positions, scales, norms."""
+        scales = (self.embedding_scale, self.residual_scale, self.logit_scale)
+        return (
+            scales == (1.0, 1.0, 1.0)
+            and not (self.windows or self.no_positions or self.attention_scale or self.rotated)
+            and self.rope_factor == 1.0
+            and self.activation == "silu"
+        )
 
-        Raises:
-            ModelError: the architecture or a feature is unsupported, or an entry is missing.
-        """
-        family = _family(config.get("model_type"))
+    @classmethod
+    def from_hf(
+        cls,
+        config: Mapping[str, Any],
+        family: str,
+        changes: Callable[[Mapping[str, Any]], dict[str, Any]],
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> ModelConfig:
+        """Read a `config.json`; raises ModelError as `families.hf_config`."""
         _refuse_hf_extras(config)
         try:
             hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
             head_dim = int(config.get("head_dim") or hidden // heads)
             rope = _rope_parameters(config)
-            base = float(rope["rope_theta"])
-            context = int(config["max_position_embeddings"])
-            return cls(
-                family=family,
-                vocab_size=int(config["vocab_size"]),
-                hidden_size=hidden,
-                layers=int(config["num_hidden_layers"]),
-                heads=heads,
-                kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=head_dim,
-                ffn_size=int(config["intermediate_size"]),
-                rope_base=base,
-                norm_eps=float(config["rms_norm_eps"]),
-                max_context=min(context, _hf_window(config, family) or context),
-                tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-                qkv_bias=family == "qwen2",
-                qk_norm=family == "qwen3",
-                eos_token_ids=eos_token_ids,
-                rope_divisors=_divisors(rope, base, head_dim),
-            )
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            rotated = _rotated(head_dim, rope["partial_rotary_factor"])
+            base, context = float(rope["rope_theta"]), int(config["max_position_embeddings"])
+            divisors, factor = _extension(rope, base, rotated or head_dim, context)
+            general = {
+                "family": family,
+                "vocab_size": int(config["vocab_size"]),
+                "hidden_size": hidden,
+                "layers": int(config["num_hidden_layers"]),
+                "heads": heads,
+                "kv_heads": int(config.get("num_key_value_heads") or heads),
+                "head_dim": head_dim,
+                "ffn_size": int(config["intermediate_size"]),
+                "rope_base": base,
+                "norm_eps": float(config["rms_norm_eps"]),
+                "max_context": context,
+                "tied_embeddings": bool(config.get("tie_word_embeddings", family == "gemma3_text")),
+                "eos_token_ids": eos_token_ids,
+                "rope_divisors": divisors,
+                "rope_factor": factor,
+                "rotated": rotated,
+            }
+            return cls(**{**general, **changes(config)})
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
             raise ModelError(
                 f"config.json is not that of a complete {family} model ({_what(error)}): "
                 "download the model again"
@@ -97,16 +127,12 @@ class ModelConfig:
         cls,
         metadata: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]],
-        rope_divisors: tuple[float, ...] | None = None,
+        family: str,
+        changes: Callable[[], dict[str, Any]],
+        divisors: Mapping[str, Sequence[float]],
     ) -> ModelConfig:
-        """Read GGUF metadata; raises ModelError as `from_hf`.
-
-        Args:
-            shapes: GGUF tensor name to shape, outer dimension first.
-            rope_divisors: the `rope_freqs.weight` tensor, if the file has one.
-        """
-        family = _family(metadata.get("general.architecture"))
-        get = _reader(metadata, family)
+        """Read GGUF metadata; arguments and errors as for `families.gguf_config`."""
+        get = reader(metadata, str(metadata.get("general.architecture")))
         if get("expert_count", 0):
             raise _unsupported("mixture-of-experts models")
         if "blk.0.attn_output.bias" in shapes:
@@ -114,32 +140,45 @@ class ModelConfig:
         try:
             hidden, heads = int(get("embedding_length")), int(get("attention.head_count"))
             head_dim = int(get("attention.key_length", hidden // heads))
-            if int(get("rope.dimension_count", head_dim)) != head_dim:
-                raise _unsupported("partial rotary positions")
-            base = float(get("rope.freq_base", 10000.0))
-            scaling = {
+            rotated = int(get("rope.dimension_count", head_dim))
+            if rotated % 2 or not 0 < rotated <= head_dim:
+                raise _unsupported(f"rotary positions over {rotated} numbers of {head_dim}")
+            base, context = float(get("rope.freq_base", 10000.0)), int(get("context_length"))
+            rope = {
                 "rope_type": str(get("rope.scaling.type", "default")).replace("none", "default"),
                 "factor": get("rope.scaling.factor", 1.0),
+                "original_max_position_embeddings": get(
+                    "rope.scaling.original_context_length", context
+                ),
+                "attention_factor": get("rope.scaling.attn_factor", None),
+                "long_factor": divisors.get("rope_factors_long.weight"),
+                "short_factor": divisors.get("rope_factors_short.weight"),
             }
-            context = int(get("context_length"))
-            return cls(
-                family=family,
-                vocab_size=int(shapes["token_embd.weight"][0]),
-                hidden_size=hidden,
-                layers=int(get("block_count")),
-                heads=heads,
-                kv_heads=int(get("attention.head_count_kv", heads)),
-                head_dim=head_dim,
-                ffn_size=int(get("feed_forward_length")),
-                rope_base=base,
-                norm_eps=float(get("attention.layer_norm_rms_epsilon")),
-                max_context=min(context, int(get("attention.sliding_window", 0)) or context),
-                tied_embeddings="output.weight" not in shapes,
-                qkv_bias="blk.0.attn_q.bias" in shapes,
-                qk_norm="blk.0.attn_q_norm.weight" in shapes,
-                eos_token_ids=gguf_eos_token_ids(metadata),
-                rope_divisors=rope_divisors or _divisors(scaling, base, head_dim),
-            )
+            if rope["long_factor"]:
+                rope["rope_type"] = "longrope"
+            found, factor = _extension(rope, base, rotated, context)
+            given = divisors.get("rope_freqs.weight")
+            general = {
+                "family": family,
+                "vocab_size": int(shapes["token_embd.weight"][0]),
+                "hidden_size": hidden,
+                "layers": int(get("block_count")),
+                "heads": heads,
+                "kv_heads": int(get("attention.head_count_kv", heads)),
+                "head_dim": head_dim,
+                "ffn_size": int(get("feed_forward_length")),
+                "rope_base": base,
+                "norm_eps": float(get("attention.layer_norm_rms_epsilon")),
+                "max_context": context,
+                "tied_embeddings": "output.weight" not in shapes,
+                "qkv_bias": "blk.0.attn_q.bias" in shapes,
+                "qk_norm": "blk.0.attn_q_norm.weight" in shapes,
+                "eos_token_ids": gguf_eos_token_ids(metadata),
+                "rope_divisors": found if given is None else tuple(given),
+                "rope_factor": factor,
+                "rotated": 0 if rotated == head_dim else rotated,
+            }
+            return cls(**{**general, **changes()})
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ModelError(
                 f"the GGUF file is not a complete {family} model ({_what(error)}): "
@@ -153,11 +192,22 @@ def feature_layers(layers: int) -> tuple[int, ...]:
 
 
 def inverse_frequencies(config: ModelConfig) -> ProbArray:
-    """Return the rotary angle per position, float64 `[head_dim // 2]`, in radians."""
-    plain = rotary_frequencies(config.rope_base, config.head_dim)
+    """Return the rotary angle per position, float64 `[rotated // 2]`, in radians."""
+    plain = rotary_frequencies(config.rope_base, config.rotated or config.head_dim)
     if config.rope_divisors is None:
         return plain
     return plain / np.asarray(config.rope_divisors, dtype=np.float64)
+
+
+@lru_cache(maxsize=64)
+def rotary(config: ModelConfig, index: int) -> Rotary | None:
+    """Return the rotary positions of a layer; None if it has none."""
+    if index in config.no_positions:
+        return None
+    if config.local_rope_base is not None and config.windows and config.windows[index]:
+        local = rotary_frequencies(config.local_rope_base, config.rotated or config.head_dim)
+        return Rotary(tuple(local.tolist()))
+    return Rotary(tuple(inverse_frequencies(config).tolist()), config.rope_factor)
 
 
 def gguf_eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
@@ -175,23 +225,17 @@ def hf_eos_token_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
     return ()
 
 
-def _family(name: object) -> Family:
-    if name not in _FAMILIES:
-        raise ModelError(
-            f"architecture {name!r} is not one of {', '.join(_FAMILIES)}: {_ELSEWHERE}"
-        )
-    return cast(Family, name)
-
-
 def _unsupported(feature: str) -> ModelError:
-    return ModelError(f"this runtime does not support {feature}: {_ELSEWHERE}")
+    return ModelError(f"this runtime does not support {feature}: {ELSEWHERE}")
 
 
 def _what(error: Exception) -> str:
     return f"no entry {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _reader(metadata: Mapping[str, Any], family: str) -> Callable[..., Any]:
+def reader(metadata: Mapping[str, Any], family: str) -> Callable[..., Any]:
+    """Return what reads a family's entries of GGUF metadata."""
+
     def get(name: str, *default: Any) -> Any:
         key = f"{family}.{name}"
         return metadata.get(key, default[0]) if default else metadata[key]
@@ -204,27 +248,37 @@ def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
         raise _unsupported("a bias on the attention output")
     if config.get("mlp_bias"):
         raise _unsupported("a bias in the feed-forward layers")
-    if config.get("hidden_act", "silu") != "silu":
-        raise _unsupported(f"the activation {config['hidden_act']!r}")
+    activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    if activation not in ("silu", "gelu_pytorch_tanh"):
+        raise _unsupported(f"the activation {activation!r}")
     if config.get("quantization_config"):
         raise _unsupported("checkpoints quantised for another library")
-
-
-def _hf_window(config: Mapping[str, Any], family: Family) -> int | None:
-    if family.startswith("qwen") and not config.get("use_sliding_window"):
-        return None
-    return config.get("sliding_window")
+    if config.get("final_logit_softcapping") or config.get("attn_logit_softcapping"):
+        raise _unsupported("capped scores or logits")
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    # Newer configs have one dict; older ones rope_theta beside an optional rope_scaling.
+    # Newer configs have one dict, or one by kind of layer; older ones rope_theta beside an optional
+    # rope_scaling.
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    parameters = dict(parameters.get("full_attention", parameters))
     parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     parameters.setdefault("rope_type", parameters.get("type", "default"))
-    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise _unsupported("partial rotary positions")
+    if parameters["rope_type"] == "su":
+        parameters["rope_type"] = "longrope"
+    parameters.setdefault("partial_rotary_factor", config.get("partial_rotary_factor"))
+    original = config.get("original_max_position_embeddings")
+    parameters.setdefault(
+        "original_max_position_embeddings", original or config["max_position_embeddings"]
+    )
     return parameters
+
+
+def _rotated(head_dim: int, share: float | None) -> int:
+    rotated = int(head_dim * (1.0 if share is None else share))
+    if rotated % 2 or not 0 < rotated <= head_dim:
+        raise _unsupported(f"rotary positions over {rotated} numbers of {head_dim}")
+    return 0 if rotated == head_dim else rotated
 
 
 def rotary_frequencies(base: float, head_dim: int) -> ProbArray:
@@ -233,15 +287,53 @@ def rotary_frequencies(base: float, head_dim: int) -> ProbArray:
     return np.asarray(base**-exponents, dtype=np.float64)
 
 
-def _divisors(rope: Mapping[str, Any], base: float, head_dim: int) -> tuple[float, ...] | None:
+def _extension(
+    rope: Mapping[str, Any], base: float, rotated: int, context: int
+) -> tuple[tuple[float, ...] | None, float]:
+    # Divisors of the frequencies, and the factor of cosines and sines.
     kind = rope["rope_type"]
     if kind == "default":
-        return None
+        return None, 1.0
     if kind == "linear":
-        return (float(rope["factor"]),) * (head_dim // 2)
+        return (float(rope["factor"]),) * (rotated // 2), 1.0
     if kind == "llama3":
-        return _llama3_divisors(rope, rotary_frequencies(base, head_dim))
+        return _llama3_divisors(rope, rotary_frequencies(base, rotated)), 1.0
+    if kind == "yarn":
+        return _yarn(rope, base, rotated)
+    if kind == "longrope":
+        return _longrope(rope, context)
     raise _unsupported(f"rotary positions of type {kind!r}")
+
+
+def _yarn(
+    rope: Mapping[str, Any], base: float, rotated: int
+) -> tuple[tuple[float, ...], float]:
+    # Slow frequencies are interpolated, fast ones kept, those between blended (Peng et al. 2023).
+    factor, original = float(rope["factor"]), float(rope["original_max_position_embeddings"])
+
+    def place(turns: float) -> float:
+        return rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = place(float(rope.get("beta_fast") or 32))
+    high = place(float(rope.get("beta_slow") or 1))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotated - 1)
+    ramp = (np.arange(rotated // 2) - low) / max(high - low, 0.001)
+    slow = np.clip(ramp, 0.0, 1.0)
+    attention = rope.get("attention_factor") or 0.1 * math.log(factor) + 1.0
+    return tuple((1.0 / (1 - slow + slow / factor)).tolist()), float(attention)
+
+
+def _longrope(rope: Mapping[str, Any], context: int) -> tuple[tuple[float, ...], float]:
+    # One set of factors for contexts as in training, another for longer ones (Ding et al. 2024).
+    original = int(rope["original_max_position_embeddings"])
+    factors = rope["long_factor" if context > original else "short_factor"]
+    attention = rope.get("attention_factor")
+    if not attention:
+        stretch = max(context / original, 1.0)
+        attention = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return tuple(map(float, factors)), float(attention)
 
 
 def _llama3_divisors(rope: Mapping[str, Any], frequencies: ProbArray) -> tuple[float, ...]:

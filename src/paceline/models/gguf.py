@@ -1,4 +1,4 @@
-"""GGUF reader: metadata, and tensors under their Hugging Face names.
+"""GGUF reader: metadata, and tensors as stored or as floats.
 
 The header is parsed here, since the package's `GGUFReader` makes a numpy array of every vocabulary
 string, which is slow. The package decodes the block formats.
@@ -7,6 +7,7 @@ string, which is slow. The package decodes the block formats.
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
+from paceline.models.families import gguf_config
 
 _SCALARS = {
     0: "B",
@@ -36,6 +39,7 @@ _SCALARS = {
 }
 _STRING, _ARRAY = 8, 9
 _U64 = struct.Struct("<Q")
+_DIVISORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
 
 
@@ -77,10 +81,8 @@ class GGUFFile:
     def config(self) -> ModelConfig:
         """The model's config; raises ModelError for unsupported families."""
         shapes = {name: info.shape for name, info in self.tensors.items()}
-        divisors = None
-        if "rope_freqs.weight" in self.tensors:
-            divisors = tuple(self.read("rope_freqs.weight").tolist())
-        return ModelConfig.from_gguf(self.metadata, shapes, divisors)
+        divisors = {name: self.read(name).tolist() for name in _DIVISORS if name in self.tensors}
+        return gguf_config(self.metadata, shapes, divisors)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -91,8 +93,16 @@ class GGUFFile:
             digest.update(self._data[info.offset : info.offset + _SAMPLE])
         return digest.hexdigest()[:16]
 
-    def read(self, name: str) -> LogitArray:
-        """Return a tensor by its GGUF name, dequantized to float32.
+    def __contains__(self, name: object) -> bool:
+        return name in self.tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        """Return the type of a tensor, such as "Q4_K", and its rows as they lie in the file.
+
+        The rows are uint8 `[rows, bytes]`, a view of the mapped file; a vector is one row.
 
         Raises:
             ModelError: the tensor is truncated or its format is unknown.
@@ -104,74 +114,34 @@ class GGUFFile:
             kind = gguf.GGMLQuantizationType(info.kind)
             block, size = gguf.GGML_QUANT_SIZES[kind]
             *outer, inner = info.shape
-            row = inner // block * size
-            count = int(np.prod(outer)) * row
-            raw = np.frombuffer(self._data, np.uint8, count, info.offset).reshape(*outer, row)
-            values = gguf.dequantize(raw, kind)
+            if inner % block:
+                raise ValueError(f"rows of {inner} numbers are no whole blocks of {block}")
+            rows, row = math.prod(outer), inner // block * size
+            raw = np.frombuffer(self._data, np.uint8, rows * row, info.offset)
         except (ValueError, KeyError) as error:
             raise self._damaged(f"tensor {name}: {error}") from error
+        return kind.name, raw.reshape(rows, row)
+
+    def read(self, name: str) -> LogitArray:
+        """Return a tensor by its GGUF name, dequantized to float32.
+
+        Raises:
+            ModelError: the tensor is truncated or its format is unknown.
+        """
+        import gguf
+
+        kind, raw = self.stored(name)
+        try:
+            values = gguf.dequantize(raw, gguf.GGMLQuantizationType[kind])
         except NotImplementedError as error:
             raise ModelError(
-                f"{self.path} stores {name} as {kind.name}, which cannot be read: "
+                f"{self.path} stores {name} as {kind}, which cannot be read: "
                 "choose another quantisation of the model"
             ) from error
-        return np.require(values, np.float32, ["C", "W"]).reshape(info.shape)
+        return np.require(values, np.float32, ["C", "W"]).reshape(self.tensors[name].shape)
 
     def _damaged(self, reason: str) -> ModelError:
         return ModelError(f"{self.path} is damaged ({reason}): download it again")
-
-
-class GGUFWeights:
-    """Tensors of a GGUF file under Hugging Face names, float32."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self._file = file
-        self._heads: dict[str, int] = {}
-        if file.metadata.get("general.architecture") == "llama":
-            self._heads = {"attn_q": file.config.heads, "attn_k": file.config.kv_heads}
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and _gguf_name(name) in self._file.tensors
-
-    def __getitem__(self, name: str) -> LogitArray:
-        known = _gguf_name(name)
-        if known not in self._file.tensors:
-            raise ModelError(f"{self._file.path} has no tensor {name}: download the model again")
-        values = self._file.read(known)
-        heads = self._heads.get(known.split(".")[-2])
-        if heads is None:
-            return values
-        # llama files interleave rotary halves of query and key rows; Qwen files do not.
-        pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
-
-
-_PARTS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-
-
-def _gguf_name(name: str) -> str:
-    if name in _TOP:
-        return _TOP[name]
-    prefix, _, rest = name.removeprefix("model.layers.").partition(".")
-    part, _, kind = rest.rpartition(".")
-    return f"blk.{prefix}.{_PARTS[part]}.{kind}" if part in _PARTS else ""
 
 
 class _Header:

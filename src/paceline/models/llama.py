@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.core.types import LogitArray
+from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, feature_layers, inverse_frequencies
+from paceline.models.weights import canonical_name
 
 # `(layer, queries [rows, heads, head_dim], keys, values [rows, kv_heads, head_dim])` to the
 # attention's output `[rows, heads, head_dim]`.
@@ -21,7 +23,9 @@ Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class NamedTensors(Protocol):
-    """Tensors or arrays by Hugging Face name: a state dict, or `models.weights.Weights`."""
+    """Tensors or arrays by Hugging Face name (a state dict), or `models.weights.Weights`."""
+
+    def __contains__(self, name: object, /) -> bool: ...
 
     def __getitem__(self, name: str, /) -> Tensor | LogitArray: ...
 
@@ -43,13 +47,22 @@ class Llama(nn.Module):
     def build(
         cls, config: ModelConfig, tensors: NamedTensors, device: torch.device, dtype: torch.dtype
     ) -> Llama:
-        """Build the network in evaluation mode, converting tensor by tensor."""
+        """Build the network in evaluation mode, converting tensor by tensor.
+
+        Raises:
+            ModelError: its layers are not those of Llama.
+        """
+        if not config.is_plain:
+            raise ModelError(
+                f"runtime torch does not run {config.family} models yet: use cpu or transformers"
+            )
         with torch.device("meta"):
             network = cls(config)
         state = {}
         for name in network.state_dict():
             published = name if name.startswith("lm_head.") else f"model.{name}"
-            tensor = torch.as_tensor(tensors[published])
+            known = published in tensors
+            tensor = torch.as_tensor(tensors[published if known else canonical_name(published)])
             state[name] = tensor.to(device=device, dtype=dtype)
         network.load_state_dict(state, assign=True)
         return network.eval().requires_grad_(False)

@@ -12,11 +12,17 @@ from typing import Any, Protocol
 
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, hf_eos_token_ids
-from paceline.models.gguf import GGUFFile, GGUFWeights
+from paceline.models.families import hf_config
+from paceline.models.gguf import GGUFFile
 from paceline.models.pull import DEFAULT_MODEL, pull
 from paceline.models.text import Tokenizer
 from paceline.models.tokenizer import read_json, tokenizer_from_directory, tokenizer_from_gguf
-from paceline.models.weights import SafetensorsWeights, Weights
+from paceline.models.weights import (
+    SafetensorsFiles,
+    Weights,
+    gguf_weights,
+    safetensors_weights,
+)
 
 # Short names that `resolve` knows.
 ALIASES = (DEFAULT_MODEL,)
@@ -83,7 +89,7 @@ class GGUFSource:
         return self._file.fingerprint
 
     def weights(self) -> Weights:
-        return GGUFWeights(self._file)
+        return gguf_weights(self._file)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_gguf(self._file)
@@ -101,11 +107,11 @@ class DirectorySource:
 
     @cached_property
     def config(self) -> ModelConfig:
-        return ModelConfig.from_hf(self._json, self._eos_token_ids)
+        return hf_config(self._json, self._eos_token_ids)
 
     @cached_property
     def fingerprint(self) -> str:
-        index: dict[str, Any] = SafetensorsWeights(self.path).index()
+        index: dict[str, Any] = SafetensorsFiles(self.path).index()
         digest = hashlib.sha256(json.dumps([self._json, index], sort_keys=True).encode())
         # Fine-tuned models share all of the above, so the weights have a say as well.
         for file in sorted(self.path.glob("*.safetensors")):
@@ -113,7 +119,7 @@ class DirectorySource:
         return digest.hexdigest()[:16]
 
     def weights(self) -> Weights:
-        return SafetensorsWeights(self.path)
+        return safetensors_weights(self.path, self.config)
 
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_directory(self.path, self._eos_token_ids)

@@ -1,29 +1,167 @@
-"""Weights as float32 arrays by Hugging Face tensor name."""
+"""Tensors of a model by canonical name, as stored or as floats, from GGUF files and safetensors.
+
+Names are "embed", "norm", "head" (absent if tied) and "layers.N.PART" with the parts of
+`families.base`, and "NAME.bias".
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
+from paceline.models.config import ModelConfig
+from paceline.models.families import family_of
+from paceline.models.families.base import HF_PARTS, Family
+from paceline.models.gguf import GGUFFile
+
+_HF_ENDS = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+_GGUF_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A matrix as a file has it.
+
+    Attributes:
+        kind: a type of GGUF files, such as "Q4_K" or "BF16".
+        shape: rows and columns.
+        blocks: uint8 `[rows of the file, bytes]`, a view of the mapped file.
+        order: int64 `[rows]`, the file's row of each; None if they are in order.
+    """
+
+    kind: str
+    shape: tuple[int, int]
+    blocks: npt.NDArray[np.uint8]
+    order: npt.NDArray[np.int64] | None = None
 
 
 class Weights(Protocol):
-    """Tensors of a model by name, such as `model.layers.0.self_attn.q_proj.weight`."""
+    """Tensors of a model."""
+
+    def __contains__(self, name: object) -> bool: ...
 
     def __getitem__(self, name: str) -> LogitArray:
         """Return contiguous, writable float32; ModelError if missing or unreadable."""
         ...
 
+    def stored(self, name: str) -> Stored:
+        """Return a matrix without reading it; ModelError as for floats."""
+        ...
+
+
+class _Reader(Protocol):
+    # A file's tensors by the names that it gives them.
+
     def __contains__(self, name: object) -> bool: ...
 
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
-class SafetensorsWeights:
-    """Tensors of a directory of `*.safetensors` files, single or sharded; raises ModelError.
+    def read(self, name: str) -> LogitArray: ...
+
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]: ...
+
+
+class FileWeights:
+    """`Weights` of a file: finds names, parts of fused tensors and the order of rows."""
+
+    def __init__(self, reader: _Reader, config: ModelConfig, what: Path, *, gguf: bool) -> None:
+        self._reader, self._config, self._what, self._gguf = reader, config, what, gguf
+        self._family: Family = family_of(config)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._theirs(name) in self._reader
+
+    def __getitem__(self, name: str) -> LogitArray:
+        theirs = self._known(name)
+        values = self._reader.read(theirs)
+        rows = self._rows(name)
+        if rows is not None:
+            values = np.ascontiguousarray(values[rows])
+        if self._family.norms_less_one and not self._gguf and values.ndim == 1:
+            values = values + 1
+        return values
+
+    def stored(self, name: str) -> Stored:
+        theirs = self._known(name)
+        kind, blocks = self._reader.stored(theirs)
+        shape = self._reader.shape(theirs)
+        if len(shape) != 2:
+            raise ModelError(f"{self._what} has {name} in {len(shape)} dimensions: download it again")
+        rows = self._rows(name)
+        if isinstance(rows, slice):
+            blocks = blocks[rows]
+            return Stored(kind, (len(blocks), shape[1]), blocks)
+        return Stored(kind, (shape[0], shape[1]), blocks, rows)
+
+    def _known(self, name: str) -> str:
+        theirs = self._theirs(name)
+        if theirs not in self._reader:
+            raise ModelError(f"{self._what} has no tensor {name}: download the model again")
+        return theirs
+
+    def _theirs(self, name: str) -> str:
+        ends = _GGUF_ENDS if self._gguf else _HF_ENDS
+        if name in ends:
+            return ends[name]
+        _, _, rest = name.partition(".")
+        layer, _, rest = rest.partition(".")
+        part, _, kind = rest.partition(".")
+        parts = self._family.gguf_parts if self._gguf else self._family.hf_parts
+        if part not in parts:
+            return ""
+        prefix = f"blk.{layer}" if self._gguf else f"model.layers.{layer}"
+        return f"{prefix}.{parts[part]}.{kind or 'weight'}"
+
+    def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
+        part = name.removesuffix(".bias").rpartition(".")[2]
+        config = self._config
+        narrow = config.kv_heads * config.head_dim
+        sizes = {"q": config.heads * config.head_dim, "k": narrow, "v": narrow}
+        for fused in self._family.fused:
+            if part in fused:
+                each = [sizes.get(other, config.ffn_size) for other in fused]
+                begin = sum(each[: fused.index(part)])
+                return slice(begin, begin + each[fused.index(part)])
+        if not (self._gguf and self._family.interleaved and part in ("q", "k")):
+            return None
+        # Both rotary halves of a head lie row by row in turns.
+        rows = np.arange(sizes[part]).reshape(-1, config.head_dim // 2, 2)
+        return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+
+
+def gguf_weights(file: GGUFFile) -> FileWeights:
+    return FileWeights(file, file.config, file.path, gguf=True)
+
+
+def safetensors_weights(directory: Path, config: ModelConfig) -> FileWeights:
+    """Open the `*.safetensors` files of a directory, single or sharded; raises ModelError."""
+    return FileWeights(SafetensorsFiles(directory), config, directory, gguf=False)
+
+
+def canonical_name(name: str) -> str:
+    """Return the canonical name of a tensor of a Llama-like Hugging Face checkpoint."""
+    for mine, theirs in _HF_ENDS.items():
+        if name == theirs:
+            return mine
+    layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    module, _, kind = rest.rpartition(".")
+    part = next(mine for mine, theirs in HF_PARTS.items() if theirs == module)
+    return f"layers.{layer}.{part}" + (".bias" if kind == "bias" else "")
+
+
+class SafetensorsFiles:
+    """Tensors of `*.safetensors` files by the names that they have there.
 
     Parsed here, which gives bfloat16 without a framework.
     """
@@ -35,32 +173,46 @@ class SafetensorsWeights:
             for name, entry in header.items():
                 if name != "__metadata__":
                     self._places[name] = (path, start, entry)
-        self._directory = directory
         self._maps: dict[Path, np.memmap[Any, np.dtype[np.uint8]]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
 
-    def __getitem__(self, name: str) -> LogitArray:
-        if name not in self._places:
-            raise ModelError(f"{self._directory} has no tensor {name}: download the model again")
-        path, start, entry = self._places[name]
-        if path not in self._maps:
-            self._maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
-        begin, end = entry["data_offsets"]
-        raw = self._maps[path][start + begin : start + end]
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._places[name][2]["shape"])
+
+    def read(self, name: str) -> LogitArray:
+        path, _, entry = self._places[name]
         try:
-            return _to_float32(raw, entry["dtype"]).reshape(entry["shape"])
+            return _to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
         except ValueError as error:
-            raise ModelError(f"{path} is damaged at {name}: download it again") from error
+            raise self._damaged(name) from error
         except KeyError as error:
             raise ModelError(
                 f"{path} stores {name} as {entry['dtype']}: only F64, F32, F16 and BF16 are read"
             ) from error
 
+    def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]:
+        entry = self._places[name][2]
+        try:
+            return entry["dtype"], self._raw(name).reshape(entry["shape"][0], -1)
+        except ValueError as error:
+            raise self._damaged(name) from error
+
     def index(self) -> dict[str, Any]:
         """Return tensor name to header entry (dtype, shape, place)."""
         return {name: entry for name, (_, _, entry) in self._places.items()}
+
+    def _raw(self, name: str) -> npt.NDArray[np.uint8]:
+        path, start, entry = self._places[name]
+        if path not in self._maps:
+            self._maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
+        begin, end = entry["data_offsets"]
+        raw: npt.NDArray[np.uint8] = self._maps[path][start + begin : start + end]
+        return raw
+
+    def _damaged(self, name: str) -> ModelError:
+        return ModelError(f"{self._places[name][0]} is damaged at {name}: download it again")
 
 
 def _weight_files(directory: Path) -> list[Path]:

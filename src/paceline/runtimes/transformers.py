@@ -20,7 +20,7 @@ from paceline.core.types import Capabilities, IntArray, TokenTree
 from paceline.errors import ModelError, RuntimeUnavailable
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
-from paceline.models.weights import Weights
+from paceline.models.weights import Weights, canonical_name
 from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
 from paceline.runtimes.torch.target import to_numpy, torch_device, torch_dtype
 
@@ -38,6 +38,9 @@ def load(source: ModelSource, dtype: torch.dtype) -> Any:
     try:
         config = source.config
     except ModelError:  # of a family that paceline does not know, but transformers may
+        folder, name = str(source.path.parent), source.path.name
+        return auto.from_pretrained(folder, gguf_file=name, dtype=dtype)
+    if not config.is_plain:
         folder, name = str(source.path.parent), source.path.name
         return auto.from_pretrained(folder, gguf_file=name, dtype=dtype)
     # The library's own reader takes many times longer, and needs the package accelerate.
@@ -65,7 +68,7 @@ def _from_weights(config: ModelConfig, weights: Weights, dtype: torch.dtype) -> 
     with torch.device("meta"):
         names = list(kind(theirs).state_dict())
     state = {
-        name: torch.from_numpy(weights[name])
+        name: torch.from_numpy(weights[canonical_name(name)])
         for name in names
         if not (config.tied_embeddings and name == "lm_head.weight")
     }

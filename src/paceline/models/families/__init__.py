@@ -1,0 +1,80 @@
+"""Families of models that are written in `models.ops`, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import ModelError
+from paceline.models.config import ELSEWHERE, ModelConfig, reader
+from paceline.models.families import base
+from paceline.models.families.base import Family
+from paceline.models.families.gemma3 import GEMMA3
+from paceline.models.families.granite import GRANITE
+from paceline.models.families.llama import LLAMA
+from paceline.models.families.mistral import MISTRAL
+from paceline.models.families.phi3 import PHI3
+from paceline.models.families.qwen2 import QWEN2
+from paceline.models.families.qwen3 import QWEN3
+from paceline.models.families.smollm3 import SMOLLM3
+from paceline.models.ops import Ops, Rows
+
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE)
+
+
+def family_of(config: ModelConfig) -> Family:
+    return next(each for each in FAMILIES if each.hf == config.family)
+
+
+def hf_config(config: Mapping[str, Any], eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
+    """Read the content of a `config.json`.
+
+    Raises:
+        ModelError: the architecture or a feature is unsupported, or an entry is missing.
+    """
+    family = _find(config.get("model_type"), "hf")
+    return ModelConfig.from_hf(config, family.hf, family.from_hf, eos_token_ids)
+
+
+def gguf_config(
+    metadata: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    divisors: Mapping[str, Sequence[float]],
+) -> ModelConfig:
+    """Read GGUF metadata; raises ModelError as `hf_config`.
+
+    Args:
+        metadata: of the file.
+        shapes: GGUF tensor name to shape, outer dimension first.
+        divisors: `rope_freqs.weight` and its likes, those that the file has.
+    """
+    family = _find(metadata.get("general.architecture"), "gguf")
+    changes = family.from_gguf
+    get = reader(metadata, family.gguf)
+    return ModelConfig.from_gguf(metadata, shapes, family.hf, lambda: changes(get), divisors)
+
+
+def forward(
+    ops: Ops,
+    config: ModelConfig,
+    *,
+    layers: Sequence[int] | None = None,
+    x: Rows | None = None,
+    features: list[Rows] | None = None,
+) -> Rows:
+    """Return the hidden states after the final norm; see `base.forward`."""
+    layer = family_of(config).layer or base.llama_layer
+    return base.forward(ops, config, layer, layers=layers, x=x, features=features)
+
+
+def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:
+    """Return logits of hidden states after the final norm."""
+    return base.head(ops, config, x)
+
+
+def _find(name: object, key: str) -> Family:
+    for family in FAMILIES:
+        if getattr(family, key) == name:
+            return family
+    known = ", ".join(getattr(each, key) for each in FAMILIES)
+    raise ModelError(f"architecture {name!r} is not one of {known}: {ELSEWHERE}")

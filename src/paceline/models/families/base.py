@@ -1,0 +1,151 @@
+"""What families of decoder models share: names, readers of configs, and the layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.models.config import ModelConfig, feature_layers, rotary
+from paceline.models.ops import Heads, Ops, Rows
+
+# Parts of a layer in Hugging Face checkpoints and in GGUF files, by canonical name.
+HF_PARTS = {
+    "attention_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+GGUF_PARTS = {
+    "attention_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attention_norm": "post_attention_norm",
+    "ffn_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "post_ffn_norm": "post_ffw_norm",
+}
+
+# Reads an entry of a config: `get(name)`, or `get(name, default)`.
+Get = Callable[..., Any]
+
+
+def _nothing(_: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        hf: its `model_type` in Hugging Face configs.
+        gguf: its architecture in GGUF files.
+        hf_parts: names of a layer's parts in checkpoints.
+        gguf_parts: names of a layer's parts in GGUF files.
+        fused: parts that lie in one tensor, which both formats then name by all of them.
+        interleaved: GGUF files interleave the rotary halves of query and key rows.
+        norms_less_one: checkpoints hold the weights of norms less one.
+        from_hf: changes of the general config, from a Hugging Face config.
+        from_gguf: changes of it, from a GGUF file's metadata.
+        layer: of the model.
+    """
+
+    hf: str
+    gguf: str
+    hf_parts: Mapping[str, str] = field(default_factory=lambda: HF_PARTS)
+    gguf_parts: Mapping[str, str] = field(default_factory=lambda: GGUF_PARTS)
+    fused: Sequence[tuple[str, ...]] = ()
+    interleaved: bool = False
+    norms_less_one: bool = False
+    from_hf: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
+    from_gguf: Callable[[Get], dict[str, Any]] = _nothing
+    layer: Callable[[Ops, ModelConfig, int, Rows], Rows] | None = None
+
+
+def heads_of(config: ModelConfig, index: int) -> Heads:
+    """Return the attention of a layer."""
+    name = f"layers.{index}"
+    norms = (f"{name}.q_norm", f"{name}.k_norm") if config.qk_norm else (None, None)
+    scale = config.attention_scale or config.head_dim**-0.5
+    window = config.windows[index] if config.windows else 0
+    return Heads(
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        scale,
+        rotary(config, index),
+        window,
+        *norms,
+    )
+
+
+def attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    """Return attention over normed rows, before its output matrix."""
+    name = f"layers.{index}"
+    parts = [f"{name}.{part}" for part in "qkv"]
+    qkv = ops.linear(x, parts, norm=f"{name}.attention_norm")
+    return ops.attend(index, qkv, heads_of(config, index))
+
+
+def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    """Return the gated half of the feed-forward block, over normed rows."""
+    name = f"layers.{index}"
+    gates = f"{name}.gate", f"{name}.up"
+    return ops.gated(x, *gates, activation=config.activation, norm=f"{name}.ffn_norm")
+
+
+def llama_layer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    """Attention and SwiGLU, each added to the stream: Llama, Mistral, Qwen, Phi, SmolLM, Granite."""
+    name, scale = f"layers.{index}", config.residual_scale
+    x = ops.linear(attention(ops, config, index, x), [f"{name}.o"], scale=scale, plus=x)
+    return ops.linear(feed_forward(ops, config, index, x), [f"{name}.down"], scale=scale, plus=x)
+
+
+def forward(
+    ops: Ops,
+    config: ModelConfig,
+    layer: Callable[[Ops, ModelConfig, int, Rows], Rows],
+    *,
+    layers: Sequence[int] | None = None,
+    x: Rows | None = None,
+    features: list[Rows] | None = None,
+) -> Rows:
+    """Return the hidden states after the final norm.
+
+    Args:
+        ops: of a backend.
+        config: of the model.
+        layer: of the family.
+        layers: the layers to run, in order; None for all.
+        x: rows to go on from; None for the embeddings.
+        features: collects the inputs of the feature layers, and the result.
+    """
+    read = feature_layers(config.layers)
+    x = ops.embed(config.embedding_scale) if x is None else x
+    for index in range(config.layers) if layers is None else layers:
+        if features is not None:
+            features += [x] * read.count(index)
+        x = layer(ops, config, index, x)
+    x = ops.norm(x, "norm")
+    if features is not None:
+        features.append(x)
+    return x
+
+
+def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:
+    """Return logits of hidden states after the final norm."""
+    return ops.linear(x, ["head"], scale=config.logit_scale)

@@ -1,0 +1,292 @@
+"""Every family against transformers, on tiny random models: from safetensors and from GGUF files."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from paceline.core.target import Pass  # noqa: E402
+from paceline.errors import ModelError  # noqa: E402
+from paceline.models.config import ModelConfig  # noqa: E402
+from paceline.models.families import FAMILIES, family_of, hf_config  # noqa: E402
+from paceline.models.gguf import GGUFFile  # noqa: E402
+from paceline.models.source import DirectorySource  # noqa: E402
+from paceline.models.weights import Weights, gguf_weights  # noqa: E402
+from paceline.runtimes.cpu.target import CpuTarget  # noqa: E402
+
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 16,
+}
+
+
+def rope(parameters: dict[str, Any], base: float = 10000.0) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": base, **parameters}}
+
+
+# Hugging Face type, and what differs from `COMMON`.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-linear": ("llama", rope({"rope_type": "linear", "factor": 2.0})),
+    "llama-llama3": ("llama", rope(LLAMA3)),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "mistral": ("mistral", {"sliding_window": 7, "head_dim": 16}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-yarn": ("qwen2", rope(YARN)),
+    "qwen2-windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "gemma3": (
+        "gemma3_text",
+        {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 24},
+    ),
+    "phi3": ("phi3", {"sliding_window": None}),
+    "phi3-long": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 16,
+            "partial_rotary_factor": 0.75,
+            **rope({**LONG, "partial_rotary_factor": 0.75}),
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 4, "use_sliding_window": False}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 3.0,
+        },
+    ),
+}
+TOKENS = [3, 17, 5, 80, 41, 9, 2, 66, 31, 7, 50, 12, 90, 4, 28, 33, 71, 8, 19, 62]
+
+
+def original(case: str, path: Path) -> Any:
+    """A random model of transformers, saved at `path`."""
+    kind, changes = CASES[case]
+    config = transformers.AutoConfig.for_model(kind, **{**COMMON, **changes})
+    torch.manual_seed(sum(map(ord, case)))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            with torch.no_grad():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(path)
+    return model
+
+
+def logits(config: ModelConfig, weights: Weights, precision: str = "fp32") -> npt.NDArray[Any]:
+    """Of every token, read alone after a prompt of five."""
+    target = CpuTarget(config, weights, precision, kv_tokens=128, kv_precision="fp32")
+    cache, out = target.open(), []
+    target.prefill(cache, TOKENS[:5])
+    for token in TOKENS[5:]:
+        out.append(target.forward([Pass(cache, [token])])[0].logits[0].copy())
+        target.keep(cache, 1, [])
+    return np.array(out)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path) -> None:
+    model = original(case, tmp_path)
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS])).logits[0, 5:].numpy()
+    source = DirectorySource(tmp_path)
+    found = logits(source.config, source.weights())
+    assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+    assert np.abs(expected).max() > 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
+    """Leaving out any of it is seen: the comparison above can fail."""
+    original(case, tmp_path)
+    source = DirectorySource(tmp_path)
+    config, weights = source.config, source.weights()
+    plain: dict[str, Any] = {
+        "windows": (),
+        "rope_divisors": None,
+        "no_positions": (),
+        "embedding_scale": 1.0,
+        "residual_scale": 1.0,
+        "attention_scale": 0.0,
+        "logit_scale": 1.0,
+        "activation": "silu",
+        "local_rope_base": None,
+        "qk_norm": False,
+        "rope_factor": 1.0,
+    }
+    expected = logits(config, weights)
+    for name, value in plain.items():
+        if getattr(config, name) != value and not (name == "windows" and config.local_rope_base):
+            other = logits(replace(config, **{name: value}), weights)
+            assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max(), name
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_path: Path) -> None:
+    original(case, tmp_path)
+    source = DirectorySource(tmp_path)
+    path = tmp_path / "model.gguf"
+    rounded = write(path, source.config, source.weights(), kind)
+    file = GGUFFile(path)
+    same = {"norm_eps": 0, "rope_divisors": None, "family": "", "eos_token_ids": ()}
+    assert close(replace(file.config, **same), replace(source.config, **same))
+    found = logits(file.config, gguf_weights(file), "fp32")
+    expected = logits(source.config, rounded)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+def close(first: ModelConfig, second: ModelConfig) -> bool:
+    pairs = zip(astuple(first), astuple(second), strict=True)
+    return all(a == pytest.approx(b) if isinstance(a, float) else a == b for a, b in pairs)
+
+
+class Rounded(dict[str, npt.NDArray[np.float32]]):
+    """Tensors by canonical name, all as float32."""
+
+    def stored(self, name: str) -> Any:
+        from paceline.models.weights import Stored
+
+        rows, columns = self[name].shape
+        return Stored("F32", (rows, columns), self[name].view(np.uint8))
+
+
+def write(path: Path, config: ModelConfig, weights: Weights, kind: str) -> Rounded:
+    """Write a file as llama.cpp's converter would; the tensors as they can be read back."""
+    family = family_of(config)
+    writer = gguf.GGUFWriter(path, family.gguf)
+    add, arch = writer.add_key_value, family.gguf
+    uint, real = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.FLOAT32
+    window = next((each for each in config.windows if each), 0)
+    for name, value in {
+        "context_length": config.max_context,
+        "embedding_length": config.hidden_size,
+        "block_count": config.layers,
+        "feed_forward_length": config.ffn_size,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_dim,
+        "rope.dimension_count": config.rotated or config.head_dim,
+        "attention.sliding_window": window,
+    }.items():
+        if value:
+            add(f"{arch}.{name}", value, uint)
+    for name, number in {
+        "rope.freq_base": config.rope_base,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "attention.scale": config.attention_scale,
+        "logit_scale": 1 / config.logit_scale,
+        "rope.scaling.attn_factor": config.rope_factor,
+    }.items():
+        add(f"{arch}.{name}", number, real)
+    out = Rounded()
+    if config.rope_divisors is not None:
+        writer.add_tensor("rope_freqs.weight", np.asarray(config.rope_divisors, np.float32))
+    ends = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
+    names = [name for name in ends if name in weights]
+    parts = [part + end for part in family.gguf_parts for end in ("", ".bias")]
+    for layer in range(config.layers):
+        names += [f"layers.{layer}.{each}" for each in parts if f"layers.{layer}.{each}" in weights]
+    fused: dict[str, list[npt.NDArray[np.float32]]] = {}
+    for name in names:
+        values = weights[name]
+        place = ends.get(name)
+        if place is None:
+            _, layer_name, part, *rest = name.split(".")
+            place = f"blk.{layer_name}.{family.gguf_parts[part]}"
+            if family.interleaved and part in ("q", "k"):
+                heads = config.heads if part == "q" else config.kv_heads
+                halves = values.reshape(heads, 2, -1, *values.shape[1:])
+                turned = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+                out[name] = quantized(values, kind)[0]
+                fused[f"{place}.{'bias' if rest else 'weight'}"] = [turned]
+                continue
+            place += ".bias" if rest else ""
+        out[name] = quantized(values, kind)[0]
+        fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
+    for place, pieces in fused.items():
+        whole = np.concatenate(pieces)
+        _, blocks = quantized(whole, kind)
+        if blocks is None:
+            writer.add_tensor(place, whole)
+        else:
+            writer.add_tensor(place, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def quantized(values: npt.NDArray[Any], kind: str) -> tuple[npt.NDArray[Any], Any]:
+    if kind == "F32" or values.ndim < 2:
+        return values, None
+    blocks = gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+    return gguf.dequantize(blocks, gguf.GGMLQuantizationType[kind]), blocks
+
+
+def test_unknown_families_are_named_with_those_that_run() -> None:
+    with pytest.raises(ModelError, match="'mamba' is not one of llama, mistral"):
+        hf_config({"model_type": "mamba"})
+    assert len({family.hf for family in FAMILIES}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"hidden_act": "relu"}, "activation 'relu'"),
+        ({"mlp_bias": True}, "bias in the feed-forward"),
+        ({"quantization_config": {}} | {"quantization_config": {"bits": 4}}, "another library"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "type 'dynamic'"),
+        ({"final_logit_softcapping": 30.0}, "capped"),
+        ({"hidden_size": "wide"}, "complete llama model"),
+    ],
+)
+def test_what_no_family_has_is_refused(entry: dict[str, Any], message: str) -> None:
+    whole = {
+        "model_type": "llama",
+        "rms_norm_eps": 1e-5,
+        **{key: value for key, value in COMMON.items() if isinstance(value, int)},
+    }
+    assert hf_config(whole).layers == 4
+    with pytest.raises(ModelError, match=message):
+        hf_config({**whole, **entry})
