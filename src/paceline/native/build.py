@@ -40,17 +40,17 @@ class Level(NamedTuple):
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi2"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+_AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 
 # The best first. "twin" runs AVX-VNNI's code where only AVX-512 has its instruction: for tests.
 LEVELS = {
-    "avx512": Level("x86_64", ("-march=x86-64-v4", "-mavx512vnni"), _V4),
-    "avxvnni": Level("x86_64", ("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
-    "twin": Level(
-        "x86_64", ("-march=x86-64-v3", "-mavx512vl", "-mavx512vnni", "-DPACELINE_TWIN"), _V4
-    ),
-    "avx2": Level("x86_64", ("-march=x86-64-v3",), _V3),
-    "i8mm": Level("aarch64", ("-march=armv8.6-a",), frozenset({"asimddp", "i8mm"})),
-    "dotprod": Level("aarch64", ("-march=armv8.2-a+dotprod",), frozenset({"asimddp"})),
+    "avx512": Level("x86_64", _AVX512, _V4),
+    "avxvnni": Level("x86_64", (*_AVX2, "-mavxvnni"), _V3 | {"avx_vnni"}),
+    "twin": Level("x86_64", (*_AVX512, "-DPACELINE_TWIN"), _V4),
+    "avx2": Level("x86_64", _AVX2, _V3),
+    "i8mm": Level("aarch64", ("-mcpu=generic+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
+    "dotprod": Level("aarch64", ("-mcpu=generic+dotprod",), frozenset({"asimddp"})),
     "portable": Level("", (), frozenset()),
 }
 

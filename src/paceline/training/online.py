@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from paceline.core import processor
 from paceline.core.types import LogitArray
 from paceline.drafters.network.online import Example
 from paceline.models.source import ModelSource
@@ -79,7 +80,7 @@ class OnlineLearner:
             decay=_DECAY,
             prompt_weight=0.0,
             feature_weight=1.0,
-            half=True,
+            half="avx512_bf16" in processor.flags(),  # emulated elsewhere, many times slower
         )
         if not math.isfinite(float(loss.detach())):
             return False

@@ -201,10 +201,10 @@ void read_row_of(Format, const uint8_t* tile, int64_t inputs, int output, float*
         }
         const uint8_t* at = tile + Format::kScaleBytes;
         const auto steps = [&](auto... s) {
-            const Step codes[] = {Format::template step<s>(at)...};
+            const int part = 4 * output / kBytePart * kBytePart;
+            const Bytes codes[] = {Format::template step<s>(at + part)...};
             for (int k = 0; k < kCell; ++k) {
-                const int byte = 4 * output + k % 4;
-                const int code = codes[k / 4].p[byte / kBytePart][byte % kBytePart];
+                const int code = codes[k / 4][4 * output - part + k % 4];
                 const int zero = Format::kBits == 8 ? 128 : Format::kZero;
                 *to++ = std::fma(float(code - zero), scale[k / 16], -min);
             }

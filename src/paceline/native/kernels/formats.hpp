@@ -49,16 +49,16 @@ struct Quantized {
     static constexpr int kCodes = kBits == 8 ? 512 : 256;
     static constexpr int kBytes = kScaleBytes + kExtra + kCodes;
 
-    // The codes of a step; `at` points behind the scales.
+    // The codes of a step's part; `at` points behind the scales, and as far into the step.
     template <int kStep>
-    static PACELINE_INLINE Step step(const uint8_t* at) {
+    static PACELINE_INLINE Bytes step(const uint8_t* at) {
         constexpr int j = kStep % 4;
-        if constexpr (kBits == 8) return load_step(at + 64 * kStep);
-        const Step both = load_step(at + kExtra + 64 * j);
-        const Step low = kStep < 4 ? bits<0, 15>(both) : bits<-4, 240>(both);
-        if constexpr (kBits == 5) return low | bits<4 - kStep, 1 << kStep>(load_step(at));
+        if constexpr (kBits == 8) return load_bytes(at + 64 * kStep);
+        const Bytes both = load_bytes(at + kExtra + 64 * j);
+        const Bytes low = kStep < 4 ? bits<0, 15>(both) : bits<-4, 240>(both);
+        if constexpr (kBits == 5) return low | bits<4 - kStep, 1 << kStep>(load_bytes(at));
         if constexpr (kBits == 6) {
-            return low | bits<4 - 2 * j, 3 << 2 * j>(load_step(at + 64 * (kStep / 4)));
+            return low | bits<4 - 2 * j, 3 << 2 * j>(load_bytes(at + 64 * (kStep / 4)));
         }
         return low;
     }

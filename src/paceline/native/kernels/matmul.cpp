@@ -17,10 +17,21 @@ template <class Format, int N, int kFirst, int kBehind>
 PACELINE_INLINE void add_steps(const uint8_t* codes, const QuantizedGroup* rows,
                                Sums<Format::kBits> (&sums)[N]) {
     if constexpr (kFirst < kBehind) {
-        const Step step = Format::template step<kFirst>(codes);
+        const Bytes step = Format::template step<kFirst>(codes);
 #pragma GCC unroll 8
         for (int r = 0; r < N; ++r) sums[r].add(kFirst, step, rows[r].numbers + 4 * kFirst);
         add_steps<Format, N, kFirst + 1, kBehind>(codes, rows, sums);
+    }
+}
+
+// Integer sums of N rows over the steps of a cell from kFirst to kBehind.
+template <class Format, int N, int kFirst, int kBehind>
+PACELINE_INLINE void products(const uint8_t* codes, const QuantizedGroup* rows, Ints (&out)[N]) {
+    PACELINE_PARTS {
+        Sums<Format::kBits> sums[N];
+        add_steps<Format, N, kFirst, kBehind>(codes + i * kBytePart, rows, sums);
+#pragma GCC unroll 8
+        for (int r = 0; r < N; ++r) out[r].p[i] = sums[r].ints();
     }
 }
 
@@ -37,7 +48,7 @@ PACELINE_INLINE Ints weighted(const Ints& x, const Ints& by, const Ints& y, cons
 
 // N quantized rows times a tile, group by group in order. `stride`: from group to group, in bytes.
 template <class Format, int N>
-void tile_of(Format, const uint8_t* tile, int64_t cells, const QuantizedGroup* rows, int64_t stride,
+__attribute__((noinline)) void tile_of(Format, const uint8_t* tile, int64_t cells, const QuantizedGroup* rows, int64_t stride,
              Results& out) {
     constexpr int kBits = Format::kBits;
     constexpr int kZero = kBits == 8 ? kRaised : Format::kZero;
@@ -53,26 +64,22 @@ void tile_of(Format, const uint8_t* tile, int64_t cells, const QuantizedGroup* r
         }
         for (int line = 0; line < Format::kBytes; line += 64) __builtin_prefetch(tile + kAhead + line);
         const uint8_t* codes = tile + Format::kScaleBytes;
-        Sums<kBits> sums[N];
+        Ints sums[N];
         if constexpr (Format::kScales == Scales::kTwo) {
-            add_steps<Format, N, 0, 4>(codes, rows, sums);
-            Ints first[N];
-#pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) {
-                first[r] = minus(sums[r].ints(), kZero * rows[r].sums[0]);
-                sums[r] = Sums<kBits>();
-            }
-            add_steps<Format, N, 4, 8>(codes, rows, sums);
+            Ints others[N];
+            products<Format, N, 0, 4>(codes, rows, sums);
+            products<Format, N, 4, 8>(codes, rows, others);
             const Ints low = load_ints(reinterpret_cast<const int8_t*>(tile));
             const Ints high = load_ints(reinterpret_cast<const int8_t*>(tile) + kLanes);
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
-                const Ints second = minus(sums[r].ints(), kZero * rows[r].sums[1]);
-                const Ints both = weighted(first[r], low, second, high);
+                const Ints first = minus(sums[r], kZero * rows[r].sums[0]);
+                const Ints second = minus(others[r], kZero * rows[r].sums[1]);
+                const Ints both = weighted(first, low, second, high);
                 total[r] = fma(floats(both) * rows[r].scale, d, total[r]);
             }
         } else {
-            add_steps<Format, N, 0, 8>(codes, rows, sums);
+            products<Format, N, 0, 8>(codes, rows, sums);
             Vec scale, min = zeros();
             if constexpr (Format::kScales == Scales::kHalf) {
                 scale = load(reinterpret_cast<const Half*>(tile));
@@ -83,7 +90,7 @@ void tile_of(Format, const uint8_t* tile, int64_t cells, const QuantizedGroup* r
             }
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
-                Ints ints = sums[r].ints();
+                Ints ints = sums[r];
                 if (kZero) ints = minus(ints, kZero * (rows[r].sums[0] + rows[r].sums[1]));
                 total[r] = fma(floats(ints) * rows[r].scale, scale, total[r]);
                 if (Format::kMin) total[r] = fma(min, -rows[r].total, total[r]);

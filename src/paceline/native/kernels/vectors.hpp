@@ -186,14 +186,26 @@ PACELINE_INLINE Vec load(const Brain* at) {
     return out;
 }
 
-// Numbers of eight bits.
-template <class Byte>
-PACELINE_INLINE Ints load_ints(const Byte* at) {
-    typedef Byte Bytes __attribute__((vector_size(kPart), aligned(1), may_alias));
+// 16 numbers of eight bits; compilers do not see the instructions.
+PACELINE_INLINE Ints load_ints(const uint8_t* at) {
     Ints out;
     PACELINE_PARTS {
-        out.p[i] = __builtin_convertvector(*reinterpret_cast<const Bytes*>(at + i * kPart), IntPart);
+        const uint8_t* from = at + i * kPart;
+#if defined(PACELINE_512)
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        out.p[i] = IntPart(_mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+        out.p[i] = IntPart(_mm256_cvtepu8_epi32(bytes));
+#else
+        for (int lane = 0; lane < kPart; ++lane) out.p[i][lane] = from[lane];
+#endif
     }
+    return out;
+}
+PACELINE_INLINE Ints load_ints(const int8_t* at) {
+    Ints out = load_ints(reinterpret_cast<const uint8_t*>(at));
+    PACELINE_PARTS out.p[i] = (out.p[i] ^ 128) - 128;
     return out;
 }
 
