@@ -104,7 +104,7 @@ def test_rows_that_are_no_groups_run_finer_or_not_at_all() -> None:
     """288 inputs are whole groups of 32, and no blocks of 256."""
     matrices, _packed = made("int8", Held(shape=(48, 288)))
     assert matrices("layers.0.q").kind == KINDS["Q8_0"]
-    with pytest.raises(ModelError, match="tensor layers.0.q has 40 columns, .* --runtime torch"):
+    with pytest.raises(ModelError, match=r"tensor layers.0.q has 40 columns, .* --runtime torch"):
         made("file", Held(shape=(48, 40)))[0]("layers.0.q")
 
 
