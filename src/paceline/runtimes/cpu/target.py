@@ -307,7 +307,6 @@ class CpuTarget:
             hidden_size=config.hidden_size,
             hidden_states=True,
             bit_exact=True,
-            layout="exact",
             feature_layers=feature_layers(config.layers),
             kv_precision=kv_precision,
             kv_bytes_per_token=self._pool.bytes_per_token,
