@@ -30,11 +30,11 @@ from paceline.zoo.networks.s2d import S2D
 from paceline.zoo.networks.specformer import SpecFormer
 
 GEOMETRY = Geometry(
-    width=16,
+    width=32,
     heads=4,
     kv_heads=2,
     head_dim=16,  # heads are wider together than the width, as in some models
-    ffn_size=48,
+    ffn_size=64,
     rope_base=100.0,
     norm_eps=1e-5,
     vocab_size=17,
@@ -53,7 +53,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "falcon": lambda: Falcon(GEOMETRY, steps=3),
     "falcon-of-three": lambda: Falcon(GEOMETRY, steps=2, width=3),
     "ctc": lambda: CTC(GEOMETRY, width=5, tokens=2),
-    "specformer": lambda: SpecFormer(GEOMETRY, width=4, hook_width=16),
+    "specformer": lambda: SpecFormer(GEOMETRY, width=4, hook_width=32),
     "s2d": lambda: S2D(GEOMETRY, steps=3, layers=2),
     "block-parallel": lambda: BlockParallel(GEOMETRY, width=4),
     "draft-lm": lambda: DraftLM(GEOMETRY, steps=4, layers=2, ffn_size=32),

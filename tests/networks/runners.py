@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from tests.networks.cases import GEOMETRY, NETWORKS, module
 
+from paceline.native.packed import Packed
+from paceline.networks.base import FUSED
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
+from paceline.runtimes.cpu.matrices import Matrices
+from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.training.module import DraftModule
 
-RUNTIMES = ("openvino", "native", "torch")
+RUNTIMES = ("cpu", "torch")
 
 IDS = np.array([0, 2, 3, 5, 6, 8, 9, 11, 13, 14, 16])
 """Token ids of the draft vocabulary."""
+
+
+class Stored(NamedTuple):
+    """A matrix in float32, as a file would have it."""
+
+    kind: str
+    shape: tuple[int, int]
+    blocks: Any
+    order: None = None
+
+
+class Held(dict[str, Any]):
+    """Weights of a target in memory."""
+
+    def stored(self, name: str) -> Stored:
+        matrix = np.ascontiguousarray(self[name], dtype=np.float32)
+        return Stored("F32", matrix.shape, matrix.view(np.uint8))
 
 
 @cache
@@ -36,7 +56,6 @@ def runner(
     runtime: str, trained: DraftModule, max_context: int = 64, kv_tokens: int = 2048
 ) -> Runner:
     """All in float32; rows of the LM head that the network may not draft are far off."""
-    pytest.importorskip("torch")
     embedding, rows = (trained.get_buffer(name).float() for name in ("embedding", "head"))
     head = rows.new_full((GEOMETRY.vocab_size, GEOMETRY.width), 1e3)
     head[IDS] = rows
@@ -45,22 +64,35 @@ def runner(
         from paceline.runtimes.torch.runner import TorchRunner
 
         return TorchRunner(trained_of(trained), embedding, head, lent)
-    target = {"embed.weight": embedding.numpy(), "lm_head.weight": head.numpy()}
+    held = {"embed": embedding.numpy(), "head": head.numpy()}
     for name, theirs in trained.network.target_weights().items():
-        matrix = lent[name].numpy()
-        target[theirs if matrix.ndim == 1 else f"{theirs}.weight"] = matrix
-    sizes: Any = {"precision": "fp32", "max_context": max_context, "kv_tokens": kv_tokens}
-    if runtime == "native":
-        from paceline.native.library import has_float_products
-        from paceline.runtimes.cpu.native.fit import takes
-        from paceline.runtimes.cpu.native.runner import NativeRunner
+        layer, _, part = theirs.rpartition(".")
+        parts = FUSED.get(part, (part,))
+        sizes = [_outputs(each) for each in parts]
+        split = (
+            np.split(lent[name].numpy(), np.cumsum(sizes)[:-1])
+            if len(parts) > 1
+            else [lent[name].numpy()]
+        )
+        held |= {f"{layer}.{each}": matrix for each, matrix in zip(parts, split, strict=True)}
+    return cpu_runner(trained_of(trained), held, "fp32", max_context, kv_tokens)
 
-        if not has_float_products():
-            pytest.skip("native operations need a C++ compiler and AVX-512")
-        if not takes(trained.network, "fp32"):
-            pytest.skip("native operations do not take this network: OpenVINO runs it, tested too")
-        return NativeRunner(trained_of(trained), target, 2, **sizes)
-    from paceline.runtimes.cpu.openvino.runner import OpenVinoRunner
 
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    return OpenVinoRunner(trained_of(trained), target, settings, **sizes)
+def _outputs(part: str) -> int:
+    narrow = GEOMETRY.kv_heads * GEOMETRY.head_dim
+    wide = GEOMETRY.heads * GEOMETRY.head_dim
+    return {"q": wide, "k": narrow, "v": narrow}.get(part, GEOMETRY.ffn_size)
+
+
+def cpu_runner(
+    trained: Trained,
+    held: dict[str, Any],
+    precision: str = "fp32",
+    max_context: int = 128,
+    kv_tokens: int = 512,
+) -> Runner:
+    """Of a target with these tensors, by canonical name."""
+    matrices = Matrices(Held(held), precision, Packed(), 2)
+    return CpuRunner(
+        trained, matrices, 2, precision=precision, max_context=max_context, kv_tokens=kv_tokens
+    )

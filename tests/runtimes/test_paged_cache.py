@@ -127,4 +127,5 @@ def test_keys_lie_number_by_number_and_values_token_by_token():
         keys[1, 0] = values[1, 0] = row, row + 100
     first, second = range(BLOCK), range(100, 100 + BLOCK)
     assert memory.memory[2, 0, 0].tolist() == [*first, *second]
-    assert memory.memory[3, 0, 0].tolist() == [each for pair in zip(first, second) for each in pair]
+    pairs = zip(first, second, strict=True)
+    assert memory.memory[3, 0, 0].tolist() == [each for pair in pairs for each in pair]

@@ -1,5 +1,5 @@
-"""The CPU's runners of drafter networks, by graphs and by programs: depths, chunks, memory. What
-they draft is tested beside the networks (tests/networks)."""
+"""The CPU's runner of drafter networks: depths, chunks, memory. What it drafts is tested beside the
+networks (tests/networks)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("openvino")
 pytest.importorskip("torch")
 
 from tests.networks import runners
@@ -18,17 +17,14 @@ from paceline.errors import OutOfMemory
 from paceline.networks.runner import ContextUpdate
 from paceline.runtimes.kv_cache import BLOCK
 
-every_runtime = pytest.mark.parametrize("runtime", ["openvino", "native"])
 
-
-def parts(runtime: str, name: str) -> Any:
+def parts(name: str) -> Any:
     """A runner with random weights."""
-    return runners.runner(runtime, module(NETWORKS[name]()), max_context=310, kv_tokens=512)
+    return runners.runner("cpu", module(NETWORKS[name]()), max_context=310, kv_tokens=512)
 
 
-@every_runtime
-def test_a_shallower_draft_is_the_head_of_the_deepest(runtime: str) -> None:
-    runner = parts(runtime, "hydra")
+def test_a_shallower_draft_is_the_head_of_the_deepest() -> None:
+    runner = parts("hydra")
     features = np.ones((3, 4 * GEOMETRY.width), dtype=np.float32)
     whole = runner.draft([ContextUpdate(runner.open(), features, [1, 2, 3])], 4)[0]
     for depth in (1, 2, 3):
@@ -36,25 +32,21 @@ def test_a_shallower_draft_is_the_head_of_the_deepest(runtime: str) -> None:
         assert chain.tokens == whole.tokens[:depth]
 
 
-@every_runtime
-def test_long_contexts_are_taken_in_in_chunks(
-    runtime: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_contexts_are_taken_in_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     features = np.random.default_rng(3).standard_normal((60, 4 * GEOMETRY.width))
     grown = features.astype(np.float32), [*range(12)] * 5
     for name in ("chimera", "eagle3"):
-        runner = parts(runtime, name)
+        runner = parts(name)
         whole = runner.draft([ContextUpdate(runner.open(), *grown)], 4)[0]
         with monkeypatch.context() as patch:
-            patch.setattr(f"paceline.runtimes.cpu.{runtime}.runner._CHUNK", 17)
+            patch.setattr("paceline.runtimes.cpu.networks.runner._CHUNK", 17)
             pieces = runner.draft([ContextUpdate(runner.open(), *grown)], 4)[0]
         assert pieces.tokens == whole.tokens
         np.testing.assert_allclose(pieces.chances, whole.chances, rtol=1e-4)
 
 
-@every_runtime
-def test_released_memory_is_used_again_and_a_full_cache_is_said(runtime: str) -> None:
-    runner = parts(runtime, "eagle3")
+def test_released_memory_is_used_again_and_a_full_cache_is_said() -> None:
+    runner = parts("eagle3")
     features = np.ones((300, 4 * GEOMETRY.width), dtype=np.float32)
     for _ in range(8):
         cache = runner.open()
@@ -65,18 +57,15 @@ def test_released_memory_is_used_again_and_a_full_cache_is_said(runtime: str) ->
         runner.draft([ContextUpdate(runner.open(), features, [1] * 300)], 1)
 
 
-@every_runtime
-def test_branches_give_their_blocks_back_with_the_next_draft(runtime: str) -> None:
+def test_branches_give_their_blocks_back_with_the_next_draft() -> None:
     """Also after a step that found no room, and with the sequence."""
-    runner = parts(runtime, "eagle3")
+    runner = parts("eagle3")
     features = np.ones((40, 4 * GEOMETRY.width), dtype=np.float32)
     cache = runner.open()
     free = cache.paged.pool.free
     [root] = runner.start([ContextUpdate(cache, features, [1] * 40)])
     held = free - cache.paged.pool.free
-    # By graphs a branch has a block of its own, by programs a row.
-    most = free - held - 1 if runtime == "openvino" else free * BLOCK - 40
-    branches = runner.advance([(root, [2])] * most)
+    branches = runner.advance([(root, [2])] * (free * BLOCK - 40))
     with pytest.raises(OutOfMemory):
         runner.advance([(branch, [2]) for branch in branches[:2]])
     assert cache.paged.pool.free == 0

@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native import formats
 
 from paceline.native.draft_program import DraftProgram
-from paceline.native.library import KV_DTYPES, Heads, has_float_products
-from paceline.native.packed import Packed
-from paceline.runtimes.weights import pack
-
-pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
+from paceline.native.library import KV_DTYPES, Heads
+from paceline.native.packed import Packed, read_rows
 
 RNG = np.random.default_rng(11)
 WIDTH, BEST, ROWS = 64, 32, 6
@@ -30,14 +28,17 @@ def previews(size: int) -> Any:
     return rows
 
 
-def refined(rows: Any, head: dict[str, Any], hidden: Any, best: int = BEST, room: int = 0) -> Any:
+def refined(
+    rows: Any, matrix: Any, hidden: Any, best: int = BEST, room: int = 0, kind: str = "F32"
+) -> Any:
     """By the operation; behind the logits are larger numbers that are none of theirs."""
     count, size = rows.shape
-    made = DraftProgram(Packed(), Heads(2, 1, 16, KV_DTYPES["fp32"], 1e-5), 64)
+    packed = Packed()
+    made = DraftProgram(packed, Heads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64)
     states, logits = made.buffer("rows", WIDTH), made.buffer("rows", size + room)
     made.load("hidden", states)
     made.load("logits", logits)
-    made.rescore_top_k(head, states, logits.part(0, size), best)
+    made.rescore_top_k(formats.packed(packed, kind, matrix), states, logits.part(0, size), best)
     whole = np.pad(rows, ((0, 0), (0, room)), constant_values=9e9).astype(np.float32)
     inputs = {"hidden": hidden.ravel().view(np.int32), "logits": whole.ravel().view(np.int32)}
     made.run({"rows": count}, inputs, 2)
@@ -58,14 +59,14 @@ def expected(rows: Any, matrix: Any, hidden: Any, best: int = BEST, last: bool =
     return out
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_0"])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_best_are_exact_and_the_others_as_they_were(size: int, precision: Any) -> None:
+def test_the_best_are_exact_and_the_others_as_they_were(size: int, kind: str) -> None:
     rows, hidden = previews(size), RNG.standard_normal((ROWS, WIDTH)).astype(np.float32)
     matrix = RNG.standard_normal((size, WIDTH)).astype(np.float32)
-    head = {f"head.{part}": array for part, array in pack(matrix, precision).items()}
-    known = head["head.weight"].astype(np.float64) * head.get("head.scale", 1)
-    found = refined(rows, head, hidden, room=24)
+    packed = Packed()
+    known = read_rows(formats.packed(packed, kind, matrix), np.arange(size)).astype(np.float64)
+    found = refined(rows, matrix, hidden, room=24, kind=kind)
     np.testing.assert_allclose(found, expected(rows, known, hidden), rtol=1e-4, atol=1e-4)
     assert (found == rows).sum() >= ROWS * (size - BEST)
 
@@ -74,7 +75,7 @@ def test_the_best_are_exact_and_the_others_as_they_were(size: int, precision: An
 def test_any_number_may_be_refined(best: int) -> None:
     rows, hidden = previews(1000), RNG.standard_normal((ROWS, WIDTH)).astype(np.float32)
     matrix = RNG.standard_normal((1000, WIDTH)).astype(np.float32)
-    found = refined(rows, {"head.weight": matrix}, hidden, best)
+    found = refined(rows, matrix, hidden, best)
     np.testing.assert_allclose(found, expected(rows, matrix, hidden, best), rtol=1e-4, atol=1e-4)
 
 
@@ -82,7 +83,7 @@ def test_another_rule_for_ties_or_one_logit_less_is_told_apart() -> None:
     """What the tests above compare with is not right by chance."""
     rows, hidden = previews(1000), RNG.standard_normal((ROWS, WIDTH)).astype(np.float32)
     matrix = RNG.standard_normal((1000, WIDTH)).astype(np.float32)
-    found = refined(rows, {"head.weight": matrix}, hidden)
+    found = refined(rows, matrix, hidden)
     for wrong in (
         expected(rows, matrix, hidden, last=True),
         expected(rows, matrix, hidden, BEST - 1),
@@ -92,7 +93,7 @@ def test_another_rule_for_ties_or_one_logit_less_is_told_apart() -> None:
 
 def test_company_changes_no_bit() -> None:
     rows, hidden = previews(1000), RNG.standard_normal((ROWS, WIDTH)).astype(np.float32)
-    head = {"head.weight": RNG.standard_normal((1008, WIDTH)).astype(np.float32)}
+    head = RNG.standard_normal((1008, WIDTH)).astype(np.float32)
     together = refined(rows, head, hidden)
     for i in range(ROWS):
         assert np.array_equal(refined(rows[i : i + 1], head, hidden[i : i + 1])[0], together[i])

@@ -7,22 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.bf16 import where_there_are_pairs
-from tests.runtimes.plain_attention import PlainCache, Sizes, attend, enter
+from tests.native import formats
+from tests.native.plain_attention import PlainCache, Sizes, attend, enter
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, TokenTree
-from paceline.native.library import KV_DTYPES, Heads, KvDtype, has_int8_products
-from paceline.native.packed import Packed
+from paceline.native.library import KV_DTYPES, Heads, KvDtype
+from paceline.native.packed import Packed, rotary_table
 from paceline.native.program import Columns, Program
-from paceline.runtimes.cpu.native.target_program import PathBatch
-from paceline.runtimes.kv_cache import BlockPool, Layout, PagedCache
-from paceline.runtimes.weights import pack
+from paceline.runtimes.cpu.target import Batch
+from paceline.runtimes.kv_cache import BlockPool, PagedCache
 
 LONGEST = 1024
 RNG = np.random.default_rng(5)
-FORMATS = ["fp32", "fp16", where_there_are_pairs("bf16")]
-NEAR = {"fp32": 5e-6, "fp16": 2e-2, "bf16": 1e-1}
+FORMATS = ["fp32", "fp16"]
+NEAR = {"fp32": 5e-6, "fp16": 2e-2}
 TREE = TokenTree(np.arange(8), np.array([ROOT, ROOT, 0, 0, 2, 1, 5, 3]))
 
 
@@ -38,7 +37,7 @@ class Layer:
     threads: int
     packed: Packed
 
-    def run(self, batch: PathBatch, qkv: Any) -> Any:
+    def run(self, batch: Batch, qkv: Any) -> Any:
         """float32 `[rows, heads * width]`."""
         rows = {"rows": len(qkv)}
         self.program.run(rows, batch.inputs(), self.threads)  # makes room for the rows
@@ -55,13 +54,15 @@ def layer(
     rounded: bool = False,
 ) -> Layer:
     width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
-    angles = np.arange(LONGEST)[:, None] * sizes.frequencies[None]
-    table = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    table = rotary_table(sizes.frequencies, LONGEST) if len(sizes.frequencies) else None
     norms = [norm.astype(np.float32) for norm in sizes.norms or ()] or [None, None]
-    dtype = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[kept]
-    layout: Layout = "pairs" if kept == "bf16" else "numbers"
-    pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype, layout=layout)
-    heads = Heads(sizes.heads, sizes.kv_heads, sizes.width, KV_DTYPES[kept], sizes.eps)
+    dtype = np.float32 if kept == "fp32" else np.float16
+    pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype)
+    heads = Heads(
+        *(sizes.heads, sizes.kv_heads, sizes.width, KV_DTYPES[kept], sizes.eps),
+        *(sizes.width**-0.5 if sizes.scale is None else sizes.scale, sizes.window),
+        2 * len(sizes.frequencies),
+    )
     packed = Packed()
     program = Program(packed, heads)
     into = program.buffer("rows", width)
@@ -80,7 +81,7 @@ def random_rows(sizes: Sizes, count: int, seed: int = 1) -> Any:
 def committed(made: Layer, rows: Any) -> PagedCache:
     """A sequence of those rows."""
     cache = PagedCache(made.pool)
-    batch = PathBatch()
+    batch = Batch()
     batch.add(cache, [0] * len(rows), trees.EMPTY)
     made.run(batch, rows)
     cache.length = len(rows)
@@ -89,7 +90,7 @@ def committed(made: Layer, rows: Any) -> PagedCache:
 
 def drafted(made: Layer, cache: PagedCache, draft: TokenTree, rows: Any) -> Any:
     """One committed row and a draft behind it."""
-    batch = PathBatch()
+    batch = Batch()
     batch.add(cache, [0], draft)
     return made.run(batch, rows)
 
@@ -115,6 +116,9 @@ SHAPES = {
     "many to one": Sizes(heads=48, kv_heads=1, width=32),
     "odd": Sizes(heads=5, kv_heads=1, width=80),
     "wide": Sizes(heads=2, kv_heads=1, width=128),
+    "window": Sizes(window=37),
+    "partly rotated": Sizes(turned=16, scale=0.3),
+    "not rotated": Sizes(turned=0),
     "normed": Sizes(norms=(1 + 0.1 * RNG.standard_normal(32), 1 + 0.1 * RNG.standard_normal(32))),
 }
 
@@ -128,7 +132,7 @@ def test_it_is_the_plain_twin(name: str, length: int, kept: KvDtype) -> None:
     rows = random_rows(sizes, length + 1 + len(TREE))
     expected = twin(sizes, rows, length + 1, TREE)
     cache = PagedCache(made.pool)
-    batch = PathBatch()
+    batch = Batch()
     batch.add(cache, [0] * length, trees.EMPTY)
     first = made.run(batch, rows[:length])
     cache.length = length
@@ -146,7 +150,7 @@ def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
     prompts, more = random_rows(sizes, ends[-1]), random_rows(sizes, 1 + len(TREE), seed=2)
 
     def run(every: int) -> tuple[Any, Any]:
-        caches, batch = [PagedCache(made.pool) for _ in lengths], PathBatch()
+        caches, batch = [PagedCache(made.pool) for _ in lengths], Batch()
         for cache, length in zip(caches, lengths, strict=True):
             batch.add(cache, [0] * length, trees.EMPTY)
         made.run(batch, random_rows(sizes, ends[-1], seed=7))  # what is left is not these results
@@ -167,19 +171,18 @@ def test_of_last_rows_alone_it_is_the_same(kept: KvDtype) -> None:
     assert (last[others] != every[others]).any(axis=1).all()
 
 
-@pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("length", [5, 200])
 def test_what_threads_round_for_a_product_is_the_same(length: int, threads: int) -> None:
     sizes = Sizes(heads=6, kv_heads=3, width=32)
     rng = np.random.default_rng(3)
-    packed = pack(rng.standard_normal((64, 192)).astype(np.float32), "int8")
-    tensors = {f"m.{part}": array for part, array in packed.items()}
+    weights = rng.standard_normal((64, 192)).astype(np.float32)
 
     def behind(rounded: bool) -> Any:
         made = layer(sizes, "fp32", threads, rounded=rounded)
         product = made.program.buffer("rows", 64)
-        made.program.product("m", made.packed.matrix(tensors, "m"), made.out, product)
+        matrix = formats.packed(made.packed, "Q8_0", weights)
+        made.program.product("m", [matrix], made.out, product)
         made.out = product
         cache = committed(made, random_rows(sizes, length))
         return drafted(made, cache, TREE, random_rows(sizes, 1 + len(TREE), seed=2))
@@ -212,14 +215,14 @@ def test_company_threads_and_chunks_change_no_bit(kept: KvDtype) -> None:
     for threads in (1, 2, 3, 4):
         made = layer(sizes, kept, threads)
         alone = [drafted(made, committed(made, prompt), TREE, more) for prompt in prompts]
-        batch = PathBatch()
+        batch = Batch()
         for prompt in prompts:
             batch.add(committed(made, prompt), [0], TREE)
         company = made.run(batch, np.concatenate([more] * len(prompts)))
         assert np.array_equal(company, np.concatenate(alone))
         pieces = PagedCache(made.pool)
         for begin, end in ((0, 1), (1, 38), (38, 290), (290, 399), (399, 400)):
-            batch = PathBatch()
+            batch = Batch()
             batch.add(pieces, [0] * (end - begin), trees.EMPTY)
             made.run(batch, prompts[-1][begin:end])
             pieces.length = end
@@ -235,10 +238,10 @@ def test_the_order_of_keys_matters_to_the_last_bit(kept: KvDtype) -> None:
     made = layer(sizes, kept)
     prompt, more = random_rows(sizes, 200), random_rows(sizes, 1 + len(TREE), seed=2)
     honest = drafted(made, committed(made, prompt), TREE, more)
-    swapped = PathBatch()
+    swapped = Batch()
     swapped.add(committed(made, prompt), [0], TREE)
     node = 6  # on a path apart from the one that is stored first
-    begin = swapped._rows[5 * (node + 1) + 4]
+    begin = swapped._rows[6 * (node + 1) + 4]
     swapped._singles[begin : begin + 3] = swapped._singles[begin : begin + 3][::-1]
     found = made.run(swapped, more)
     assert not np.array_equal(found[node + 1], honest[node + 1])
@@ -247,10 +250,7 @@ def test_the_order_of_keys_matters_to_the_last_bit(kept: KvDtype) -> None:
 
 def widened(numbers: Any) -> Any:
     """float32 `[kv_heads, width]` of what a pool keeps of a token."""
-    flat = numbers.reshape(len(numbers), -1)
-    if flat.dtype != np.uint16:
-        return flat.astype(np.float32)
-    return (flat.astype(np.uint32) << 16).view(np.float32)
+    return numbers.reshape(len(numbers), -1).astype(np.float32)
 
 
 @pytest.mark.parametrize("kept", FORMATS)
@@ -260,7 +260,7 @@ def test_keys_and_values_lie_where_the_pool_says(kept: KvDtype) -> None:
     rows = random_rows(sizes, 45)
     cache = committed(made, rows)
     plain = PlainCache()
-    rounding = {"fp32": 1e-5, "fp16": 2**-11, "bf16": 2**-8}[kept]
+    rounding = {"fp32": 1e-5, "fp16": 2**-11}[kept]
     for place in range(45):
         enter(sizes, plain, rows[place], place, place)
         keys, values = made.pool.token(cache.blocks[place // 32], place % 32)

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native import formats
 
 from paceline.errors import OutOfMemory
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 
 RNG = np.random.default_rng(4)
-WIDTH = 48
+WIDTH = 64
 
 
 class Lookup:
@@ -28,17 +29,17 @@ class Lookup:
         self.extra = rng.standard_normal((3, WIDTH)).astype(np.float32)
         self.matrix = rng.standard_normal((640, WIDTH)).astype(np.float32)
         self.norm = rng.standard_normal(WIDTH).astype(np.float32)
-        tensors = {"embed.weight": self.table, "embed.extra": self.extra, "m.weight": self.matrix}
         packed = Packed()
+        table, matrix = (formats.packed(packed, "F32", each) for each in (self.table, self.matrix))
         self.program = program = Program(packed)
         self.stream = program.buffer("rows", WIDTH)
         picked = program.buffer("picked", 2 * WIDTH)
         self.out = program.buffer("picked", 640)
-        program.embed(tensors, "ids", self.stream)
+        program.embed(table, "ids", self.stream, extra=self.extra)
         program.gather(self.stream, "which", picked.part(0, WIDTH))
         program.gather(self.stream, "which", picked.part(WIDTH, WIDTH), self.norm, 1e-5)
         self.picked = picked
-        program.product("m", packed.matrix(tensors, "m"), picked.part(WIDTH, WIDTH), self.out)
+        program.product("m", [matrix], picked.part(WIDTH, WIDTH), self.out)
 
     def run(self, ids: list[int], which: list[int], threads: int = 2) -> Any:
         counts = {"rows": len(ids), "picked": len(which)}

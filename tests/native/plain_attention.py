@@ -21,10 +21,15 @@ class Sizes:
     base: float = 10_000.0
     eps: float = 1e-5
     norms: tuple[Array, Array] | None = None
+    window: int = 0
+    turned: int | None = None
+    """Numbers of a head that are rotated; None for all."""
+    scale: float | None = None
 
     @property
     def frequencies(self) -> Array:
-        return self.base ** -(np.arange(self.width // 2) * 2 / self.width)
+        rotated = self.width if self.turned is None else self.turned
+        return self.base ** -(np.arange(rotated // 2) * 2 / max(rotated, 1))
 
 
 @dataclass
@@ -41,9 +46,10 @@ def normed(x: Array, norm: Array, eps: float) -> Array:
 
 def rotated(x: Array, position: int, sizes: Sizes) -> Array:
     """`[heads, width]` at a position."""
-    low, high = np.split(x, 2, axis=-1)
+    half = len(sizes.frequencies)
+    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     cosine, sine = np.cos(position * sizes.frequencies), np.sin(position * sizes.frequencies)
-    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
+    return np.concatenate([low * cosine - high * sine, high * cosine + low * sine, rest], axis=-1)
 
 
 def enter(sizes: Sizes, cache: PlainCache, row: Array, position: int, stored: int) -> Array:
@@ -60,12 +66,13 @@ def enter(sizes: Sizes, cache: PlainCache, row: Array, position: int, stored: in
 
 def attend(sizes: Sizes, cache: PlainCache, queries: Array, path: Sequence[int]) -> Array:
     """What a row sees along its path of stored places: `[heads * width]`."""
+    path = path[-sizes.window :] if sizes.window else path
     keys = np.stack([cache.keys[place] for place in path])
     values = np.stack([cache.values[place] for place in path])
     out = []
     for head, query in enumerate(queries):
         kept = head // (sizes.heads // sizes.kv_heads)
-        scores = keys[:, kept] @ query / np.sqrt(sizes.width)
+        scores = keys[:, kept] @ query * (sizes.width**-0.5 if sizes.scale is None else sizes.scale)
         weights = np.exp(scores - scores.max())
         out.append(weights @ values[:, kept] / weights.sum())
     return np.concatenate(out)

@@ -1,0 +1,127 @@
+"""Matrices of a model: as stored, or at a chosen precision, within half a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.native import formats
+
+from paceline.errors import ModelError
+from paceline.native.packed import KINDS, Packed, read_rows
+from paceline.runtimes.cpu.matrices import PRECISIONS, Matrices
+
+WIDTH = 256
+RNG = np.random.default_rng(0)
+
+
+@dataclass
+class Stored:
+    kind: str
+    shape: tuple[int, int]
+    blocks: Any
+    order: Any = None
+
+
+@dataclass
+class Held:
+    """Weights in memory: what a file would give."""
+
+    kind: str = "F32"
+    shape: tuple[int, int] = (48, WIDTH)
+    order: Any = None
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def __contains__(self, name: object) -> bool:
+        return name in ("embed", "layers.0.q", "norm")
+
+    def stored(self, name: str) -> Stored:
+        blocks, self.known[name] = formats.blocks(self.kind, *self.shape, seed=len(name))
+        return Stored(self.kind, self.shape, blocks, self.order)
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "norm":
+            return np.ones(WIDTH, np.float32)
+        self.stored(name)
+        return self.known[name] if self.order is None else self.known[name][self.order]
+
+
+def made(precision: str, weights: Any, threads: int = 2) -> tuple[Matrices, Packed]:
+    packed = Packed()
+    return Matrices(weights, precision, packed, threads), packed
+
+
+def whole(matrices: Matrices, name: str = "layers.0.q") -> Any:
+    matrix = matrices(name)
+    return read_rows(matrix, np.arange(matrix.outputs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_s_own_formats_run_as_stored(kind: str) -> None:
+    order = RNG.permutation(48)
+    for each in (None, order):
+        weights = Held(kind, order=each)
+        matrices, _packed = made("file", weights)
+        assert matrices("layers.0.q").kind == KINDS[kind]
+        np.testing.assert_allclose(whole(matrices), weights["layers.0.q"], rtol=1e-6, atol=1e-7)
+        assert matrices.quantized("layers.0.q") == (kind not in ("F32", "F16", "BF16"))
+
+
+@pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "file"])
+def test_the_error_is_at_most_half_a_step(precision: str) -> None:
+    weights = Held()
+    matrices, _packed = made(precision, weights)
+    exact = weights["layers.0.q"]
+    error = np.abs(whole(matrices) - exact)
+    groups = exact.reshape(48, -1, 32)
+    step = {
+        "fp32": np.zeros((48, WIDTH // 32)),
+        "int8": np.abs(groups).max(-1) / 127,
+        "int4": np.ptp(groups, axis=-1) / 15,
+    }[precision]
+    bound = 0.51 * np.repeat(step, 32, axis=1) + (0 if precision == "fp32" else 2e-3)
+    assert (error <= bound).all()
+    assert (error.max() > 0) == (precision != "fp32")
+
+
+def test_what_decides_the_argmax_is_finer_than_int4() -> None:
+    matrices, _packed = made("int4", Held())
+    assert matrices("layers.0.q").kind == KINDS["Q4_1"]
+    assert matrices("embed").kind == KINDS["Q8_0"]
+
+
+def test_a_head_that_is_not_there_is_the_embedding() -> None:
+    matrices, _packed = made("file", Held("Q8_0"))
+    assert matrices("head") is matrices("embed")
+    some = matrices.rows("head", np.array([40, 2, 3]))
+    table = whole(matrices, "embed")
+    assert np.array_equal(read_rows(some, np.arange(3)), table[[40, 2, 3]])
+
+
+def test_rows_that_are_no_groups_run_finer_or_not_at_all() -> None:
+    """288 inputs are whole groups of 32, and no blocks of 256."""
+    matrices, _packed = made("int8", Held(shape=(48, 288)))
+    assert matrices("layers.0.q").kind == KINDS["Q8_0"]
+    with pytest.raises(ModelError, match=r"tensor layers.0.q has 40 columns, .* --runtime torch"):
+        made("file", Held(shape=(48, 40)))[0]("layers.0.q")
+
+
+def test_other_types_are_kept_as_fp16_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Foreign(Held):
+        def stored(self, name: str) -> Stored:
+            out = super().stored(name)
+            return Stored("IQ2_XS", out.shape, out.blocks)
+
+    matrices, _packed = made("file", Foreign())
+    assert matrices("layers.0.q").kind == KINDS["F16"]
+    matrices("embed")
+    [message] = caplog.messages
+    assert "IQ2_XS" in message
+
+
+def test_a_vector_that_is_not_there_is_none() -> None:
+    matrices, _packed = made("file", Held())
+    assert matrices.vector("norm") is not None
+    assert matrices.vector("layers.0.q_norm") is None
