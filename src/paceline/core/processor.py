@@ -27,6 +27,11 @@ def usable_threads(threads: int | None) -> int:
     return available
 
 
+def multiplies_bf16() -> bool:
+    """Return whether there are instructions for bfloat16; elsewhere its products are emulated."""
+    return not flags().isdisjoint(("avx512_bf16", "amx_bf16"))
+
+
 @functools.cache
 def flags() -> frozenset[str]:
     """Return the processor's feature flags from /proc/cpuinfo; empty on other systems."""

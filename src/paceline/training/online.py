@@ -80,7 +80,7 @@ class OnlineLearner:
             decay=_DECAY,
             prompt_weight=0.0,
             feature_weight=1.0,
-            half="avx512_bf16" in processor.flags(),  # emulated elsewhere, many times slower
+            half=processor.multiplies_bf16(),
         )
         if not math.isfinite(float(loss.detach())):
             return False

@@ -48,8 +48,7 @@ class Muon(Optimizer):
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        assert closure is None
+    def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is None:
@@ -64,7 +63,7 @@ class Muon(Optimizer):
 
 
 def _orthogonal(matrix: Tensor) -> Tensor:
-    half = matrix.is_cuda or "avx512_bf16" in processor.flags()
+    half = matrix.is_cuda or processor.multiplies_bf16()
     x = matrix.to(torch.bfloat16 if half else torch.float32)
     tall = len(x) > x.shape[1]
     x = x.T if tall else x
