@@ -149,6 +149,8 @@ class Program:
             residual: added to the results.
             gate: of `GATES`, or 0: results are the gated first matrix times the second.
         """
+        if gate and len(matrices) != 2:
+            raise ValueError(f"{name}: a gate takes two matrices, not {len(matrices)}")
         parts = (Matrix * len(matrices))(*matrices)
         views = (_view(at), _view(residual), _view(to))
         kept = self._packed.keep(norm)

@@ -100,7 +100,7 @@ class CpuOps:
     def given(self, columns: Columns, count: str) -> Rows:
         """Return rows that are in a buffer of the caller."""
         rows = Rows(self, count, columns.width, _nothing)
-        rows.columns = lambda quantized=False: columns  # type: ignore[method-assign,misc]
+        rows.columns = lambda quantized=False: columns  # type: ignore[method-assign]
         return rows
 
     def pick(self, x: Rows, which: str, count: str) -> Rows:

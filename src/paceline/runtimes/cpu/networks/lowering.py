@@ -298,7 +298,7 @@ class Writing:
         columns = self.columns(at)
         self.program.product(
             x.name,
-            self._weights.matrices(x.name),
+            self._weights.matrices(x.name, halves=gated),
             columns,
             to,
             norm=norm,

@@ -8,12 +8,10 @@ from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.native.library import Matrix
 from paceline.native.packed import GROUP, Packed
+from paceline.networks.base import FUSED
 from paceline.networks.head_preview import SCREEN
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices, quantize
-
-# Matrices of a target's layer that a network names as one.
-_FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 # Parts of the names of feed-forward matrices, which are int4: drafters read few weights often.
 _NARROW = {"gate_up", "up", "down"}
@@ -32,7 +30,7 @@ class NetworkWeights:
         self._exact = precision == "fp32"
         self._shared = trained.network.target_weights()
         self._shapes = trained.network.shapes()
-        self._known: dict[str, list[Matrix]] = {}
+        self._known: dict[tuple[str, bool], list[Matrix]] = {}
         for theirs in self._shared.values():
             if theirs.endswith("norm") and target.vector(theirs) is None:
                 raise InvalidOption(
@@ -58,21 +56,20 @@ class NetworkWeights:
             return found
         return self._trained.parameters[name]
 
-    def matrices(self, name: str) -> list[Matrix]:
-        """Return a matrix, packed on first use; of gates and what they gate the two."""
-        if name not in self._known:
-            self._known[name] = self._pack(name)
-        return self._known[name]
+    def matrices(self, name: str, halves: bool = False) -> list[Matrix]:
+        """Return a matrix, packed on first use; `halves` are a gate and what it gates."""
+        if (name, halves) not in self._known:
+            self._known[name, halves] = self._pack(name, halves)
+        return self._known[name, halves]
 
-    def _pack(self, name: str) -> list[Matrix]:
-        part = name.rpartition(".")[2]
+    def _pack(self, name: str, halves: bool) -> list[Matrix]:
         if name == "embed":
             return [self._target(name)]
         if name == "head":
             return [self._target.rows(name, self._trained.draft_ids)]
         if name in self._shared:
             layer, _, theirs = self._shared[name].rpartition(".")
-            return [self._target(f"{layer}.{each}") for each in _FUSED.get(theirs, (theirs,))]
+            return [self._target(f"{layer}.{each}") for each in FUSED.get(theirs, (theirs,))]
         kind = "F32" if self._exact else "Q8_0"
         if name in SCREEN:
             preview = self._trained.head_preview
@@ -85,8 +82,7 @@ class NetworkWeights:
         if not self._exact and not _NARROW.isdisjoint(name.split(".")):
             kind = "Q4_0"
         whole = self._trained.parameters[name]
-        halves = np.split(whole, 2) if part == "gate_up" else [whole]
-        return [self._matrix(kind, each) for each in halves]
+        return [self._matrix(kind, each) for each in (np.split(whole, 2) if halves else [whole])]
 
     def _matrix(self, kind: str, matrix: LogitArray) -> Matrix:
         inputs = matrix.shape[1]
