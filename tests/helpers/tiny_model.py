@@ -11,10 +11,10 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from paceline.models.config import Family, ModelConfig
+from paceline.models.config import ModelConfig
 
 Tensors = dict[str, npt.NDArray[np.float32]]
-FAMILIES: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -25,17 +25,17 @@ CHAT_TEMPLATE = (
 _CORPUS = ["the quick brown fox jumps over the lazy dog", "def f(x): return x + 1", "12 34 567"]
 
 
-def tiny_config(family: Family = "llama", vocab_size: int = 320, layers: int = 2) -> ModelConfig:
-    """A model of a few thousand weights; Qwen3's heads are wider than its width suggests."""
+def tiny_config(family: str = "llama", vocab_size: int = 320, layers: int = 2) -> ModelConfig:
+    """A tiny model in whole groups of 32; Qwen3's heads are wider than its width suggests."""
     return ModelConfig(
         family=family,
         vocab_size=vocab_size,
-        hidden_size=32,
+        hidden_size=64,
         layers=layers,
         heads=4,
         kv_heads=2,
-        head_dim=16 if family == "qwen3" else 8,
-        ffn_size=48,
+        head_dim=32 if family == "qwen3" else 16,
+        ffn_size=96,
         rope_base=10000.0,
         norm_eps=1e-5,
         max_context=256,
