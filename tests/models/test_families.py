@@ -1,4 +1,4 @@
-"""Every family against transformers, on tiny random models: from safetensors and from GGUF files."""
+"""Every family against transformers, on tiny random models: checkpoints and GGUF files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the CPU runtime does with networks: int8, same bits in any company, fused operations."""
+"""What only the CPU runtime does: int8, the same bits in any company, fused operations."""
 
 from __future__ import annotations
 

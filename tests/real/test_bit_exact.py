@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from paceline.runtimes.weights import load_prepared
 from tests.helpers.bf16 import NOT_EXACT
 
 from paceline.core import tree as trees
 from paceline.core.target import Pass
 from paceline.core.types import TokenTree
 from paceline.runtimes.cpu.target import OpenVinoTarget
-from paceline.runtimes.weights import load_prepared
 
 pytestmark = pytest.mark.real
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from paceline.runtimes.weights import load_prepared
 from tests.helpers.bf16 import INT8_IS_EXACT, NOT_EXACT, where_there_are_pairs
 from tests.real.test_bit_exact import TOKENS, TREE, opened, plain_rows, prompt
 
@@ -11,7 +12,6 @@ from paceline.core import tree as trees
 from paceline.core.target import Pass
 from paceline.native.library import has_bf16_dot
 from paceline.runtimes.cpu.target import OpenVinoTarget
-from paceline.runtimes.weights import load_prepared
 
 pytestmark = pytest.mark.real
 

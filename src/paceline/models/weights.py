@@ -97,7 +97,9 @@ class FileWeights:
         kind, blocks = self._reader.stored(theirs)
         shape = self._reader.shape(theirs)
         if len(shape) != 2:
-            raise ModelError(f"{self._what} has {name} in {len(shape)} dimensions: download it again")
+            raise ModelError(
+                f"{self._what} has {name} in {len(shape)} dimensions: download it again"
+            )
         rows = self._rows(name)
         if isinstance(rows, slice):
             blocks = blocks[rows]

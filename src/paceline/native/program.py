@@ -15,7 +15,6 @@ from paceline.errors import OutOfMemory
 from paceline.native.library import Heads, Layer, Matrix, Tokens, View, library
 from paceline.native.packed import GROUP, Packed
 
-
 # Activations of a gate, in C++.
 GATES = {"silu": 1, "gelu": 2}
 
@@ -187,7 +186,9 @@ class Program:
             *(each.ctypes.data for each in memory), *map(self._packed.keep, (angles, *norms))
         )
         asked = None if whole is None else whole.ctypes.data
-        self._add("attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to))
+        self._add(
+            "attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to)
+        )
 
     def argmax(self, at: Columns, rows: str) -> Columns:
         """Add the argmax of logit rows: the first of equal ones; -1 if a number is not finite.

@@ -146,11 +146,6 @@ def test_bad_options_are_named(options: dict[str, str], error: type[Exception]) 
         tiny_target(**options)
 
 
-def test_layout_exact_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="layout 'exact'"):
-        module.require_masked("exact", "torch")
-
-
 def test_a_cache_too_large_for_memory_is_out_of_memory(target: TorchTarget) -> None:
     cache = target.open()
     with pytest.raises(OutOfMemory, match="no memory"):

@@ -6,10 +6,9 @@ batch, the draft, the threads or the processor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
