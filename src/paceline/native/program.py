@@ -117,7 +117,7 @@ class Program:
         eps: float = 0.0,
         plus: Columns | None = None,
     ) -> None:
-        """Copy the rows that input `which` names, or all; with an RMS norm, then a sum, if given."""
+        """Copy the rows that input `which` names, or all; apply an RMS norm, then add `plus`."""
         rows = -1 if which is None else self._input(which)
         parts = (_view(at), rows, at.width, self._packed.keep(norm), eps, _view(plus), _view(to))
         self._add("gather", "gather", *parts)

@@ -109,7 +109,7 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
 
 
 def llama_layer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
-    """Attention and SwiGLU, each added to the stream: Llama, Mistral, Qwen, Phi, SmolLM, Granite."""
+    """Attention and SwiGLU, each added to the stream (Touvron et al. 2023)."""
     name, scale = f"layers.{index}", config.residual_scale
     x = ops.linear(attention(ops, config, index, x), [f"{name}.o"], scale=scale, plus=x)
     return ops.linear(feed_forward(ops, config, index, x), [f"{name}.down"], scale=scale, plus=x)
