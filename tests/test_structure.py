@@ -14,7 +14,7 @@ IMPORTS = [each for module in MODULES for each in imports_of(module)]
 
 HEAVY = {
     "torch": (
-        *("runtimes.torch.", "runtimes.transformers", "models.llama", "networks.torch_ops"),
+        *("runtimes.torch.", "runtimes.transformers", "networks.torch_ops"),
         *("training.", "zoo.", "cli.train"),
     ),
     "transformers": ("runtimes.transformers",),

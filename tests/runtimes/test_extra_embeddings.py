@@ -25,7 +25,7 @@ def make(runtime: str, precision: str) -> Any:
     if runtime == "cpu":
         return tiny_cpu.target(precision)
     config = tiny.tiny_config()
-    return TorchTarget(config, tiny.random_tensors(config), precision=precision)
+    return TorchTarget(config, tiny.named_tensors(config), precision=precision)
 
 
 def rows_of(scale: float = 1.0) -> LogitArray:
@@ -79,7 +79,7 @@ def test_rows_of_tokens_are_the_same_numbers_with_embeddings_and_beside_them(
 def test_an_embedding_that_is_a_tokens_is_worth_that_token(runtime: str, precision: str) -> None:
     target = make(runtime, precision)
     config = tiny_cpu.config() if runtime == "cpu" else tiny.tiny_config()
-    table = tiny.random_tensors(config)["model.embed_tokens.weight"]
+    table = tiny.named_tensors(config)["embed"]
     first = target.add_embeddings(table[[21, 22, 23]])
     found = logits(target, trees.chain([11, first, first + 1, first + 2]))
     expected = logits(target, trees.chain([11, 21, 22, 23]))

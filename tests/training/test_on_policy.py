@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, module
 from tests.networks.cases import texts as random_texts
 from tests.runtimes import tiny_cpu
@@ -32,8 +32,8 @@ from paceline.training.trainer import Recipe, Trainer
 
 DRAFTING = [name for name, make in NETWORKS.items() if not make().blank]
 CONFIG = tiny_config(vocab_size=64)
-TENSORS = random_tensors(CONFIG)
-EMBEDDING = torch.from_numpy(TENSORS["model.embed_tokens.weight"])
+TENSORS = named_tensors(CONFIG)
+EMBEDDING = torch.from_numpy(TENSORS["embed"])
 IDS = np.arange(0, 64, 2)
 
 
@@ -156,7 +156,7 @@ def trainer(
     )
     network = build(name, Geometry.of(CONFIG), {})
     vocabulary = DraftVocabulary(IDS, 64, 1.0)
-    head = TENSORS["model.embed_tokens.weight"]
+    head = TENSORS["embed"]
     source, own = FeatureSource(target), OnPolicy(target, IDS)
     return Trainer(
         *(network, vocabulary, head, head, texts, source, recipe),

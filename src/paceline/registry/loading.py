@@ -32,8 +32,8 @@ def installed(runtime: str) -> bool:
 def choose_runtime(device: str | None, source: ModelSource) -> str:
     """Choose for `runtime="auto"`; RuntimeUnavailable if what the model needs is not installed."""
     try:
-        plain = source.config.is_plain
-        wanted = "cpu" if device in (None, "cpu") else "torch" if plain else "transformers"
+        source.config  # noqa: B018 (raises for families that are not written here)
+        wanted = "cpu" if device in (None, "cpu") else "torch"
     except ModelError:
         wanted = "transformers"
     if installed(wanted):

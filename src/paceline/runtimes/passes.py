@@ -28,16 +28,19 @@ def pass_positions(p: Pass, cached: int) -> IntArray:
     return np.concatenate([pending, tree.depths(p.draft) + pending[-1]])
 
 
-def pass_mask(p: Pass, cached: int) -> BoolArray:
+def pass_mask(p: Pass, cached: int, window: int = 0) -> BoolArray:
     """Return the attention mask, bool `[rows, cached + rows]`.
 
     A pending token sees the cached tokens and the pending ones up to itself. A node sees all of
-    those, its ancestors and itself.
+    those, its ancestors and itself. A window leaves the newest positions, 0 all.
     """
     rows, pending = pass_rows(p), len(p.pending)
     mask = np.tri(rows, cached + rows, cached, dtype=np.bool_)
     if p.draft is not None:
         mask[pending:, cached + pending :] = tree.ancestor_mask(p.draft)
+    if window:
+        own = pass_positions(p, cached)
+        mask &= np.concatenate([np.arange(cached), own]) > own[:, None] - window
     return mask
 
 

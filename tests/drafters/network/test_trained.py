@@ -38,7 +38,7 @@ from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 
 CONFIG = tiny_cpu.config(layers=3)
-TENSORS = tiny.random_tensors(CONFIG)
+TENSORS = tiny.named_tensors(CONFIG)
 GEOMETRY = Geometry.of(CONFIG)
 MODEL = "fingerprint"
 DRAFTERS: dict[str, type[TrainedDrafter]] = {
@@ -149,21 +149,18 @@ def copies() -> dict[str, Trained]:
     """Networks that compute what the target computes: right in all that they draft."""
     layers = {}
     for layer in range(CONFIG.layers):
-        theirs = f"model.layers.{layer}."
-        attention, feed_forward = f"{theirs}self_attn.", f"{theirs}mlp."
+        theirs = f"layers.{layer}"
         layers |= {
-            f"layer.{layer}.norm": TENSORS[f"{theirs}input_layernorm.weight"],
-            f"layer.{layer}.qkv": np.concatenate(
-                [TENSORS[f"{attention}{each}_proj.weight"] for each in "qkv"]
-            ),
-            f"layer.{layer}.o.residual": TENSORS[f"{attention}o_proj.weight"],
-            f"layer.{layer}.ffn_norm": TENSORS[f"{theirs}post_attention_layernorm.weight"],
+            f"layer.{layer}.norm": TENSORS[f"{theirs}.attention_norm"],
+            f"layer.{layer}.qkv": np.concatenate([TENSORS[f"{theirs}.{each}"] for each in "qkv"]),
+            f"layer.{layer}.o.residual": TENSORS[f"{theirs}.o"],
+            f"layer.{layer}.ffn_norm": TENSORS[f"{theirs}.ffn_norm"],
             f"layer.{layer}.gate_up": np.concatenate(
-                [TENSORS[f"{feed_forward}{each}_proj.weight"] for each in ("gate", "up")]
+                [TENSORS[f"{theirs}.{each}"] for each in ("gate", "up")]
             ),
-            f"layer.{layer}.down.residual": TENSORS[f"{feed_forward}down_proj.weight"],
+            f"layer.{layer}.down.residual": TENSORS[f"{theirs}.down"],
         }
-    norm = {"norm": TENSORS["model.norm.weight"]}
+    norm = {"norm": TENSORS["norm"]}
     kangaroo = random_weights(Kangaroo(GEOMETRY, exit=CONFIG.layers)).parameters
     nothing = {"adapter.o.residual": np.zeros_like(kangaroo["adapter.o.residual"])}
     every = np.arange(CONFIG.vocab_size)

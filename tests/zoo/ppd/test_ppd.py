@@ -275,7 +275,7 @@ def tiny_target(runtime: str) -> Any:
     from paceline.runtimes.torch.target import TorchTarget
 
     config = tiny.tiny_config()
-    return TorchTarget(config, tiny.random_tensors(config), precision="fp64")
+    return TorchTarget(config, tiny.named_tensors(config), precision="fp64")
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +14,9 @@ from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
 from paceline.core.types import Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
-from paceline.models.llama import Llama, NamedTensors
+from paceline.models.ops import Heads
 from paceline.models.source import ModelSource
+from paceline.models.weights import Weights
 from paceline.networks.weights import Trained
 from paceline.runtimes.passes import (
     no_rows,
@@ -26,6 +27,7 @@ from paceline.runtimes.passes import (
     with_rows,
 )
 from paceline.runtimes.torch.cache import TorchCache, attend, reserve
+from paceline.runtimes.torch.model import TorchModel
 from paceline.runtimes.torch.ops import target_weights_for
 from paceline.runtimes.torch.runner import TorchRunner
 
@@ -36,14 +38,14 @@ _CHUNK = 512  # tokens per prefill pass: bounds the mask and the activations
 
 
 class TorchTarget:
-    """A Llama-family model as a `Target`.
+    """A model as a `Target`.
 
     Linear layers run over the rows of all sequences at once, attention per sequence with a boolean
     mask. Logits are float32, or float64 at precision "fp64".
 
     Args:
         config: shape of the model.
-        tensors: weights by Hugging Face name, for example a state dict.
+        weights: tensors by canonical name.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32", "bf16" or "fp64".
 
@@ -55,13 +57,13 @@ class TorchTarget:
     def __init__(
         self,
         config: ModelConfig,
-        tensors: NamedTensors,
+        weights: Weights | Mapping[str, LogitArray],
         device: str = "cpu",
         precision: str = "fp32",
     ) -> None:
         self._device = torch_device(device)
         self._dtype = torch_dtype(precision)
-        self._network = Llama.build(config, tensors, self._device, self._dtype)
+        self._network = TorchModel(config, weights, self._device, self._dtype)
         self.config = config
         self._extra = no_rows(config.hidden_size)
         self._capabilities = Capabilities(
@@ -101,11 +103,9 @@ class TorchTarget:
 
     def run_network(self, trained: Trained) -> TorchRunner:
         """Return a runner of a drafter network in the target's precision."""
-        embedding = self._network.embed_tokens.weight
-        head = embedding if self.config.tied_embeddings else self._network.lm_head.weight
-        return TorchRunner(
-            trained, embedding, head, target_weights_for(trained.network, self._network)
-        )
+        network = self._network
+        lent = target_weights_for(trained.network, network)
+        return TorchRunner(trained, network.tensor("embed"), network.head, lent)
 
     def warm_up(self) -> None: ...
 
@@ -185,7 +185,7 @@ class TorchTarget:
         Returns:
             float32 `[vocabulary]`, logits after that position.
         """
-        embeddings = self._network.embed_tokens.weight[list(tokens)]
+        embeddings = self._network.embed(torch.tensor(list(tokens), device=self._device))
         exact = torch.tensor([list(weights)], dtype=torch.float64)
         weighted = exact.to(embeddings) @ embeddings
         hidden = self._hidden([Pass(cache, tokens[:1])], weighted)
@@ -222,25 +222,32 @@ class TorchTarget:
         sizes = [pass_rows(p) for p in passes]
         for p, size in zip(passes, sizes, strict=True):
             reserve(p.cache, p.cache.length + size)
-        masks = [torch.from_numpy(pass_mask(p, p.cache.length)).to(self._device) for p in passes]
+        masks: dict[int, list[Tensor]] = {}
 
-        def attended(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        def attended(
+            layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
+        ) -> Tensor:
+            if heads.window not in masks:
+                made = [pass_mask(p, p.cache.length, heads.window) for p in passes]
+                masks[heads.window] = [torch.from_numpy(each).to(self._device) for each in made]
             split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
-            parts = zip(passes, masks, *split, strict=True)
-            return torch.cat([attend(p.cache.data[layer], m, *qkv) for p, m, *qkv in parts])
+            parts = zip(passes, masks[heads.window], *split, strict=True)
+            scale = heads.scale
+            return torch.cat(
+                [attend(p.cache.data[layer], m, q, k, v, scale) for p, m, q, k, v in parts]
+            )
 
         positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
         if embeddings is None:
             tokens = np.concatenate([pass_tokens(p) for p in passes])
             embeddings = self._embed(tokens)
         places = torch.from_numpy(positions).to(self._device)
-        hidden: Tensor = self._network(embeddings, places, attended, streams)
-        return hidden
+        return self._network(embeddings, places, attended, streams)
 
     def _embed(self, ids: IntArray) -> Tensor:
         extra = ids >= self.config.vocab_size
         tokens = torch.from_numpy(np.where(extra, 0, ids)).to(self._device)
-        embeddings: Tensor = self._network.embed_tokens(tokens)
+        embeddings = self._network.embed(tokens)
         if extra.any():
             rows = torch.from_numpy(self._extra[ids[extra] - self.config.vocab_size])
             embeddings[torch.from_numpy(extra).to(self._device)] = rows.to(embeddings)
