@@ -82,6 +82,10 @@ class Program:
         number = self._library.paceline_buffer(self._address, self._count(rows), width, rounded)
         return Columns(number, 0, width)
 
+    def load(self, name: str, to: Columns) -> None:
+        """Copy an input into a buffer: float32 viewed as int32."""
+        self._add("load", "load", self._input(name), to.width, _view(to))
+
     def embed(
         self,
         table: Matrix,

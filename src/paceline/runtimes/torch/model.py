@@ -48,6 +48,7 @@ class TorchModel:
         attend: Attend,
         features: list[Tensor] | None = None,
         layers: Sequence[int] | None = None,
+        states: list[Tensor] | None = None,
     ) -> Tensor:
         """Return the hidden states after the final norm, `[rows, hidden_size]`.
 
@@ -57,9 +58,12 @@ class TorchModel:
             attend: the place where rows meet.
             features: if given, collects the inputs of the feature layers, and the result.
             layers: those to run; None for all.
+            states: if given, collects the rows before the final norm.
         """
         ops = _TorchOps(self, positions, attend)
-        found: Tensor = families.forward(ops, self.config, layers=layers, x=x, features=features)
+        found: Tensor = families.forward(
+            ops, self.config, layers=layers, x=x, features=features, states=states
+        )
         return found
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -135,7 +139,9 @@ class _TorchOps:
 
     def attend(self, layer: int, x: Tensor, heads: Heads) -> Tensor:
         sizes = heads.heads, heads.kv_heads, heads.kv_heads
-        queries, keys, values = x.reshape(-1, sum(sizes), heads.width).split_with_sizes(sizes, dim=1)
+        queries, keys, values = x.reshape(-1, sum(sizes), heads.width).split_with_sizes(
+            sizes, dim=1
+        )
         queries = queries if heads.query_norm is None else self.norm(queries, heads.query_norm)
         keys = keys if heads.key_norm is None else self.norm(keys, heads.key_norm)
         if heads.rotary is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +10,16 @@ import torch
 from torch import Tensor
 
 from paceline.core.processor import usable_threads
-from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.core.types import Capabilities, IntArray, LogitArray
+from paceline.core.target import (
+    DEFAULT_OPTIONS,
+    Block,
+    BlockOutput,
+    Output,
+    Pass,
+    RuntimeOptions,
+    check_blocks,
+)
+from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
 from paceline.models.ops import Heads
@@ -19,6 +27,7 @@ from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
 from paceline.networks.weights import Trained
 from paceline.runtimes.passes import (
+    block_mask,
     no_rows,
     pass_mask,
     pass_positions,
@@ -27,7 +36,7 @@ from paceline.runtimes.passes import (
     with_rows,
 )
 from paceline.runtimes.torch.cache import TorchCache, attend, reserve
-from paceline.runtimes.torch.model import TorchModel
+from paceline.runtimes.torch.model import Attend, TorchModel
 from paceline.runtimes.torch.ops import target_weights_for
 from paceline.runtimes.torch.runner import TorchRunner
 
@@ -76,6 +85,7 @@ class TorchTarget:
             hidden_states=True,
             bit_exact=False,
             feature_layers=feature_layers(config.layers),
+            blocks=True,
         )
 
     @classmethod
@@ -194,6 +204,31 @@ class TorchTarget:
         return logits
 
     @torch.inference_mode()
+    def forward_blocks(
+        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+    ) -> list[BlockOutput]:
+        given = check_blocks(blocks, layers, self.config.layers)
+        sizes = [len(each.tokens) for each in blocks]
+        attended = self._attention(
+            [each.cache for each in blocks],
+            sizes,
+            lambda window: [block_mask(each, window) for each in blocks],
+        )
+        positions = torch.from_numpy(np.concatenate([each.positions for each in blocks]))
+        if given:
+            rows = np.concatenate([each.inputs for each in blocks if each.inputs is not None])
+            x = torch.from_numpy(rows).to(self._device, self._dtype)
+        else:
+            x = self._embed(np.concatenate([each.tokens for each in blocks]))
+        states: list[Tensor] = []
+        at = positions.to(self._device)
+        hidden = self._network(x, at, attended, layers=layers, states=states)
+        both = (self._network.logits(hidden), states[0])
+        split = (to_numpy(each) for each in both)
+        found = (np.split(each, np.cumsum(sizes)[:-1]) for each in split)
+        return [BlockOutput(*each) for each in zip(*found, strict=True)]
+
+    @torch.inference_mode()
     def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
         start = cache.length + pending
         if list(path) != list(range(len(path))):
@@ -219,30 +254,41 @@ class TorchTarget:
     ) -> Tensor:
         # Final hidden states `[rows of all passes, hidden_size]`; fills the caches. `embeddings`
         # replace those of the tokens; `streams` gets the four parts of the features.
-        sizes = [pass_rows(p) for p in passes]
-        for p, size in zip(passes, sizes, strict=True):
-            reserve(p.cache, p.cache.length + size)
-        masks: dict[int, list[Tensor]] = {}
-
-        def attended(
-            layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
-        ) -> Tensor:
-            if heads.window not in masks:
-                made = [pass_mask(p, p.cache.length, heads.window) for p in passes]
-                masks[heads.window] = [torch.from_numpy(each).to(self._device) for each in made]
-            split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
-            parts = zip(passes, masks[heads.window], *split, strict=True)
-            scale = heads.scale
-            return torch.cat(
-                [attend(p.cache.data[layer], m, q, k, v, scale) for p, m, q, k, v in parts]
-            )
-
+        attended = self._attention(
+            [p.cache for p in passes],
+            [pass_rows(p) for p in passes],
+            lambda window: [pass_mask(p, p.cache.length, window) for p in passes],
+        )
         positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
         if embeddings is None:
             tokens = np.concatenate([pass_tokens(p) for p in passes])
             embeddings = self._embed(tokens)
         places = torch.from_numpy(positions).to(self._device)
         return self._network(embeddings, places, attended, streams)
+
+    def _attention(
+        self,
+        caches: Sequence[TorchCache],
+        sizes: Sequence[int],
+        masks_of: Callable[[int], list[BoolArray]],
+    ) -> Attend:
+        # Makes room for so many rows; `masks_of` gives each sequence's mask under a window.
+        for cache, size in zip(caches, sizes, strict=True):
+            reserve(cache, cache.length + size)
+        masks: dict[int, list[Tensor]] = {}
+
+        def attended(
+            layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
+        ) -> Tensor:
+            if heads.window not in masks:
+                made = masks_of(heads.window)
+                masks[heads.window] = [torch.from_numpy(each).to(self._device) for each in made]
+            split = [x.split_with_sizes(list(sizes)) for x in (queries, keys, values)]
+            parts = zip(caches, masks[heads.window], *split, strict=True)
+            scale = heads.scale
+            return torch.cat([attend(c.data[layer], m, q, k, v, scale) for c, m, q, k, v in parts])
+
+        return attended
 
     def _embed(self, ids: IntArray) -> Tensor:
         extra = ids >= self.config.vocab_size
