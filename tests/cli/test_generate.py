@@ -230,5 +230,5 @@ def test_the_real_model_from_the_outside(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 0 < len(report["token_ids"]) <= 24
     assert stats_keys() <= set(report["stats"])
     assert report["config"]["runtime"] == "cpu"
-    assert report["config"]["precision"] == "int8"
+    assert report["config"]["precision"] == "file"
     assert report["text"].strip()

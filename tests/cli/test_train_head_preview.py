@@ -116,8 +116,8 @@ def test_what_does_not_fit_is_named(head_preview, weights: Path, tmp_path: Path)
     trained = load_network(weights)
     save_network(other, Trained(trained.network, trained.parameters, trained.draft_ids, {}))
     for at, more, message in (
-        (weights, ("--rank", "33"), "rank must be 1 to 32, not 33"),
-        (weights, ("--rank", "0"), "rank must be 1 to 32, not 0"),
+        (weights, ("--rank", "65"), "rank must be 1 to 64, not 65"),
+        (weights, ("--rank", "0"), "rank must be 1 to 64, not 0"),
         (weights, ("--texts", "0"), "--texts must be 1 or more, not 0"),
         (tmp_path / "gone", (), "there is no file"),
         (other, ("--rank", "8"), "is of another model"),

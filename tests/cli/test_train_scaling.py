@@ -186,7 +186,7 @@ def test_results_that_are_damaged_or_of_another_run_are_named(study, tmp_path: P
         ({"tokens": "100,,200"}, "not ''"),
         ({"networks": ("abacus",)}, "network 'abacus' is unknown"),
         ({"networks": ("medusa", "medusa")}, "--networks names medusa twice"),
-        ({"networks": ("hydra", "hydra:hidden=32")}, "hydra and hydra:hidden=32 are the same"),
+        ({"networks": ("hydra", "hydra:hidden=64")}, "hydra and hydra:hidden=64 are the same"),
     ],
 )
 def test_bad_lists_end_in_one_line(study, more: dict, message: str) -> None:

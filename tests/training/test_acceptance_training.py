@@ -136,9 +136,7 @@ def trained_head(*parts: Any) -> tuple[AcceptanceHead, HeadQuality]:
 def test_a_head_that_is_cut_ends_like_one_that_is_not(
     target: TorchTarget, texts: list[Text], hydra: Trained, tmp_path: Path
 ) -> None:
-    source: Any = SimpleNamespace(
-        config=CONFIG, weights=lambda: {"model.embed_tokens.weight": EMBEDDING}
-    )
+    source: Any = SimpleNamespace(config=CONFIG, weights=lambda: {"embed": EMBEDDING})
     given = restore_module(hydra, source), texts[:36], texts[36:], FeatureSource(target)
     parts = *given, hydra.draft_ids, RECIPE, {"weights": "hydra"}
     whole, place = trained_head(*parts), tmp_path / "a.checkpoint"
@@ -161,9 +159,7 @@ def test_a_head_learns_what_is_accepted_and_stops_drafts(
     hydra: Trained,
     tmp_path: Path,
 ) -> None:
-    source: Any = SimpleNamespace(
-        config=CONFIG, weights=lambda: {"model.embed_tokens.weight": EMBEDDING}
-    )
+    source: Any = SimpleNamespace(config=CONFIG, weights=lambda: {"embed": EMBEDDING})
     path = tmp_path / "hydra.safetensors"
     save_network(path, hydra)
     given = {"weights": digest_of(path, {})}

@@ -98,9 +98,9 @@ def test_only_answers_count(source: ModelSource, batch: Batch) -> None:
         made.fit(4)
 
 
-@pytest.mark.parametrize("rank", [0, 33])
+@pytest.mark.parametrize("rank", [0, 65])
 def test_ranks_out_of_range_are_named(rank: int, source: ModelSource) -> None:
-    with pytest.raises(InvalidOption, match="rank must be 1 to 32"):
+    with pytest.raises(InvalidOption, match="rank must be 1 to 64"):
         previewing("hydra", source).fit(rank)
 
 

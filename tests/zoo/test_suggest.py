@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from paceline.registry.loaded import Loaded
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.zoo.superposed import suggest
 
-CONFIG = tiny_config()
+CONFIG = replace(tiny_config(), hidden_size=32, head_dim=8, ffn_size=48)
 TOKENIZER = Tokenizer(tiny_tokenizer(CONFIG.vocab_size), eos_token_ids=(2,))
 PROMPT = "the quick brown fox"
 

@@ -17,6 +17,7 @@ from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.text import Tokenizer
+from paceline.models.weights import canonical_name
 from paceline.networks.base import Geometry
 from paceline.networks.weights import write_tensors
 
@@ -144,7 +145,8 @@ def model_layout(model: ModelSource, target: ModelSource) -> Layout:
     """Build the directory of a draft model of a Llama family, in float32.
 
     Raises:
-        InvalidOption: the vocabularies differ, or rotary positions are scaled.
+        InvalidOption: the vocabularies differ, rotary positions are scaled, or its layers are not
+            those of Llama.
         ModelError: a model cannot be read.
     """
     tokenizer, theirs = model.tokenizer(), target.tokenizer()
@@ -155,16 +157,16 @@ def model_layout(model: ModelSource, target: ModelSource) -> Layout:
             "the model that it drafts for with --model"
         )
     config, weights = model.config, model.weights()
-    if config.rope_divisors is not None:
+    if config.rope_divisors is not None or not config.is_plain:
         raise InvalidOption(
-            f"{model.name} has scaled rotary positions, which are not exported: give vLLM the "
-            "model's own Hugging Face directory"
+            f"{model.name} has scaled rotary positions or layers that are not exported: give vLLM "
+            "the model's own Hugging Face directory"
         )
     return Layout(
         method="draft_model",
         depth=None,
         config={**config_entries(config), "dtype": "float32"},
-        tensors={name: weights[name] for name in tensor_names(config)},
+        tensors={name: weights[canonical_name(name)] for name in tensor_names(config)},
         metadata={"model": model.fingerprint, "model_name": model.name},
         texts=tokenizer_files(tokenizer),
     )

@@ -80,7 +80,7 @@ def weights(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 def made(weights: tuple[str, str], *, early: bool = True) -> tuple[TrainedDrafter, Watched]:
     name, path = weights
-    drafter = DRAFTERS[name].create(context(TARGETS["native"](), weights=path))
+    drafter = DRAFTERS[name].create(context(TARGETS["cpu"](), weights=path))
     runner = Watched(drafter._begin.runner, early)
     version: Any = type(drafter._begin)(runner)  # type: ignore[arg-type]
     drafter._begin = drafter._newest = version
@@ -92,7 +92,7 @@ def drafts(
 ) -> Iterator[tuple[TokenTree, Sequence]]:
     """Draft by draft, until the text ends."""
     stops = StopRules((), CONFIG.max_context)
-    target = TARGETS["native"]()
+    target = TARGETS["cpu"]()
     decoder = AutoregressiveDecoder(target, drafter, Coupled(), Sizes(*budgets), stops)
     sequence = Sequence.start(0, list(PROMPTS[2]), params)
     decoder.open(sequence)
@@ -179,7 +179,7 @@ def test_without_memory_who_asks_hears_of_it(weights: tuple[str, str]) -> None:
 def by_turns(drafter: TrainedDrafter, turns: list[list[int]]) -> tuple[Any, list[list[int]]]:
     """Drafts by sequence and length, and texts, of two sequences that are stepped so."""
     stops = StopRules((), CONFIG.max_context)
-    decoder = AutoregressiveDecoder(TARGETS["native"](), drafter, Coupled(), Sizes(WHOLE), stops)
+    decoder = AutoregressiveDecoder(TARGETS["cpu"](), drafter, Coupled(), Sizes(WHOLE), stops)
     params = SamplingParams(max_new_tokens=60)
     sequences = [Sequence.start(i, list(PROMPTS[i]), params) for i in (0, 2)]
     for sequence in sequences:

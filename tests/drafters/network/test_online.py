@@ -35,7 +35,7 @@ from paceline.sampling.sequence import Sequence
 from paceline.training.online import OnlineLearner
 from paceline.verifiers.matching import Coupled
 
-CONFIG = tiny_config(vocab_size=64)
+CONFIG = replace(tiny_config(vocab_size=64), hidden_size=32, head_dim=8, ffn_size=48)
 TENSORS = named_tensors(CONFIG)
 SOURCE: Any = SimpleNamespace(config=CONFIG, weights=lambda: TENSORS)
 MODEL = "fingerprint"

@@ -138,15 +138,16 @@ def forward(
     """
     read = feature_layers(config.layers)
     x = ops.embed(config.embedding_scale) if x is None else x
+    entered: dict[int, Rows] = {}
     for index in range(config.layers) if layers is None else layers:
-        if features is not None:
-            features += [x] * read.count(index)
+        if features is not None and index in read:
+            entered[index] = x
         x = layer(ops, config, index, x)
     if states is not None:
         states.append(x)
     x = ops.norm(x, "norm")
     if features is not None:
-        features.append(x)
+        features += [*(entered[each] for each in read if each in entered), x]
     return x
 
 
