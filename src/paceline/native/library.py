@@ -80,6 +80,7 @@ _SIGNATURES = {
     "packed_bytes": (_LONG, _INT, _LONG, _LONG),
     "pack": (None, _INT, _ADDRESS, _LONG, _ADDRESS, _LONG, _LONG, _INT, _ADDRESS),
     "read_rows": (None, ctypes.POINTER(Matrix), _ADDRESS, _LONG, _ADDRESS),
+    "rotary_table": (None, _ADDRESS, _LONG, _LONG, _DOUBLE, _ADDRESS),
     "new": (_ADDRESS,),
     "free": (None, _ADDRESS),
     "buffer": (_INT, _ADDRESS, _INT, _LONG, _INT),
