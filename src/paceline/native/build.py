@@ -51,14 +51,16 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 
+_ARMV8 = "-march=armv8.2-a"
+
 # The best first. "twin" runs AVX-VNNI's code where only AVX-512 has its instruction: for tests.
 LEVELS = {
     "avx512": Level("x86_64", _AVX512, _V4),
     "avxvnni": Level("x86_64", (*_AVX2, "-mavxvnni"), _V3 | {"avx_vnni"}),
     "twin": Level("x86_64", (*_AVX512, "-DPACELINE_TWIN"), _V4),
     "avx2": Level("x86_64", _AVX2, _V3),
-    "i8mm": Level("aarch64", ("-mcpu=generic+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
-    "dotprod": Level("aarch64", ("-mcpu=generic+dotprod",), frozenset({"asimddp"})),
+    "i8mm": Level("aarch64", (f"{_ARMV8}+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
+    "dotprod": Level("aarch64", (f"{_ARMV8}+dotprod",), frozenset({"asimddp"})),
     "portable": Level("", (), frozenset()),
 }
 
@@ -205,8 +207,8 @@ def _compiled(compiler: list[str], level: str, scratch: Path, pool: ThreadPoolEx
     objects = [str(scratch / f"{number}.o") for number in range(len(sources))]
     made = scratch / "made.so"
     flags = _flags(level)
-    if "ziglang" in compiler and not any(flag.startswith("-mcpu") for flag in flags):
-        flags = ("-mcpu=baseline", *flags)  # else it takes the processor that it runs on
+    if "ziglang" in compiler:  # has other names, and would take the processor that it runs on
+        flags = "-mcpu=baseline", *(each.replace(_ARMV8, "-mcpu=generic") for each in flags)
 
     def run(*arguments: str) -> None:
         command = [*compiler, *flags, f"-I{_ROOT}", *arguments]
