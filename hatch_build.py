@@ -1,4 +1,4 @@
-"""Builds wheels with the native library in them, for every instruction set of this kind of machine."""
+"""Builds wheels with the native library in them, for every instruction set of such a machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load_build(root: str) -> Any:
 
 
 class NativeLibrary(BuildHookInterface):
-    """Editable installs get no libraries: theirs are compiled on first use, again after a change."""
+    """Editable installs get none: theirs are compiled on first use, and after a change."""
 
     def dependencies(self) -> list[str]:
         wanted = self.target_name == "wheel" and not load_build(self.root).has_compiler()

@@ -28,9 +28,7 @@ def thread() -> None:
     rows, out = np.zeros(99, np.int64), np.zeros(32 << 10, np.float32)
     arguments = ctypes.byref(matrix), rows.ctypes.data, 1, out.ctypes.data
     both = [
-        threading.Thread(
-            target=lambda: [loaded.paceline_read_rows(*arguments) for _ in range(99)]
-        )
+        threading.Thread(target=lambda: [loaded.paceline_read_rows(*arguments) for _ in range(99)])
         for _ in range(2)
     ]
     for each in both:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from decimal import Context, Decimal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -287,7 +287,7 @@ def rotary_frequencies(base: float, head_dim: int) -> ProbArray:
     return np.array(_powers(base, head_dim))
 
 
-# Decimals are rounded alike everywhere; powers and logarithms of C libraries differ in the last bit.
+# Decimals are rounded alike everywhere; powers and logarithms of C libraries are not.
 _DECIMAL = Context(prec=40, traps=[])
 
 
@@ -319,9 +319,7 @@ def _extension(
     raise _unsupported(f"rotary positions of type {kind!r}")
 
 
-def _yarn(
-    rope: Mapping[str, Any], base: float, rotated: int
-) -> tuple[tuple[float, ...], float]:
+def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[float, ...], float]:
     # Slow frequencies are interpolated, fast ones kept, those between blended (Peng et al. 2023).
     factor, original = float(rope["factor"]), float(rope["original_max_position_embeddings"])
 
