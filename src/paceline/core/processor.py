@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 # Words and bits of getauxval: AT_HWCAP is 16, AT_HWCAP2 26.
-_AARCH64 = {"asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
+_AARCH64 = {"asimd": (16, 1), "asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 
 _LOG = logging.getLogger(__name__)
 

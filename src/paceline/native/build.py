@@ -27,9 +27,13 @@ SWITCH, FORCE, SANITIZE = "PACELINE_NATIVE", "PACELINE_ISA", "PACELINE_SANITIZE"
 
 _ROOT = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread")
-_CHECKED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+_CHECKED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 _SANITIZERS = {
-    "address": (*_CHECKED, "-fsanitize=address,undefined"),
+    # Without what takes minutes to compile, and calls in place of checks, which do too.
+    "address": (
+        *(*_CHECKED, "-fsanitize=address,undefined", "-fno-sanitize=null,object-size,alignment"),
+        *("--param", "asan-instrumentation-with-call-threshold=0"),
+    ),
     "thread": (*_CHECKED, "-fsanitize=thread"),
 }
 # A compiler that takes longer hangs.
