@@ -17,14 +17,16 @@ assert loaded is not None
 
 def address() -> None:
     """A row is read into too short an array."""
-    matrix = Packed().matrix("F32", np.zeros((1, 128), np.uint8), 32)
+    packed = Packed()
+    matrix = packed.matrix("F32", np.zeros((1, 128), np.uint8), 32)
     rows, out = np.zeros(1, np.int64), np.zeros(31, np.float32)
     loaded.paceline_read_rows(ctypes.byref(matrix), rows.ctypes.data, 1, out.ctypes.data)
 
 
 def thread() -> None:
     """Two threads write to one array, neither waiting for the other."""
-    matrix = Packed().matrix("F32", np.zeros((1, 128 << 10), np.uint8), 32 << 10)
+    packed = Packed()
+    matrix = packed.matrix("F32", np.zeros((1, 128 << 10), np.uint8), 32 << 10)
     rows, out = np.zeros(99, np.int64), np.zeros(32 << 10, np.float32)
     arguments = ctypes.byref(matrix), rows.ctypes.data, 1, out.ctypes.data
     both = [
