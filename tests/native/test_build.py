@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +24,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "_name", lambda level: f"paceline-{level}-0123")
     monkeypatch.setattr(build, "library", build.library.__wrapped__)
-    for name in ("level", "library"):
+    for name in ("candidates", "found", "library"):
         monkeypatch.setattr(library, name, functools.cache(getattr(library, name).__wrapped__))
 
 
@@ -64,19 +65,79 @@ def test_levels_of_processors(
 def test_a_level_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(library.processor, "flags", lambda: frozenset(CASCADE_LAKE))
-    assert library.level() == "avx512"
+    assert library.candidates() == ["avx512", "avx2", "portable"]
     for forced in ("avx2", "twin"):
-        library.level.cache_clear()
+        library.candidates.cache_clear()
         monkeypatch.setenv(build.FORCE, forced)
-        assert library.level() == forced
+        assert library.candidates() == [forced]
     for forced, says in (
         ("avx3", "'avx3' .* is unknown: use avx512, "),
         ("i8mm", "lacks instruction set 'i8mm' .*: use avx512, twin, avx2, portable"),
     ):
-        library.level.cache_clear()
+        library.candidates.cache_clear()
         monkeypatch.setenv(build.FORCE, forced)
         with pytest.raises(InvalidOption, match=says):
-            library.level()
+            library.candidates()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_level_that_cannot_be_had_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library.processor, "flags", lambda: frozenset(CASCADE_LAKE))
+    here = Path("library.so")
+    monkeypatch.setattr(build, "library", lambda level: here if level == "avx2" else None)
+    assert library.found() == ("avx2", here)
+    library.found.cache_clear()
+    monkeypatch.setattr(build, "library", lambda level: None)
+    assert library.found() is None
+
+
+@pytest.mark.usefixtures("fresh")
+def test_wheels_get_what_a_compiler_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    script = (
+        "import sys, pathlib\n"
+        "if '-mavxvnni' in sys.argv or '{0}' in sys.argv: sys.exit('error: unrecognized')\n"
+        "pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).write_text(str(sys.argv))\n"
+    )
+    monkeypatch.setenv("CXX", compiler(tmp_path, script.format("none")))
+    assert list(build.compile_all(tmp_path / "some")) == ["avxvnni"]
+    made = sorted(path.name.split("-")[1] for path in (tmp_path / "some").iterdir())
+    assert made == ["avx2", "avx512", "portable"]
+    monkeypatch.setenv("CXX", compiler(tmp_path, script.format("-shared")))
+    with pytest.raises(subprocess.CalledProcessError):
+        build.compile_all(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("level", "named"),
+    [("portable", "-mcpu=baseline"), ("i8mm", "-mcpu=generic+dotprod+i8mm")],
+)
+def test_ziglang_is_told_the_processor(
+    level: str, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else it would compile for the one that it runs on."""
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> None:
+        asked.append(command)
+        Path(command[-1]).write_bytes(b"made")
+
+    monkeypatch.setattr(build.subprocess, "run", run)
+    build.compile_level(level, tmp_path, [sys.executable, "-m", "ziglang", "c++"])
+    assert all(
+        [each for each in command if each.startswith("-m") and each != "-m"][-1] == named
+        for command in asked
+    )
+    assert not any(each.startswith("-march") for each in asked[0])
+
+
+def test_a_library_names_its_compiler(tmp_path: Path) -> None:
+    found = library.found()
+    assert found is not None
+    assert build.compiler_of(found[1]).startswith(("GCC: (", "clang version "))
+    (tmp_path / "none.so").write_bytes(b"made")
+    assert build.compiler_of(tmp_path / "none.so") == "an unknown compiler"
 
 
 @pytest.mark.usefixtures("fresh")

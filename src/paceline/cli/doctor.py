@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from time import perf_counter
@@ -35,6 +36,14 @@ def doctor(
     profile: Annotated[
         bool, typer.Option("--profile", help="Take a plain and a drafted step apart instead.")
     ] = False,
+    fingerprint: Annotated[
+        bool,
+        typer.Option(
+            "--fingerprint",
+            help="Print hashes of logits instead, equal on every processor: of built-in tiny "
+            "models and, without --quick, of the model.",
+        ),
+    ] = False,
     rows: Annotated[int, typer.Option(help="Rows of the drafted step of --profile.")] = 8,
     drafter: Annotated[str, typer.Option(help="Who drafts in --profile.")] = "suffix-automaton",
     as_json: o.AsJson = False,
@@ -49,6 +58,8 @@ def doctor(
         raise InvalidOption(f"--rows must be 2 or more, a root and a draft, not {rows}")
     if quick and profile:
         raise InvalidOption("--profile needs the model: leave out --quick")
+    if fingerprint and (profile or compute.runtime not in ("auto", "cpu")):
+        raise InvalidOption("--fingerprint is of runtime cpu, and stands without --profile")
 
     from paceline.core.cache import cache_dir
     from paceline.measure.machine import machine
@@ -58,10 +69,13 @@ def doctor(
         "versions": _versions(),
         "machine": machine(),
         "cache": {"path": str(directory), "mib": _size(directory)},
+        "native": _native(),
     }
     report["auto_runtime"] = _auto(compute.device)
     problem: PacelineError | None = None
-    if not quick:
+    if fingerprint:
+        report |= {"fingerprint": _fingerprint(None if quick else model, checked)}
+    elif not quick:
         if not as_json:
             remark("loading and measuring; this takes a minute or two")
         try:
@@ -117,6 +131,38 @@ def _profile(
             "drafted": profile(drafted, prompt, rows).as_dict(),
         },
     }
+
+
+def _native() -> dict[str, Any]:
+    from paceline.core import processor
+    from paceline.native import build, library
+
+    able, found = build.levels(processor.flags()), library.found()
+    if found is None:
+        return {"levels": able, "level": None, "library": None, "compiler": None}
+    level, path = found
+    compiler = build.compiler_of(path)
+    return {"levels": able, "level": level, "library": str(path), "compiler": compiler}
+
+
+def _fingerprint(model: str | None, options: RuntimeOptions) -> dict[str, Any]:
+    from paceline.models.source import resolve
+    from paceline.proof import fingerprint
+    from paceline.runtimes.cpu.target import CpuTarget
+
+    found = fingerprint.fingerprints()
+    out: dict[str, Any] = {"built_in": fingerprint.summary(found), "cases": found}
+    if model is not None:
+        source = resolve(model)
+        target = CpuTarget.load(source, replace(options, kv_tokens=1024, max_context=None))
+        kept = target.capabilities
+        out["model"] = {
+            "name": source.name,
+            "precision": kept.precision,
+            "kv_precision": kept.kv_precision,
+            "sha256": fingerprint.fingerprint(target),
+        }
+    return out
 
 
 def _versions() -> dict[str, str | None]:

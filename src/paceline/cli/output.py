@@ -263,6 +263,18 @@ def doctor_lines(report: Mapping[str, Any]) -> list[str]:
         ("cache", f"{folder['path']} ({folder['mib']} MiB)"),
         ("runtime auto", report["auto_runtime"]),
     ]
+    native = report["native"]
+    able = ", ".join(native["levels"])
+    found += [("instruction set", f"{native['level'] or 'no library'} (this processor: {able})")]
+    if native["library"]:
+        found.append(("native library", f"{native['library']}, by {native['compiler']}"))
+    if "fingerprint" in report:
+        prints = report["fingerprint"]
+        found.append(("fingerprint, built in", prints["built_in"]))
+        if "model" in prints:
+            of = prints["model"]
+            name = f"{of['name']}, {of['precision']}, {of['kv_precision']} cache"
+            found.append(("fingerprint, model", f"{of['sha256']} ({name})"))
     if "model" in report:
         model = report["model"]
         exact = "bit-exact" if model["bit_exact"] else "exact up to near-ties"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import os
+import platform
+import sys
 from pathlib import Path
+
+# Words and bits of getauxval: AT_HWCAP is 16, AT_HWCAP2 26.
+_AARCH64 = {"asimd": (16, 1), "asimddp": (16, 20), "i8mm": (26, 13), "bf16": (26, 14)}
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,7 +40,12 @@ def multiplies_bf16() -> bool:
 
 @functools.cache
 def flags() -> frozenset[str]:
-    """Return the processor's feature flags from /proc/cpuinfo; empty on other systems."""
+    """Return the processor's feature flags as Linux names them; empty on other systems."""
+    if platform.machine() == "aarch64" and sys.platform == "linux":
+        # Not from /proc/cpuinfo, which under emulation is that of the host.
+        ask = ctypes.CDLL(None).getauxval
+        ask.restype, ask.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+        return frozenset(name for name, (word, bit) in _AARCH64.items() if ask(word) >> bit & 1)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

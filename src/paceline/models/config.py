@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from functools import lru_cache
 from typing import Any
 
@@ -283,8 +284,21 @@ def _rotated(head_dim: int, share: float | None) -> int:
 
 def rotary_frequencies(base: float, head_dim: int) -> ProbArray:
     """Return `inverse_frequencies` without context extension."""
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    return np.asarray(base**-exponents, dtype=np.float64)
+    return np.array(_powers(base, head_dim))
+
+
+# Decimals are rounded alike everywhere; powers and logarithms of C libraries are not.
+_DECIMAL = Context(prec=40, traps=[])
+
+
+@lru_cache(maxsize=64)
+def _powers(base: float, head_dim: int) -> tuple[float, ...]:
+    exponents = (Decimal(-index / head_dim) for index in range(0, head_dim, 2))
+    return tuple(float(_DECIMAL.power(Decimal(base), each)) for each in exponents)
+
+
+def _log(x: float) -> float:
+    return float(_DECIMAL.ln(Decimal(x)))
 
 
 def _extension(
@@ -310,7 +324,7 @@ def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[flo
     factor, original = float(rope["factor"]), float(rope["original_max_position_embeddings"])
 
     def place(turns: float) -> float:
-        return rotated * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+        return rotated * _log(original / (turns * 2 * math.pi)) / (2 * _log(base))
 
     low = place(float(rope.get("beta_fast") or 32))
     high = place(float(rope.get("beta_slow") or 1))
@@ -319,7 +333,7 @@ def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[flo
     low, high = max(low, 0), min(high, rotated - 1)
     ramp = (np.arange(rotated // 2) - low) / max(high - low, 0.001)
     slow = np.clip(ramp, 0.0, 1.0)
-    attention = rope.get("attention_factor") or 0.1 * math.log(factor) + 1.0
+    attention = rope.get("attention_factor") or 0.1 * _log(factor) + 1.0
     return tuple((1.0 / (1 - slow + slow / factor)).tolist()), float(attention)
 
 
@@ -330,7 +344,7 @@ def _longrope(rope: Mapping[str, Any], context: int) -> tuple[tuple[float, ...],
     attention = rope.get("attention_factor")
     if not attention:
         stretch = max(context / original, 1.0)
-        attention = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+        attention = math.sqrt(1 + _log(stretch) / _log(original)) if stretch > 1 else 1.0
     return tuple(map(float, factors)), float(attention)
 
 

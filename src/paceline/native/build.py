@@ -1,6 +1,7 @@
 """Build the native library, once per instruction set: with the wheel, or on first use.
 
-Every level has the same source and gives the same numbers. `PACELINE_ISA` forces one.
+Every level has the same source and gives the same numbers. `PACELINE_ISA` forces one. The build of
+wheels loads this file by itself (`hatch_build.py`): it imports nothing of the package at the top.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,11 +21,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-# "0" in this environment variable disables the library; the name of a level forces it.
-SWITCH, FORCE = "PACELINE_NATIVE", "PACELINE_ISA"
+# "0" in this environment variable disables the library; the name of a level forces it; "address" or
+# "thread" compiles it with that sanitizer (the former with that of undefined behaviour), for tests.
+SWITCH, FORCE, SANITIZE = "PACELINE_NATIVE", "PACELINE_ISA", "PACELINE_SANITIZE"
 
 _ROOT = Path(__file__).parent
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread")
+_CHECKED = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+_SANITIZERS = {
+    # Without what takes minutes to compile, and calls in place of checks, which do too.
+    "address": (
+        *(*_CHECKED, "-fsanitize=address,undefined", "-fno-sanitize=null,object-size,alignment"),
+        *("--param", "asan-instrumentation-with-call-threshold=0"),
+    ),
+    "thread": (*_CHECKED, "-fsanitize=thread"),
+}
 # A compiler that takes longer hangs.
 _SECONDS = 600
 
@@ -43,14 +55,16 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
 
+_ARMV8 = "-march=armv8.2-a"
+
 # The best first. "twin" runs AVX-VNNI's code where only AVX-512 has its instruction: for tests.
 LEVELS = {
     "avx512": Level("x86_64", _AVX512, _V4),
     "avxvnni": Level("x86_64", (*_AVX2, "-mavxvnni"), _V3 | {"avx_vnni"}),
     "twin": Level("x86_64", (*_AVX512, "-DPACELINE_TWIN"), _V4),
     "avx2": Level("x86_64", _AVX2, _V3),
-    "i8mm": Level("aarch64", ("-mcpu=generic+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
-    "dotprod": Level("aarch64", ("-mcpu=generic+dotprod",), frozenset({"asimddp"})),
+    "i8mm": Level("aarch64", (f"{_ARMV8}+dotprod+i8mm",), frozenset({"asimddp", "i8mm"})),
+    "dotprod": Level("aarch64", (f"{_ARMV8}+dotprod",), frozenset({"asimddp"})),
     "portable": Level("", (), frozenset()),
 }
 
@@ -96,8 +110,36 @@ def library(level: str) -> Path | None:
         return None
 
 
-def compile_level(level: str, folder: Path, compiler: list[str] | None = None) -> Path:
-    """Compile a level into a folder and return the library's path.
+def compile_all(folder: Path) -> dict[str, Exception]:
+    """Compile into an empty folder every level that a machine of this kind may need.
+
+    Returns:
+        What went wrong, by level: an old compiler may not know the newest.
+
+    Raises:
+        OSError, SubprocessError: there is no compiler, or it fails at every level.
+    """
+    wanted = [n for n, level in LEVELS.items() if level.machine in ("", machine()) and n != "twin"]
+    failed: dict[str, Exception] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool, ThreadPoolExecutor(len(wanted)) as by_level:
+        made = {level: by_level.submit(compile_level, level, folder, pool=pool) for level in wanted}
+        for level, each in made.items():
+            try:
+                each.result()
+            except (OSError, subprocess.SubprocessError) as error:
+                failed[level] = error
+    if len(failed) == len(wanted):
+        raise failed[wanted[-1]]
+    return failed
+
+
+def compile_level(
+    level: str,
+    folder: Path,
+    compiler: list[str] | None = None,
+    pool: ThreadPoolExecutor | None = None,
+) -> Path:
+    """Compile a level into a folder, on the threads of a pool, and return the library's path.
 
     Raises:
         OSError, SubprocessError: there is no compiler, or it fails.
@@ -108,10 +150,24 @@ def compile_level(level: str, folder: Path, compiler: list[str] | None = None) -
     name = _name(level)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        made = _compiled(compiler, level, Path(scratch))
+        with ThreadPoolExecutor(os.cpu_count()) as own:
+            made = _compiled(compiler, level, Path(scratch), pool or own)
         path = _named(folder, name, made)
         os.replace(made, path)
     return path
+
+
+def compiler_of(library: Path) -> str:
+    """Return the compiler that a library names in its file."""
+    content = library.read_bytes()
+    for pattern in (rb"clang version [\d.]+", rb"GCC: \([^)]*\) [\d.]+"):
+        if found := re.search(pattern, content):
+            return found[0].decode()
+    return "an unknown compiler"
+
+
+def has_compiler() -> bool:
+    return _compiler() is not None
 
 
 def _cache() -> Path:
@@ -142,21 +198,27 @@ def _sources() -> list[Path]:
 def _name(level: str) -> str:
     files = sorted([*_ROOT.rglob("*.cpp"), *_ROOT.rglob("*.hpp")])
     parts = [str(path.relative_to(_ROOT)).encode() + path.read_bytes() for path in files]
-    parts.append(" ".join((*_FLAGS, *LEVELS[level].flags)).encode())
+    parts.append(" ".join(_flags(level)).encode())
     return f"paceline-{level}-{_digest(b'|'.join(parts))}"
 
 
-def _compiled(compiler: list[str], level: str, scratch: Path) -> Path:
+def _flags(level: str) -> tuple[str, ...]:
+    return (*_FLAGS, *LEVELS[level].flags, *_SANITIZERS.get(os.environ.get(SANITIZE, ""), ()))
+
+
+def _compiled(compiler: list[str], level: str, scratch: Path, pool: ThreadPoolExecutor) -> Path:
     sources = _sources()
     objects = [str(scratch / f"{number}.o") for number in range(len(sources))]
     made = scratch / "made.so"
+    flags = _flags(level)
+    if "ziglang" in compiler:  # has other names, and would take the processor that it runs on
+        flags = "-mcpu=baseline", *(each.replace(_ARMV8, "-mcpu=generic") for each in flags)
 
     def run(*arguments: str) -> None:
-        command = [*compiler, *_FLAGS, *LEVELS[level].flags, f"-I{_ROOT}", *arguments]
+        command = [*compiler, *flags, f"-I{_ROOT}", *arguments]
         subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda at, to: run("-c", str(at), "-o", to), sources, objects))
+    list(pool.map(lambda at, to: run("-c", str(at), "-o", to), sources, objects))
     run("-shared", *objects, "-o", str(made))
     return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
@@ -80,6 +81,7 @@ _SIGNATURES = {
     "packed_bytes": (_LONG, _INT, _LONG, _LONG),
     "pack": (None, _INT, _ADDRESS, _LONG, _ADDRESS, _LONG, _LONG, _INT, _ADDRESS),
     "read_rows": (None, ctypes.POINTER(Matrix), _ADDRESS, _LONG, _ADDRESS),
+    "rotary_table": (None, _ADDRESS, _LONG, _LONG, _DOUBLE, _ADDRESS),
     "new": (_ADDRESS,),
     "free": (None, _ADDRESS),
     "buffer": (_INT, _ADDRESS, _INT, _LONG, _INT),
@@ -158,8 +160,8 @@ _SIGNATURES = {
 
 
 @functools.cache
-def level() -> str:
-    """Return the instruction set in use: the best of this processor, or `PACELINE_ISA`.
+def candidates() -> list[str]:
+    """Return instruction sets to use, the best first: this processor's, or `PACELINE_ISA`.
 
     Raises:
         InvalidOption: that one is unknown, or the processor lacks it.
@@ -167,7 +169,7 @@ def level() -> str:
     able = build.levels(processor.flags())
     forced = os.environ.get(build.FORCE)
     if forced is None:
-        return next(name for name in able if name != "twin")
+        return [name for name in able if name != "twin"]
     if forced not in build.LEVELS:
         raise InvalidOption(
             f"instruction set {forced!r} ({build.FORCE}) is unknown: use {', '.join(build.LEVELS)}"
@@ -177,18 +179,29 @@ def level() -> str:
             f"this processor lacks instruction set {forced!r} ({build.FORCE}): use "
             f"{', '.join(able)}"
         )
-    return forced
+    return [forced]
+
+
+@functools.cache
+def found() -> tuple[str, Path] | None:
+    """Return the instruction set in use and its library; None if there is none.
+
+    Raises:
+        InvalidOption: as for `candidates`.
+    """
+    if os.environ.get(build.SWITCH) == "0":
+        return None
+    paths = ((level, build.library(level)) for level in candidates())
+    return next(((level, path) for level, path in paths if path is not None), None)
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the loaded library, or None if it cannot be built."""
-    if os.environ.get(build.SWITCH) == "0":
+    place = found()
+    if place is None:
         return None
-    path = build.library(level())
-    if path is None:
-        return None
-    loaded = ctypes.CDLL(str(path))
+    loaded = ctypes.CDLL(str(place[1]))
     for name, (result, *arguments) in _SIGNATURES.items():
         function = getattr(loaded, f"paceline_{name}")
         function.restype, function.argtypes = result, arguments

@@ -129,7 +129,11 @@ def read_rows(matrix: Matrix, rows: npt.NDArray[np.int64]) -> LogitArray:
 
 def rotary_table(frequencies: ProbArray, positions: int, factor: float = 1.0) -> LogitArray:
     """Return float32 `[positions, 2 * frequencies]`: cosines of the rotary angles, then sines."""
-    angles = np.arange(positions)[:, None] * np.asarray(frequencies, dtype=np.float64)[None]
-    both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    table: LogitArray = (factor * both).astype(np.float32)
+    loaded = library()
+    assert loaded is not None
+    frequencies = np.ascontiguousarray(frequencies, dtype=np.float64)
+    table = np.empty((positions, 2 * len(frequencies)), dtype=np.float32)
+    loaded.paceline_rotary_table(
+        frequencies.ctypes.data, len(frequencies), positions, factor, address(table)
+    )
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,7 +81,7 @@ def heads_of(config: ModelConfig, index: int) -> Heads:
     """Return the attention of a layer."""
     name = f"layers.{index}"
     norms = (f"{name}.q_norm", f"{name}.k_norm") if config.qk_norm else (None, None)
-    scale = config.attention_scale or config.head_dim**-0.5
+    scale = config.attention_scale or 1 / math.sqrt(config.head_dim)
     window = config.windows[index] if config.windows else 0
     return Heads(
         config.heads,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +32,8 @@ def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
         "qk_norm": True,
         "windows": windows,
         "local_rope_base": float(local or config.get("rope_local_base_freq", _LOCAL_BASE)),
-        "embedding_scale": float(config["hidden_size"]) ** 0.5,
-        "attention_scale": float(config.get("query_pre_attn_scalar", 256)) ** -0.5,
+        "embedding_scale": math.sqrt(config["hidden_size"]),
+        "attention_scale": 1 / math.sqrt(config.get("query_pre_attn_scalar", 256)),
     }
 
 
@@ -42,10 +43,10 @@ def _from_gguf(get: Get) -> dict[str, Any]:
         "activation": "gelu",
         "windows": _windows(layers, int(get("attention.sliding_window"))),
         "local_rope_base": float(get("rope.freq_base_swa", _LOCAL_BASE)),
-        "embedding_scale": width**0.5,
+        "embedding_scale": math.sqrt(width),
     }
     if layers == _LARGEST:
-        out["attention_scale"] = (width / int(get("attention.head_count"))) ** -0.5
+        out["attention_scale"] = math.sqrt(int(get("attention.head_count")) / width)
     return out
 
 

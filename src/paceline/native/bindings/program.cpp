@@ -5,6 +5,7 @@
 #include <exception>
 #include <string>
 
+#include "kernels/rotary.hpp"
 #include "threads/program.hpp"
 
 using namespace paceline;
@@ -47,6 +48,12 @@ void paceline_pack(int32_t kind, const uint8_t* rows, int64_t stride, const int6
 // Rows of a matrix as floats, [count, inputs].
 void paceline_read_rows(const Matrix* matrix, const int64_t* outputs, int64_t count, float* to) {
     for (int64_t i = 0; i < count; ++i) read_row(*matrix, outputs[i], to + i * matrix->inputs);
+}
+
+// See `rotary_table`.
+void paceline_rotary_table(const double* frequencies, int64_t count, int64_t positions,
+                           double factor, float* to) {
+    rotary_table(frequencies, count, positions, factor, to);
 }
 
 Program* paceline_new() { return new Program; }

@@ -145,20 +145,42 @@ struct Brain {
 PACELINE_INLINE float wide(Half x) {
 #if defined(__AVX2__)
     return _cvtsh_ss(x);
-#else
-    _Float16 y;
+#elif defined(__ARM_NEON)
+    __fp16 y;
     std::memcpy(&y, &x, sizeof y);
     return float(y);
+#else
+    // In integers: not every compiler has the type.
+    const uint32_t size = uint32_t(x & 0x7FFF) << 13;
+    uint32_t bits = size >= 0x0F800000 ? size + 0x70000000 : size + 0x38000000;
+    float y;
+    if (size < 0x00800000) bits += 0x00800000;
+    std::memcpy(&y, &bits, sizeof y);
+    if (size < 0x00800000) y -= 6.103515625e-5f;  // 2^-14
+    return x & 0x8000 ? -y : y;
 #endif
 }
 PACELINE_INLINE Half half(float x) {
 #if defined(__AVX2__)
     return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-#else
-    const _Float16 y = _Float16(x);
+#elif defined(__ARM_NEON)
+    const __fp16 y = __fp16(x);
     Half out;
     std::memcpy(&out, &y, sizeof out);
     return out;
+#else
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const Half sign = Half(bits >> 16 & 0x8000);
+    bits &= 0x7FFFFFFF;
+    if (bits > 0x7F800000) return sign | 0x7E00;
+    if (bits >= 0x477FF000) return sign | 0x7C00;
+    if (bits >= 0x38800000) return sign | Half((bits - 0x38000000 + 0xFFF + (bits >> 13 & 1)) >> 13);
+    float y;
+    std::memcpy(&y, &bits, sizeof y);
+    y += 0.5f;  // rounds to the smallest step of halves
+    std::memcpy(&bits, &y, sizeof bits);
+    return sign | Half(bits - 0x3F000000);
 #endif
 }
 PACELINE_INLINE Vec load(const Half* at) {

@@ -157,6 +157,7 @@ bool Pool::help(int index) {
 
 void Pool::work(int index) {
     self = index;
+    const Rounding rounding;
     for (;;) {
         using Clock = std::chrono::steady_clock;
         auto until = Clock::now() + kAwake;

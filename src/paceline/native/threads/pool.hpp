@@ -4,6 +4,10 @@
 
 #pragma once
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -12,6 +16,30 @@
 #include <type_traits>
 
 namespace paceline {
+
+// Rounding to nearest, and small numbers as they are, while it lives: other libraries may have set
+// the processor otherwise.
+class Rounding {
+   public:
+#if defined(__x86_64__)
+    Rounding() : before_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+    ~Rounding() { _mm_setcsr(before_); }
+
+   private:
+    unsigned before_;
+#elif defined(__aarch64__)
+    Rounding() {
+        asm volatile("mrs %0, fpcr" : "=r"(before_));
+        asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+    }
+    ~Rounding() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+   private:
+    uint64_t before_;
+#else
+    Rounding() {}
+#endif
+};
 
 class Pool {
    public:
@@ -30,6 +58,7 @@ class Pool {
 
        private:
         std::unique_lock<std::mutex> alone_;
+        Rounding rounding_;
     };
 
     // Background work; takes a turn of its own.

@@ -1,0 +1,199 @@
+"""Fingerprints: SHA-256 of logits over fixed tokens, equal on every processor.
+
+Built-in tiny models of every family and weight format; their weights come from SHAKE-256, so that
+they are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.target import Pass
+from paceline.core.types import ROOT, LogitArray, TokenTree
+from paceline.models.config import ModelConfig
+from paceline.models.families import FAMILIES, hf_config
+from paceline.models.weights import Stored
+from paceline.native.packed import BLOCKS, KINDS
+from paceline.runtimes.cpu.target import CpuTarget
+
+_CONFIG: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 24,
+    "long_factor": [1 + index / 8 for index in range(24)],
+    "original_max_position_embeddings": 64,
+    "partial_rotary_factor": 0.75,
+}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+# What a family adds to Llama, by its name in Hugging Face configs.
+_ADDED: dict[str, dict[str, Any]] = {
+    "llama": {"rope_scaling": _LLAMA3, "rope_theta": 500_000.0},
+    "mistral": {"sliding_window": 7, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "qwen2": {"rope_scaling": _YARN, "rope_theta": 1e6, "tie_word_embeddings": True},
+    "qwen3": {"head_dim": 32},
+    "gemma3_text": {"head_dim": 32, "sliding_window": 6, "sliding_window_pattern": 2},
+    "phi3": {"rope_scaling": _LONG, "partial_rotary_factor": 0.75},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.1,
+        "logits_scaling": 3.0,
+    },
+}
+_BIASED = ("qwen2",)
+
+# Bytes of a block, and the half-precision numbers in it: place, and bits but for ten of mantissa.
+_HALVES: dict[str, tuple[int, dict[int, int]]] = {
+    "Q4_0": (18, {0: 0x2400}),
+    "Q4_1": (20, {0: 0x2400, 2: 0xB000}),
+    "Q5_0": (22, {0: 0x2000}),
+    "Q5_1": (24, {0: 0x2000, 2: 0xB000}),
+    "Q8_0": (34, {0: 0x1400}),
+    "Q4_K": (144, {0: 0x1000, 2: 0x1C00}),
+    "Q5_K": (176, {0: 0x0C00, 2: 0x1C00}),
+    "Q6_K": (210, {208: 0x0400}),
+}
+
+
+class RandomWeights:
+    """`models.weights.Weights` of a shape, from the names of the tensors alone."""
+
+    def __init__(self, config: ModelConfig, kinds: tuple[str, ...]) -> None:
+        """`kinds` are the formats of the matrices, by turns."""
+        width, narrow = config.hidden_size, config.kv_heads * config.head_dim
+        wide, ffn, self._kinds = config.heads * config.head_dim, config.ffn_size, kinds
+        self._shapes: dict[str, tuple[int, ...]] = {
+            "embed": (config.vocab_size, width),
+            "norm": (width,),
+        }
+        if not config.tied_embeddings:
+            self._shapes["head"] = (config.vocab_size, width)
+        for layer in range(config.layers):
+            parts: dict[str, tuple[int, ...]] = {
+                **{"q": (wide, width), "k": (narrow, width), "v": (narrow, width)},
+                **{"o": (width, wide), "gate": (ffn, width), "up": (ffn, width)},
+                "down": (width, ffn),
+                **dict.fromkeys(("attention_norm", "ffn_norm"), (width,)),
+                **dict.fromkeys(("post_attention_norm", "post_ffn_norm"), (width,)),
+                **dict.fromkeys(("q_norm", "k_norm"), (config.head_dim,)),
+            }
+            if config.family in _BIASED:
+                parts |= {f"{part}.bias": parts[part][:1] for part in "qkv"}
+            self._shapes |= {f"layers.{layer}.{part}": shape for part, shape in parts.items()}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def __getitem__(self, name: str) -> LogitArray:
+        numbers = self._numbers(name)
+        return numbers if numbers.ndim == 2 or name.endswith(".bias") else 1 + numbers
+
+    def stored(self, name: str) -> Stored:
+        rows, columns = self._shapes[name]
+        kind = self._kinds[list(self._shapes).index(name) % len(self._kinds)]
+        if kind in _HALVES:
+            size, halves = _HALVES[kind]
+            raw = _bytes(name + kind, rows * columns // BLOCKS[kind] * size).reshape(-1, size)
+            for at, bits in halves.items():
+                drawn = raw[:, at : at + 2].copy().view("<u2")
+                raw[:, at : at + 2] = (drawn & 0x3FF | bits).view(np.uint8)
+        elif kind == "BF16":
+            raw = (self._numbers(name).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+        else:
+            raw = self._numbers(name).astype(np.float16 if kind == "F16" else np.float32)
+            raw = raw.view(np.uint8)
+        return Stored(kind, (rows, columns), raw.reshape(rows, -1))
+
+    def _numbers(self, name: str) -> LogitArray:
+        shape = self._shapes[name]
+        drawn = _bytes(name, 2 * int(np.prod(shape))).view("<i2").astype(np.float32)
+        return drawn.reshape(shape) * np.float32(2.0**-18)
+
+
+def _bytes(name: str, count: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(bytearray(hashlib.shake_256(name.encode()).digest(count)), dtype=np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A tiny model: its family, the formats of its matrices by turns, and the precision."""
+
+    family: str
+    kinds: tuple[str, ...]
+    precision: str = "file"
+
+    def target(self, threads: int | None = None) -> CpuTarget:
+        config = hf_config({**_CONFIG, "model_type": self.family, **_ADDED[self.family]})
+        weights = RandomWeights(config, self.kinds)
+        return CpuTarget(config, weights, self.precision, kv_tokens=1024, threads=threads)
+
+
+CASES: dict[str, Case] = {
+    **{family.hf: Case(family.hf, tuple(KINDS)) for family in FAMILIES},
+    **{f"llama {kind}": Case("llama", (kind,)) for kind in KINDS},
+    **{f"llama {each}": Case("llama", ("F32",), each) for each in ("int8", "int4", "fp32")},
+}
+
+
+def fingerprint(target: CpuTarget) -> str:
+    """Return the SHA-256 of a model's logits: after a long prompt, in trees, in a ragged batch."""
+    found = hashlib.sha256()
+    size = target.capabilities.vocab_size
+    ids = (_bytes("tokens", 4 * 300).view("<u4").astype(np.int64) % size).tolist()
+    tree = TokenTree(np.array(ids[:7]), np.array([ROOT, 0, 0, 1, ROOT, 4, 3]))
+    chain = TokenTree(np.array(ids[:3]), np.array([ROOT, 0, 1]))
+    long, short, empty = target.open(), target.open(), target.open()
+    target.prefill(long, ids[:200])
+    target.prefill(short, ids[200:220])
+    passes = [
+        Pass(long, ids[220:221], tree),
+        Pass(short, ids[221:223], chain),
+        Pass(empty, ids[223:260]),
+    ]
+    _add(found, target, passes)
+    target.keep(long, 1, [0, 1])
+    target.keep(short, 2, [0])
+    target.keep(empty, 37, [])
+    _add(found, target, [Pass(long, ids[260:261]), Pass(empty, ids[261:262], tree)])
+    for cache in (long, short, empty):
+        target.release(cache)
+    return found.hexdigest()
+
+
+def _add(found: Any, target: CpuTarget, passes: list[Pass]) -> None:
+    for output in target.forward(passes):
+        found.update(np.ascontiguousarray(output.logits, dtype="<f4").tobytes())
+
+
+def fingerprints() -> dict[str, str]:
+    """Return the fingerprint of every case."""
+    return {name: fingerprint(case.target()) for name, case in CASES.items()}
+
+
+def summary(found: dict[str, str]) -> str:
+    """Return the SHA-256 of fingerprints, one line each."""
+    lines = (f"{name} {found[name]}\n" for name in sorted(found))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
