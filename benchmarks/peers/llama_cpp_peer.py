@@ -154,9 +154,8 @@ def main() -> None:
         return law_of(logprobs, temperature)
 
     if arguments.draft == "model":
-        drafting = (
-            f"draft model, {arguments.tokens or 'its own number of'} tokens, {arguments.rule}"
-        )
+        count = arguments.tokens or "its own number of"
+        drafting = f"draft model, {count} tokens, {arguments.rule}"
     else:
         drafting = f"prompt lookup, {arguments.tokens or LOOKUP} tokens, n-grams of {NGRAM}"
     about = {

@@ -31,8 +31,8 @@ def cells(table: Sequence[Row], about: Mapping[str, Mapping[str, str]]) -> list[
                 about.get(row["engine"], {}).get("weights", "-"),
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['low']:.1f} to {row['high']:.1f}",
-                _with_range(row["to_best_plain"], row["to_best_plain_range"]),
-                _with_range(row["to_best"], row["to_best_range"]),
+                with_range(row["to_best_plain"], row["to_best_plain_range"]),
+                with_range(row["to_best"], row["to_best_range"]),
                 shown(row["identical"], ".0%"),
                 row["timed"],
             ]
@@ -40,7 +40,7 @@ def cells(table: Sequence[Row], about: Mapping[str, Mapping[str, str]]) -> list[
     return out
 
 
-def _with_range(value: float | None, ends: Sequence[float] | None) -> str:
+def with_range(value: float | None, ends: Sequence[float] | None) -> str:
     """A median and, in brackets, its 10% and 90% quantiles."""
     if value is None or ends is None:
         return "-"

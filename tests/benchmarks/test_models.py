@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from benchmarks import models
 from benchmarks.models import Model, fetch
 
+from benchmarks import models
 from paceline.errors import ModelError
 
 PIECES = {"thing-part1": b"first" * 1000, "thing-part2": b"second" * 900, "thing-part3": b"3"}
