@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import engines, table
@@ -365,6 +367,52 @@ def test_a_draft_model_of_another_family_is_refused(
     line = ["--model", "a", "--draft-model", "b", "--only", "llama-cpp", "--limit", "1"]
     assert command.main(line) == 2
     assert "--draft-model b has another vocabulary than tiny" in capsys.readouterr().err
+
+
+class Counting:
+    """A model whose next token is the sum of all so far, or is wrong where that divides `wrong`."""
+
+    def __init__(self, wrong: int = 10**9) -> None:
+        self.tokens: list[int] = []
+        self.length = self.passes = 0
+        self._wrong = wrong
+
+    def clear(self) -> None:
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        assert length <= self.length
+        del self.tokens[length:]
+        self.length = length
+
+    def read(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
+        self.passes += 1
+        rows = []
+        for token in tokens:
+            self.tokens.append(token)
+            total = sum(self.tokens)
+            rows.append(np.eye(50)[(total + (total % self._wrong == 0)) % 50])
+        self.length = len(self.tokens)
+        return np.array(rows if every else rows[-1:])
+
+    prefill = read
+
+
+@pytest.mark.parametrize("wrong", [1, 3, 10**9])
+def test_llama_cpp_drafts_without_changing_the_text(
+    wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(scripts())
+    peer = importlib.import_module("llama_cpp_python_peer")
+    target = Counting()
+    plain = peer.decode(target, [3, 4], 21)
+    assert target.passes == 21
+    target = Counting()
+    drafted = peer.decode_drafted(target, Counting(wrong), [3, 4], 21, 4)
+    assert drafted["tokens"] == plain["tokens"]
+    assert target.passes == {1: 21, 10**9: 1 + 20 // 5}.get(wrong, target.passes)
+    assert 5 <= target.passes <= 21
+    assert 0 < drafted["first_seconds"] < drafted["seconds"]
 
 
 def test_every_configuration_has_a_plain_one_and_a_script() -> None:
