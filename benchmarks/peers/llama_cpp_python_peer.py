@@ -153,9 +153,6 @@ def main() -> None:
     nodes = arguments.tokens or DRAFT[arguments.draft]
     lines = claim_output()
 
-    from llama_cpp import Llama
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
     target = cache(lambda: Session(weights, arguments.context, arguments.threads))
     passes: list[None] = []
 
@@ -165,7 +162,10 @@ def main() -> None:
         return Session(path, arguments.context, arguments.threads)
 
     @cache
-    def python_class(speculation: bool) -> Llama:
+    def python_class(speculation: bool) -> Any:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
         lookup = LlamaPromptLookupDecoding(num_pred_tokens=nodes, max_ngram_size=3)
         model = Llama(
             str(weights),
