@@ -195,6 +195,11 @@ def main() -> None:
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
     ) -> Continuations:
+        if speculation and arguments.draft == "model":
+            if temperature:
+                raise RuntimeError("drafts of a model are verified greedily here")
+            found = decode_drafted(target(), small(), prompt, tokens, nodes)["tokens"]
+            return [found for _ in seeds], None
         model = python_class(speculation)
         out = []
         passes.clear()
