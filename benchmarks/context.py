@@ -6,8 +6,9 @@
 A plain step brings one token. A drafted step brings between one and all of its rows, so both ends
 are given, and how many tokens it must bring to be worth its price. Beside the times: what a token's
 keys and values take, stated and seen, the largest difference between logits of drafted and of plain
-steps (0: drafts change nothing, at that length either), and what rounding the cache does to the law
-of the next token (KL against fp32, in nats, over 32 tokens of text). Precisions take turns.
+steps (0: drafts change nothing, at that length either), and what rounding the cache does to the
+distribution of the next token (KL against fp32, in nats, over 32 tokens of text). Precisions take
+turns.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 8152)
 REPEATS = 5
 """Forwards of one kind in a row, of which the first is not counted."""
 JUDGED = 32
-"""Tokens of text by which laws are compared."""
+"""Tokens of text by which distributions are compared."""
 REFERENCE = "fp32"
 
 Row = dict[str, Any]
@@ -215,7 +216,7 @@ def plot(found: Sequence[Row], path: Path) -> bool:
         return False
     figure = Figure((6, 3.6), layout="constrained")
     axes = figure.add_subplot()
-    colours = dict(zip(("fp32", "fp16", "u8"), ("#0b84c6", "#d95f02", "#1b9e77"), strict=True))
+    colours = {"fp32": "#0b84c6", "fp16": "#d95f02"}
     for name in dict.fromkeys(row["kv_precision"] for row in found):
         mine = [row for row in found if row["kv_precision"] == name]
         where = [row["context"] for row in mine]
@@ -240,8 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="context", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--contexts", default=",".join(map(str, CONTEXTS)), help="ascending")
-    parser.add_argument("--kv", default="fp32,fp16,u8", help="precisions of the cache")
-    parser.add_argument("--precision", default="int8", help="of weights")
+    parser.add_argument("--kv", default="fp32,fp16", help="precisions of the cache")
+    parser.add_argument("--precision", help="of weights; default: as the model's file has them")
     parser.add_argument("--rows", type=int, default=8, help="of a drafted step, 2 or more")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
@@ -275,7 +276,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         kv: {
             "bytes_per_token": target.capabilities.kv_bytes_per_token,
             "mib_at_8192": target.capabilities.kv_bytes_per_token * 8192 / 2**20,
-            "lossy": target.capabilities.kv_lossy,
             "bit_exact": target.capabilities.bit_exact,
         }
         for kv, target in targets.items()
@@ -297,11 +297,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(table(found))
     for kv, about in caches.items():
-        lossy = ", lossy" if about["lossy"] else ""
         exact = "bit-exact" if about["bit_exact"] else "not bit-exact"
         print(
             f"{kv}: {about['bytes_per_token'] / 1024:.1f} KiB a token, "
-            f"{about['mib_at_8192']:.0f} MiB at 8192 tokens; drafts are {exact}{lossy}"
+            f"{about['mib_at_8192']:.0f} MiB at 8192 tokens; drafts are {exact}"
         )
     return 0
 

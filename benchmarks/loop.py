@@ -58,7 +58,7 @@ class Replay:
         """Take the text, the width of a row of logits, and MiB to touch in every forward."""
         self.memory = BlockPool(1, 1, 1, 2048)
         self.capabilities = Capabilities(
-            "replay", "cpu", "fp32", vocabulary, CONTEXT, 1, False, True, "exact"
+            "replay", "cpu", "fp32", vocabulary, CONTEXT, 1, hidden_states=False, bit_exact=True
         )
         self.seconds = 0.0
         """Spent in here since it was last set to 0."""

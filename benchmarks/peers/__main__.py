@@ -1,7 +1,7 @@
 """The speed of paceline and of other engines: same weights, prompts and threads, by turns.
 
-python benchmarks/peers/make.py genai llama-cpp transformers
-python -m benchmarks.peers --out results
+python benchmarks/peers/make.py llama-cpp llama-cpp-python genai
+python -m benchmarks.peers --model FILE.gguf --draft-model SMALL.gguf --out results
 """
 
 from __future__ import annotations
@@ -18,26 +18,42 @@ from typing import Any
 
 from benchmarks.peers import report, table
 from benchmarks.peers.batches import BatchEngine, batches, rotations
-from benchmarks.peers.engines import ENGINES, USUAL, alone, configurations, start
+from benchmarks.peers.engines import (
+    ENGINES,
+    USUAL,
+    alone,
+    configurations,
+    needs_draft,
+    start,
+)
 from benchmarks.peers.timing import Race, Samples
 
-from paceline.errors import PacelineError
+from paceline.errors import InvalidOption, PacelineError
 from paceline.measure.machine import dumps, machine
 from paceline.measure.prompts import BUILT_IN, NOISE_TEXT, read_prompts, spread
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.proof.engine_factory import encode
 
+MARGIN = 64
+"""Tokens of context beyond prompt and text: drafts look ahead."""
+
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run what is not in --out yet; an interrupt ends it with what there is.
 
     Raises:
-        PacelineError: the prompts or --out cannot be used, or --batch is larger than there are
-            prompts.
+        PacelineError: a model, the prompts or --out cannot be used, the draft model has another
+            vocabulary, or --batch is larger than there are prompts.
     """
-    source = resolve(DEFAULT_MODEL)
+    source = resolve(arguments.model)
     tokenizer = source.tokenizer()
+    draft = None if arguments.draft_model is None else resolve(arguments.draft_model)
+    if draft is not None and draft.tokenizer().fingerprint != tokenizer.fingerprint:
+        raise InvalidOption(
+            f"--draft-model {arguments.draft_model} has another vocabulary than {source.name}: "
+            "use one of its family"
+        )
     prompts = list(BUILT_IN) if arguments.prompts is None else read_prompts(arguments.prompts)
     prompts = spread(prompts, arguments.limit)
     ids = [encode(tokenizer, each.turns[0], True) for each in prompts]
@@ -47,6 +63,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {
         "model": source.name,
         "weights": source.fingerprint,
+        "draft_model": None if draft is None else draft.name,
         "prompts": len(ids),
         "prompts_sha256": hashlib.sha256(repr(ids).encode()).hexdigest(),
         "batch": size,
@@ -57,8 +74,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     samples = Samples(arguments.out, settings)
     everyone = configurations(names)
     not_run = {each.name: why for each in everyone if size > 1 and (why := alone(each))}
+    if draft is None:
+        why = "no draft model was given: --draft-model FILE"
+        not_run |= {each.name: why for each in everyone if needs_draft(each.engine)}
     wanted = [each for each in everyone if each.name not in not_run]
-    flags = ("--batch", str(size)) if size > 1 else ()
+    longest = max(map(len, ids)) + arguments.max_new_tokens + MARGIN
+    flags = ("--context", str(longest), *(("--batch", str(size)) if size > 1 else ()))
+    path = None if draft is None else draft.path
     done = frozenset((turn.round, turn.prompt) for turn in samples.turns)
     everything = {(r, p) for r in range(arguments.rounds) for p in range(len(groups))}
     left = len(everything - done)
@@ -68,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for name in dict.fromkeys(each.engine for each in wanted if left):
                 _say(f"starting {name}")
                 try:
-                    engines[name] = start(name, source, arguments.threads, *flags)
+                    engines[name] = start(name, source, arguments.threads, *flags, draft=path)
                 except PacelineError as error:
                     not_run[name] = str(error)
                     _say(f"{name}: left out: {error}", keep=True)
@@ -139,6 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=ENGINES, metavar="ENGINE", help=", ".join(ENGINES)
     )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a GGUF file, or its short name")
+    parser.add_argument("--draft-model", help="a smaller GGUF file of the same family")
     parser.add_argument("--prompts", type=Path, help="JSONL file; a built-in mix by default")
     parser.add_argument("--limit", type=_count, help="prompts, round-robin over categories")
     parser.add_argument("--rounds", type=_count, default=3)

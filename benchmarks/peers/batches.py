@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.errors import InvalidOption
 from paceline.proof.audited_engine import Timing
@@ -53,6 +53,15 @@ class BatchEngine(JsonlEngine):
     It is a "time" request for several prompts; its first tokens are all that are out when the last
     text begins.
     """
+
+    @property
+    def process(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def ask(self, kind: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request of another kind; EngineFailed if there is none."""
+        return self._say(kind, dict(request))
 
     def time_batch(self, prompts: Sequence[Ids], speculation: bool, tokens: int) -> Timing:
         """Greedy answers of `tokens` tokens each, with the times of all of them together.

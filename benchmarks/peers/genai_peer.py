@@ -15,7 +15,7 @@ from answering import Continuations, Timing, claim_output, serve
 from arrivals import Arrivals
 from model_files import coarse_gguf, genai_model
 
-CACHE_GIB = 1
+CACHE_GIB = 2
 """Key-value cache where the schedule is set by hand; the library would take none then."""
 
 ROWS = 8192
@@ -28,8 +28,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
     parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
+    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
     parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
-    parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
+    parser.add_argument("--precision", choices=("file", "int8", "fp32"), default="file")
+    parser.add_argument("--context", type=int, default=2048, help="longest prompt and text")
     parser.add_argument("--cache", choices=("u8", "f32"), default="u8", help="key-value cache")
     parser.add_argument("--prefix-caching", choices=("on", "off"), default="on")
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
@@ -37,6 +39,7 @@ def main() -> None:
         "--batch", type=int, default=1, help="prompts together; above 1, answer no other requests"
     )
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
+    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     lines = claim_output()
 
@@ -45,7 +48,14 @@ def main() -> None:
     import openvino_genai
 
     precision = arguments.precision
-    folder = genai_model(arguments.model, arguments.files / f"genai-{precision}", precision)
+
+    def converted(model: Path, name: str, precision: str) -> Path:
+        """The library reads GGUF files itself; other precisions are made of them."""
+        return (
+            model if precision == "file" else genai_model(model, arguments.files / name, precision)
+        )
+
+    folder = converted(arguments.model, f"genai-{precision}", precision)
     properties: dict[str, Any] = {}
     if arguments.threads:
         properties["INFERENCE_NUM_THREADS"] = arguments.threads
@@ -75,18 +85,20 @@ def main() -> None:
         pipes = {False: load()}
         drafting = "none"
     elif arguments.draft == "model":
-        coarse = genai_model(
-            coarse_gguf(arguments.model, arguments.files), arguments.files / "genai-coarse", "int8"
+        small = arguments.draft_model or converted(
+            coarse_gguf(arguments.model, arguments.files), "genai-coarse", "int8"
         )
         shared = ("scheduler_config", "INFERENCE_NUM_THREADS")
         given = {key: properties[key] for key in shared if key in properties}
-        draft = openvino_genai.draft_model(str(coarse), "CPU", **given)
-        pipes = {True: load(draft_model=draft), False: load()}
-        drafting = f"coarse draft model, {arguments.tokens} tokens"
+        draft = openvino_genai.draft_model(str(small), "CPU", **given)
+        pipes = {True: load(draft_model=draft)}
+        drafting = f"draft model, {arguments.tokens} tokens"
     else:
-        pipes = {True: load(prompt_lookup=True), False: load()}
+        pipes = {True: load(prompt_lookup=True)}
         assistance["max_ngram_size"] = 3
         drafting = f"prompt lookup, {arguments.tokens} tokens, n-grams up to 3"
+    if not arguments.plain and not arguments.drafts:
+        pipes[False] = load()
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
@@ -148,7 +160,11 @@ def main() -> None:
     about = {
         "engine": "OpenVINO GenAI",
         "version": version("openvino-genai"),
-        "weights": "int8, symmetric per row" if precision == "int8" else "float16, run in float32",
+        "weights": {
+            "file": "of the file, as the library reads them",
+            "int8": "int8, symmetric per row",
+            "fp32": "float16, run in float32",
+        }[precision],
         "key-value cache": arguments.cache,
         "prefix caching": arguments.prefix_caching,
         "drafting": drafting,

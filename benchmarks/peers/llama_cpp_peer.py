@@ -16,6 +16,9 @@ from answering import Continuations, Distribution, Timing, claim_output, law_of,
 from arrivals import Arrivals
 from model_files import coarse_gguf, q8_gguf
 
+LOOKUP = 5
+"""Tokens of a looked-up draft."""
+
 NGRAM = 2
 """Tokens that must recur for a draft."""
 
@@ -29,13 +32,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
     parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
+    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
     parser.add_argument("--rule", choices=("match", "rejection"), default="match")
-    parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser.add_argument(
+        "--tokens", type=int, help="of a draft; default: 5, the engine's for models"
+    )
     parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     parser.add_argument("--batch", type=int, default=1, help="slots for prompts together")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
+    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     if arguments.rule == "rejection" and arguments.draft != "model":
         parser.error("--rule rejection needs --draft model: a looked-up draft has no law")
@@ -62,17 +69,20 @@ def main() -> None:
         kinds = xllamacpp.common_speculative_type
         if arguments.draft == "model":
             setting.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-            setting.draft.mparams.path = str(coarse_gguf(arguments.model, arguments.files))
-            setting.draft.n_max = arguments.tokens
+            setting.draft.mparams.path = str(
+                arguments.draft_model or coarse_gguf(arguments.model, arguments.files)
+            )
+            if arguments.tokens:
+                setting.draft.n_max = arguments.tokens
             if arguments.threads:
                 setting.draft.cpuparams.n_threads = arguments.threads
             setting.draft.probabilistic = arguments.rule == "rejection"
         else:
             setting.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
             setting.ngram_simple.size_n = NGRAM
-            setting.ngram_simple.size_m = arguments.tokens
+            setting.ngram_simple.size_m = arguments.tokens or LOOKUP
 
-    modes = (False,) if arguments.plain else (True, False)
+    modes = (False,) if arguments.plain else (True,) if arguments.drafts else (True, False)
     servers = {speculation: load(speculation) for speculation in modes}
 
     def complete(speculation: bool, **request: Any) -> tuple[list[dict[str, Any]], int]:
@@ -144,13 +154,14 @@ def main() -> None:
         return law_of(logprobs, temperature)
 
     if arguments.draft == "model":
-        drafting = f"coarse draft model, {arguments.tokens} tokens, {arguments.rule}"
+        count = arguments.tokens or "its own number of"
+        drafting = f"draft model, {count} tokens, {arguments.rule}"
     else:
-        drafting = f"prompt lookup, {arguments.tokens} tokens, n-grams of {NGRAM}"
+        drafting = f"prompt lookup, {arguments.tokens or LOOKUP} tokens, n-grams of {NGRAM}"
     about = {
         "engine": "llama.cpp",
         "version": f"xllamacpp {version('xllamacpp')}",
-        "weights": weights.stem.rsplit(".", 1)[-1],
+        "weights": "q8_0" if arguments.weights == "q8_0" else "of the file",
         "key-value cache": "f16",
         "drafting": drafting,
     }

@@ -1,68 +1,206 @@
-"""llama-cpp-python under audit: its own prompt lookup, in Python over llama.cpp.
+"""llama-cpp-python: llama.cpp compiled for this processor, called through its C interface.
 
 Runs in the environment that `make.py llama-cpp-python` makes; `paceline audit outside
-llama-cpp-python` starts it.
+llama-cpp-python` starts it. Plain decoding, decoding with a draft model and logits go straight to
+the library, as its own examples do; prompt lookup is that of the Python class.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from answering import Continuations, Distribution, Timing, claim_output, law_of, serve
-from model_files import q8_gguf
+from model_files import coarse_gguf, q8_gguf
+
+BATCH = 512
+"""Most tokens of a call, and of a pass of the library."""
+
+DRAFT = {"prompt-lookup": 5, "model": 3}
+"""Tokens of a draft by default; 3 is llama.cpp's own default for draft models."""
+
+
+class Session:
+    """A model and its cache of one sequence, through the C interface."""
+
+    def __init__(self, path: Path, context: int, threads: int | None) -> None:
+        """Load a GGUF file; RuntimeError if the library does not take it."""
+        import llama_cpp.llama_cpp as library
+
+        self._library = library
+        library.llama_backend_init()
+        self._model = library.llama_model_load_from_file(
+            str(path).encode(), library.llama_model_default_params()
+        )
+        if not self._model:
+            raise RuntimeError(f"llama.cpp does not load {path.name}")
+        setting = library.llama_context_default_params()
+        setting.n_ctx, setting.n_batch, setting.n_ubatch = context, BATCH, BATCH
+        if threads:
+            setting.n_threads = setting.n_threads_batch = threads
+        self._context = library.llama_init_from_model(self._model, setting)
+        if not self._context:
+            raise RuntimeError(f"llama.cpp has no context of {context} tokens")
+        self._memory = library.llama_get_memory(self._context)
+        vocabulary = library.llama_model_get_vocab(self._model)
+        self.vocabulary: int = library.llama_vocab_n_tokens(vocabulary)
+        self._batch = library.llama_batch_init(BATCH, 0, 1)
+        self.length = 0
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._library.llama_memory_clear(self._memory, False)
+        self.length = 0
+
+    def truncate(self, length: int) -> None:
+        """Forget tokens from a position on."""
+        self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
+        self.length = length
+
+    def read(self, tokens: Sequence[int], every: bool = False) -> Any:
+        """Append at most `BATCH` tokens; float32 logits of the last, or of every one, a view."""
+        import numpy as np
+
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for place, token in enumerate(tokens):
+            batch.token[place] = token
+            batch.pos[place] = self.length + place
+            batch.n_seq_id[place] = 1
+            batch.seq_id[place][0] = 0
+            batch.logits[place] = every or place == len(tokens) - 1
+        if failed := self._library.llama_decode(self._context, batch):
+            raise RuntimeError(f"llama_decode returned {failed}")
+        self.length += len(tokens)
+        rows = len(tokens) if every else 1
+        pointer = self._library.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, shape=(rows, self.vocabulary))
+
+    def prefill(self, tokens: Sequence[int]) -> Any:
+        """Append any number of tokens; logits of the last one."""
+        logits = None
+        for start in range(0, len(tokens), BATCH):
+            logits = self.read(tokens[start : start + BATCH])
+        return logits
+
+
+def decode(target: Session, prompt: list[int], tokens: int) -> Timing:
+    """A greedy text and its times."""
+    target.clear()
+    begun = time.perf_counter()
+    row = [int(target.prefill(prompt)[0].argmax())]
+    first = time.perf_counter() - begun
+    while len(row) < tokens:
+        row.append(int(target.read(row[-1:])[0].argmax()))
+    return {"tokens": row, "seconds": time.perf_counter() - begun, "first_seconds": first}
+
+
+def decode_drafted(
+    target: Session, small: Session, prompt: list[int], tokens: int, nodes: int
+) -> Timing:
+    """The same with drafts of `nodes` tokens by a small model, as `speculative-simple` has them."""
+    target.clear()
+    small.clear()
+    begun = time.perf_counter()
+    text = [*prompt, int(target.prefill(prompt)[0].argmax())]
+    first = time.perf_counter() - begun
+    while len(text) < len(prompt) + tokens:
+        draft: list[int] = []
+        logits = small.prefill(text[small.length :])
+        while len(draft) < nodes:
+            draft.append(int(logits[0].argmax()))
+            if len(draft) < nodes:
+                logits = small.read(draft[-1:])
+        chosen = target.read([text[-1], *draft], every=True).argmax(axis=1).tolist()
+        right = 0
+        while right < nodes and chosen[right] == draft[right]:
+            right += 1
+        text += chosen[: right + 1]
+        target.truncate(len(text) - 1)
+        small.truncate(min(small.length, len(text) - 1))
+    seconds = time.perf_counter() - begun
+    row = text[len(prompt) :]
+    # The last pass may bring more than was asked for; its time is counted with all of them.
+    return {
+        "tokens": row[:tokens],
+        "seconds": first + (seconds - first) * (tokens - 1) / max(1, len(row) - 1),
+        "first_seconds": first,
+    }
 
 
 def main() -> None:
-    """Load the model with and without speculation and answer."""
+    """Answer; a model is loaded when it is first used, but for plain decoding."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
-    parser.add_argument("--tokens", type=int, default=5, help="tokens of a draft")
+    parser.add_argument("--draft", choices=tuple(DRAFT), default="prompt-lookup")
+    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
+    parser.add_argument("--tokens", type=int, help="tokens of a draft")
     parser.add_argument("--weights", choices=("file", "q8_0"), default="file")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
+    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     weights = arguments.model
     if arguments.weights == "q8_0":
         weights = q8_gguf(arguments.model, arguments.files)
+    nodes = arguments.tokens or DRAFT[arguments.draft]
     lines = claim_output()
 
-    from llama_cpp import Llama
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+    target = cache(lambda: Session(weights, arguments.context, arguments.threads))
+    passes: list[None] = []
 
-    def load(**extra: Any) -> Llama:
-        return Llama(
+    @cache
+    def small() -> Session:
+        path = arguments.draft_model or coarse_gguf(arguments.model, arguments.files)
+        return Session(path, arguments.context, arguments.threads)
+
+    @cache
+    def python_class(speculation: bool) -> Any:
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        lookup = LlamaPromptLookupDecoding(num_pred_tokens=nodes, max_ngram_size=3)
+        model = Llama(
             str(weights),
             n_ctx=arguments.context,
             logits_all=True,
             n_threads=arguments.threads,
             n_threads_batch=arguments.threads,
             verbose=False,
-            **extra,
+            draft_model=lookup if speculation else None,
         )
-
-    models = {False: load()}
-    passes: list[None] = []
-    if not arguments.plain:
-        lookup = LlamaPromptLookupDecoding(num_pred_tokens=arguments.tokens, max_ngram_size=3)
-        models[True] = load(draft_model=lookup)
-        evaluate = models[True].eval
+        evaluate = model.eval
 
         def counted(tokens: Any) -> None:
             passes.append(None)
             evaluate(tokens)
 
-        models[True].eval = counted
+        model.eval = counted
+        return model
+
+    if arguments.draft == "model":
+        small()
+    if arguments.draft == "model" or not arguments.drafts:
+        target()
+    if arguments.draft == "prompt-lookup" and not arguments.plain:
+        python_class(True)
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
     ) -> Continuations:
-        model = models[speculation]
+        if speculation and arguments.draft == "model":
+            if temperature:
+                raise RuntimeError("drafts of a model are verified greedily here")
+            found = decode_drafted(target(), small(), prompt, tokens, nodes)["tokens"]
+            return [found for _ in seeds], None
+        model = python_class(speculation)
         out = []
         passes.clear()
         for seed in seeds:
@@ -77,8 +215,12 @@ def main() -> None:
         return out, tokens * len(seeds) - len(passes)  # a pass brings one token of its own
 
     def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:
+        if not speculation:
+            return decode(target(), prompt, tokens)
+        if arguments.draft == "model":
+            return decode_drafted(target(), small(), prompt, tokens, nodes)
         begun = time.perf_counter()
-        stream = models[speculation].generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0)
+        stream = python_class(True).generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0)
         row = [int(next(stream))]
         first = time.perf_counter() - begun
         row += [int(next(stream)) for _ in range(tokens - 1)]
@@ -87,19 +229,28 @@ def main() -> None:
         return {"tokens": row, "seconds": seconds, "first_seconds": first}
 
     def distribution(prompt: list[int], temperature: float) -> Distribution:
-        model = models[False]
-        model.reset()
-        model.eval(prompt)
-        return law_of(model.scores[len(prompt) - 1], temperature)
+        target().clear()
+        return law_of(target().prefill(prompt)[0], temperature)
+
+    def logits(tokens: list[int], path: str) -> int:
+        import numpy as np
+
+        target().clear()
+        parts = [
+            target().read(tokens[start : start + BATCH], every=True).copy()
+            for start in range(0, len(tokens), BATCH)
+        ]
+        np.save(path, np.concatenate(parts))
+        return len(tokens)
 
     about = {
         "engine": "llama-cpp-python",
         "version": version("llama-cpp-python"),
-        "weights": weights.stem.rsplit(".", 1)[-1],
+        "weights": "q8_0" if arguments.weights == "q8_0" else "of the file",
         "key-value cache": "f16",
-        "drafting": f"prompt lookup, {arguments.tokens} tokens, n-grams up to 3",
+        "drafting": f"{arguments.draft}, {nodes} tokens",
     }
-    serve(lines, about, continuations, distribution, timing)
+    serve(lines, about, continuations, distribution, timing, logits=logits)
 
 
 if __name__ == "__main__":

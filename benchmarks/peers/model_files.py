@@ -1,4 +1,4 @@
-"""The default model's weights in the forms that other engines read. Needs numpy and gguf."""
+"""A model's weights in the forms that other engines read. Needs numpy and gguf."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write_half(source: Path, target: Path, coarse: bool = False, q8: bool = Fals
     """
     kind = gguf.LlamaFileType.MOSTLY_Q8_0 if q8 else gguf.LlamaFileType.MOSTLY_F16
     reader = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(target, "llama")
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for field in reader.fields.values():
         if field.name.startswith("GGUF.") or field.name == "general.architecture":
             continue

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import cache
 from pathlib import Path
 
 from answering import Continuations, Distribution, Timing, claim_output, serve
@@ -18,11 +19,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--files", type=Path, help="of other engines; not used")
-    parser.add_argument("--precision", choices=("int8", "fp32"), default="int8")
+    parser.add_argument("--precision", choices=("file", "int8", "int4", "fp32"), default="file")
     parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--draft-model", type=Path, help="for drafters that use one")
+    parser.add_argument("--context", type=int, help="longest prompt and text")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--batch", type=int, default=1, help="most prompts together")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
+    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     lines = claim_output()
 
@@ -35,26 +39,41 @@ def main() -> None:
 
     loaded = load_model(
         str(arguments.model),
-        options=RuntimeOptions(precision=arguments.precision, threads=arguments.threads),
+        options=RuntimeOptions(
+            precision=arguments.precision,
+            threads=arguments.threads,
+            max_context=arguments.context,
+        ),
     )
     keep_apart(loaded.target)
-    drafters = {False: "none"} if arguments.plain else {True: arguments.drafter, False: "none"}
+    draft = None if arguments.draft_model is None else str(arguments.draft_model)
+    drafters = {True: arguments.drafter, False: "none"}
+    if arguments.plain or arguments.drafts:
+        del drafters[arguments.plain]
     engines = {
-        speculation: make_engine(loaded, drafter=drafter, max_batch=arguments.batch)
+        speculation: make_engine(
+            loaded,
+            drafter=drafter,
+            draft_model=draft if speculation else None,
+            max_batch=arguments.batch,
+        )
         for speculation, drafter in drafters.items()
     }
     if not arguments.plain:
         read_alike(engines.values(), loaded.costs)
-    audited = PacelineEngine(loaded, drafter=arguments.drafter)
+
+    @cache
+    def audited() -> PacelineEngine:
+        return PacelineEngine(loaded, drafter=arguments.drafter, draft_model=draft)
 
     def continuations(
         prompt: list[int], speculation: bool, temperature: float, tokens: int, seeds: list[int]
     ) -> Continuations:
         ask = Request(tuple(prompt), speculation, temperature, tokens, tuple(seeds))
-        return [list(map(int, row)) for row in audited.continuations(ask)], None
+        return [list(map(int, row)) for row in audited().continuations(ask)], None
 
     def distribution(prompt: list[int], temperature: float) -> Distribution:
-        found = audited.distribution(tuple(prompt), temperature) or {}
+        found = audited().distribution(tuple(prompt), temperature) or {}
         return [(int(token), mass) for token, mass in found.items()]
 
     def timing(prompt: list[int], speculation: bool, tokens: int) -> Timing:

@@ -31,13 +31,20 @@ def cells(table: Sequence[Row], about: Mapping[str, Mapping[str, str]]) -> list[
                 about.get(row["engine"], {}).get("weights", "-"),
                 f"{row['tokens_per_second']:.1f}",
                 f"{row['low']:.1f} to {row['high']:.1f}",
-                shown(row["to_best_plain"], ".2f"),
-                shown(row["to_best"], ".2f"),
+                with_range(row["to_best_plain"], row["to_best_plain_range"]),
+                with_range(row["to_best"], row["to_best_range"]),
                 shown(row["identical"], ".0%"),
                 row["timed"],
             ]
         )
     return out
+
+
+def with_range(value: float | None, ends: Sequence[float] | None) -> str:
+    """A median and, in brackets, its 10% and 90% quantiles."""
+    if value is None or ends is None:
+        return "-"
+    return f"{value:.2f} [{ends[0]:.2f}, {ends[1]:.2f}]"
 
 
 def plain(results: Mapping[str, Any]) -> str:
@@ -55,7 +62,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         for name, said in results["about"].items()
     ]
     return (
-        f"# Beside other engines\n\n{machine['cpu']}, {machine['cores']} cores. "
+        f"# {settings['model']} beside other engines\n\n"
+        f"{machine['cpu']}, {machine['cores']} cores. "
         f"{settings['prompts']} prompts, {settings['batch']} at a time, "
         f"{results['rounds']} rounds, {settings['max_new_tokens']} tokens, "
         f"{settings['threads']} threads, greedy.\n\n"

@@ -1,14 +1,14 @@
 """From starting a process to its first token, and its peak memory: paceline and other engines.
 
-    python -m benchmarks.peers.startup --out results
+    python -m benchmarks.peers.startup --model FILE.gguf --out results
 
 Every start is a fresh process that loads the model, reads a prompt of 64 token ids and gives one
-token; imports count, tokenisers do not. *First*: paceline with an empty cache beside the model's
-file, so that weights are prepared (what other engines were converted from was converted before).
-*Cold*: all files of the engine and the model are taken out of the system's file cache, as far as no
-process has them in use; the measuring process keeps Python's own and numpy. *Warm*: once more
-after that. Engines take turns. Memory is the peak of all the engine's processes, each counting
-what it shares.
+token; imports count, tokenisers do not. *First*: paceline with an empty cache directory, but for
+the kernels, which an installed package brings (what other engines were converted from was converted
+before). *Cold*: all files of the engine and the model are taken out of the system's file cache, as
+far as no process has them in use; the measuring process keeps Python's own and numpy. *Warm*: once
+more after that. Engines take turns. Memory is the peak of all the engine's processes, each counting
+what it shares, the pages of mapped files too.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import ModelSource, resolve
 from paceline.proof import engine_factory as peers
 
-STARTED = (
-    *("paceline-int8", "paceline-fp32", "genai-u8", "llama-cpp-q8", "llama-cpp-python-q8"),
-    *("transformers", "vllm-cpu"),
-)
+STARTED = ("paceline", "llama-cpp", "llama-cpp-python", "genai", "transformers", "vllm-cpu")
 """Without --only."""
 
 PROMPT = tuple(range(1000, 1064))
@@ -48,11 +45,20 @@ TEMPERATURE_KINDS = ("first", "cold", "warm")
 Row = dict[str, Any]
 
 
-def measure(names: Sequence[str], source: ModelSource, threads: int, rounds: int) -> list[Row]:
-    """A row per engine and mode; an engine that does not start has an "error" in place of times."""
+def measure(
+    names: Sequence[str],
+    source: ModelSource,
+    threads: int,
+    rounds: int,
+    own: Sequence[str] = ("plain", "auto"),
+) -> list[Row]:
+    """A row per engine and mode; an engine that does not start has an "error" in place of times.
+
+    `own` are paceline's modes.
+    """
     rows: list[Row] = []
     for name in names:
-        for mode in ("plain", "auto") if ENGINES[name][0] == "paceline" else ("plain",):
+        for mode in own if ENGINES[name][0] == "paceline" else ("plain",):
             rows.append({"engine": name, "mode": mode, **{kind: [] for kind in TEMPERATURE_KINDS}})
     for turn in range(rounds):
         for row in rows[turn % len(rows) :] + rows[: turn % len(rows)]:
@@ -81,17 +87,23 @@ def _start(name: str, mode: str, source: ModelSource, threads: int, kind: str) -
             loaded = perf_counter() - begin
             engine.time(PROMPT, mode != "plain", 1)
             first = perf_counter() - begin
-            return {"loaded": loaded, "first_token": first, "peak_mib": _peak() / 2**20}
+            return {
+                "loaded": loaded,
+                "first_token": first,
+                "peak_mib": peak(engine.process) / 2**20,
+            }
         finally:
             engine.close()
 
 
 @contextmanager
 def _empty_cache(wanted: bool) -> Iterator[None]:
-    """An empty cache directory for processes that are started meanwhile."""
+    """A cache directory of compiled kernels alone for processes that are started meanwhile."""
     before = os.environ.get("PACELINE_CACHE")
     with tempfile.TemporaryDirectory() as folder:
         if wanted:
+            if (kernels := cache_dir() / "native").is_dir():
+                (Path(folder) / "native").symlink_to(kernels)
             os.environ["PACELINE_CACHE"] = folder
         try:
             yield
@@ -108,7 +120,7 @@ def _forget(name: str, source: ModelSource) -> None:
         return
     engine = ENGINES[name][0]
     packages = Path(sysconfig.get_path("platlib"))
-    own = [packages, Path(paceline.__file__).parent, cache_dir() / "prepared"]
+    own = [packages, Path(paceline.__file__).parent, cache_dir() / "native"]
     folders = own if engine == "paceline" else [peers.environment(engine), *_converted()]
     os.sync()  # pages that are not on disk yet would stay
     files = [path for folder in folders for path in folder.rglob("*")]
@@ -127,8 +139,8 @@ def _converted() -> list[Path]:
     return [path for path in found if path.is_dir() and not path.name.startswith("env-")]
 
 
-def _peak() -> int:
-    """Peak resident bytes of all processes below this one; zero where the system does not say."""
+def peak(root: int) -> int:
+    """Peak resident bytes of a process and all below it; zero where the system does not say."""
     parents, peaks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -140,13 +152,11 @@ def _peak() -> int:
         peaks[int(folder.name)] = int(status.get("VmHWM", "0 kB").split()[0]) * 1024
 
     def below(process: int) -> bool:
-        while process in parents:
+        while process != root and process in parents:
             process = parents[process]
-            if process == os.getpid():
-                return True
-        return False
+        return process == root
 
-    return sum(peak for process, peak in peaks.items() if below(process))
+    return sum(size for process, size in peaks.items() if below(process))
 
 
 def _summed(row: Row) -> Row:
@@ -199,13 +209,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=ENGINES, metavar="ENGINE", help=", ".join(STARTED)
     )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="a GGUF file, or its short name")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of every engine")
     parser.add_argument("--out", type=Path, help="folder for startup.json")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     given = parser.parse_args(argv)
     try:
-        source = resolve(DEFAULT_MODEL)
+        source = resolve(given.model)
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

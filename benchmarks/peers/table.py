@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,15 +21,20 @@ def speed(timing: Timing) -> float:
 
 
 def rows(
-    turns: Sequence[Turn], configurations: Sequence[Configuration], batch: int = 1
+    turns: Sequence[Turn],
+    configurations: Sequence[Configuration],
+    batch: int = 1,
+    measured: Callable[[Timing], float] | None = None,
 ) -> list[Row]:
     """A row for every configuration with a sample; `batch` texts were made together.
 
-    Ratios are medians of ratios within a turn: a machine's slow minute is in both numbers.
+    Ratios are medians of ratios within a turn: a machine's slow minute is in both numbers. What
+    is compared is `speed`, or `measured`.
     """
+    figure = measured or speed
     speeds = {
         each.name: {
-            (turn.round, turn.prompt): speed(turn.timings[each.name])
+            (turn.round, turn.prompt): figure(turn.timings[each.name])
             for turn in turns
             if each.name in turn.timings
         }
@@ -55,9 +60,11 @@ def rows(
                 "low": low,
                 "high": high,
                 "best_plain": best_plain,
-                "to_best_plain": _ratio(speeds, each.name, best_plain),
+                "to_best_plain": ratio(speeds, each.name, best_plain),
+                "to_best_plain_range": ratio_range(speeds, each.name, best_plain),
                 "best": best,
-                "to_best": _ratio(speeds, each.name, best),
+                "to_best": ratio(speeds, each.name, best),
+                "to_best_range": ratio_range(speeds, each.name, best),
                 "identical": _identical(turns, each, batch),
                 "first_seconds": float(np.median([t.first_seconds for t in timings])),
                 "timed": "/".join(sorted({t.timed for t in timings})),
@@ -94,7 +101,7 @@ def by_category(
                     "category": category,
                     "configuration": row["configuration"],
                     "tokens_per_second": float(np.median(list(mine.values()))),
-                    "to_best": _ratio(speeds, row["configuration"], row["best"]),
+                    "to_best": ratio(speeds, row["configuration"], row["best"]),
                 }
                 out.append(entry)
     return out
@@ -105,12 +112,26 @@ def _fastest(names: Sequence[str], speeds: Mapping[str, Mapping[Any, float]]) ->
     return max(medians, key=lambda name: medians[name]) if medians else None
 
 
-def _ratio(speeds: Mapping[str, Mapping[Any, float]], name: str, other: str | None) -> float | None:
-    if other is None:
-        return None
-    mine, base = speeds[name], speeds[other]
-    ratios = [mine[place] / base[place] for place in mine if base.get(place)]
-    return float(np.median(ratios)) if ratios else None
+Speeds = Mapping[str, Mapping[Any, float]]
+"""By configuration and turn."""
+
+
+def ratio(speeds: Speeds, name: str, other: str | None) -> float | None:
+    """Median ratio within a turn."""
+    found = _ratios(speeds, name, other)
+    return float(np.median(found)) if found else None
+
+
+def ratio_range(speeds: Speeds, name: str, other: str | None) -> list[float] | None:
+    """The ratios' 10% and 90% quantiles."""
+    found = _ratios(speeds, name, other)
+    low_high: list[float] = np.quantile(found, [0.1, 0.9]).tolist() if found else []
+    return low_high or None
+
+
+def _ratios(speeds: Speeds, name: str, other: str | None) -> list[float]:
+    mine, base = speeds[name], speeds[other] if other is not None else {}
+    return [mine[place] / base[place] for place in mine if base.get(place)]
 
 
 def _identical(turns: Sequence[Turn], configuration: Configuration, batch: int) -> float | None:

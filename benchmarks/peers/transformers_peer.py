@@ -25,10 +25,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--files", type=Path, required=True, help="folder for files made here")
     parser.add_argument("--draft", choices=("prompt-lookup", "model"), default="prompt-lookup")
+    parser.add_argument("--draft-model", type=Path, help="GGUF file; default: a coarse copy")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of a prompt-lookup draft")
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     parser.add_argument("--batch", type=int, help="prompts together; any number will do")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
+    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
+    parser.add_argument("--context", type=int, help="not used: it takes what comes")
     arguments = parser.parse_args()
     lines = claim_output()
 
@@ -53,8 +56,12 @@ def main() -> None:
     passes: list[None] = []
     model.register_forward_hook(lambda *_: passes.append(None))
     if arguments.draft == "model" and not arguments.plain:
-        speculative = {"assistant_model": load(coarse_gguf(arguments.model, arguments.files))}
-        drafting = "assisted generation, coarse draft model, default draft lengths"
+        speculative = {
+            "assistant_model": load(
+                arguments.draft_model or coarse_gguf(arguments.model, arguments.files)
+            )
+        }
+        drafting = "assisted generation, draft model, default draft lengths"
     else:
         speculative = {"prompt_lookup_num_tokens": arguments.tokens}
         drafting = f"prompt lookup, {arguments.tokens} tokens"

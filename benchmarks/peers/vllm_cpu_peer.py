@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of the processor; default: the engine's own")
     parser.add_argument("--batch", type=int, default=1, help="prompts together")
     parser.add_argument("--plain", action="store_true", help="load nothing that drafts")
+    parser.add_argument("--drafts", action="store_true", help="load only what drafts")
     arguments = parser.parse_args()
     lines = claim_output()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -80,7 +81,7 @@ def main() -> None:
         "prompt_lookup_max": 3,
         "prompt_lookup_min": 1,
     }
-    models = {False: load()}
+    models = {} if arguments.drafts else {False: load()}
     if not arguments.plain:
         models[True] = load(speculative_config=ngram)  # the last one loaded owns the counters
 

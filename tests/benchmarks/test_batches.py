@@ -154,30 +154,31 @@ def test_the_command_in_batches(
     """Five prompts by two are three batches; who answers one at a time is not started."""
     started: list[str] = []
 
-    def start(name: str, source: object, threads: int, *flags: str) -> BatchEngine:
+    def start(name: str, source: object, threads: int, *flags: str, draft: None) -> BatchEngine:
         started.append(name)
         return BatchEngine([*program(tmp_path), *flags])
 
     monkeypatch.setattr(command, "start", start)
     monkeypatch.setattr(command, "resolve", lambda name: Model())
     out = tmp_path / "out"
-    line = ["--batch", "2", "--only", "genai-u8", "llama-cpp-python-q8", "transformers"]
+    line = ["--batch", "2", "--only", "genai", "llama-cpp-python", "transformers"]
     line += ["--limit", "5", "--rounds", "2", "--max-new-tokens", "5", "--out", str(out)]
     assert command.main([*line, "--json"]) == 0
-    assert started == ["genai-u8", "transformers"]
+    assert started == ["genai", "transformers"]
     results = json.loads(capsys.readouterr().out)
     rows = {row["configuration"]: row for row in results["rows"]}
-    assert list(rows) == ["genai-u8 plain", "genai-u8 prompt lookup", "transformers plain"]
+    assert list(rows) == ["genai plain", "genai prompt lookup", "transformers plain"]
     assert {row["samples"] for row in rows.values()} == {6}
     assert {row["tokens_per_second"] for row in rows.values()} == {2 * (5 - 1)}
-    assert rows["genai-u8 prompt lookup"]["identical"] == 0.5
+    assert rows["genai prompt lookup"]["identical"] == 0.5
     assert set(results["not_run"]) == {
-        *("llama-cpp-python-q8 plain", "llama-cpp-python-q8 prompt lookup"),
+        *("llama-cpp-python plain", "llama-cpp-python prompt lookup"),
         "transformers prompt lookup",
     }
     assert all(reason.startswith("no batches") for reason in results["not_run"].values())
     assert results["settings"]["batch"] == 2
-    assert results["about"]["genai-u8"]["flags"] == "--batch 2"
+    longest = 2 + 5 + command.MARGIN
+    assert results["about"]["genai"]["flags"] == f"--context {longest} --batch 2"
     assert [len(turn["prompts"]) for turn in results["turns"]] == [2] * 6
     assert results["turns"][2]["prompts"][1] == results["turns"][0]["prompts"][0], "filled up"
     assert "tokens/s of 2 texts together" in (out / "results.md").read_text("utf-8")
@@ -213,13 +214,13 @@ def test_at_least_one_mode_of_every_other_engine_has_batches() -> None:
         if command.alone(each) is None
     }
     assert set(command.ENGINES) - able == {
-        *("llama-cpp-python-q8", "llama-cpp-python-file", "transformers-assisted"),
+        *("llama-cpp-python", "llama-cpp-python-draft", "transformers-draft"),
     }
 
 
 @pytest.mark.real
 def test_paceline_answers_a_batch_as_it_answers_each_prompt() -> None:
-    engine = command.start("paceline-int8", resolve(DEFAULT_MODEL), 2, "--batch", "2")
+    engine = command.start("paceline", resolve(DEFAULT_MODEL), 2, "--batch", "2")
     prompts = ((1, 4093, 198), (1, 504, 2365, 282))
     alone = [engine.time(prompt, False, 12).tokens for prompt in prompts]
     together = [engine.time_batch(prompts, drafts, 12) for drafts in (False, True)]

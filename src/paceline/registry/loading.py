@@ -114,8 +114,12 @@ def make_engine(
     max_waiting: int | None = None,
     step_tokens: int | None = None,
     progress: bool = True,
+    spare_draft: bool = False,
 ) -> Engine:
-    """Build an engine over a loaded model, which engines may share. Arguments as for `load`."""
+    """Build an engine over a loaded model, which engines may share. Arguments as for `load`.
+
+    `spare_draft` lets a drafter leave `draft_model` unused; `Engine.config` says which do.
+    """
     verifier = "coupled" if verifier == "auto" else verifier
     named, settings = split_options(verifier, "verifier")
     rule = (
@@ -138,6 +142,11 @@ def make_engine(
         lambda model: load_draft(loaded, model, progress=progress).target,
     )
     drafting = assembly.make(Configuration(drafter, controller, nodes, depth))
+    if assembly.draft_unused and not spare_draft:
+        raise InvalidOption(
+            f"drafter '{drafting.settings['drafter']}' uses no draft model: use drafter "
+            f"'draft-model' or leave out {draft_model}"
+        )
     decoder = AutoregressiveDecoder(
         loaded.target,
         drafting.drafter,
@@ -155,7 +164,7 @@ def make_engine(
         **drafting.settings,
         "verifier": verifier,
         "lossless": rule.lossless,
-        "draft_model": draft_model,
+        "draft_model": None if assembly.draft_unused else draft_model,
         "version": __version__,
     }
     return Engine(
