@@ -31,6 +31,7 @@ from paceline.models.config import ModelConfig  # noqa: E402
 from paceline.models.source import DirectorySource, GGUFSource, resolve  # noqa: E402
 from paceline.policy.controller import Fixed  # noqa: E402
 from paceline.registry.loading import load_model, make_engine  # noqa: E402
+from paceline.runtimes import passes  # noqa: E402
 from paceline.runtimes import transformers as runtime  # noqa: E402
 from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 from paceline.runtimes.transformers import Buffers, Shape, TransformersTarget  # noqa: E402
@@ -150,7 +151,7 @@ MODELS: dict[str, tuple[Shape, dict[str, Any]]] = {
 }
 
 
-def other(kind: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> Any:
+def other(kind: str, dtype: Any = torch.float32, **sizes: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, vocab_size=64, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
@@ -162,7 +163,7 @@ def other(kind: str, dtype: torch.dtype = torch.float32, **sizes: Any) -> Any:
 
 
 @cache
-def tiny(kind: str, dtype: torch.dtype = torch.float64) -> TransformersTarget:
+def tiny(kind: str, dtype: Any = torch.float64) -> TransformersTarget:
     shape, sizes = MODELS[kind]
     target = TransformersTarget(other(kind, dtype, **sizes))
     assert target.shape is shape
@@ -295,12 +296,21 @@ def test_in_float32_a_batch_parts_at_near_ties_alone(kind: str) -> None:
 
 def test_a_batch_is_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after rejections: rows stay where they are, and nothing is copied."""
-    target, calls, copies = tiny("llama"), [], []
+    target = tiny("llama")
+    calls: list[int] = []
+    copies: list[int] = []
     inner, copy = target._model.forward, Buffers.copy
-    monkeypatch.setattr(
-        target._model, "forward", lambda **kw: calls.append(len(kw["input_ids"])) or inner(**kw)
-    )
-    monkeypatch.setattr(Buffers, "copy", lambda *a: copies.append(a) or copy(*a))
+
+    def watched(**options: Any) -> Any:
+        calls.append(len(options["input_ids"]))
+        return inner(**options)
+
+    def copied(self: Buffers, row: int, *rest: Any) -> None:
+        copies.append(row)
+        copy(self, row, *rest)
+
+    monkeypatch.setattr(target._model, "forward", watched)
+    monkeypatch.setattr(Buffers, "copy", copied)
     caches = [contract.cache_with(target, text) for text in TEXTS]
     calls.clear()
     for path in ((), contract.ACROSS, (0,)):
@@ -314,11 +324,11 @@ def test_a_batch_is_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def padded_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions count from the longest sequence, as columns of a left-padded batch do."""
-    longest, forward, right = [0], TransformersTarget.forward, runtime.pass_positions
+    longest, forward, right = [0], TransformersTarget.forward, passes.pass_positions
 
-    def watched(self: TransformersTarget, passes: Any) -> Any:
-        longest[0] = max((p.cache.length for p in passes), default=0)
-        return forward(self, passes)
+    def watched(self: TransformersTarget, every: Any) -> Any:
+        longest[0] = max((p.cache.length for p in every), default=0)
+        return forward(self, every)
 
     monkeypatch.setattr(TransformersTarget, "forward", watched)
     monkeypatch.setattr(
@@ -435,15 +445,17 @@ def test_the_context_limit_ends_a_request_of_a_batch() -> None:
 
 def test_pools_hold_sequences_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of equal length need no mask; those of all come when no group is large enough."""
-    target, steps = tiny("llama"), []
+    target = tiny("llama")
+    steps: list[list[int]] = []
     prompts = [*TEXTS, [8, 9, 10, 11], [9]]
     expected = [run(target, [prompt], GREEDY, NoDrafter())[0] for prompt in prompts]
     forward = target.forward
-    monkeypatch.setattr(
-        target,
-        "forward",
-        lambda ps: steps.append([p.cache.length for p in ps if p.draft is not None]) or forward(ps),
-    )
+
+    def watched(passes: List[Pass]) -> Any:
+        steps.append([p.cache.length for p in passes if p.draft is not None])
+        return forward(passes)
+
+    monkeypatch.setattr(target, "forward", watched)
     drafter = Knowing({tuple(p): a for p, a in zip(prompts, expected, strict=True)})
     serving = engine(target, drafter, max_batch=6, pool=2)
     ids = [serving.add(prompt, GREEDY) for prompt in prompts]

@@ -121,8 +121,8 @@ class Buffers(transformers.Cache):  # type: ignore[misc]
     Attributes:
         keys, values: per layer `[rows, kv_heads, capacity, head_dim]`, made at its first update.
             Slots that were never written are zeros, never NaN.
-        starts: int64 `[rows]`, cached tokens of each row at this forward.
-        width: tokens per row in this forward, padding included.
+        width, end: new tokens per row in this forward, padding included, and the end of the last.
+        updated: layers that have written in it.
     """
 
     def __init__(self, rows: int, capacity: int) -> None:
@@ -133,8 +133,9 @@ class Buffers(transformers.Cache):  # type: ignore[misc]
         self.begin([0] * rows, 0)
 
     def begin(self, starts: Sequence[int], width: int) -> None:
-        self.starts, self.width, self.end = torch.tensor(starts), width, max(starts) + width
-        self._slots = self.starts[:, None] + torch.arange(width)
+        """Start a forward: cached tokens of each row, new ones per row."""
+        self.width, self.end = width, max(starts) + width
+        self._slots = torch.tensor(starts)[:, None] + torch.arange(width)
         self._level = min(starts) == max(starts)
         self.updated: set[int] = set()
 
@@ -152,8 +153,9 @@ class Buffers(transformers.Cache):  # type: ignore[misc]
         if self._level:
             buffer[:, :, self.end - self.width : self.end] = new
         else:
+            self._slots = self._slots.to(new.device)
             rows = torch.arange(self.rows, device=new.device)[:, None]
-            buffer[rows, :, self._slots.to(new.device)] = new.transpose(1, 2)
+            buffer[rows, :, self._slots] = new.transpose(1, 2)
         return buffer[:, :, : self.end]
 
     def copy(self, row: int, source: Buffers, theirs: int, length: int) -> None:
@@ -347,6 +349,7 @@ class TransformersTarget:
             for i, p in enumerate(passes)
         ]
 
+    @torch.inference_mode()
     def keep(self, cache: TransformersCache, pending: int, path: Sequence[int]) -> None:
         start = cache.length + pending
         if cache.paths:
@@ -360,6 +363,7 @@ class TransformersTarget:
     def truncate(self, cache: TransformersCache, length: int) -> None:
         cache.length = min(cache.length, length)
 
+    @torch.inference_mode()
     def fork(self, cache: TransformersCache) -> TransformersCache:
         fork = TransformersCache(length=cache.length)
         if cache.buffers is not None:
@@ -467,10 +471,10 @@ class TransformersTarget:
             ]
             for p, text, output in zip(passes, texts, self.forward(passes), strict=True):
                 draft = p.draft or tree.EMPTY
-                for node in range(-1, len(draft)):
-                    nodes = list(tree.path_to(draft, node))
-                    wanted = self._plain_logits(text + draft.tokens[nodes].tolist())
-                    if not _near(output.logits[node + 1], wanted, self._dtype):
+                for nodes in tree.leaf_paths(draft) or [()]:
+                    whole = self._uncached(text + draft.tokens[list(nodes)].tolist())
+                    found = output.logits[[0, *(node + 1 for node in nodes)]]
+                    if not _near(found, whole[-len(found) :], self._dtype):
                         return None
                 assert output.hidden is not None
                 sizes = output.logits.shape[1], output.hidden.shape[1]
@@ -480,9 +484,9 @@ class TransformersTarget:
                 text += [*_BRANCHED.tokens[list(taken)].tolist(), 3 % most]
         return sizes
 
-    def _plain_logits(self, tokens: list[int]) -> Tensor:
+    def _uncached(self, tokens: list[int]) -> Tensor:
         ids = torch.tensor([tokens], device=self._device)
-        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0, -1]
+        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
         return logits
 
 
