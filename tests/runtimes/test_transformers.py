@@ -153,7 +153,8 @@ MODELS: dict[str, tuple[Shape, dict[str, Any]]] = {
 
 def other(kind: str, dtype: Any = torch.float32, **sizes: Any) -> Any:
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, vocab_size=64, **sizes)
+    sizes = {"vocab_size": 64, "tie_word_embeddings": False, **sizes}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
     model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
     with torch.no_grad():
         for weights in model.parameters():
