@@ -104,8 +104,29 @@ def test_limits_are_stated_and_checked() -> None:
         ("max_batch", {"running": 0}),
         ("max_waiting", {"waiting": -1}),
         ("step_tokens", {"step_tokens": 0}),
+        ("pool", {"pool": 0}),
     ],
 )
 def test_limits_out_of_range_are_named(name: str, limits: dict[str, int]) -> None:
     with pytest.raises(InvalidOption, match=f"{name} must be"):
         Limits(**limits)
+
+
+def test_pools_are_of_equal_length_and_leave_nobody_behind() -> None:
+    scheduler = Scheduler(Limits(pool=2), None)
+    for id, length in enumerate([5, 7, 5, 9, 5]):
+        scheduler.add(request(id, length))
+    while (each := scheduler.candidate()) is not None:
+        scheduler.place(each)
+    running, waited = scheduler.placed, dict.fromkeys(range(5), 0)
+    for _ in range(40):
+        step = scheduler.pooled(running)
+        lengths = {len(each.sequence.tokens) for each in step}
+        assert len(lengths) == 1 or step == running
+        for id in waited:
+            waited[id] = 0 if id in ids(step) else waited[id] + 1
+        assert max(waited.values()) <= 4
+        for each in step:
+            each.sequence.tokens.append(1)
+    assert ids(Scheduler(Limits(pool=4), None).pooled(running)) == [0, 1, 2, 3, 4]
+    assert Scheduler(Limits(), None).pooled(running) == running

@@ -67,6 +67,7 @@ class Engine:
         max_batch: int = 8,
         max_waiting: int | None = None,
         step_tokens: int | None = None,
+        pool: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         """Bind the parts; `paceline.load` is the usual way.
@@ -75,12 +76,14 @@ class Engine:
             max_waiting: most requests beyond `max_batch`; None sets no limit.
             step_tokens: most rows of a forward that combines prefill and decoding; None chooses by
                 measured costs.
+            pool: fewest sequences of equal length that take a step without the others.
             config: what the engine was loaded with, for reports.
         """
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.config = dict(config or {})
-        self.scheduler = Scheduler(Limits(max_batch, max_waiting, step_tokens), decoder.memory)
+        limits = Limits(max_batch, max_waiting, step_tokens, pool)
+        self.scheduler = Scheduler(limits, decoder.memory)
         self._mail: dict[int, deque[Event]] = {}
         self._next_id = 0
 
@@ -266,6 +269,8 @@ class Engine:
         if not running:
             return (), []
         self.decoder.controller.queue = len(scheduler) - len(scheduler.placed)
+        running = scheduler.pooled(running)
+        sequences = [request.sequence for request in running]
         return running, self.decoder.step(sequences, scheduler.chunks(costs))
 
     def _admit(self) -> None:

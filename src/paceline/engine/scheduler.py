@@ -5,7 +5,7 @@ Running requests are older than waiting ones and the oldest always progresses: n
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
@@ -29,12 +29,14 @@ class QueueFull(PacelineError):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Most sequences decoded together, most queued requests, most rows of a forward that combines
-    prefill and decoding. None sets no limit, or chooses rows by measured costs.
+    prefill and decoding. None sets no limit, or chooses rows by measured costs. `pool` is the
+    fewest sequences of equal length that take a step without the others; None never parts them.
     """
 
     running: int = 8
     waiting: int | None = None
     step_tokens: int | None = None
+    pool: int | None = None
 
     def __post_init__(self) -> None:
         require(self.running >= 1, "max_batch", self.running, "1 or more")
@@ -45,6 +47,10 @@ class Limits:
             self.step_tokens,
             "1 or more",
         )
+        require(self.pool is None or self.pool >= 1, "pool", self.pool, "1 or more")
+
+
+_PATIENCE = 4  # steps of pools in a row, then one of all: nobody waits longer
 
 
 @dataclass(eq=False, slots=True)
@@ -66,6 +72,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._crowded = False  # preempted, and no request has ended since
+        self._pooled = 0
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._running
@@ -137,6 +144,23 @@ class Scheduler:
     def short(self, running: List[Sequence]) -> bool:
         """Return whether memory is too short for a step of these requests without drafts."""
         return self._memory is not None and not plain_step_fits(self._memory, running)
+
+    def pooled(self, running: tuple[Request, ...]) -> tuple[Request, ...]:
+        """Return those that take the next step: the largest group of equal length, or all.
+
+        Of equal lengths nothing is padded (EXSPEC, arXiv:2510.22876). A group smaller than
+        `Limits.pool` is none.
+        """
+        if self.limits.pool is None or len(running) < 2:
+            return running
+        lengths = Counter(len(request.sequence.tokens) for request in running)
+        ((length, size),) = lengths.most_common(1)
+        if size < self.limits.pool or self._pooled == _PATIENCE:
+            self._pooled = 0
+            return running
+        if size < len(running):
+            self._pooled += 1
+        return tuple([each for each in running if len(each.sequence.tokens) == length])
 
     def preempt(self) -> Request | None:
         """Return the newest running request to the head of the queue; None if it is alone."""

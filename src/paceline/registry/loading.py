@@ -113,6 +113,7 @@ def make_engine(
     max_batch: int = 8,
     max_waiting: int | None = None,
     step_tokens: int | None = None,
+    pool: int | None = None,
     progress: bool = True,
     spare_draft: bool = False,
 ) -> Engine:
@@ -155,6 +156,10 @@ def make_engine(
         StopRules(loaded.tokenizer.eos_token_ids, loaded.target.capabilities.max_context),
     )
     capabilities = loaded.target.capabilities
+    if pool is not None and capabilities.runtime != "transformers":
+        raise InvalidOption(
+            f"pool is for runtime transformers, since {capabilities.runtime} pads nothing: leave it"
+        )
     config: dict[str, Any] = {
         "model": loaded.source.name,
         "runtime": capabilities.runtime,
@@ -173,6 +178,7 @@ def make_engine(
         max_batch=max_batch,
         max_waiting=max_waiting,
         step_tokens=step_tokens,
+        pool=pool,
         config=config,
     )
 
@@ -197,6 +203,7 @@ def load(
     max_batch: int = 8,
     max_waiting: int | None = None,
     step_tokens: int | None = None,
+    pool: int | None = None,
     progress: bool = True,
 ) -> Engine:
     """Load a model and return an engine for it.
@@ -220,6 +227,8 @@ def load(
         draft_model: model for drafter "draft-model", on the same runtime.
         max_waiting: most queued requests.
         step_tokens: most rows of a forward that combines prefill and decoding.
+        pool: on runtime transformers, the fewest sequences of equal length that take a step
+            without the others, so that nothing is padded.
 
     Raises:
         PacelineError: one line that names the fault and the fix.
@@ -239,5 +248,6 @@ def load(
         max_batch=max_batch,
         max_waiting=max_waiting,
         step_tokens=step_tokens,
+        pool=pool,
         progress=progress,
     )

@@ -1,22 +1,31 @@
-"""Transformers runtime: any causal language model of that library, correct before fast."""
+"""Transformers runtime: ragged batches of trees on any causal model of that library.
+
+A sequence is a row of padded key-value buffers, its keys from slot 0 on and those of a pass right
+behind them, so that nothing is realigned when sequences accept different numbers of tokens. What a
+row sees goes into the model's own masks, by the positions of tokens in their own sequence.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from transformers.masking_utils import AttentionMaskInterface
 
 from paceline.core import tree
 from paceline.core.processor import usable_threads
 from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.core.types import Capabilities, IntArray, TokenTree
+from paceline.core.types import BoolArray, Capabilities, IntArray
 from paceline.errors import ModelError, RuntimeUnavailable
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.source import ModelSource
@@ -94,34 +103,155 @@ def quiet() -> Iterator[None]:
 
 _CHUNK = 512  # tokens per prefill pass
 _CONTEXT = 2048  # assumed where a model's config does not say
+_ROOM = 64  # spare slots of new buffers
+_LONG = 16  # more pending tokens than this, without a draft, would pad all others: a forward apart
+
+
+class Shape(Enum):
+    """What a model can verify in one forward, from most to least; a check at loading decides."""
+
+    TREES = "a row per sequence, trees by masks"
+    PATHS = "a row per path of a tree"  # its keys' positions are their slots (ALiBi)
+    LENGTHS = "a row per path, sequences of equal length"  # it counts positions by itself
+
+
+class Buffers(transformers.Cache):  # type: ignore[misc]
+    """Keys and values of some sequences, a row for each; what a forward of the library writes to.
+
+    Attributes:
+        keys, values: per layer `[rows, kv_heads, capacity, head_dim]`, made at its first update.
+            Slots that were never written are zeros, never NaN.
+        width, end: new tokens per row in this forward, padding included, and the end of the last.
+        updated: layers that have written in it.
+    """
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.rows, self.capacity = rows, capacity
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.begin([0] * rows, 0)
+
+    def begin(self, starts: Sequence[int], width: int) -> None:
+        """Start a forward: cached tokens of each row, new ones per row."""
+        self.width, self.end = width, max(starts) + width
+        self._slots = torch.tensor(starts)[:, None] + torch.arange(width)
+        self._level = min(starts) == max(starts)
+        self.updated: set[int] = set()
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.updated.add(layer)
+        return self._write(self.keys, keys, layer), self._write(self.values, values, layer)
+
+    def _write(self, buffers: dict[int, Tensor], new: Tensor, layer: int) -> Tensor:
+        if layer not in buffers:
+            _, heads, _, size = new.shape
+            buffers[layer] = new.new_zeros(self.rows, heads, self.capacity, size)
+        buffer = buffers[layer]
+        if self._level:
+            buffer[:, :, self.end - self.width : self.end] = new
+        else:
+            self._slots = self._slots.to(new.device)
+            rows = torch.arange(self.rows, device=new.device)[:, None]
+            buffer[rows, :, self._slots] = new.transpose(1, 2)
+        return buffer[:, :, : self.end]
+
+    def copy(self, row: int, source: Buffers, theirs: int, length: int) -> None:
+        for mine, other in ((self.keys, source.keys), (self.values, source.values)):
+            for layer, buffer in other.items():
+                if layer not in mine:
+                    _, heads, _, size = buffer.shape
+                    mine[layer] = buffer.new_zeros(self.rows, heads, self.capacity, size)
+                mine[layer][row, :, :length] = buffer[theirs, :, :length]
+
+    def move(self, row: int, start: int, path: Sequence[int]) -> None:
+        """Gather the nodes of an accepted path behind slot `start`."""
+        for buffers in (self.keys, self.values):
+            for buffer in buffers.values():
+                slots = torch.tensor(path, device=buffer.device) + start
+                buffer[row, :, start : start + len(path)] = buffer[row, :, slots]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.end - self.width if layer_idx not in self.updated else self.end
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.end - self.width
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.end - self.width + query_length, 0
 
 
 @dataclass(slots=True)
 class TransformersCache:
-    """Keys and values of one sequence.
+    """Keys and values of one sequence: the first `length` slots of a row.
 
-    Attributes:
-        inner: a `DynamicCache`; its tensors `[1, kv_heads, tokens, head_dim]` are replaced, never
-            written in place, so forks may share them.
-        length: cached tokens. What `inner` has beyond belongs to the last forward.
+    `paths` has, after a forward with a row per path, the row and nodes of each.
     """
 
-    inner: Any
+    buffers: Buffers | None = None
+    row: int = 0
     length: int = 0
+    paths: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    logits: Tensor
-    hidden: Tensor
+class _Lane:
+    """A row of a forward: tokens and positions `[n]`, what they see of each other `[n, n]`, the
+    first token whose logits are wanted.
+    """
+
+    cache: TransformersCache
+    tokens: IntArray
+    positions: IntArray
+    seen: BoolArray
+    first: int
+    nodes: tuple[int, ...] | None = None  # the path, if it is one of several of a pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Visible:
+    """What the rows of a running forward see, in place of what the library would work out.
+
+    Attributes:
+        seen: bool `[rows, 1, width, keys]`.
+        queries, keys: int64 positions `[rows, 1, width, 1]` and `[rows, 1, 1, keys]`.
+    """
+
+    seen: Tensor
+    queries: Tensor
+    keys: Tensor
+
+
+_VISIBLE: ContextVar[_Visible | None] = ContextVar("visible", default=None)
+
+
+def _mask(library: Callable[..., Any], **options: Any) -> Any:
+    # The library's function of a layer (causal, window, chunk), at positions instead of slots.
+    visible = _VISIBLE.get()
+    if visible is None:
+        return library(**options)
+    rows = torch.arange(len(visible.seen), device=visible.seen.device)[:, None, None, None]
+    allowed = options["mask_function"](rows, 0, visible.queries, visible.keys)
+    mask = visible.seen & allowed
+    if library is not _EAGER:
+        return mask
+    blank = torch.zeros(mask.shape, dtype=options["dtype"], device=mask.device)
+    return blank.masked_fill(~mask, torch.finfo(blank.dtype).min)
+
+
+_EAGER = AttentionMaskInterface._global_mapping["eager"]
+for _name in ("eager", "sdpa"):
+    _theirs = AttentionMaskInterface._global_mapping[_name]
+    AttentionMaskInterface.register(_name, partial(_mask, _theirs))
 
 
 class TransformersTarget:
     """A causal language model of the transformers library as a `Target`.
 
-    Sequences of a batch run one after the other. A draft with branches runs as one masked pass if a
-    probe at loading shows that the model can, else path by path. Logits are float32, or float64
-    of a float64 model.
+    All sequences of a batch run in one forward as far as the model can, see `Shape`; chunks of
+    prompts run apart. Logits are float32, or float64 of a float64 model.
 
     Args:
         model: in evaluation mode on its device.
@@ -129,8 +259,8 @@ class TransformersTarget:
         options: only the context limit is used.
 
     Raises:
-        RuntimeUnavailable: the cache is not one of plain keys and values, so drafts cannot be
-            rolled back.
+        RuntimeUnavailable: with its cache in rows the model does not compute what it computes
+            without, so drafts cannot be rolled back.
     """
 
     def __init__(
@@ -139,19 +269,18 @@ class TransformersTarget:
         self._model = model
         self._device: torch.device = model.device
         self._dtype: torch.dtype = model.dtype
-        self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        taken = inspect.signature(model.forward).parameters
+        self._few_logits, self._placed = "logits_to_keep" in taken, "position_ids" in taken
         config = model.config.get_text_config()
-        self._masked = False
-        probe = self._probe(config)
-        # A window per layer needs a mask per layer, which only the model itself can build.
-        self._masked = not _slides(config) and self._masks_work(probe)
+        self._alone = _stretches(config)
+        self.shape, (vocabulary, hidden) = self._check(config)
         self._capabilities = Capabilities(
             runtime="transformers",
             device=self._device.type,
             precision=precision,
-            vocab_size=probe.logits.shape[1],
+            vocab_size=vocabulary,
             max_context=options.limit(getattr(config, "max_position_embeddings", None) or _CONTEXT),
-            hidden_size=probe.hidden.shape[1],
+            hidden_size=hidden,
             hidden_states=True,
             bit_exact=False,
         )
@@ -190,162 +319,245 @@ class TransformersTarget:
     def warm_up(self) -> None: ...
 
     def open(self) -> TransformersCache:
-        return TransformersCache(transformers.DynamicCache())
+        return TransformersCache()
 
     @torch.inference_mode()
     def prefill(
         self, cache: TransformersCache, tokens: Sequence[int], features: bool = False
     ) -> None:
-        _cut(cache.inner, cache.length)
         for start in range(0, len(tokens), _CHUNK):
-            p = Pass(cache, tokens[start : start + _CHUNK])
-            self._run(cache.inner, pass_tokens(p), pass_positions(p, cache.length), 1)
-            cache.length += len(p.pending)
+            chunk = Pass(cache, tokens[start : start + _CHUNK])
+            self._run(_lanes(chunk, self.shape), hidden=False)
+            self.keep(cache, len(chunk.pending), ())
 
     @torch.inference_mode()
     def forward(self, passes: Sequence[Pass]) -> list[Output]:
-        outputs = []
-        for p in passes:
-            result = self._rows(p)
-            hidden = to_numpy(result.hidden) if p.hidden else None
-            outputs.append(Output(to_numpy(result.logits), hidden))
-        return outputs
+        lanes = [_lanes(p, self.shape) for p in passes]
+        logits: dict[int, Tensor] = {}
+        hidden: dict[int, Tensor] = {}
+        for group in self._groups(passes):
+            wanted = any(passes[i].hidden for i in group)
+            rows, states = self._run([lane for i in group for lane in lanes[i]], wanted)
+            for i in group:
+                mine, rows = rows[: len(lanes[i])], rows[len(lanes[i]) :]
+                logits[i] = _by_node(lanes[i], mine)
+                if states:
+                    mine, states = states[: len(lanes[i])], states[len(lanes[i]) :]
+                    hidden[i] = _by_node(lanes[i], mine)
+        return [
+            Output(to_numpy(logits[i]), to_numpy(hidden[i]) if p.hidden else None)
+            for i, p in enumerate(passes)
+        ]
 
+    @torch.inference_mode()
     def keep(self, cache: TransformersCache, pending: int, path: Sequence[int]) -> None:
         start = cache.length + pending
-        if list(path) != list(range(len(path))):
-            rows = torch.tensor([*range(start), *(start + node for node in path)])
-            for layer in cache.inner.layers:
-                index = rows.to(layer.keys.device)
-                layer.keys = layer.keys.index_select(-2, index)
-                layer.values = layer.values.index_select(-2, index)
-        cache.length = start + len(path)
+        if cache.paths:
+            count, nodes = len(path), tuple(path)
+            cache.row = next(row for row, has in cache.paths if has[:count] == nodes)
+        elif list(path) != list(range(len(path))):
+            assert cache.buffers is not None
+            cache.buffers.move(cache.row, start, path)
+        cache.length, cache.paths = start + len(path), []
 
     def truncate(self, cache: TransformersCache, length: int) -> None:
         cache.length = min(cache.length, length)
 
+    @torch.inference_mode()
     def fork(self, cache: TransformersCache) -> TransformersCache:
-        fork = self.open()
-        if cache.length:
-            for index, layer in enumerate(cache.inner.layers):
-                keys = layer.keys[..., : cache.length, :]
-                fork.inner.update(keys, layer.values[..., : cache.length, :], index)
-        fork.length = cache.length
+        fork = TransformersCache(length=cache.length)
+        if cache.buffers is not None:
+            fork.buffers = Buffers(1, cache.length + _ROOM)
+            fork.buffers.copy(0, cache.buffers, cache.row, cache.length)
         return fork
 
     def release(self, cache: TransformersCache) -> None:
-        cache.inner, cache.length = transformers.DynamicCache(), 0
+        cache.buffers, cache.length = None, 0
 
-    def _rows(self, p: Pass) -> _Rows:
-        cache, draft = p.cache, p.draft
-        _cut(cache.inner, cache.length)
-        if draft is not None and not tree.is_chain(draft) and not self._masked:
-            return self._by_paths(p, draft)
-        mask = None
-        if draft is not None and not tree.is_chain(draft):
-            seen = torch.from_numpy(pass_mask(p, cache.length)).to(self._device)
-            blank = torch.zeros(seen.shape, dtype=self._dtype, device=self._device)
-            mask = blank.masked_fill(~seen, torch.finfo(self._dtype).min)[None, None]
-        tokens, positions = pass_tokens(p), pass_positions(p, cache.length)
-        return self._run(cache.inner, tokens, positions, len(tokens) - len(p.pending) + 1, mask)
+    def _groups(self, passes: Sequence[Pass]) -> Iterable[list[int]]:
+        # Passes of one forward each, by index.
+        groups: dict[int, list[int]] = {}
+        for i, p in enumerate(passes):
+            apart = self._alone or (p.draft is None and len(p.pending) > _LONG)
+            same = p.cache.length if self.shape is Shape.LENGTHS else 0
+            groups.setdefault(-1 - i if apart else same, []).append(i)
+        return groups.values()
 
-    def _by_paths(self, p: Pass, draft: TokenTree) -> _Rows:
-        # Every root-to-leaf path as a continuation of the pending tokens.
-        inner, plain = p.cache.inner, Pass(p.cache, p.pending)
-        positions = pass_positions(p, p.cache.length)
-        pending = len(p.pending)
-        root = self._run(inner, pass_tokens(plain), positions[:pending], 1)
-        base = p.cache.length + pending
-        runs: list[_Rows] = []
-        written: list[list[tuple[Tensor, Tensor]]] = []  # of each path: keys and values by layer
-        place: dict[int, int] = {}  # node to its row in the paths put end to end
-        total = 0
-        for path in tree.leaf_paths(draft):
-            nodes = np.asarray(path)
-            runs.append(
-                self._run(inner, draft.tokens[nodes], positions[pending + nodes], len(path))
-            )
-            written.append([(x.keys[..., base:, :], x.values[..., base:, :]) for x in inner.layers])
-            _cut(inner, base)
-            place.update((node, total + i) for i, node in enumerate(path))
-            total += len(path)
-        order = torch.tensor([place[node] for node in range(len(draft))], device=self._device)
-        for layer, parts in zip(inner.layers, zip(*written, strict=True), strict=True):
-            index = order.to(layer.keys.device)
-            keys = torch.cat([keys for keys, _ in parts], -2).index_select(-2, index)
-            values = torch.cat([values for _, values in parts], -2).index_select(-2, index)
-            layer.keys = torch.cat([layer.keys, keys], -2)
-            layer.values = torch.cat([layer.values, values], -2)
-        logits, hidden = torch.cat([r.logits for r in runs]), torch.cat([r.hidden for r in runs])
-        return _Rows(
-            torch.cat([root.logits, logits[order]]), torch.cat([root.hidden, hidden[order]])
-        )
-
-    def _run(
-        self,
-        inner: Any,
-        tokens: IntArray,
-        positions: IntArray,
-        last: int,
-        mask: Tensor | None = None,
-    ) -> _Rows:
-        few = {"logits_to_keep": last} if self._few_logits else {}
-        out = self._model(
-            input_ids=torch.from_numpy(tokens).to(self._device)[None],
-            position_ids=torch.from_numpy(positions).to(self._device)[None],
-            attention_mask=mask,
-            past_key_values=inner,
-            use_cache=True,
-            output_hidden_states=True,
-            **few,
-        )
-        return _Rows(out.logits[0, -last:], out.hidden_states[-1][0, -last:])
-
-    def _probe(self, config: Any) -> _Rows:
+    def _run(self, lanes: list[_Lane], hidden: bool) -> tuple[list[Tensor], list[Tensor]]:
+        # Per lane: logits of its tokens from `first` on, and their hidden states if wanted.
+        width = max(len(lane.tokens) for lane in lanes)
+        buffers = _joined(lanes, width)
+        starts = [lane.cache.length for lane in lanes]
+        buffers.begin(starts, width)
+        tokens, positions = np.zeros((2, len(lanes), width), np.int64)
+        for row, lane in enumerate(lanes):
+            tokens[row, : len(lane.tokens)] = lane.tokens
+            positions[row] = lane.positions[-1]  # of padding: one that the model has
+            positions[row, : len(lane.positions)] = lane.positions
+        few = width - min(lane.first for lane in lanes)
+        options: dict[str, Any] = {"logits_to_keep": few} if self._few_logits else {}
+        if self._placed:
+            options["position_ids"] = torch.from_numpy(positions).to(self._device)
+        own = self.shape is not Shape.LENGTHS and not _plain(lanes)
+        token = _VISIBLE.set(self._visible(lanes, positions, buffers.end) if own else None)
         try:
-            rows, layers = self._try_draft(config)
-        except Exception as error:  # foreign model code may raise anything
-            reason = " ".join(str(error).split())
-            raise RuntimeUnavailable(
-                f"the transformers runtime cannot drive {config.model_type} models ({reason}): "
-                "choose another model"
-            ) from error
-        sizes = [getattr(layer, "keys", torch.empty(0, 0)).shape[-2] for layer in layers]
-        if not sizes or set(sizes) != {len(_PROMPT) + len(_BRANCHED)}:
-            raise RuntimeUnavailable(
-                f"{config.model_type} models keep a state that cannot be rolled back: choose one "
-                "with plain attention"
+            out = self._model(
+                input_ids=torch.from_numpy(tokens).to(self._device),
+                attention_mask=None,
+                past_key_values=buffers,
+                use_cache=True,
+                output_hidden_states=hidden,
+                **options,
             )
-        return rows
+        finally:
+            _VISIBLE.reset(token)
+        if not buffers.updated or buffers.updated != set(buffers.keys):
+            raise ValueError("it wrote no keys and values")
+        skipped = width - out.logits.shape[1]
+        ends = [(lane.first, len(lane.tokens)) for lane in lanes]
+        logits = [out.logits[i, a - skipped : b - skipped] for i, (a, b) in enumerate(ends)]
+        states = out.hidden_states[-1] if hidden else None
+        return logits, [] if states is None else [states[i, a:b] for i, (a, b) in enumerate(ends)]
+
+    def _visible(self, lanes: list[_Lane], positions: IntArray, end: int) -> _Visible:
+        # Padding sees itself alone (no row may see nothing) and is seen by no other row.
+        rows, width = positions.shape
+        seen = np.zeros((rows, width, end), np.bool_)
+        keys = np.tile(np.arange(end), (rows, 1))
+        for row, lane in enumerate(lanes):
+            start, count = lane.cache.length, len(lane.tokens)
+            seen[row, :count, :start] = True
+            seen[row, :count, start : start + count] = lane.seen
+            padding = np.arange(count, width)
+            seen[row, padding, start + padding] = True
+            keys[row, start : start + width] = positions[row]
+        place = self._device
+        return _Visible(
+            torch.from_numpy(seen).to(place)[:, None],
+            torch.from_numpy(positions).to(place)[:, None, :, None],
+            torch.from_numpy(keys).to(place)[:, None, None],
+        )
+
+    def _check(self, config: Any) -> tuple[Shape, tuple[int, int]]:
+        """Return what the loaded model can do, and its vocabulary and hidden size."""
+        reason = "its logits differ"
+        for self.shape in Shape:
+            try:
+                sizes = self._agrees()
+            except Exception as error:  # foreign model code may raise anything
+                reason = " ".join(f"{error}".split()) or type(error).__name__
+                continue
+            if sizes is not None:
+                return self.shape, sizes
+        raise RuntimeUnavailable(
+            f"the transformers runtime cannot run {config.model_type} models: they compute "
+            f"something else from a cache that can be rolled back ({reason}); choose a model with "
+            "plain attention"
+        )
 
     @torch.inference_mode()
-    def _try_draft(self, config: Any) -> tuple[_Rows, list[Any]]:
-        cache = self.open()
-        rows = self._rows(Pass(cache, _PROMPT, _BRANCHED))
-        return rows, cache.inner.layers
+    def _agrees(self) -> tuple[int, int] | None:
+        # Two steps of a small ragged batch, against whole sequences without any cache.
+        most = self._model.config.get_text_config().vocab_size
+        texts = [[token % most for token in text] for text in _TEXTS]
+        caches = [self.open() for _ in texts]
+        for cache, text in zip(caches, texts, strict=True):
+            self.prefill(cache, text[:-2])
+        sizes = (0, 0)
+        for path in ((2, 3), ()):
+            passes = [
+                Pass(cache, text[cache.length :], draft, hidden=True)
+                for cache, text, draft in zip(caches, texts, _DRAFTS, strict=True)
+            ]
+            for p, text, output in zip(passes, texts, self.forward(passes), strict=True):
+                draft = p.draft or tree.EMPTY
+                for nodes in tree.leaf_paths(draft) or [()]:
+                    whole = self._uncached(text + draft.tokens[list(nodes)].tolist())
+                    found = output.logits[[0, *(node + 1 for node in nodes)]]
+                    if not _near(found, whole[-len(found) :], self._dtype):
+                        return None
+                assert output.hidden is not None
+                sizes = output.logits.shape[1], output.hidden.shape[1]
+            for p, text in zip(passes, texts, strict=True):
+                taken = path if p.draft is _BRANCHED else ()
+                self.keep(p.cache, len(p.pending), taken)
+                text += [*_BRANCHED.tokens[list(taken)].tolist(), 3 % most]
+        return sizes
 
-    def _masks_work(self, expected: _Rows) -> bool:
-        self._masked = True
-        try:
-            found = self._try_draft(None)[0].logits.float()
-        except Exception:  # a model that takes no such mask may fail in any way
-            return False
-        wanted = expected.logits.float()
-        noise = max(1e-3, 8 * torch.finfo(self._dtype).eps)
-        return bool((found - wanted).abs().max() <= noise * wanted.abs().max())
+    def _uncached(self, tokens: list[int]) -> Tensor:
+        ids = torch.tensor([tokens], device=self._device)
+        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        return logits
 
 
-_PROMPT = (1, 2, 3)
 _BRANCHED = tree.merge(tree.chain([4, 5]), tree.chain([6, 5]))
+_TEXTS = ((1, 2, 3, 1, 5, 2, 4), (4, 2), (3, 6, 1, 2), (5, 3, 2, 2))
+_DRAFTS = (None, _BRANCHED, _BRANCHED, tree.chain([6, 1, 2]))
 
 
-def _cut(inner: Any, length: int) -> None:
-    if inner.get_seq_length() > length:
-        for layer in inner.layers:
-            layer.keys = layer.keys[..., :length, :]
-            layer.values = layer.values[..., :length, :]
+def _near(found: Any, wanted: Tensor, dtype: torch.dtype) -> bool:
+    # Float32 at best: many models take softmax and rotations in it, whatever their dtype.
+    noise = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) ** 0.5 * wanted.abs().max()
+    return bool((torch.from_numpy(found) - torch.from_numpy(to_numpy(wanted))).abs().max() <= noise)
 
 
-def _slides(config: Any) -> bool:
-    window = getattr(config, "sliding_window", None)
-    return window is not None and getattr(config, "use_sliding_window", True)
+def _stretches(config: Any) -> bool:
+    """Whether the longest sequence of a forward sets the rotations of all."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    return any(each.get("rope_type") in ("dynamic", "longrope") for each in kinds)
+
+
+def _plain(lanes: list[_Lane]) -> bool:
+    """Whether the library's own masks do: chains at the same positions."""
+    first = lanes[0].positions
+    chain = bool(first[-1] - first[0] == len(first) - 1)
+    return chain and all(np.array_equal(lane.positions, first) for lane in lanes)
+
+
+def _lanes(p: Pass, shape: Shape) -> list[_Lane]:
+    """Return the rows of a pass: one, or one per path of a tree."""
+    tokens, positions = pass_tokens(p), pass_positions(p, p.cache.length)
+    seen, pending = pass_mask(p, 0), len(p.pending)
+    if p.draft is None or shape is Shape.TREES or tree.is_chain(p.draft):
+        return [_Lane(p.cache, tokens, positions, seen, pending - 1)]
+    lanes = []
+    for path in tree.leaf_paths(p.draft):
+        rows = np.array([*range(pending), *(pending + node for node in path)])
+        chain = np.tri(len(rows), dtype=np.bool_)
+        lanes.append(_Lane(p.cache, tokens[rows], positions[rows], chain, pending - 1, path))
+    return lanes
+
+
+def _by_node(lanes: list[_Lane], rows: list[Tensor]) -> Tensor:
+    """Return the rows of a pass's root and nodes, in their order."""
+    if lanes[0].nodes is None:
+        return rows[0]
+    found = {-1: rows[0][0]}
+    for lane, mine in zip(lanes, rows, strict=True):
+        found.update(zip(lane.nodes or (), mine[1:], strict=True))
+    return torch.stack([found[node] for node in sorted(found)])
+
+
+def _joined(lanes: list[_Lane], width: int) -> Buffers:
+    """Return buffers whose rows are the lanes, with room for a forward.
+
+    The last forward's are taken again while the batch is the same; only then nothing is copied.
+    """
+    caches = [lane.cache for lane in lanes]
+    end = max(cache.length for cache in caches) + width
+    last = caches[0].buffers
+    fits = last is not None and last.rows == len(lanes) and end <= last.capacity
+    if not fits or any(c.buffers is not last or c.row != row for row, c in enumerate(caches)):
+        last = Buffers(len(lanes), end + max(_ROOM, end // 4))
+        for row, cache in enumerate(caches):
+            if cache.buffers is not None:
+                last.copy(row, cache.buffers, cache.row, cache.length)
+    assert last is not None
+    for cache in caches:
+        cache.paths = []
+    for row, lane in reversed(list(enumerate(lanes))):
+        lane.cache.buffers, lane.cache.row = last, row
+        if lane.nodes is not None:
+            lane.cache.paths.insert(0, (row, lane.nodes))
+    return last
