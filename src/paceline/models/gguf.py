@@ -147,11 +147,11 @@ class GGUFFile:
         values = np.empty((len(raw), shape[-1]), np.float32)
         step = max(1, _PIECE // shape[-1])
         try:
-            for begin in range(0, len(raw), step):
-                part = raw[begin : begin + step]
-                values[begin : begin + step] = gguf.dequantize(
-                    part, gguf.GGMLQuantizationType[kind]
-                )
+            number = gguf.GGMLQuantizationType[kind]
+            with np.errstate(invalid="ignore", over="ignore"):  # what is not finite stays so
+                for begin in range(0, len(raw), step):
+                    rows = slice(begin, begin + step)
+                    values[rows] = gguf.dequantize(raw[rows], number)
         except (NotImplementedError, KeyError) as error:
             raise self._unreadable(name, kind) from error
         return values.reshape(shape)
