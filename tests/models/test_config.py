@@ -47,7 +47,7 @@ def test_frequencies_equal_those_of_transformers(scaling: dict[str, Any] | None)
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
     theirs = modeling.LlamaRotaryEmbedding(
         transformers.LlamaConfig(
-            hidden_size=32, num_attention_heads=4, head_dim=8, rope_parameters=rope
+            hidden_size=64, num_attention_heads=4, head_dim=16, rope_parameters=rope
         )
     )
     ours = inverse_frequencies(read(rope_scaling=scaling))
@@ -95,6 +95,7 @@ def test_a_missing_entry_is_named() -> None:
 
 def test_per_frequency_divisors_are_applied() -> None:
     plain = tiny_config()
-    divided = replace(plain, rope_divisors=(1.0, 2.0, 4.0, 8.0))
+    divisors = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
+    divided = replace(plain, rope_divisors=divisors)
     ratio = inverse_frequencies(plain) / inverse_frequencies(divided)
-    np.testing.assert_allclose(ratio, [1, 2, 4, 8])
+    np.testing.assert_allclose(ratio, divisors)
