@@ -11,7 +11,7 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.text import Tokenizer
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
 Prompt = str | List[Message] | List[int]
 
@@ -55,12 +55,9 @@ def _encoded(
     prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
 ) -> list[int]:
     if isinstance(prompt, str):
-        if not prompt.strip() and not raw:
+        if not (prompt if raw else prompt.strip()):
             return []
-        if raw or tokenizer.chat_template is None:
-            return tokenizer.encode(prompt)
-        before = [{"role": "system", "content": system}] if system else []
-        return tokenizer.chat([*before, {"role": "user", "content": prompt}])
+        return tokenizer.prompt(prompt, raw=raw, system=system)
     ids = [token for token in prompt if isinstance(token, int)]
     messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
     if (ids and messages) or len(ids) + len(messages) != len(prompt):

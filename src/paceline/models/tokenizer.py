@@ -213,6 +213,8 @@ def _build(file: GGUFFile) -> tokenizers.Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
     try:
         if model == "gpt2":
+            if _pre(metadata) == "default":
+                _LOG.warning("%s names no pre-tokenizer: its words may be others", file.path)
             core = _byte_level(metadata)
         elif model == "llama":
             core = _sentencepiece(metadata)
@@ -221,7 +223,9 @@ def _build(file: GGUFFile) -> tokenizers.Tokenizer:
         _add_special(core, metadata)
         ends = [_around(metadata, name) for name in ("bos", "eos")]
         _surround(core, *ends)
-    except (LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"the tokenizer of {file.path} is incomplete: {_ADVICE}") from error
     return core
 
@@ -280,8 +284,6 @@ def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     # Refused rather than guessed: other splits give other ids, and a worse text, in silence.
     if kind not in _PATTERNS:
         raise ModelError(f"the pre-tokenizer {kind!r} is not supported: {_ADVICE}")
-    if kind == "default":
-        _LOG.warning("the file names no pre-tokenizer, so texts may be split in other tokens")
     merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]
     core = Tokenizer(models.BPE(_vocabulary(metadata), merges, ignore_merges=kind in _WHOLE))
     splits: list[Any] = [
