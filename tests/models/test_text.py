@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from paceline.engine.requests import token_ids
 from paceline.errors import PromptError
 from paceline.models.text import StopStrings, Tokenizer
 
@@ -283,6 +284,10 @@ def test_prompts_are_turns_or_beginnings() -> None:
     assert chats.around == ((0,), ())
     assert chats.prompt("the", raw=True) == [0, *plain] == Tokenizer(begins).prompt("the")
     assert chats.prompt(SPECIAL[0] + "the", raw=True) == [0, *plain]
+    assert token_ids("the", chats, 320, True, None) == [0, *plain]
+    assert token_ids(plain, chats, 320, True, None) == plain  # ids are taken as they are
+    with pytest.raises(PromptError, match="empty"):
+        token_ids("", chats, 320, True, None)
     user = [{"role": "user", "content": "the"}]
     assert chats.prompt("the") == chats.chat(user)
     system = {"role": "system", "content": "S"}

@@ -558,6 +558,40 @@ def test_real_vocabularies_against_slow_ones(path: Path) -> None:
         ) or text.startswith("<")
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    "path", [path for path in real_files() if path.name.startswith("qwen2.5")], ids=lambda p: p.stem
+)
+def test_a_real_template_takes_tools(path: Path) -> None:
+    tokenizer = tokenizer_from_gguf(GGUFFile(path))
+    call = {"function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Weather in Köln?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    text = tokenizer.decode(tokenizer.chat(messages, tools=[WEATHER]), skip_special=False)
+    assert json.dumps(WEATHER) in text
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}' in text
+    assert "<tool_response>\nsunny\n</tool_response>" in text
+    assert "Weather in Köln?<|im_end|>" in text
+    assert text.endswith("<|im_start|>assistant\n")
+    assert text.count("<|im_start|>system") == 1
+    # Ids of special tokens, not their letters.
+    start = tokenizer.core.token_to_id("<|im_start|>")
+    assert tokenizer.chat(messages, tools=[WEATHER]).count(start) == text.count("<|im_start|>")
+
+
 @pytest.mark.models
 @pytest.mark.skipif(not real_files(), reason="no $PACELINE_MODELS")
 def test_the_real_files_begin_and_end_as_llama_cpp_does() -> None:
