@@ -476,6 +476,27 @@ def test_unsupported_tokenizers_are_refused(metadata: dict[str, Any], named: str
         tokenizer_from_gguf(gguf_like(metadata))
 
 
+JUNK: list[Any] = [None, 0, -1, 2**63, 3.5, float("nan"), True, "x", "", [], ["a"], np.zeros(3)]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_metadata_of_any_kind_is_read_or_refused(build: Any) -> None:
+    rng = random.Random(0)
+    bases = [byte_level("qwen2"), sentencepiece(PIECES, [-float(i) for i in range(8)])]
+    names = sorted({name for base in bases for name in base} | {"tokenizer.ggml.add_bos_token"})
+    outcomes = set()
+    for _ in range(500):
+        metadata = dict(rng.choice(bases))
+        for name in rng.choices(names, k=rng.randrange(1, 3)):
+            metadata[name] = rng.choice(JUNK)
+        try:
+            tokenizer = build(metadata)
+            outcomes.add(len(tokenizer.encode("ab 12\n é", special=True)) > 0)
+        except ModelError as error:
+            outcomes.add(str(error).count("\n"))
+    assert outcomes == {True, 0}
+
+
 def directory_with(tmp_path: Path, **config: Any) -> Tokenizer:
     directory = save_directory(tmp_path / "hf", tiny_config())
     path = directory / "tokenizer_config.json"

@@ -136,8 +136,9 @@ class Tokenizer:
                 f"the chat template refuses these messages ({reason}): change them or give plain "
                 "text (--raw)"
             ) from error
-        ids, begin = self.encode(text), list(self.around[0])
-        return begin + ids if self._begins_chats and ids[: len(begin)] != begin else ids
+        ids = self.encode(text)
+        begin = list(self.around[0]) if self._begins_chats else []
+        return ids if ids[: len(begin)] == begin else begin + ids
 
     def stream(self, skip_special: bool = True) -> StreamDecoder:
         return StreamDecoder(self, skip_special)

@@ -239,7 +239,7 @@ def _special_id(metadata: Mapping[str, Any], name: str) -> int | None:
 
 
 def _is_sentencepiece(metadata: Mapping[str, Any]) -> bool:
-    return bool(metadata.get("tokenizer.ggml.model") == "llama")
+    return str(metadata.get("tokenizer.ggml.model")) == "llama"
 
 
 def _pre(metadata: Mapping[str, Any]) -> str:
