@@ -484,17 +484,17 @@ def test_metadata_of_any_kind_is_read_or_refused(build: Any) -> None:
     rng = random.Random(0)
     bases = [byte_level("qwen2"), sentencepiece(PIECES, [-float(i) for i in range(8)])]
     names = sorted({name for base in bases for name in base} | {"tokenizer.ggml.add_bos_token"})
-    outcomes = set()
+    read, refused = 0, []
     for _ in range(500):
         metadata = dict(rng.choice(bases))
         for name in rng.choices(names, k=rng.randrange(1, 3)):
             metadata[name] = rng.choice(JUNK)
         try:
-            tokenizer = build(metadata)
-            outcomes.add(len(tokenizer.encode("ab 12\n é", special=True)) > 0)
+            read += bool(build(metadata).encode("ab 12\n é", special=True))
         except ModelError as error:
-            outcomes.add(str(error).count("\n"))
-    assert outcomes == {True, 0}
+            refused.append(str(error))
+    assert min(read, len(refused)) > 50
+    assert not [message for message in refused if "\n" in message]
 
 
 def directory_with(tmp_path: Path, **config: Any) -> Tokenizer:
@@ -568,7 +568,7 @@ def test_real_vocabularies_against_slow_ones(path: Path) -> None:
     tokenizer = tokenizer_from_gguf(GGUFFile(path))
     rng = random.Random(0)
     tokens = [tokenizer.decode([i], False) for i in rng.sample(range(tokenizer.vocab_size), 3000)]
-    texts = nasty(2000, 0, [*PARTS, *tokens])
+    texts = nasty(500, 0, [*PARTS, *tokens])
     if metadata["tokenizer.ggml.model"] == "llama":
         slow = slow_sentencepiece(dict(metadata))
         for text in texts:
