@@ -13,9 +13,8 @@ from tests.structure import MODULES, Import, folder, imports_of, inner, layer
 IMPORTS = [each for module in MODULES for each in imports_of(module)]
 
 HEAVY = {
-    "openvino": ("runtimes.cpu.",),
     "torch": (
-        *("runtimes.torch.", "runtimes.transformers", "models.llama", "networks.torch_ops"),
+        *("runtimes.torch.", "runtimes.transformers", "networks.torch_ops"),
         *("training.", "zoo.", "cli.train"),
     ),
     "transformers": ("runtimes.transformers",),

@@ -236,7 +236,6 @@ def test_a_damaged_choice_is_named_and_set_aside(command: Command) -> None:
         (("--decoding", "beam"), "--decoding 'beam' is unknown: use greedy, sampled or both"),
         (("--max-new-tokens", "0"), "max_new_tokens"),
         (("--runtime", "magic"), "runtime 'magic' is unknown"),
-        (("--layout", "magic"), "layout 'magic' is unknown"),
         (("--prompts", "nowhere.jsonl"), "cannot read prompts from nowhere.jsonl"),
     ],
 )

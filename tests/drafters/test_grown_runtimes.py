@@ -42,13 +42,6 @@ from paceline.verifiers.rejection import Rejection
 every_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
 
 
-@pytest.fixture(autouse=True)
-def one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of any shape alone, which are quickly made; tests/networks has those of fixed ones."""
-    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._FEW", ())
-    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._SIZES", ())
-
-
 @every_runtime
 @pytest.mark.parametrize("name", [name for name in NETWORKS if not NETWORKS[name]().blank])
 def test_a_beam_of_one_is_the_chain_that_one_call_drafts(name: str, runtime: str) -> None:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers import tiny_model as tiny
-from tests.runtimes import tiny_openvino
-
-pytest.importorskip("openvino")
+from tests.runtimes import tiny_cpu
 
 from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption, RuntimeUnavailable
@@ -21,12 +19,12 @@ PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny.save_directory(tmp_path_factory.mktemp("model"), tiny_openvino.config()))
+    return str(tiny.save_directory(tmp_path_factory.mktemp("model"), tiny_cpu.config()))
 
 
 def load(model: str, precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Loaded:
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    return load_model(model, runtime="openvino", options=RuntimeOptions(precision=precision))
+    return load_model(model, runtime="cpu", options=RuntimeOptions(precision=precision))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

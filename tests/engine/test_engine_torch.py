@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.helpers.table_engines import TOKENIZER  # noqa: E402
-from tests.helpers.tiny_model import random_tensors, tiny_config  # noqa: E402
+from tests.helpers.tiny_model import named_tensors, tiny_config  # noqa: E402
 
 from paceline.core.types import SamplingParams  # noqa: E402
 from paceline.drafters.statistics.recycling import Recycling  # noqa: E402
@@ -24,7 +24,7 @@ PROMPTS = [[5, 6, 7], list(range(10, 100)), list(range(200, 230)), [9] * 60]
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_prompts_in_chunks_give_the_same_tokens_as_alone(temperature: float) -> None:
     config = tiny_config()
-    target = TorchTarget(config, random_tensors(config), precision="fp64")
+    target = TorchTarget(config, named_tensors(config), precision="fp64")
     params = SamplingParams(temperature=temperature, max_new_tokens=16, ignore_eos=True)
 
     def engine(step_tokens: int | None) -> Engine:

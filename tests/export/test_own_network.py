@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("openvino")
 
 import torch
 from tests.helpers import tiny_model as tiny

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from paceline.models.config import ModelConfig
+from paceline.models.weights import canonical_name
 
 Tensors = dict[str, npt.NDArray[np.float32]]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -88,6 +89,11 @@ def random_tensors(config: ModelConfig, seed: int = 0) -> Tensors:
             values *= 1.5 / np.sqrt(shape[1])
         out[name] = values.astype(np.float32)
     return out
+
+
+def named_tensors(config: ModelConfig, seed: int = 0) -> Tensors:
+    """`random_tensors` by canonical name."""
+    return {canonical_name(name): each for name, each in random_tensors(config, seed).items()}
 
 
 def tiny_tokenizer(vocab_size: int = 320) -> Tokenizer:

@@ -85,7 +85,7 @@ def results(categories: tuple[str, ...] = ("qa", "math"), **changes: Any) -> dic
         "rows": rows,
         "settings": {
             "model": "tiny & <small>",
-            "runtime": "openvino",
+            "runtime": "cpu",
             "precision": "int8",
             "drafters": ["none", "recycling", "wild"],
             "seed": 7,

@@ -1,4 +1,4 @@
-"""Every family against transformers, on tiny random models: from safetensors and from GGUF files."""
+"""Every family against transformers, on tiny random models: checkpoints and GGUF files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from paceline.core.target import Pass  # noqa: E402
+from paceline.core.tree import chain  # noqa: E402
 from paceline.errors import ModelError  # noqa: E402
 from paceline.models.config import ModelConfig  # noqa: E402
 from paceline.models.families import FAMILIES, family_of, hf_config  # noqa: E402
@@ -22,6 +23,7 @@ from paceline.models.gguf import GGUFFile  # noqa: E402
 from paceline.models.source import DirectorySource  # noqa: E402
 from paceline.models.weights import Weights, gguf_weights  # noqa: E402
 from paceline.runtimes.cpu.target import CpuTarget  # noqa: E402
+from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 
 COMMON = {
     "vocab_size": 96,
@@ -130,6 +132,11 @@ def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path
     found = logits(source.config, source.weights())
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1
+    on_torch = TorchTarget(source.config, source.weights())
+    cache = on_torch.open()
+    on_torch.prefill(cache, TOKENS[:5])
+    (output,) = on_torch.forward([Pass(cache, TOKENS[5:6], chain(TOKENS[6:]))])
+    assert np.abs(output.logits - expected).max() < 2e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("case", CASES)

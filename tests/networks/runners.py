@@ -66,22 +66,19 @@ def runner(
         return TorchRunner(trained_of(trained), embedding, head, lent)
     held = {"embed": embedding.numpy(), "head": head.numpy()}
     for name, theirs in trained.network.target_weights().items():
-        layer, _, part = theirs.rpartition(".")
-        parts = FUSED.get(part, (part,))
-        sizes = [_outputs(each) for each in parts]
-        split = (
-            np.split(lent[name].numpy(), np.cumsum(sizes)[:-1])
-            if len(parts) > 1
-            else [lent[name].numpy()]
-        )
-        held |= {f"{layer}.{each}": matrix for each, matrix in zip(parts, split, strict=True)}
+        held |= split(theirs, lent[name].numpy())
     return cpu_runner(trained_of(trained), held, "fp32", max_context, kv_tokens)
 
 
-def _outputs(part: str) -> int:
-    narrow = GEOMETRY.kv_heads * GEOMETRY.head_dim
-    wide = GEOMETRY.heads * GEOMETRY.head_dim
-    return {"q": wide, "k": narrow, "v": narrow}.get(part, GEOMETRY.ffn_size)
+def split(name: str, lent: Any) -> dict[str, Any]:
+    """The tensors that a network's name for several of its target's stands for."""
+    layer, _, part = name.rpartition(".")
+    if part not in FUSED:
+        return {name: lent}
+    narrow, wide = (count * GEOMETRY.head_dim for count in (GEOMETRY.kv_heads, GEOMETRY.heads))
+    sizes = [wide, narrow, narrow] if part == "qkv" else [len(lent) // 2] * 2
+    pieces = np.split(lent, np.cumsum(sizes)[:-1])
+    return {f"{layer}.{each}": piece for each, piece in zip(FUSED[part], pieces, strict=True)}
 
 
 def cpu_runner(

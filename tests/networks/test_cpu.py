@@ -1,24 +1,24 @@
-"""What only native programs do with networks: int8, same bits in any company, fused operations."""
+"""What only the CPU runtime does: int8, the same bits in any company, fused operations."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, texts
+from tests.networks.cases import GEOMETRY, context_rows, texts
 from tests.networks.plain_ops import PlainDrafter, PlainOps
-from tests.networks.runners import IDS, ready
+from tests.networks.runners import IDS, cpu_runner, ready, split
 
-from paceline.native.library import has_float_products, has_int8_products
-from paceline.networks.base import Geometry, Network
+from paceline.errors import InvalidOption, ModelError
+from paceline.networks.base import Network
 from paceline.networks.catalogue import build
-from paceline.networks.hydra import Hydra
-from paceline.networks.runner import Branch, Chain, ContextUpdate, EarlyRunner
+from paceline.networks.runner import Branch, Chain, ContextUpdate, EarlyRunner, Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.native.fit import quantized_int4, takes
-from paceline.runtimes.cpu.native.lowering import (
+from paceline.runtimes.cpu.matrices import quantize
+from paceline.runtimes.cpu.networks.lowering import (
     Attended,
     Joined,
     Last,
@@ -31,50 +31,45 @@ from paceline.runtimes.cpu.native.lowering import (
     join,
     part,
 )
-from paceline.runtimes.cpu.native.runner import NativeRunner
-from paceline.runtimes.weights import packed
-from paceline.zoo.networks.longspec import LongSpec
-
-pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
 WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=40)
 
 
-def quantised(network: Network, seed: int = 0) -> tuple[NativeRunner, PlainOps, Any]:
+def rounded(matrix: Any, kind: str) -> Any:
+    """A matrix as the format keeps it; vectors and others as they are."""
+    if matrix.ndim != 2:
+        return matrix
+    return gguf.dequantize(quantize(kind, matrix), gguf.GGMLQuantizationType[kind])
+
+
+def quantised(network: Network, seed: int = 0) -> tuple[Runner, PlainOps, Any]:
     """A runner at int8, and the weights that it rounded in plain NumPy."""
     rng = np.random.default_rng(seed)
-    shapes, shape = network.shapes(), network.geometry
+    shape = network.geometry
+    plain: dict[str, Any] = {}
     weights = {
         name: rng.normal(len(each) == 1, 0.2, each).astype(np.float32)
-        for name, each in shapes.items()
+        for name, each in network.shapes().items()
     }
+    for name, array in weights.items():
+        narrow = not {"gate_up", "up", "down"}.isdisjoint(name.split("."))
+        plain[name] = rounded(array, "Q4_0" if narrow else "Q8_0")
     ids = np.arange(1, 40, 2)
     table = rng.standard_normal((shape.vocab_size, shape.width)).astype(np.float32)
-    target = {"embed.weight": table, "lm_head.weight": table[::-1]}
+    held: dict[str, Any] = {"embed": table, "head": table[::-1]}
     for name, theirs in network.target_weights().items():
-        part_shape = lent_shape(name, shape)
-        matrix = rng.normal(len(part_shape) == 1, 0.2, part_shape).astype(np.float32)
-        target[theirs if matrix.ndim == 1 else f"{theirs}.weight"] = matrix
-    trained = Trained(network, weights, ids, {})
-    sizes: Any = {"max_context": 128, "kv_tokens": 512}
-    runner = NativeRunner(trained, target, 2, precision="int8", **sizes)
-    known = quantized_int4(packed(trained, target, "int8"), trained.parameters, "int8")
-    plain: dict[str, Any] = {}
-    for name, array in known.items():
-        stem, _, kind = name.rpartition(".")
-        if kind == "weight" and f"{stem}.steps" in known:
-            steps = known[f"{stem}.steps"].astype(np.float64)
-            plain[stem] = array * np.repeat(steps, 64, axis=1)
-        elif kind == "weight":
-            plain[stem] = array * known.get(f"{stem}.scale", np.float64(1))
-        elif not stem or kind not in ("scale", "steps"):
-            plain[name] = array.astype(np.float64)
-    ops = PlainOps(shape, plain, plain["embed"], plain["head"], network.reach)
-    return runner, ops, ids
+        size = lent_shape(name, network)
+        lent = rng.normal(len(size) == 1, 0.2, size).astype(np.float32)
+        plain[name] = rounded(lent, "Q8_0")
+        held |= split(theirs, lent)
+    runner = cpu_runner(Trained(network, weights, ids, {}), held, "int8")
+    embed, head = rounded(table, "Q8_0"), rounded(table[::-1][ids], "Q8_0")
+    return runner, PlainOps(shape, plain, embed, head, network.reach), ids
 
 
-def lent_shape(name: str, shape: Geometry) -> tuple[int, ...]:
+def lent_shape(name: str, network: Network) -> tuple[int, ...]:
     """Of a parameter of the target."""
+    shape = network.geometry
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return {
         "qkv": (wide + 2 * narrow, shape.width),
@@ -83,12 +78,10 @@ def lent_shape(name: str, shape: Geometry) -> tuple[int, ...]:
     }.get(name.split(".")[-1], (shape.width,))
 
 
-@pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
 @pytest.mark.parametrize("name", ["hydra", "eagle3", "ctc", "kangaroo", "block-parallel"])
 def test_int8_drafts_are_close_to_the_plain_evaluation(name: str) -> None:
     """Of the same rounded weights; activations are rounded, too, so nearly all tokens agree."""
     network = build(name, WIDE, {})
-    assert takes(network, "int8")
     runner, ops, ids = quantised(network)
     drafter = PlainDrafter(network, ops)
     rng = np.random.default_rng(1)
@@ -111,7 +104,7 @@ def test_int8_drafts_are_close_to_the_plain_evaluation(name: str) -> None:
 @pytest.mark.parametrize("name", ["hydra", "clover", "falcon", "s2d", "medusa"])
 def test_company_changes_no_bit(name: str) -> None:
     """Of a chain's chances and of a branch's logits; what a sequence read itself does."""
-    trained, runner = ready("native", name)
+    trained, runner = ready("cpu", name)
     network = trained.network
     features, tokens = texts(3, 40)
     rows = [
@@ -143,7 +136,7 @@ def test_company_changes_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["hydra", "eagle3", "draft-lm"])
 def test_chains_end_where_what_is_behind_would_not_stand(name: str) -> None:
     """Of a batch, where no chain is worth going on with; what was drafted is the same."""
-    trained, runner = ready("native", name)
+    trained, runner = ready("cpu", name)
     features, tokens = texts(2, 40)
     rows = [context_rows(trained.network, features[i], tokens[i], 0, 9) for i in range(2)]
 
@@ -169,7 +162,7 @@ def test_chains_end_where_what_is_behind_would_not_stand(name: str) -> None:
 @pytest.mark.parametrize("name", ["hydra", "eagle3", "block-parallel", "ctc"])
 def test_a_draft_that_was_begun_is_the_one_that_would_have_been_made(name: str) -> None:
     """Whatever is asked for before it is taken."""
-    trained, runner = ready("native", name)
+    trained, runner = ready("cpu", name)
     network = trained.network
     assert isinstance(runner, EarlyRunner)
     features, tokens = texts(2, 60)
@@ -209,7 +202,7 @@ def test_a_draft_that_was_begun_is_the_one_that_would_have_been_made(name: str) 
 
 def test_a_step_of_hydra_is_eight_operations() -> None:
     """Norms, gates and sums are done with products; all else would be paid at every depth."""
-    _, compiled = ready("native", "hydra")
+    _, compiled = ready("cpu", "hydra")
     runner: Any = compiled
     names = runner._chains._writing.program.names
     begin, end = runner._chains.ends[:2]
@@ -232,7 +225,7 @@ def test_attention_is_spared_what_nobody_reads(name: str, monkeypatch: pytest.Mo
             super().__init__(*of, **named)
             made.append(self)
 
-    monkeypatch.setattr("paceline.runtimes.cpu.native.ops.Attended", Noted)
+    monkeypatch.setattr("paceline.runtimes.cpu.networks.ops.Attended", Noted)
     network = build(name, WIDE, {"layers": 2} if name == "draft-lm" else {})
     quantised(network)
     assert [each.whole.item() for each in made] == [1] * (network.layers - 1) + [0]
@@ -271,44 +264,9 @@ def test_only_last_rows_are_made_of_what_nobody_asked_for() -> None:
     assert isinstance(last(known), Last)
 
 
-@pytest.mark.parametrize(
-    ("network", "precision", "taken"),
-    [
-        (Hydra(GEOMETRY, hidden=32), "fp32", True),
-        (Hydra(GEOMETRY, hidden=32), "int8", False),
-        (Hydra(GEOMETRY, hidden=10), "fp32", False),
-        (Hydra(WIDE), "int8", True),
-        (Hydra(replace(WIDE, head_dim=24)), "int8", False),
-        (Hydra(replace(WIDE, heads=50)), "int8", False),
-        (LongSpec(WIDE, reach=8), "int8", False),
-        (LongSpec(WIDE, reach=8, cross=True), "int8", False),
-    ],
-)
-def test_networks_of_other_sizes_and_kinds_are_left_to_the_plugin(
-    network: Network, precision: str, taken: bool
-) -> None:
-    assert takes(network, precision) == taken
-
-
-def test_all_but_windows_run_natively() -> None:
-    left = {name for name, make in NETWORKS.items() if not takes(make(), "fp32")}
-    assert left == {"longspec", "longspec-of-two"}
-
-
-@pytest.mark.parametrize("attention", ["paths", "plugin"])
-def test_networks_run_as_their_target_does(attention: str) -> None:
-    pytest.importorskip("openvino")
-    from tests.runtimes import tiny_openvino
-
-    from paceline.runtimes.cpu.openvino.runner import OpenVinoRunner
-
-    target = tiny_openvino.target("fp32", attention=attention)
-    shape = Geometry.of(tiny_openvino.config())
-    ids = np.arange(shape.vocab_size)
-    for each, native in (
-        (Hydra(shape, steps=1), attention == "paths"),
-        (LongSpec(shape, steps=1, reach=3), False),
-    ):
-        weights = {name: np.ones(size, np.float32) for name, size in each.shapes().items()}
-        runner = target.run_network(Trained(each, weights, ids, {}))
-        assert isinstance(runner, NativeRunner if native else OpenVinoRunner)
+def test_odd_widths_are_named() -> None:
+    network = build("hydra", replace(GEOMETRY, width=40), {})
+    weights = {name: np.ones(each, np.float32) for name, each in network.shapes().items()}
+    held = dict.fromkeys(("embed", "head"), np.ones((40, 40), np.float32))
+    with pytest.raises((InvalidOption, ModelError), match="no multiple of 32: use --runtime torch"):
+        cpu_runner(Trained(network, weights, np.arange(40), {}), held)

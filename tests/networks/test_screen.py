@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.networks.cases import GEOMETRY
+from tests.networks.runners import cpu_runner
 
 from paceline.drafters.network.online import LearntFile
 from paceline.errors import InvalidOption
-from paceline.native.library import has_float_products, has_int8_products
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview
-from paceline.networks.runner import Chain, ContextUpdate, Noise
+from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.networks.weights import Trained, load_network, read_metadata, save_network
-from paceline.runtimes.cpu.native.runner import NativeRunner
 
 WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=400)
 IDS = np.arange(1, 400, 2)
@@ -26,8 +25,6 @@ IDS = np.arange(1, 400, 2)
 
 TABLE = np.random.default_rng(5).standard_normal((400, 64)).astype(np.float32)
 HEAD = TABLE[::-1][IDS]
-
-native = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
 
 def trained(name: str, head_preview: HeadPreview | None = None) -> Trained:
@@ -45,25 +42,20 @@ def whole(rank: int = 70) -> HeadPreview:
     return HeadPreview(axes.astype(np.float32), (HEAD @ axes.T).astype(np.float32))
 
 
-def runner(of: Trained, precision: str = "fp32") -> NativeRunner:
-    target = {"embed.weight": TABLE, "lm_head.weight": np.ascontiguousarray(TABLE[::-1])}
-    sizes: Any = {"max_context": 64, "kv_tokens": 512}
-    return NativeRunner(of, target, 2, precision=precision, **sizes)
+def runner(of: Trained, precision: str = "fp32") -> Runner:
+    return cpu_runner(of, {"embed": TABLE, "head": TABLE[::-1]}, precision)
 
 
-def grown(
-    made: NativeRunner, rows: int, noise: Noise | None = None, seed: int = 0
-) -> ContextUpdate:
+def grown(made: Runner, rows: int, noise: Noise | None = None, seed: int = 0) -> ContextUpdate:
     rng = np.random.default_rng(seed)
     features = rng.standard_normal((rows, 4 * 64)).astype(np.float32)
     return ContextUpdate(made.open(), features, rng.integers(400, size=rows).tolist(), None, noise)
 
 
-def drafts(made: NativeRunner, noise: Noise | None = None) -> list[Chain]:
+def drafts(made: Runner, noise: Noise | None = None) -> list[Chain]:
     return made.draft([grown(made, 1 + 3 * i, noise, i) for i in range(8)], made.depth)
 
 
-@native
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("name", ["hydra", "eagle", "medusa", "falcon", "ctc", "block-parallel"])
 def test_a_screen_of_full_rank_changes_no_chain(name: str, drawn: bool) -> None:
@@ -82,8 +74,6 @@ def test_a_screen_of_full_rank_changes_no_chain(name: str, drawn: bool) -> None:
     assert any(one.tokens != other.tokens for one, other in pairs)
 
 
-@native
-@pytest.mark.skipif(not has_int8_products(), reason="needs a C++ compiler and AVX-512 VNNI")
 def test_int8_screens_draft_nearly_the_same() -> None:
     """Matrices are rounded, and the head reads exact states where the whole reads rounded ones."""
     pairs = zip(
@@ -95,7 +85,6 @@ def test_int8_screens_draft_nearly_the_same() -> None:
     assert np.mean(agreed) >= 0.8
 
 
-@native
 def test_the_head_is_no_product_of_screened_chains() -> None:
     made: Any = runner(trained("hydra", whole()))
     names = made._chains._writing.program.names
@@ -104,7 +93,6 @@ def test_the_head_is_no_product_of_screened_chains() -> None:
     assert [names.count(name) for name in (*SCREEN, "refine")] == [steps] * 3
 
 
-@native
 def test_trees_read_the_whole_head() -> None:
     """However bad the screen is, and whether a chain or a tree comes first."""
     blind = whole()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("openvino")
-
 from paceline.core.target import RuntimeOptions
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import load_model
@@ -20,6 +18,6 @@ def load(precision: str) -> Loaded:
     return _LOADED[precision]
 
 
-@pytest.fixture(scope="module", params=["int8", "fp32"])
+@pytest.fixture(scope="module", params=["file", "fp32"])
 def loaded(request: pytest.FixtureRequest) -> Loaded:
     return load(request.param)

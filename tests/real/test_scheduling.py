@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.helpers.bf16 import INT8_IS_EXACT
 from tests.real.conftest import load
 from tests.real.prompts import PROMPTS
 
@@ -49,7 +48,7 @@ def test_a_batch_of_eight_in_little_memory_equals_single_runs(small: Loaded) -> 
 
 def test_shared_blocks_are_bit_for_bit_those_of_a_prefill() -> None:
     """Of a prompt that was read in chunks, and of tokens that were drafted and kept."""
-    loaded = load("int8" if INT8_IS_EXACT else "fp32")
+    loaded = load("int8")
     engine = make_engine(loaded, drafter="suffix-automaton", nodes=6)
     other = engine.add(PROMPTS[0], params(0))
     engine.step()

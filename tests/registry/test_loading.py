@@ -231,13 +231,13 @@ def test_an_unknown_runtime_is_refused_before_the_model_is_fetched(
     monkeypatch.setattr(loading, "resolve", lambda *args, **options: pytest.fail("fetched"))
     with pytest.raises(InvalidOption) as caught:
         load_model(runtime="magic")
-    assert "openvino, torch, transformers" in one_line(caught.value)
+    assert "cpu, torch, transformers" in one_line(caught.value)
 
 
 @pytest.fixture
 def have(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Runtimes that count as installed."""
-    names = {"openvino", "torch", "transformers"}
+    names = {"cpu", "torch", "transformers"}
     monkeypatch.setattr(loading, "installed", lambda runtime: runtime in names)
     return names
 
@@ -251,12 +251,10 @@ def unknown_family(tmp_path: Path) -> DirectorySource:
 @pytest.mark.parametrize(
     ("device", "missing", "expected"),
     [
-        (None, set(), "openvino"),
-        ("cpu", set(), "openvino"),
-        ("cpu", {"openvino"}, "torch"),
-        (None, {"openvino", "transformers"}, "torch"),
+        (None, {"torch", "transformers"}, "cpu"),
+        ("cpu", {"torch"}, "cpu"),
         ("cuda", set(), "torch"),
-        ("cuda:1", {"openvino"}, "torch"),
+        ("cuda:1", {"transformers"}, "torch"),
     ],
 )
 def test_auto_chooses_by_device(
@@ -277,12 +275,12 @@ def test_auto_leaves_other_families_to_transformers(have: set[str], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("device", "foreign", "advice"),
-    [(None, False, "openvino"), ("cuda", False, "torch"), (None, True, "transformers")],
+    [("cuda", False, "torch"), (None, True, "transformers")],
 )
 def test_auto_says_what_to_install(
     device: str | None, foreign: bool, advice: str, have: set[str], tmp_path: Path
 ) -> None:
-    have -= {"openvino", "torch", "transformers"}
+    have -= {"cpu", "torch", "transformers"}
     known = save_directory(tmp_path / "model", tiny_config())
     source = unknown_family(tmp_path) if foreign else DirectorySource(known)
     with pytest.raises(RuntimeUnavailable) as caught:
@@ -290,7 +288,7 @@ def test_auto_says_what_to_install(
     assert one_line(caught.value).endswith(f"pip install 'paceline[{advice}]'")
 
 
-@pytest.mark.parametrize("runtime", ["openvino", "torch", "transformers"])
+@pytest.mark.parametrize("runtime", ["torch", "transformers"])
 def test_a_runtime_that_is_not_installed_is_named(runtime: str, have: set[str], model: str) -> None:
     have.discard(runtime)
     with pytest.raises(RuntimeUnavailable) as caught:
@@ -306,11 +304,11 @@ def test_packages_are_looked_for_without_importing_them(monkeypatch: pytest.Monk
         return None if name == "torch" else object()
 
     monkeypatch.setattr("importlib.util.find_spec", find)
-    assert loading.installed("openvino")
+    assert loading.installed("cpu")
     assert not loading.installed("torch")
     assert not loading.installed("transformers")
     assert loading.installed("of-a-plugin")
-    assert set(asked) == {"openvino", "torch", "transformers"}
+    assert set(asked) == {"torch", "transformers"}
 
 
 def test_load_passes_every_option_on(model: str) -> None:
@@ -319,7 +317,6 @@ def test_load_passes_every_option_on(model: str) -> None:
         runtime="tabular",
         device="cpu",
         precision="fp32",
-        layout="exact",
         threads=1,
         max_context=50,
         drafter="recycling",
@@ -332,7 +329,7 @@ def test_load_passes_every_option_on(model: str) -> None:
     assert isinstance(engine, Engine)
     [(source, options)] = FakeTarget.loads
     assert str(source.path) == model
-    assert options == RuntimeOptions("cpu", "fp32", "exact", 1, 50)
+    assert options == RuntimeOptions("cpu", "fp32", 1, 50)
     wanted = {"drafter": "recycling", "verifier": "sample-match", "nodes": 7, "depth": 3}
     assert wanted.items() <= engine.config.items()
     assert paceline.load is load
@@ -349,21 +346,6 @@ def test_short_contexts_work_with_the_cost_model(context: int, model: str) -> No
     engine = load(model, runtime="tabular", max_context=context, progress=False)
     out = engine.generate([5], ignore_eos=True, max_new_tokens=30)
     assert len(out.token_ids) == min(context - 1, 30)
-
-
-def test_a_processor_without_the_instructions_gets_another_runtime(
-    model: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(loading, "installed", lambda runtime: runtime in ("openvino", "torch"))
-    source = DirectorySource(Path(model))
-    assert choose_runtime(None, source) == "openvino"
-    monkeypatch.setattr(loading.processor, "has", lambda instructions: instructions != "AVX2")
-    assert choose_runtime(None, source) == "torch"
-    [message] = caplog.messages
-    assert "'openvino'" in message
-    monkeypatch.setattr(loading, "installed", lambda runtime: runtime == "openvino")
-    with pytest.raises(RuntimeUnavailable):
-        choose_runtime(None, source)
 
 
 def test_cache_precision_is_refused_where_there_is_none(model: str) -> None:

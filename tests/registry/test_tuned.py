@@ -66,7 +66,7 @@ def test_a_choice_is_read_as_it_was_written(loaded: Loaded) -> None:
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize("field", ["model", "runtime", "device", "precision", "layout", "machine"])
+@pytest.mark.parametrize("field", ["model", "runtime", "device", "precision", "machine"])
 def test_other_places_have_choices_of_their_own(loaded: Loaded, field: str) -> None:
     save(loaded.place, CHOICE)
     assert tuned.read({**loaded.place, field: "other"}) == {}

@@ -6,36 +6,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("openvino")
-
 from tests.helpers import tiny_model as tiny
-from tests.runtimes import tiny_openvino
+from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
 from paceline.core.target import Pass
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.errors import InvalidOption
-from paceline.runtimes.cpu.openvino.attention import PluginSteps
-from paceline.runtimes.cpu.openvino.requests import Shape
 from paceline.runtimes.passes import no_rows, with_rows
 from paceline.runtimes.torch.target import TorchTarget
 
 PROMPT = [5, 9, 17, 23, 9, 42, 7]
 REAL = TokenTree(np.array([11, 12, 13]), np.array([ROOT, 0, ROOT]))
-WIDTH = {"openvino": 64, "torch": 32}
+WIDTH = 64
 
 
 def make(runtime: str, precision: str) -> Any:
-    if runtime == "openvino":
-        return tiny_openvino.target(precision)
+    if runtime == "cpu":
+        return tiny_cpu.target(precision)
     config = tiny.tiny_config()
-    return TorchTarget(config, tiny.random_tensors(config), precision=precision)
+    return TorchTarget(config, tiny.named_tensors(config), precision=precision)
 
 
-def rows_of(runtime: str, scale: float = 1.0) -> LogitArray:
+def rows_of(scale: float = 1.0) -> LogitArray:
     rng = np.random.default_rng(3)
-    return (scale * rng.standard_normal((3, WIDTH[runtime]))).astype(np.float32)
+    return (scale * rng.standard_normal((3, WIDTH))).astype(np.float32)
 
 
 def with_prompts(first: int) -> TokenTree:
@@ -58,15 +53,12 @@ def logits(target: Any, draft: TokenTree, tokens: list[int] = PROMPT) -> LogitAr
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
-@pytest.mark.parametrize("attention", ["paths", "plugin"])
 def test_rows_of_tokens_are_the_same_numbers_with_embeddings_and_beside_them(
-    precision: str, attention: str, monkeypatch: pytest.MonkeyPatch
+    precision: str,
 ) -> None:
-    shapes = (Shape(4, 4), Shape(16, 32))  # that of a chain, and one for the tree
-    monkeypatch.setattr(PluginSteps, "fixed", shapes)
-    target = tiny_openvino.target(precision, attention=attention)
+    target = tiny_cpu.target(precision)
     before = logits(target, REAL)
-    first = target.add_embeddings(rows_of("openvino"))
+    first = target.add_embeddings(rows_of())
     assert first == target.capabilities.vocab_size == 320
     np.testing.assert_array_equal(logits(target, REAL), before)
     beside = logits(target, with_prompts(first))
@@ -74,20 +66,20 @@ def test_rows_of_tokens_are_the_same_numbers_with_embeddings_and_beside_them(
     np.testing.assert_array_equal(beside[:4], before)
     chain = trees.chain([first, first + 1, first + 2])
     alone = logits(target, chain)
-    target.warm_up()  # instances of fixed shape know the embeddings too
+    target.warm_up()
     np.testing.assert_array_equal(logits(target, with_prompts(first)), beside)
     np.testing.assert_array_equal(logits(target, chain), alone)
     np.testing.assert_array_equal(beside[4:7], alone[1:])
-    other = tiny_openvino.target(precision, attention=attention)
-    other.add_embeddings(rows_of("openvino", scale=2.0))
+    other = tiny_cpu.target(precision)
+    other.add_embeddings(rows_of(scale=2.0))
     assert np.abs(logits(other, with_prompts(first))[4:] - beside[4:]).max() > 0.01
 
 
-@pytest.mark.parametrize(("runtime", "precision"), [("openvino", "fp32"), ("torch", "fp64")])
+@pytest.mark.parametrize(("runtime", "precision"), [("cpu", "fp32"), ("torch", "fp64")])
 def test_an_embedding_that_is_a_tokens_is_worth_that_token(runtime: str, precision: str) -> None:
     target = make(runtime, precision)
-    config = tiny_openvino.config() if runtime == "openvino" else tiny.tiny_config()
-    table = tiny.random_tensors(config)["model.embed_tokens.weight"]
+    config = tiny_cpu.config() if runtime == "cpu" else tiny.tiny_config()
+    table = tiny.named_tensors(config)["embed"]
     first = target.add_embeddings(table[[21, 22, 23]])
     found = logits(target, trees.chain([11, first, first + 1, first + 2]))
     expected = logits(target, trees.chain([11, 21, 22, 23]))
@@ -97,16 +89,16 @@ def test_an_embedding_that_is_a_tokens_is_worth_that_token(runtime: str, precisi
 def test_torch_rows_of_tokens_see_no_embedding() -> None:
     target = make("torch", "fp64")
     before = logits(target, REAL)
-    first = target.add_embeddings(rows_of("torch"))
+    first = target.add_embeddings(rows_of())
     beside = logits(target, with_prompts(first))
     np.testing.assert_allclose(beside[:4], before, rtol=0, atol=1e-10)
     assert np.abs(beside[4] - beside[0]).max() > 0.01
 
 
-@pytest.mark.parametrize(("runtime", "precision"), [("openvino", "int8"), ("torch", "fp64")])
+@pytest.mark.parametrize(("runtime", "precision"), [("cpu", "int8"), ("torch", "fp64")])
 def test_a_path_beside_embeddings_can_be_kept(runtime: str, precision: str) -> None:
     target = make(runtime, precision)
-    first = target.add_embeddings(rows_of(runtime))
+    first = target.add_embeddings(rows_of())
     for path in ((), (0,), (0, 1), (2,)):
         cache = target.open()
         target.prefill(cache, PROMPT[:-1])
@@ -119,8 +111,8 @@ def test_a_path_beside_embeddings_can_be_kept(runtime: str, precision: str) -> N
 
 
 def test_rows_that_are_there_keep_their_ids() -> None:
-    rows = rows_of("torch")
-    table, first = with_rows(no_rows(32), rows)
+    rows = rows_of()
+    table, first = with_rows(no_rows(64), rows)
     assert first == 0
     assert with_rows(table, rows[1:]) == (table, 1)
     table, first = with_rows(table, -rows)
@@ -128,8 +120,8 @@ def test_rows_that_are_there_keep_their_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [np.zeros((2, 31)), np.zeros(32), np.zeros((0, 32)), np.full((1, 32), np.nan)]
+    "rows", [np.zeros((2, 63)), np.zeros(64), np.zeros((0, 64)), np.full((1, 64), np.nan)]
 )
 def test_rows_that_do_not_fit_are_refused(rows: LogitArray) -> None:
-    with pytest.raises(InvalidOption, match="embeddings must be finite rows of width 32"):
-        with_rows(no_rows(32), rows)
+    with pytest.raises(InvalidOption, match="embeddings must be finite rows of width 64"):
+        with_rows(no_rows(64), rows)

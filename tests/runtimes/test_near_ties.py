@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.helpers.decoding_loop import decode  # noqa: E402
-from tests.helpers.tiny_model import random_tensors, save_directory, tiny_config  # noqa: E402
+from tests.helpers.tiny_model import named_tensors, save_directory, tiny_config  # noqa: E402
 from tests.real.prompts import PROMPTS  # noqa: E402
 
 from paceline.core import tree  # noqa: E402
@@ -56,7 +56,7 @@ TINY_PROMPTS = [[5, 9, 17, 5, 9], [40, 41, 42, 40, 41, 42, 40, 41] * 3, [7]]
 @cache
 def draft_target() -> TorchTarget:
     """A model like the target, but not quite."""
-    mine, other = random_tensors(CONFIG), random_tensors(CONFIG, seed=1)
+    mine, other = named_tensors(CONFIG), named_tensors(CONFIG, seed=1)
     mixed = {name: 0.97 * mine[name] + 0.03 * other[name] for name in mine}
     return TorchTarget(CONFIG, mixed, precision="fp64")
 
@@ -64,7 +64,7 @@ def draft_target() -> TorchTarget:
 @pytest.fixture(scope="module", params=["torch", "transformers"])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
     if request.param == "torch":
-        return TorchTarget(CONFIG, random_tensors(CONFIG), precision="fp64")
+        return TorchTarget(CONFIG, named_tensors(CONFIG), precision="fp64")
     pytest.importorskip("transformers")
     from paceline.runtimes.transformers import TransformersTarget
 
@@ -141,7 +141,7 @@ def keep_the_first_rows(self: TorchTarget, cache: Any, pending: int, path: Any) 
 def test_negative_controls_break_the_identity(
     where: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny = TorchTarget(CONFIG, random_tensors(CONFIG), precision="fp64")
+    tiny = TorchTarget(CONFIG, named_tensors(CONFIG), precision="fp64")
     expected = plain(tiny, PARAMS["sampled"])
     monkeypatch.setattr(where, name, wrong)
     assert plain(tiny, PARAMS["sampled"]) == expected  # plain decoding has no trees to get wrong
@@ -194,6 +194,6 @@ def test_a_tree_that_matters_was_drafted() -> None:
             seen.extend(not tree.is_chain(draft) for draft in drafts)
             return drafts
 
-    tiny = TorchTarget(CONFIG, random_tensors(CONFIG), precision="fp64")
+    tiny = TorchTarget(CONFIG, named_tensors(CONFIG), precision="fp64")
     generate(tiny, Watched(CONFIG.vocab_size), TINY_PROMPTS, PARAMS["sampled"])
     assert sum(seen) > 10

@@ -20,7 +20,7 @@ CARD = Card(
     settings={"learning rate": 1e-3, "pattern": "a|b\nc", "tied": True},
     data=Data(("self-written user turns",), 2048, 1_000_000, "cd34", {"seed": 7}),
     losses=(LossPoint(1, 5.5), LossPoint(1000, 2.25, 2.5), LossPoint(2000, 2.0, 2.125)),
-    held_out=HeldOut(36, 4608, "openvino int8, greedy, 12 nodes", 2.345, (0.71, 0.5, 0.333)),
+    held_out=HeldOut(36, 4608, "cpu int8, greedy, 12 nodes", 2.345, (0.71, 0.5, 0.333)),
     cost=Cost("2 cores", 7200.0, 3_600_000, 3 * 2**30),
 )
 
@@ -31,7 +31,7 @@ def test_the_words_hold_every_figure() -> None:
         *("# hydra for smollm2-135m", "3,400,000 parameters, 7.0 MiB", "`ab12`"),
         *("Licence: Apache-2.0, as the base model", "```\npaceline train hydra --tokens 1000000"),
         *(
-            "2.35 tokens per forward over 36 prompts and 4,608 tokens (openvino int8, greedy",
+            "2.35 tokens per forward over 36 prompts and 4,608 tokens (cpu int8, greedy",
             "| seed | 7 |",
         ),
         *("| depth | 1 | 2 | 3 |\n|---|---|---|---|\n| accepted | 71.0% | 50.0% | 33.3% |",),

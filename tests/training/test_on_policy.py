@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.cases import DRAFT_VOCABULARY, NETWORKS, module
 from tests.networks.cases import texts as random_texts
-from tests.runtimes import tiny_openvino
+from tests.runtimes import tiny_cpu
 
 from paceline.core.target import Pass
 from paceline.core.types import IntArray
@@ -32,8 +32,8 @@ from paceline.training.trainer import Recipe, Trainer
 
 DRAFTING = [name for name, make in NETWORKS.items() if not make().blank]
 CONFIG = tiny_config(vocab_size=64)
-TENSORS = random_tensors(CONFIG)
-EMBEDDING = torch.from_numpy(TENSORS["model.embed_tokens.weight"])
+TENSORS = named_tensors(CONFIG)
+EMBEDDING = torch.from_numpy(TENSORS["embed"])
 IDS = np.arange(0, 64, 2)
 
 
@@ -75,14 +75,13 @@ def places_of(texts: list[Text], seed: int) -> tuple[IntArray, IntArray]:
     return rows, rng.integers(0, last)
 
 
-@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize("runtime", ["torch", "cpu"])
 def test_scores_are_those_of_the_target_behind_each_draft(
     runtime: str, target: TorchTarget, texts: list[Text]
 ) -> None:
     asked: Any = target
-    if runtime == "openvino":
-        pytest.importorskip("openvino")
-        asked = tiny_openvino.target("fp32", CONFIG)
+    if runtime == "cpu":
+        asked = tiny_cpu.target("fp32", CONFIG)
     rows, positions = places_of(texts[:4], 0)
     drafts = np.random.default_rng(2).integers(0, 64, (9, 3))
     hidden = OnPolicy(asked, IDS).score(texts, rows, positions, drafts)
@@ -157,7 +156,7 @@ def trainer(
     )
     network = build(name, Geometry.of(CONFIG), {})
     vocabulary = DraftVocabulary(IDS, 64, 1.0)
-    head = TENSORS["model.embed_tokens.weight"]
+    head = TENSORS["embed"]
     source, own = FeatureSource(target), OnPolicy(target, IDS)
     return Trainer(
         *(network, vocabulary, head, head, texts, source, recipe),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 import torch
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 
 from paceline.core import tree as trees
 from paceline.core.types import SamplingParams, Verdict
@@ -27,9 +27,9 @@ from paceline.training.module import DraftModule
 from paceline.training.online import OnlineLearner
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
-TENSORS = random_tensors(CONFIG)
+TENSORS = named_tensors(CONFIG)
 SOURCE: Any = SimpleNamespace(config=CONFIG, weights=lambda: TENSORS)
-EMBEDDING = TENSORS["model.embed_tokens.weight"]
+EMBEDDING = TENSORS["embed"]
 
 
 def trained(name: str) -> Trained:

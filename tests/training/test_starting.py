@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 
 from paceline.errors import InvalidOption
 from paceline.models.config import feature_layers
@@ -27,8 +27,8 @@ from paceline.training.module import share_target_weights
 from paceline.training.trainer import Recipe, Trainer
 
 CONFIG = tiny_config(vocab_size=64, layers=3)
-TENSORS = random_tensors(CONFIG)
-EMBEDDING = TENSORS["model.embed_tokens.weight"]
+TENSORS = named_tensors(CONFIG)
+EMBEDDING = TENSORS["embed"]
 GEOMETRY = Geometry.of(CONFIG)
 EVERY = keep_frequent(np.ones(64, dtype=np.int64), 64, ())
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 
 from paceline.core.target import Pass
 from paceline.errors import InvalidOption, ModelError
@@ -23,8 +23,8 @@ from paceline.training.data import Text, count_tokens, keep_frequent
 from paceline.training.trainer import Recipe, Trainer
 
 CONFIG = tiny_config(vocab_size=64)
-TENSORS = random_tensors(CONFIG)
-EMBEDDING = TENSORS["model.embed_tokens.weight"]
+TENSORS = named_tensors(CONFIG)
+EMBEDDING = TENSORS["embed"]
 
 
 @pytest.fixture(scope="module")

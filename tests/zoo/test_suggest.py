@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.helpers.tiny_model import random_tensors, tiny_config, tiny_tokenizer
+from tests.helpers.tiny_model import named_tensors, tiny_config, tiny_tokenizer
 
 from paceline.cli.app import run
 from paceline.core.target import Pass, RuntimeOptions
@@ -37,7 +37,7 @@ def loaded(target: Any) -> Loaded:
 
 @pytest.fixture(scope="module")
 def target() -> TorchTarget:
-    return TorchTarget(CONFIG, random_tensors(CONFIG), precision="fp64")
+    return TorchTarget(CONFIG, named_tensors(CONFIG), precision="fp64")
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from paceline.core.types import Capabilities, LogitArray, TokenTree
+import numpy as np
+
+from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray, TokenTree
 from paceline.errors import InvalidOption
 
 
@@ -79,6 +81,47 @@ class Output(NamedTuple):
     argmax: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Rows of one sequence that are no chain with a tree: masks, blocks, other orders, repeats.
+
+    Attributes:
+        cache: of the sequence.
+        tokens: int64 `[rows]`, ids.
+        positions: int64 `[rows]`; they may repeat.
+        sees: bool `[rows, rows]`, the rows that each row sees; its own is among them.
+        cached: int64 `[rows]`, how many cached keys a row sees, from the first; None for all.
+        inputs: float32 `[rows, hidden_size]`, in place of the tokens' embeddings: embeddings, or
+            `BlockOutput.state` of the layers before.
+    """
+
+    cache: Any
+    tokens: IntArray
+    positions: IntArray
+    sees: BoolArray
+    cached: IntArray | None = None
+    inputs: LogitArray | None = None
+
+    @classmethod
+    def chain(cls, cache: Any, tokens: Sequence[int], inputs: LogitArray | None = None) -> Block:
+        """Return the rows of committed tokens after the cached ones."""
+        ids = np.asarray(tokens, dtype=np.int64)
+        places = np.arange(cache.length, cache.length + len(ids), dtype=np.int64)
+        return cls(cache, ids, places, np.tri(len(ids), dtype=np.bool_), None, inputs)
+
+
+class BlockOutput(NamedTuple):
+    """Result of a block.
+
+    Attributes:
+        logits: float32 `[rows, vocabulary]`, of the final norm and head over `state`.
+        state: float32 `[rows, hidden_size]`, after the layers that were run.
+    """
+
+    logits: LogitArray
+    state: LogitArray
+
+
 class Target(Protocol):
     """A model on a runtime. Lossless rules preserve its output distribution.
 
@@ -110,7 +153,10 @@ class Target(Protocol):
         ...
 
     def keep(self, cache: Any, pending: int, path: Sequence[int]) -> None:
-        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`."""
+        """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`.
+
+        Of a block no token is pending, and `path` names any of its rows.
+        """
         ...
 
     def truncate(self, cache: Any, length: int) -> None:
@@ -124,3 +170,32 @@ class Target(Protocol):
     def release(self, cache: Any) -> None:
         """Free the cache; it must not be used again."""
         ...
+
+
+class BlockTarget(Target, Protocol):
+    """A target with `Capabilities.blocks`."""
+
+    def forward_blocks(
+        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+    ) -> list[BlockOutput]:
+        """Run some layers, in this order; None for all. Outputs are views, as of `forward`.
+
+        Rows are written at the same places of the cache whichever layers run, so that others can go
+        on from `BlockOutput.state` before `keep`.
+
+        Raises:
+            InvalidOption: a layer is not there, or some blocks have inputs and some have none.
+            OutOfMemory: the cache has no room.
+        """
+        ...
+
+
+def check_blocks(blocks: Sequence[Block], layers: Sequence[int] | None, count: int) -> bool:
+    """Return whether rows start from `inputs`; errors as `BlockTarget.forward_blocks`."""
+    odd = [each for each in layers or () if not 0 <= each < count]
+    if odd:
+        raise InvalidOption(f"layer {odd[0]} is not one of {count}: give indices from 0 on")
+    given = {each.inputs is not None for each in blocks}
+    if len(given) > 1:
+        raise InvalidOption("some blocks have inputs and some have none: run them apart")
+    return given == {True}

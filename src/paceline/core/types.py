@@ -191,6 +191,7 @@ class Capabilities:
             near-ties may resolve differently.
         tree: whether drafts may branch.
         kv_precision: kv dtype, or None for that of the model.
+        blocks: the target has `forward_blocks`.
     """
 
     runtime: str
@@ -205,6 +206,7 @@ class Capabilities:
     feature_layers: tuple[int, ...] = ()
     kv_precision: str | None = None
     kv_bytes_per_token: int = 0
+    blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

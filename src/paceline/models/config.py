@@ -305,9 +305,7 @@ def _extension(
     raise _unsupported(f"rotary positions of type {kind!r}")
 
 
-def _yarn(
-    rope: Mapping[str, Any], base: float, rotated: int
-) -> tuple[tuple[float, ...], float]:
+def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[float, ...], float]:
     # Slow frequencies are interpolated, fast ones kept, those between blended (Peng et al. 2023).
     factor, original = float(rope["factor"]), float(rope["original_max_position_embeddings"])
 

@@ -57,10 +57,6 @@ class DraftProgram(Program):
         super().__init__(packed, heads)
         self._longest = longest
 
-    def load(self, name: str, to: Columns) -> None:
-        """Copy an input into a buffer: float32 viewed as int32."""
-        self._add("load", "load", self._input(name), to.width, _view(to))
-
     def join(self, how: int, first: Operand, second: Operand, to: Columns) -> None:
         """Combine rows elementwise."""
         self._add("join", "join", how, self._part(first), self._part(second), to.width, _view(to))

@@ -94,7 +94,14 @@ class Packed:
             order = np.ascontiguousarray(order, dtype=np.int64)
             at = order.ctypes.data
         loaded.paceline_pack(
-            number, blocks.ctypes.data, blocks.strides[0], at, outputs, inputs, threads, tiles.ctypes.data
+            number,
+            blocks.ctypes.data,
+            blocks.strides[0],
+            at,
+            outputs,
+            inputs,
+            threads,
+            tiles.ctypes.data,
         )
         return Matrix(outputs, inputs, number, 0, tiles.ctypes.data, self.keep(bias))
 

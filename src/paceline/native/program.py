@@ -15,7 +15,6 @@ from paceline.errors import OutOfMemory
 from paceline.native.library import Heads, Layer, Matrix, Tokens, View, library
 from paceline.native.packed import GROUP, Packed
 
-
 # Activations of a gate, in C++.
 GATES = {"silu": 1, "gelu": 2}
 
@@ -83,6 +82,10 @@ class Program:
         number = self._library.paceline_buffer(self._address, self._count(rows), width, rounded)
         return Columns(number, 0, width)
 
+    def load(self, name: str, to: Columns) -> None:
+        """Copy an input into a buffer: float32 viewed as int32."""
+        self._add("load", "load", self._input(name), to.width, _view(to))
+
     def embed(
         self,
         table: Matrix,
@@ -118,7 +121,7 @@ class Program:
         eps: float = 0.0,
         plus: Columns | None = None,
     ) -> None:
-        """Copy the rows that input `which` names, or all; with an RMS norm, then a sum, if given."""
+        """Copy the rows that input `which` names, or all; apply an RMS norm, then add `plus`."""
         rows = -1 if which is None else self._input(which)
         parts = (_view(at), rows, at.width, self._packed.keep(norm), eps, _view(plus), _view(to))
         self._add("gather", "gather", *parts)
@@ -187,7 +190,9 @@ class Program:
             *(each.ctypes.data for each in memory), *map(self._packed.keep, (angles, *norms))
         )
         asked = None if whole is None else whole.ctypes.data
-        self._add("attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to))
+        self._add(
+            "attention", "attention", heads or self._heads, layer, asked, _view(at), _view(to)
+        )
 
     def argmax(self, at: Columns, rows: str) -> Columns:
         """Add the argmax of logit rows: the first of equal ones; -1 if a number is not finite.

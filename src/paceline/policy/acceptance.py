@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core import tree as trees
 from paceline.core.types import ROOT, ProbArray, TokenTree, Verdict
 from paceline.policy.constants import (
     CALIBRATION_MEMORY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core import tree
-from paceline.core.target import Pass
+from paceline.core.target import Block, Pass
 from paceline.core.types import BoolArray, IntArray, LogitArray
 from paceline.errors import InvalidOption
 
@@ -28,16 +28,32 @@ def pass_positions(p: Pass, cached: int) -> IntArray:
     return np.concatenate([pending, tree.depths(p.draft) + pending[-1]])
 
 
-def pass_mask(p: Pass, cached: int) -> BoolArray:
+def pass_mask(p: Pass, cached: int, window: int = 0) -> BoolArray:
     """Return the attention mask, bool `[rows, cached + rows]`.
 
     A pending token sees the cached tokens and the pending ones up to itself. A node sees all of
-    those, its ancestors and itself.
+    those, its ancestors and itself. A window leaves the newest positions, 0 all.
     """
     rows, pending = pass_rows(p), len(p.pending)
     mask = np.tri(rows, cached + rows, cached, dtype=np.bool_)
     if p.draft is not None:
         mask[pending:, cached + pending :] = tree.ancestor_mask(p.draft)
+    if window:
+        own = pass_positions(p, cached)
+        mask &= np.concatenate([np.arange(cached), own]) > own[:, None] - window
+    return mask
+
+
+def block_mask(block: Block, window: int = 0) -> BoolArray:
+    """Return what the rows of a block see, bool `[rows, cached + rows]`.
+
+    A window leaves the last so many of the keys that a row sees, 0 all.
+    """
+    past = block.cache.length
+    cached = np.full(len(block.tokens), past) if block.cached is None else block.cached
+    mask = np.concatenate([np.arange(past) < cached[:, None], block.sees], axis=1)
+    if window:
+        mask &= mask[:, ::-1].cumsum(axis=1)[:, ::-1] <= window
     return mask
 
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 
 from paceline.core.types import Budget, Needs, SamplingParams
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
@@ -36,7 +36,7 @@ from paceline.training.online import OnlineLearner
 from paceline.verifiers.matching import Coupled
 
 CONFIG = tiny_config(vocab_size=64)
-TENSORS = random_tensors(CONFIG)
+TENSORS = named_tensors(CONFIG)
 SOURCE: Any = SimpleNamespace(config=CONFIG, weights=lambda: TENSORS)
 MODEL = "fingerprint"
 GREEDY = SamplingParams(max_new_tokens=24)

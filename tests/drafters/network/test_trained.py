@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from tests.helpers import tiny_model as tiny
-from tests.runtimes import tiny_openvino
+from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, Capabilities, SamplingParams
@@ -25,7 +25,6 @@ from paceline.drafters.network.drafter import TrainedDrafter, chains
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.native.library import has_float_products
 from paceline.networks.base import Geometry, Network
 from paceline.networks.catalogue import build, find, names
 from paceline.networks.draft_lm import DraftLM
@@ -38,8 +37,8 @@ from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 
-CONFIG = tiny_openvino.config(layers=3)
-TENSORS = tiny.random_tensors(CONFIG)
+CONFIG = tiny_cpu.config(layers=3)
+TENSORS = tiny.named_tensors(CONFIG)
 GEOMETRY = Geometry.of(CONFIG)
 MODEL = "fingerprint"
 DRAFTERS: dict[str, type[TrainedDrafter]] = {
@@ -52,28 +51,13 @@ GREEDY = SamplingParams(max_new_tokens=6)
 SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
 
 
-def on_openvino(attention: str) -> Any:
-    """With networks as graphs of the plugin, or, beside attention along paths, as programs."""
-    pytest.importorskip("openvino")
-    if attention == "paths" and not has_float_products():
-        pytest.skip("needs a C++ compiler and AVX-512")
-    return tiny_openvino.target("fp32", CONFIG, attention=attention)
-
-
-@pytest.fixture(autouse=True)
-def one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of any number of rows alone: a graph for each number takes a while to compile."""
-    monkeypatch.setattr("paceline.runtimes.cpu.openvino.runner._FEW", ())
-
-
 def on_torch() -> Any:
     torch = pytest.importorskip("paceline.runtimes.torch.target")
     return torch.TorchTarget(CONFIG, TENSORS, "cpu", "fp32")
 
 
 TARGETS: dict[str, Callable[[], Any]] = {
-    "openvino": cache(lambda: on_openvino("plugin")),
-    "native": cache(lambda: on_openvino("paths")),
+    "cpu": cache(lambda: tiny_cpu.target("fp32", CONFIG)),
     "torch": cache(on_torch),
 }
 every_runtime = pytest.mark.parametrize("runtime", TARGETS)
@@ -139,7 +123,6 @@ def plain(runtime: str) -> list[list[list[int]]]:
 
 
 def small(name: str) -> Network:
-    """With few steps, each of which is a graph to compile."""
     steps = "steps" in build(name, GEOMETRY, {}).settings()
     return build(name, GEOMETRY, {"steps": 2} if steps else {})
 
@@ -166,21 +149,18 @@ def copies() -> dict[str, Trained]:
     """Networks that compute what the target computes: right in all that they draft."""
     layers = {}
     for layer in range(CONFIG.layers):
-        theirs = f"model.layers.{layer}."
-        attention, feed_forward = f"{theirs}self_attn.", f"{theirs}mlp."
+        theirs = f"layers.{layer}"
         layers |= {
-            f"layer.{layer}.norm": TENSORS[f"{theirs}input_layernorm.weight"],
-            f"layer.{layer}.qkv": np.concatenate(
-                [TENSORS[f"{attention}{each}_proj.weight"] for each in "qkv"]
-            ),
-            f"layer.{layer}.o.residual": TENSORS[f"{attention}o_proj.weight"],
-            f"layer.{layer}.ffn_norm": TENSORS[f"{theirs}post_attention_layernorm.weight"],
+            f"layer.{layer}.norm": TENSORS[f"{theirs}.attention_norm"],
+            f"layer.{layer}.qkv": np.concatenate([TENSORS[f"{theirs}.{each}"] for each in "qkv"]),
+            f"layer.{layer}.o.residual": TENSORS[f"{theirs}.o"],
+            f"layer.{layer}.ffn_norm": TENSORS[f"{theirs}.ffn_norm"],
             f"layer.{layer}.gate_up": np.concatenate(
-                [TENSORS[f"{feed_forward}{each}_proj.weight"] for each in ("gate", "up")]
+                [TENSORS[f"{theirs}.{each}"] for each in ("gate", "up")]
             ),
-            f"layer.{layer}.down.residual": TENSORS[f"{feed_forward}down_proj.weight"],
+            f"layer.{layer}.down.residual": TENSORS[f"{theirs}.down"],
         }
-    norm = {"norm": TENSORS["model.norm.weight"]}
+    norm = {"norm": TENSORS["norm"]}
     kangaroo = random_weights(Kangaroo(GEOMETRY, exit=CONFIG.layers)).parameters
     nothing = {"adapter.o.residual": np.zeros_like(kangaroo["adapter.o.residual"])}
     every = np.arange(CONFIG.vocab_size)
@@ -205,9 +185,8 @@ def test_a_network_that_equals_its_target_is_always_right(name: str, runtime: st
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_compressed_layers_are_borrowed_as_they_are(precision: str) -> None:
-    """Scales and zero points too, or the copy would not be right so often."""
-    pytest.importorskip("openvino")
-    target = tiny_openvino.target(precision, CONFIG)
+    """Or the copy would not be right so often."""
+    target = tiny_cpu.target(precision, CONFIG)
     drafter = DRAFTERS["kangaroo"](target.run_network(copies()["kangaroo"]), stop=0)
     found = generate(target, drafter, GREEDY)
     expected = [each.tokens for each in generate(target, NoDrafter(), GREEDY)]
@@ -312,7 +291,7 @@ def test_room_that_a_chain_leaves_is_for_its_runner_ups(
 def test_a_rival_that_is_right_is_accepted(params: SamplingParams) -> None:
     """A drafter that is always wrong in first place and right in second: leaves stand, the text
     stays."""
-    target = tiny_openvino.target("fp32", CONFIG)
+    target = tiny_cpu.target("fp32", CONFIG)
 
     def text(drafter: Drafter, *sizes: int) -> Sequence:
         sequence = Sequence.start(0, list(PROMPTS[0]), params)
@@ -359,7 +338,6 @@ CAPABILITIES = Capabilities(
     hidden_size=CONFIG.hidden_size,
     hidden_states=True,
     bit_exact=True,
-    layout="exact",
     feature_layers=(0, 1, 2),
 )
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tests.helpers.target_contract as contract  # noqa: E402
-from tests.helpers.tiny_model import FAMILIES, random_tensors, tiny_config  # noqa: E402
+from tests.helpers.tiny_model import FAMILIES, named_tensors, tiny_config  # noqa: E402
 
 from paceline.core import tree  # noqa: E402
 from paceline.core.target import Pass  # noqa: E402
@@ -25,7 +25,7 @@ STRICT = 1e-10
 
 def tiny_target(family: Any = "llama", **options: Any) -> TorchTarget:
     config = tiny_config(family)
-    return TorchTarget(config, random_tensors(config), **{"precision": "fp64", **options})
+    return TorchTarget(config, named_tensors(config), **{"precision": "fp64", **options})
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_capabilities() -> None:
     found = tiny_target(precision="bf16").capabilities
     assert (found.runtime, found.device, found.precision) == ("torch", "cpu", "bf16")
-    assert (found.vocab_size, found.max_context, found.hidden_size) == (320, 256, 32)
+    assert (found.vocab_size, found.max_context, found.hidden_size) == (320, 256, 64)
     assert found.tree
     assert not found.bit_exact
 
@@ -144,11 +144,6 @@ def test_capabilities() -> None:
 def test_bad_options_are_named(options: dict[str, str], error: type[Exception]) -> None:
     with pytest.raises(error, match="|".join(options.values())):
         tiny_target(**options)
-
-
-def test_layout_exact_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="layout 'exact'"):
-        module.require_masked("exact", "torch")
 
 
 def test_a_cache_too_large_for_memory_is_out_of_memory(target: TorchTarget) -> None:

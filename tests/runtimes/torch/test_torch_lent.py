@@ -7,30 +7,29 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.helpers.tiny_model import random_tensors, tiny_config  # noqa: E402
+from tests.helpers.tiny_model import named_tensors, tiny_config  # noqa: E402
 
 from paceline.errors import InvalidOption  # noqa: E402
-from paceline.models.llama import Llama  # noqa: E402
-from paceline.networks.base import Geometry  # noqa: E402
+from paceline.networks.base import FUSED, Geometry  # noqa: E402
 from paceline.networks.kangaroo import Kangaroo  # noqa: E402
+from paceline.runtimes.torch.model import TorchModel  # noqa: E402
 from paceline.runtimes.torch.ops import target_weights_for  # noqa: E402
-from paceline.runtimes.weights import prepare  # noqa: E402
 
 CONFIG = tiny_config(layers=3)
-TENSORS = random_tensors(CONFIG)
-LLAMA = Llama.build(CONFIG, TENSORS, torch.device("cpu"), torch.float32)
+TENSORS = named_tensors(CONFIG)
+MODEL = TorchModel(CONFIG, TENSORS, torch.device("cpu"), torch.float32)
 
 
-def test_what_is_lent_has_the_names_and_numbers_of_prepared_weights() -> None:
+def test_what_is_lent_is_what_the_names_say() -> None:
     network = Kangaroo(Geometry.of(CONFIG), exit=2)
-    prepared = prepare(CONFIG, TENSORS, "fp32")  # type: ignore[arg-type]  # a dict will do
-    found = target_weights_for(network, LLAMA)
+    found = target_weights_for(network, MODEL)
     assert found.keys() == network.target_weights().keys()
     for mine, theirs in network.target_weights().items():
-        wanted = prepared[theirs if theirs in prepared else f"{theirs}.weight"]
-        np.testing.assert_array_equal(found[mine].numpy(), wanted)
+        layer, _, part = theirs.rpartition(".")
+        wanted = [TENSORS[f"{layer}.{each}"] for each in FUSED.get(part, (part,))]
+        np.testing.assert_array_equal(found[mine].numpy(), np.concatenate(wanted))
 
 
 def test_layers_that_the_target_lacks_are_named() -> None:
     with pytest.raises(InvalidOption, match="runs 4 layers of its target, which has fewer"):
-        target_weights_for(Kangaroo(Geometry.of(CONFIG), exit=4), LLAMA)
+        target_weights_for(Kangaroo(Geometry.of(CONFIG), exit=4), MODEL)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.batch import batch_of
 from tests.networks.cases import DRAFT_VOCABULARY, GEOMETRY, NETWORKS, module, texts
 from torch import Tensor
@@ -113,7 +113,7 @@ def test_less_is_shown_as_training_goes_on_and_to_falcon_alone() -> None:
 
 
 CONFIG = tiny_config(vocab_size=64)
-TENSORS = random_tensors(CONFIG)
+TENSORS = named_tensors(CONFIG)
 
 
 def trainer(place: Path | None = None, **settings: bool) -> Trainer:
@@ -122,7 +122,7 @@ def trainer(place: Path | None = None, **settings: bool) -> Trainer:
     vocabulary = keep_frequent(count_tokens((t.tokens for t in written), 64), 48, (2,))
     network = build("falcon", Geometry.of(CONFIG), settings)
     source = FeatureSource(TorchTarget(CONFIG, TENSORS))
-    table = TENSORS["model.embed_tokens.weight"]
+    table = TENSORS["embed"]
     recipe = Recipe(1600, batch_tokens=200, precision="fp32")
     return Trainer(network, vocabulary, table, table, written, source, recipe, checkpoint_at=place)
 

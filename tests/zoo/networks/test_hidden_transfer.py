@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers.tiny_model import random_tensors, tiny_config
+from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.cases import GEOMETRY, NETWORKS, module, texts
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from paceline.training.module import DraftModule, share_target_weights
 from paceline.zoo.networks.hidden_transfer import HiddenTransfer
 
 CONFIG = tiny_config(layers=7)  # of which the last three follow the high layer
-TENSORS = random_tensors(CONFIG)
+TENSORS = named_tensors(CONFIG)
 SHAPE = Geometry.of(CONFIG)
 WIDTH = CONFIG.hidden_size
 TOKENS = [5, 9, 60, 9, 3, 22, 41, 7]
@@ -40,7 +40,7 @@ def features(target: TorchTarget) -> Tensor:
 
 
 def with_layers(layers: dict[str, Tensor]) -> TorchOps:
-    norm = torch.from_numpy(TENSORS["model.norm.weight"])
+    norm = torch.from_numpy(TENSORS["norm"])
     nothing = torch.zeros(1, WIDTH)
     return TorchOps(SHAPE, {**layers, "norm": norm}, nothing, nothing)
 

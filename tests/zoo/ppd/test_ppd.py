@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.helpers import tiny_model as tiny
 from tests.helpers.sampled_drafts import Sampled
+from tests.runtimes import tiny_cpu
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -269,19 +270,16 @@ def test_it_works_alone(context: DrafterContext, sign: str) -> None:
 
 def tiny_target(runtime: str) -> Any:
     """A random model, on the CPU runtime at int8, on torch at fp64."""
-    if runtime == "openvino":
-        pytest.importorskip("openvino")
-        from tests.runtimes import tiny_openvino
-
-        return tiny_openvino.target("int8")
+    if runtime == "cpu":
+        return tiny_cpu.target("int8")
     from paceline.runtimes.torch.target import TorchTarget
 
     config = tiny.tiny_config()
-    return TorchTarget(config, tiny.random_tensors(config), precision="fp64")
+    return TorchTarget(config, tiny.named_tensors(config), precision="fp64")
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("runtime", ["openvino", "torch"])
+@pytest.mark.parametrize("runtime", ["cpu", "torch"])
 def test_tokens_on_a_runtime_are_those_of_plain_decoding(
     runtime: str, params: SamplingParams
 ) -> None:

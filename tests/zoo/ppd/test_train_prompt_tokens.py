@@ -54,8 +54,8 @@ def test_weights_load_and_a_card_stands_beside_them(
     done = command(*arguments(model, data, out, "--json"))
     assert done.code == 0, done.err
     figures = json.loads(done.out)
-    found = load_prompt_tokens(out, resolve(str(model)).fingerprint, 32)
-    assert found.embeddings.shape == (3, 32)
+    found = load_prompt_tokens(out, resolve(str(model)).fingerprint, 64)
+    assert found.embeddings.shape == (3, 64)
     assert found.accuracies.tolist() == figures["held_out"]["accuracies"]
     assert found.metadata["command"].startswith(
         "paceline train prompt-tokens --data DATA --steps 4"
@@ -63,7 +63,7 @@ def test_weights_load_and_a_card_stands_beside_them(
     assert figures["finished"] is True
     card = json.loads(out.with_suffix(".json").read_text())
     assert card["drafter"] == "ppd"
-    assert card["parameters"] == 96
+    assert card["parameters"] == 192
     assert card["held_out"]["prompts"] == 1
     assert card["losses"][-1]["held_out"] == pytest.approx(figures["held_out"]["loss"])
     assert out.with_suffix(".md").read_text().startswith("# ppd for ")
@@ -93,7 +93,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_weights(
     second = command(*arguments(model, data, parts))
     assert second.code == 0, second.err
     fingerprint = resolve(str(model)).fingerprint
-    found = [load_prompt_tokens(path, fingerprint, 32).embeddings for path in (whole, parts)]
+    found = [load_prompt_tokens(path, fingerprint, 64).embeddings for path in (whole, parts)]
     np.testing.assert_array_equal(*found)
 
 

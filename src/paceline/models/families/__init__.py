@@ -61,10 +61,11 @@ def forward(
     layers: Sequence[int] | None = None,
     x: Rows | None = None,
     features: list[Rows] | None = None,
+    states: list[Rows] | None = None,
 ) -> Rows:
     """Return the hidden states after the final norm; see `base.forward`."""
     layer = family_of(config).layer or base.llama_layer
-    return base.forward(ops, config, layer, layers=layers, x=x, features=features)
+    return base.forward(ops, config, layer, layers=layers, x=x, features=features, states=states)
 
 
 def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:

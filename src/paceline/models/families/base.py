@@ -109,7 +109,7 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
 
 
 def llama_layer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
-    """Attention and SwiGLU, each added to the stream: Llama, Mistral, Qwen, Phi, SmolLM, Granite."""
+    """Attention and SwiGLU, each added to the stream (Touvron et al. 2023)."""
     name, scale = f"layers.{index}", config.residual_scale
     x = ops.linear(attention(ops, config, index, x), [f"{name}.o"], scale=scale, plus=x)
     return ops.linear(feed_forward(ops, config, index, x), [f"{name}.down"], scale=scale, plus=x)
@@ -123,6 +123,7 @@ def forward(
     layers: Sequence[int] | None = None,
     x: Rows | None = None,
     features: list[Rows] | None = None,
+    states: list[Rows] | None = None,
 ) -> Rows:
     """Return the hidden states after the final norm.
 
@@ -133,6 +134,7 @@ def forward(
         layers: the layers to run, in order; None for all.
         x: rows to go on from; None for the embeddings.
         features: collects the inputs of the feature layers, and the result.
+        states: collects the rows before the final norm, which other layers may go on from.
     """
     read = feature_layers(config.layers)
     x = ops.embed(config.embedding_scale) if x is None else x
@@ -140,6 +142,8 @@ def forward(
         if features is not None:
             features += [x] * read.count(index)
         x = layer(ops, config, index, x)
+    if states is not None:
+        states.append(x)
     x = ops.norm(x, "norm")
     if features is not None:
         features.append(x)

@@ -61,7 +61,7 @@ class Matrices:
 
     def vector(self, name: str) -> LogitArray | None:
         """Return a tensor as float32, or None if the model has none of that name."""
-        return self._weights[name] if name in self._weights else None
+        return self._weights[name] if name in self._weights else None  # noqa: SIM401
 
     def quantized(self, name: str) -> bool:
         """Return whether a matrix takes quantized activations."""
@@ -101,7 +101,7 @@ class Matrices:
         )
 
     def rows(self, name: str, rows: npt.NDArray[np.int64]) -> Matrix:
-        """Return some rows of a matrix, in its own format; the matrix itself if it is all of them."""
+        """Return some rows of a matrix, in its own format; the whole matrix if they are all."""
         name = self._resolved(name)
         stored, kind = self._weights.stored(name), self._format(name)
         if len(rows) == stored.shape[0]:

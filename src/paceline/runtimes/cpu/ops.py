@@ -20,7 +20,7 @@ from paceline.runtimes.kv_cache import BlockPool
 
 
 class Rows:
-    """Rows of a forward: recorded when they are read, in a buffer that is reused after the last use.
+    """Rows of a forward: recorded when read, in a buffer that is reused after the last use.
 
     Attributes:
         count: name of their number.

@@ -6,16 +6,24 @@ batch, the draft, the threads or the processor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core import tree as trees
 from paceline.core.processor import usable_threads
-from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
+from paceline.core.target import (
+    DEFAULT_OPTIONS,
+    Block,
+    BlockOutput,
+    Output,
+    Pass,
+    RuntimeOptions,
+    check_blocks,
+)
 from paceline.core.types import ROOT, Capabilities, LogitArray, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models import families
@@ -106,6 +114,25 @@ class Batch:
             self._singles += singles
         return first
 
+    def add_block(self, block: Block) -> None:
+        """Add the rows of a block, all of which have logits; raises OutOfMemory as `add`."""
+        cache = block.cache
+        cache.discard()
+        past, count = cache.length, len(block.tokens)
+        cache.reserve(count)
+        cache.places = list(range(past, past + count))
+        table = len(self._tables)
+        self._tables += cache.blocks[: -(-(past + count) // BLOCK)]
+        self.logit_rows += range(len(self.ids), len(self.ids) + count)
+        self.ids += block.tokens.tolist()
+        runs = [past] * count if block.cached is None else block.cached.tolist()
+        for row, (position, run) in enumerate(zip(block.positions.tolist(), runs, strict=True)):
+            slot = cache.blocks[(past + row) // BLOCK] * BLOCK + (past + row) % BLOCK
+            singles = (past + np.flatnonzero(block.sees[row])).tolist()
+            seen = run + len(singles)
+            self._rows += (position, slot, table, run, len(self._singles), seen)
+            self._singles += singles
+
     def counts(self) -> dict[str, int]:
         return {
             "rows": len(self.ids),
@@ -114,7 +141,7 @@ class Batch:
             "likeliest": len(self.logit_rows) if self.argmax else 0,
         }
 
-    def inputs(self) -> dict[str, list[int]]:
+    def inputs(self) -> dict[str, list[int] | npt.NDArray[np.int32]]:
         return {
             "input_ids": self.ids,
             "logit_rows": self.logit_rows,
@@ -163,8 +190,21 @@ class Forward:
         pool: BlockPool,
         kv_dtype: KvDtype,
         extra: LogitArray,
+        layers: Sequence[int] | None = None,
+        given: bool = False,
     ) -> None:
-        """Record it; `extra` is float32 `[m, hidden_size]`, embeddings after the vocabulary."""
+        """Record it.
+
+        Args:
+            config: of the model.
+            matrices: of the model.
+            packed: holds them.
+            pool: keys and values.
+            kv_dtype: of the pool.
+            extra: float32 `[m, hidden_size]`, embeddings after the vocabulary.
+            layers: those to run; None for all.
+            given: rows start from the input "inputs", not from embeddings.
+        """
         width = config.hidden_size
         self._program = program = Program(packed, Heads(config.heads, config.kv_heads))
         ops = CpuOps(
@@ -177,13 +217,23 @@ class Forward:
             extra if len(extra) else None,
         )
         program.paths(config.max_context, "rows")
+        start = None
+        if given:
+            first = program.buffer("rows", width)
+            program.load("inputs", first)
+            start = ops.given(first, "rows")
         seen: list[Rows] = []
-        x = families.forward(ops, config, features=seen)
+        states: list[Rows] = []
+        x = families.forward(ops, config, layers=layers, x=start, features=seen, states=states)
+        self._state: Columns | None = None
+        if layers is not None or given:
+            self._state = program.buffer("rows", width)
+            program.gather(states[0].columns(), None, self._state)
         self._features = program.buffer("features", len(seen) * width)
         for index, rows in enumerate(seen):
             to = self._features.part(index * width, width)
             program.gather(rows.columns(), "feature_rows", to)
-        del seen
+        del seen, states
         self._hidden = program.buffer("logits", width)
         program.gather(x.columns(), "logit_rows", self._hidden)
         logits = families.head(ops, config, ops.given(self._hidden, "logits"))
@@ -192,19 +242,24 @@ class Forward:
         self._argmax = program.argmax(self._logits, "likeliest")
         self.seconds = 0.0
 
-    def run(self, batch: Batch, threads: int) -> None:
-        begin = perf_counter()
-        self._program.run(batch.counts(), batch.inputs(), threads)
+    def run(self, batch: Batch, threads: int, given: LogitArray | None = None) -> None:
+        begin, inputs = perf_counter(), batch.inputs()
+        if given is not None:
+            inputs["inputs"] = np.ascontiguousarray(given, np.float32).reshape(-1).view(np.int32)
+        self._program.run(batch.counts(), inputs, threads)
         self.seconds = perf_counter() - begin
 
     def output(self, name: str, batch: Batch) -> LogitArray:
         """Return float32 `[n, ...]`, a view that the next run overwrites.
 
-        "logits" and "hidden" are of the batch's logit rows, "features" of its feature rows.
+        "logits" and "hidden" are of the batch's logit rows, "features" of its feature rows, "state"
+        of all rows.
         """
         columns = {"logits": self._logits, "hidden": self._hidden, "features": self._features}
-        rows = batch.counts()["features" if name == "features" else "logits"]
-        return self._program.read(columns[name], rows)
+        rows = batch.counts()[{"features": "features", "state": "rows"}.get(name, "logits")]
+        at = self._state if name == "state" else columns[name]
+        assert at is not None
+        return self._program.read(at, rows)
 
     def argmax(self, batch: Batch) -> list[int]:
         """Return the argmax by logit row; empty if no pass asked for it."""
@@ -298,6 +353,7 @@ class CpuTarget:
                 "smaller kv_tokens or a coarser kv_precision"
             ) from error
         self._forward = self._recorded()
+        self._partial: dict[tuple[tuple[int, ...], bool], Forward] = {}
         self._capabilities = Capabilities(
             runtime="cpu",
             device="cpu",
@@ -310,6 +366,7 @@ class CpuTarget:
             feature_layers=feature_layers(config.layers),
             kv_precision=kv_precision,
             kv_bytes_per_token=self._pool.bytes_per_token,
+            blocks=True,
         )
 
     @classmethod
@@ -372,6 +429,7 @@ class CpuTarget:
         if table is not self._extra:
             self._extra = table
             self._forward = self._recorded()
+            self._partial.clear()
         return self._capabilities.vocab_size + first
 
     @property
@@ -427,6 +485,27 @@ class CpuTarget:
         """Return the time of the last forward, without inputs and outputs."""
         return self._forward.seconds
 
+    def forward_blocks(
+        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+    ) -> list[BlockOutput]:
+        given = check_blocks(blocks, layers, self.config.layers)
+        chosen = tuple(range(self.config.layers) if layers is None else layers)
+        if (chosen, given) not in self._partial:
+            self._partial[chosen, given] = self._recorded(chosen, given)
+        forward, batch = self._partial[chosen, given], Batch()
+        try:
+            for each in blocks:
+                batch.add_block(each)
+        except OutOfMemory:
+            for each in blocks:
+                each.cache.discard()
+            raise
+        inputs = [each.inputs for each in blocks if each.inputs is not None]
+        forward.run(batch, self.threads, np.concatenate(inputs) if inputs else None)
+        ends = np.cumsum([len(each.tokens) for each in blocks])[:-1]
+        found = (np.split(forward.output(name, batch), ends) for name in ("logits", "state"))
+        return [BlockOutput(*each) for each in zip(*found, strict=True)]
+
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
         """Repeat a forward and return the time of its parts; it commits nothing."""
         return self._forward.counted(self._batch(passes)[0], self.threads, runs)
@@ -446,11 +525,10 @@ class CpuTarget:
     def release(self, cache: PagedCache) -> None:
         cache.release()
 
-    def _recorded(self) -> Forward:
+    def _recorded(self, layers: Sequence[int] | None = None, given: bool = False) -> Forward:
+        parts = self.config, self.matrices, self._packed, self._pool, self._kv_dtype, self._extra
         try:
-            return Forward(
-                self.config, self.matrices, self._packed, self._pool, self._kv_dtype, self._extra
-            )
+            return Forward(*parts, layers, given)
         except MemoryError as error:
             raise OutOfMemory(_NO_ROOM) from error
 

@@ -35,7 +35,14 @@ class TorchCache:
         return cls(torch.empty(shape, dtype=dtype, device=device))
 
 
-def attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend(
+    cache: Tensor,
+    mask: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float | None = None,
+) -> Tensor:
     """Write new rows to the cache of one layer and attend.
 
     Args:
@@ -44,6 +51,7 @@ def attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: T
         queries: `[rows, heads, head_dim]`.
         keys: `[rows, kv_heads, head_dim]`.
         values: `[rows, kv_heads, head_dim]`.
+        scale: of the scores; None for `head_dim ** -0.5`.
     """
     rows, total = mask.shape
     cache[0, :, total - rows : total] = keys.transpose(0, 1)
@@ -53,6 +61,7 @@ def attend(cache: Tensor, mask: Tensor, queries: Tensor, keys: Tensor, values: T
         cache[0, None, :, :total],
         cache[1, None, :, :total],
         attn_mask=mask,
+        scale=scale,
         enable_gqa=True,
     )
     return out[0].transpose(0, 1)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import InvalidOption
-from paceline.models.llama import Llama
-from paceline.networks.base import Geometry, Network
+from paceline.networks.base import FUSED, Geometry, Network
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.cache import TorchCache, attend
+from paceline.runtimes.torch.model import TorchModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +164,7 @@ class TorchDraftOps(TorchOps):
         return [len(span.places) for span in self._newest]
 
 
-# Layers of a target in PyTorch that drafter networks run as their own.
-
-# Modules of a layer by the names in `Network.target_weights`; fused ones side by side.
-_LAYER = {
-    "attention_norm": ("input_layernorm",),
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o": ("self_attn.o_proj",),
-    "ffn_norm": ("post_attention_layernorm",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
-
-
-def target_weights_for(network: Network, llama: Llama) -> dict[str, Tensor]:
+def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]:
     """Return the target weights that a network shares, by the network's own names.
 
     Raises:
@@ -185,12 +172,13 @@ def target_weights_for(network: Network, llama: Llama) -> dict[str, Tensor]:
     """
     out = {}
     for mine, theirs in network.target_weights().items():
-        layer, part = theirs.removeprefix("layers.").split(".")
-        if int(layer) >= len(llama.layers):
+        layer, _, part = theirs.rpartition(".")
+        if int(layer.removeprefix("layers.")) >= model.config.layers:
             raise InvalidOption(
                 f"network '{network.name}' runs {len(network.runs)} layers of its target, which "
                 "has fewer: use weights that were trained for this model"
             )
-        names = [f"layers.{layer}.{name}.weight" for name in _LAYER[part]]
-        out[mine] = torch.cat([llama.get_parameter(name) for name in names])
+        out[mine] = torch.cat(
+            [model.tensor(f"{layer}.{each}") for each in FUSED.get(part, (part,))]
+        )
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +10,24 @@ import torch
 from torch import Tensor
 
 from paceline.core.processor import usable_threads
-from paceline.core.target import DEFAULT_OPTIONS, Output, Pass, RuntimeOptions
-from paceline.core.types import Capabilities, IntArray, LogitArray
+from paceline.core.target import (
+    DEFAULT_OPTIONS,
+    Block,
+    BlockOutput,
+    Output,
+    Pass,
+    RuntimeOptions,
+    check_blocks,
+)
+from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.config import ModelConfig, feature_layers
-from paceline.models.llama import Llama, NamedTensors
+from paceline.models.ops import Heads
 from paceline.models.source import ModelSource
+from paceline.models.weights import Weights
 from paceline.networks.weights import Trained
 from paceline.runtimes.passes import (
+    block_mask,
     no_rows,
     pass_mask,
     pass_positions,
@@ -26,6 +36,7 @@ from paceline.runtimes.passes import (
     with_rows,
 )
 from paceline.runtimes.torch.cache import TorchCache, attend, reserve
+from paceline.runtimes.torch.model import Attend, TorchModel
 from paceline.runtimes.torch.ops import target_weights_for
 from paceline.runtimes.torch.runner import TorchRunner
 
@@ -36,14 +47,14 @@ _CHUNK = 512  # tokens per prefill pass: bounds the mask and the activations
 
 
 class TorchTarget:
-    """A Llama-family model as a `Target`.
+    """A model as a `Target`.
 
     Linear layers run over the rows of all sequences at once, attention per sequence with a boolean
     mask. Logits are float32, or float64 at precision "fp64".
 
     Args:
         config: shape of the model.
-        tensors: weights by Hugging Face name, for example a state dict.
+        weights: tensors by canonical name.
         device: "cpu", "cuda" or "cuda:N".
         precision: "fp32", "bf16" or "fp64".
 
@@ -55,13 +66,13 @@ class TorchTarget:
     def __init__(
         self,
         config: ModelConfig,
-        tensors: NamedTensors,
+        weights: Weights | Mapping[str, LogitArray],
         device: str = "cpu",
         precision: str = "fp32",
     ) -> None:
         self._device = torch_device(device)
         self._dtype = torch_dtype(precision)
-        self._network = Llama.build(config, tensors, self._device, self._dtype)
+        self._network = TorchModel(config, weights, self._device, self._dtype)
         self.config = config
         self._extra = no_rows(config.hidden_size)
         self._capabilities = Capabilities(
@@ -74,6 +85,7 @@ class TorchTarget:
             hidden_states=True,
             bit_exact=False,
             feature_layers=feature_layers(config.layers),
+            blocks=True,
         )
 
     @classmethod
@@ -101,11 +113,9 @@ class TorchTarget:
 
     def run_network(self, trained: Trained) -> TorchRunner:
         """Return a runner of a drafter network in the target's precision."""
-        embedding = self._network.embed_tokens.weight
-        head = embedding if self.config.tied_embeddings else self._network.lm_head.weight
-        return TorchRunner(
-            trained, embedding, head, target_weights_for(trained.network, self._network)
-        )
+        network = self._network
+        lent = target_weights_for(trained.network, network)
+        return TorchRunner(trained, network.tensor("embed"), network.head, lent)
 
     def warm_up(self) -> None: ...
 
@@ -185,13 +195,38 @@ class TorchTarget:
         Returns:
             float32 `[vocabulary]`, logits after that position.
         """
-        embeddings = self._network.embed_tokens.weight[list(tokens)]
+        embeddings = self._network.embed(torch.tensor(list(tokens), device=self._device))
         exact = torch.tensor([list(weights)], dtype=torch.float64)
         weighted = exact.to(embeddings) @ embeddings
         hidden = self._hidden([Pass(cache, tokens[:1])], weighted)
         cache.length += 1
         logits: LogitArray = to_numpy(self._network.logits(hidden))[0]
         return logits
+
+    @torch.inference_mode()
+    def forward_blocks(
+        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+    ) -> list[BlockOutput]:
+        given = check_blocks(blocks, layers, self.config.layers)
+        sizes = [len(each.tokens) for each in blocks]
+        attended = self._attention(
+            [each.cache for each in blocks],
+            sizes,
+            lambda window: [block_mask(each, window) for each in blocks],
+        )
+        positions = torch.from_numpy(np.concatenate([each.positions for each in blocks]))
+        if given:
+            rows = np.concatenate([each.inputs for each in blocks if each.inputs is not None])
+            x = torch.from_numpy(rows).to(self._device, self._dtype)
+        else:
+            x = self._embed(np.concatenate([each.tokens for each in blocks]))
+        states: list[Tensor] = []
+        at = positions.to(self._device)
+        hidden = self._network(x, at, attended, layers=layers, states=states)
+        both = (self._network.logits(hidden), states[0])
+        split = (to_numpy(each) for each in both)
+        found = (np.split(each, np.cumsum(sizes)[:-1]) for each in split)
+        return [BlockOutput(*each) for each in zip(*found, strict=True)]
 
     @torch.inference_mode()
     def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
@@ -219,28 +254,46 @@ class TorchTarget:
     ) -> Tensor:
         # Final hidden states `[rows of all passes, hidden_size]`; fills the caches. `embeddings`
         # replace those of the tokens; `streams` gets the four parts of the features.
-        sizes = [pass_rows(p) for p in passes]
-        for p, size in zip(passes, sizes, strict=True):
-            reserve(p.cache, p.cache.length + size)
-        masks = [torch.from_numpy(pass_mask(p, p.cache.length)).to(self._device) for p in passes]
-
-        def attended(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
-            parts = zip(passes, masks, *split, strict=True)
-            return torch.cat([attend(p.cache.data[layer], m, *qkv) for p, m, *qkv in parts])
-
+        attended = self._attention(
+            [p.cache for p in passes],
+            [pass_rows(p) for p in passes],
+            lambda window: [pass_mask(p, p.cache.length, window) for p in passes],
+        )
         positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
         if embeddings is None:
             tokens = np.concatenate([pass_tokens(p) for p in passes])
             embeddings = self._embed(tokens)
         places = torch.from_numpy(positions).to(self._device)
-        hidden: Tensor = self._network(embeddings, places, attended, streams)
-        return hidden
+        return self._network(embeddings, places, attended, streams)
+
+    def _attention(
+        self,
+        caches: Sequence[TorchCache],
+        sizes: Sequence[int],
+        masks_of: Callable[[int], list[BoolArray]],
+    ) -> Attend:
+        # Makes room for so many rows; `masks_of` gives each sequence's mask under a window.
+        for cache, size in zip(caches, sizes, strict=True):
+            reserve(cache, cache.length + size)
+        masks: dict[int, list[Tensor]] = {}
+
+        def attended(
+            layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
+        ) -> Tensor:
+            if heads.window not in masks:
+                made = masks_of(heads.window)
+                masks[heads.window] = [torch.from_numpy(each).to(self._device) for each in made]
+            split = [x.split_with_sizes(list(sizes)) for x in (queries, keys, values)]
+            parts = zip(caches, masks[heads.window], *split, strict=True)
+            scale = heads.scale
+            return torch.cat([attend(c.data[layer], m, q, k, v, scale) for c, m, q, k, v in parts])
+
+        return attended
 
     def _embed(self, ids: IntArray) -> Tensor:
         extra = ids >= self.config.vocab_size
         tokens = torch.from_numpy(np.where(extra, 0, ids)).to(self._device)
-        embeddings: Tensor = self._network.embed_tokens(tokens)
+        embeddings = self._network.embed(tokens)
         if extra.any():
             rows = torch.from_numpy(self._extra[ids[extra] - self.config.vocab_size])
             embeddings[torch.from_numpy(extra).to(self._device)] = rows.to(embeddings)

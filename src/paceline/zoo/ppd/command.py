@@ -39,8 +39,8 @@ def prompt_tokens(
 
     import torch
 
-    from paceline.models.llama import Llama
     from paceline.models.source import resolve
+    from paceline.runtimes.torch.model import TorchModel
     from paceline.runtimes.torch.target import torch_device
     from paceline.training.card import write_card
     from paceline.training.data import Shards
@@ -57,7 +57,7 @@ def prompt_tokens(
     place = torch_device(device or "cpu")
     source = resolve(model)
     check_texts(data, shards.settings, source)
-    network = Llama.build(source.config, source.weights(), place, torch.float32)
+    network = TorchModel(source.config, source.weights(), place, torch.float32)
     run = PromptTrainer(
         network, shards.read(), recipe, checkpoint_at=out.with_suffix(".checkpoint")
     )

@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from paceline.core.options import require
 from paceline.core.types import BoolArray, IntArray, LogitArray
-from paceline.errors import InvalidOption
-from paceline.models.llama import Llama
+from paceline.errors import InvalidOption, ModelError
+from paceline.models.ops import Heads
+from paceline.runtimes.torch.model import TorchModel
 from paceline.training.data import Text
 from paceline.training.losses import find_loss
 from paceline.training.objective import Hits
@@ -66,7 +67,7 @@ def place(text: Text, chains: int, depth: int, generator: np.random.Generator) -
 
 
 def guesses(
-    network: Llama, embeddings: Tensor, batch: Sequence[Chains]
+    network: TorchModel, embeddings: Tensor, batch: Sequence[Chains]
 ) -> tuple[Tensor, Tensor, IntArray]:
     """Run prompt tokens; return their logits, the target's logits (no gradient) and labels.
 
@@ -77,10 +78,12 @@ def guesses(
     lengths = [len(each.tokens) for each in batch]
     seen: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
 
-    def over_texts(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def over_texts(
+        layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
         split = [x.split_with_sizes(lengths) for x in (queries, keys, values)]
         seen.append((split[1], split[2]))
-        return torch.cat([_attend(q, k, v) for q, k, v in zip(*split, strict=True)])
+        return torch.cat([_attend(heads, q, k, v) for q, k, v in zip(*split, strict=True)])
 
     tokens = torch.from_numpy(np.concatenate([each.tokens for each in batch])).to(device)
     places = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
@@ -88,17 +91,20 @@ def guesses(
     ahead = [each.ahead(depth).ravel() for each in batch]
     rows = torch.from_numpy(np.concatenate([o + a for o, a in zip(offsets, ahead, strict=True)]))
     with torch.no_grad():
-        hidden = network(network.embed_tokens(tokens), places, over_texts)
+        hidden = network(network.embed(tokens), places, over_texts)
         teacher = network.logits(hidden[rows.to(device)])
 
     masks = [torch.from_numpy(each.mask(depth)).to(device) for each in batch]
     sizes = [len(each) for each in ahead]
 
-    def over_chains(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def over_chains(
+        layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
         split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
         out = []
         for text_keys, text_values, mask, q, k, v in zip(*seen[layer], masks, *split, strict=True):
-            out.append(_attend(q, torch.cat([text_keys, k]), torch.cat([text_values, v]), mask))
+            known = torch.cat([text_keys, k]), torch.cat([text_values, v])
+            out.append(_attend(heads, q, *known, mask))
         return torch.cat(out)
 
     positions = torch.from_numpy(np.concatenate(ahead)).to(device)
@@ -107,11 +113,15 @@ def guesses(
     return student, teacher, np.concatenate([each.labels(depth).ravel() for each in batch])
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+def _attend(
+    heads: Heads, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+) -> Tensor:
     # `[rows, heads, head_dim]` of one text; causal without a mask.
+    if heads.window:
+        raise ModelError("prompt tokens are not trained for models with sliding windows yet")
     q, k, v = (x.to(values.dtype).transpose(0, 1)[None] for x in (queries, keys, values))
     out = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=heads.scale, enable_gqa=True
     )
     return out[0].transpose(0, 1)
 
@@ -186,7 +196,7 @@ class PromptTrainer(TrainingRun[PromptQuality]):
 
     def __init__(
         self,
-        network: Llama,
+        network: TorchModel,
         texts: Sequence[Text],
         recipe: PromptRecipe,
         *,
@@ -205,7 +215,7 @@ class PromptTrainer(TrainingRun[PromptQuality]):
         self._network = network
         self._loss = find_loss(recipe.loss)
         generator = torch.Generator().manual_seed(recipe.seed)
-        self._module = _Embeddings(network.embed_tokens.weight, recipe.depth, generator)
+        self._module = _Embeddings(network.tensor("embed"), recipe.depth, generator)
         rows = self._module.rows
         super().__init__(
             self._module,

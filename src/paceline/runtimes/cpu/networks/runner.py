@@ -13,9 +13,9 @@ from paceline.native.draft_program import noise_records
 from paceline.native.packed import Packed, rotary_table
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
+from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.ops import NetworkCache, pool_for
 from paceline.runtimes.cpu.networks.programs import Chains, Input, OpsArguments, Steps, bits
-from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BLOCK, PagedCache
 

@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.native import formats
 
 from paceline.native import draft_program
 from paceline.native.draft_program import PICKED, DraftProgram, Drawn, Operand, noise_records
-from paceline.native.library import KV_DTYPES, Heads, has_float_products
+from paceline.native.library import KV_DTYPES, Heads
 from paceline.native.packed import Packed
 from paceline.native.program import Columns
 from paceline.sampling.gumbel import GumbelNoise
-
-pytestmark = pytest.mark.skipif(not has_float_products(), reason="needs a C++ compiler and AVX-512")
 
 RNG = np.random.default_rng(7)
 WIDTH = 32
 
 
 def program(heads: Heads | None = None) -> DraftProgram:
-    return DraftProgram(Packed(), heads or Heads(2, 1, 16, KV_DTYPES["fp32"], 1e-5), 64)
+    return DraftProgram(
+        Packed(), heads or Heads(2, 1, 16, KV_DTYPES["fp32"], 1e-5, 0.25, 0, 16), 64
+    )
 
 
 def loaded(made: DraftProgram, name: str, rows: str, width: int) -> Columns:
@@ -146,10 +147,10 @@ def test_picked_tokens_and_windows_are_embedded() -> None:
     at = loaded(made, "logits", "rows", 16)
     picked = made.buffer("rows", PICKED)
     made.pick(at.part(0, 8), np.arange(8), picked)
-    tensors = {"embed.weight": table}
+    packed = formats.packed(made._packed, "F32", table)
     places = [made.buffer("rows", WIDTH) for _ in range(2)]
-    made.embed(tensors, picked.part(0, 1), places[0])
-    made.embed(tensors, "tokens", places[1], stride=3, offset=1)
+    made.embed(packed, picked.part(0, 1), places[0])
+    made.embed(packed, "tokens", places[1], stride=3, offset=1)
     logits = random(2, 16)
     made.run({"rows": 2}, {"logits": bits(logits), "tokens": [9, 5, 9, 9, 2, 9]}, 1)
     best = logits[:, :8].argmax(1)
@@ -171,7 +172,7 @@ def test_rows_are_unfolded_into_slots() -> None:
 def test_slots_attend_to_one_another_both_ways(heads: int, kv_heads: int, width: int) -> None:
     """Each sequence's alone."""
     sequences, slots = 3, 5
-    made = program(Heads(heads, kv_heads, width, KV_DTYPES["fp32"], 1e-5))
+    made = program(Heads(heads, kv_heads, width, KV_DTYPES["fp32"], 1e-5, width**-0.5, 0, width))
     columns = (heads + 2 * kv_heads) * width
     at = loaded(made, "qkv", "wide", columns)
     to = made.buffer("wide", heads * width)
