@@ -288,6 +288,8 @@ def test_prompts_are_turns_or_beginnings() -> None:
     assert token_ids(plain, chats, 320, True, None) == plain  # ids are taken as they are
     with pytest.raises(PromptError, match="empty"):
         token_ids("", chats, 320, True, None)
+    with pytest.raises(PromptError, match="ids 0 to 99"):  # a tokenizer that does not fit
+        token_ids("the", chats, 100, True, None)
     user = [{"role": "user", "content": "the"}]
     assert chats.prompt("the") == chats.chat(user)
     system = {"role": "system", "content": "S"}

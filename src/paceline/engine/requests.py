@@ -45,15 +45,18 @@ def token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
 ) -> list[int]:
     """Encode a prompt (see `Engine.add`); PromptError if it is empty or of no known form."""
-    ids = _encoded(prompt, tokenizer, vocabulary, raw, system)
+    ids = _encoded(prompt, tokenizer, raw, system)
     if not ids:
         raise PromptError("the prompt is empty: give some text")
+    for token in (min(ids), max(ids)):  # those of a tokenizer that does not fit the model as well
+        if not 0 <= token < vocabulary:
+            raise PromptError(
+                f"the prompt holds token {token}, but the vocabulary has ids 0 to {vocabulary - 1}"
+            )
     return ids
 
 
-def _encoded(
-    prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
-) -> list[int]:
+def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None) -> list[int]:
     if isinstance(prompt, str):
         if not (prompt if raw else prompt.strip()):
             return []
@@ -62,11 +65,4 @@ def _encoded(
     messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
     if (ids and messages) or len(ids) + len(messages) != len(prompt):
         raise PromptError("a prompt is text, a list of messages, or a list of token ids")
-    if messages:
-        return tokenizer.chat(messages)
-    for token in ids:
-        if not 0 <= token < vocabulary:
-            raise PromptError(
-                f"the prompt holds token {token}, but the vocabulary has ids 0 to {vocabulary - 1}"
-            )
-    return ids
+    return tokenizer.chat(messages) if messages else ids
