@@ -200,7 +200,7 @@ class Model:
     class Tokenizer:
         chat_template = None
 
-        def encode(self, text: str) -> list[int]:
+        def prompt(self, text: str, raw: bool) -> list[int]:
             return [20 + len(text), 1]
 
     def tokenizer(self) -> Model.Tokenizer:

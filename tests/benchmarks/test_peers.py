@@ -291,7 +291,7 @@ class Model:
     class Tokenizer:
         chat_template = None
 
-        def encode(self, text: str) -> list[int]:
+        def prompt(self, text: str, raw: bool) -> list[int]:
             return [len(text) % 100, 1]
 
     def tokenizer(self) -> Model.Tokenizer:

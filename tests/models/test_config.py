@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers.tiny_model import FAMILIES, hf_config, tiny_config
+from tests.helpers.tiny_model import FAMILIES, tiny_config
+from tests.helpers.tiny_model import hf_config as config_json
 
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, hf_eos_token_ids, inverse_frequencies
+from paceline.models.families import hf_config
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -22,13 +24,13 @@ LLAMA3 = {
 
 
 def read(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf({**hf_config(tiny_config()), **changes}, (2,))
+    return hf_config({**config_json(tiny_config()), **changes}, (2,))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hugging_face_config_is_read_back(family: Any) -> None:
     config = tiny_config(family)
-    assert ModelConfig.from_hf(hf_config(config), (2,)) == config
+    assert hf_config(config_json(config), (2,)) == config
 
 
 def test_new_style_rope_parameters_are_read() -> None:
@@ -45,18 +47,18 @@ def test_frequencies_equal_those_of_transformers(scaling: dict[str, Any] | None)
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
     theirs = modeling.LlamaRotaryEmbedding(
         transformers.LlamaConfig(
-            hidden_size=32, num_attention_heads=4, head_dim=8, rope_parameters=rope
+            hidden_size=64, num_attention_heads=4, head_dim=16, rope_parameters=rope
         )
     )
     ours = inverse_frequencies(read(rope_scaling=scaling))
     np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=1e-6)
 
 
-def test_a_sliding_window_limits_the_context() -> None:
-    assert read(sliding_window=100).max_context == 100
-    assert read(sliding_window=1000).max_context == 256
+def test_a_sliding_window_is_that_of_every_layer() -> None:
+    mistral = {"model_type": "mistral", "sliding_window": 100}
+    assert (read(**mistral).windows, read(**mistral).max_context) == ((100, 100), 256)
     unused = {"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": False}
-    assert read(**unused).max_context == 256
+    assert read(**unused).windows == ()
 
 
 def test_end_ids_come_from_the_first_config_that_has_any() -> None:
@@ -69,11 +71,12 @@ def test_end_ids_come_from_the_first_config_that_has_any() -> None:
     ("changes", "named"),
     [
         ({"model_type": "mamba"}, "mamba"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"attention_bias": True}, "bias"),
         ({"mlp_bias": True}, "bias"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"partial_rotary_factor": 0.5}, "partial"),
+        ({"partial_rotary_factor": 0.1}, "over 1 numbers of 16"),
+        ({"final_logit_softcapping": 30.0}, "capped"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"num_key_value_heads": 3}, "heads"),
     ],
@@ -84,14 +87,15 @@ def test_unsupported_features_point_to_transformers(changes: Any, named: str) ->
 
 
 def test_a_missing_entry_is_named() -> None:
-    broken = hf_config(tiny_config())
+    broken = config_json(tiny_config())
     del broken["num_hidden_layers"]
     with pytest.raises(ModelError, match="num_hidden_layers"):
-        ModelConfig.from_hf(broken)
+        hf_config(broken)
 
 
 def test_per_frequency_divisors_are_applied() -> None:
     plain = tiny_config()
-    divided = replace(plain, rope_divisors=(1.0, 2.0, 4.0, 8.0))
+    divisors = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
+    divided = replace(plain, rope_divisors=divisors)
     ratio = inverse_frequencies(plain) / inverse_frequencies(divided)
-    np.testing.assert_allclose(ratio, [1, 2, 4, 8])
+    np.testing.assert_allclose(ratio, divisors)

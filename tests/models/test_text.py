@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, tiny_tokenizer
+from tokenizers.processors import TemplateProcessing
 
+from paceline.engine.requests import token_ids
 from paceline.errors import PromptError
 from paceline.models.text import StopStrings, Tokenizer
 
@@ -64,6 +68,12 @@ def test_templates_see_special_tokens_helpers_and_loop_controls() -> None:
         "{% if %}",
         "{{ messages[0].content + 1 }}",
         "{{ messages.append(1) }}",
+        "{{ messages[0].content.nothing.more }}",
+        "{{ 1 // 0 }}",
+        "{{ 'x'.index('y') }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ '%d' | format('x') }}",
+        "{{ messages | tojson(indent=messages) }}",
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     ],
 )
@@ -76,6 +86,218 @@ def test_template_failures_are_one_line_prompt_errors(template: str) -> None:
 def test_a_model_without_template_cannot_chat() -> None:
     with pytest.raises(PromptError, match="no chat template"):
         Tokenizer(CORE).chat([{"role": "user", "content": "x"}])
+
+
+USER = [{"role": "user", "content": "hi"}]
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "parameters": {"properties": {"city": {"type": "string"}}}},
+}
+CALL = {"function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
+CALLED = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "sunny"},
+]
+# In the style of Qwen 2.5, of Llama 3.1 and of Gemma 3.
+QWEN = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools><|im_end|>\\n" }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role }}
+    {%- if message.content %}
+        {{- '\\n' + message.content }}
+    {%- endif %}
+    {%- for call in message.tool_calls %}
+        {%- if call.function is defined %}
+            {%- set call = call.function %}
+        {%- endif %}
+        {{- '\\n<tool_call>{"name": "' + call.name + '", "arguments": ' }}
+        {{- call.arguments | tojson }}
+        {{- '}</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think></think>' }}
+    {%- endif %}
+{%- endif %}
+"""
+LLAMA = """
+{{- bos_token }}
+{%- if not tools is defined %}{%- set tools = none %}{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content']|trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = "" %}
+{%- endif %}
+{{- "<|im_start|>system\\n" + system_message }}
+{%- for t in tools or [] %}{{- t | tojson(indent=4) }}{%- endfor %}
+{{- strftime_now("%d %b %Y") | length }}
+{%- for message in messages %}
+    {%- if 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}
+            {{- raise_exception("This model only supports single tool-calls at once!") }}
+        {%- endif %}
+        {%- set tool_call = message.tool_calls[0].function %}
+        {{- '{"name": "' + tool_call.name + '", "parameters": ' }}
+        {{- tool_call.arguments | tojson + "}" }}
+    {%- else %}
+        {{- message['content'] | trim }}
+    {%- endif %}
+{%- endfor %}
+"""
+GEMMA = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set first = messages[0]['content'] + '\\n' -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {{ '<|im_start|>' + message['role'] + '\\n' + (first if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- else -%}
+        {%- for item in message['content'] -%}{{ '[' + item['text'] + ']' }}{%- endfor -%}
+    {%- endif -%}
+    {{ '<|im_end|>\\n' }}
+{%- endfor -%}
+"""
+
+
+def shown(template: str, messages: list[dict[str, Any]], **arguments: Any) -> str:
+    tokenizer = with_template(template, bos_token=SPECIAL[0])
+    return tokenizer.decode(tokenizer.chat(messages, **arguments), skip_special=False)
+
+
+def test_tools_calls_and_results_reach_the_template() -> None:
+    text = shown(QWEN, CALLED, tools=[TOOL])
+    assert text == (
+        "<|im_start|>system\n<tools>\n" + json.dumps(TOOL) + "\n</tools><|im_end|>\n"
+        "<|im_start|>user\nhi<|im_end|>\n"
+        '<|im_start|>assistant\n<tool_call>{"name": "get_weather", "arguments": '
+        '{"city": "Köln"}}</tool_call><|im_end|>\n'
+        "<|im_start|>tool\nsunny<|im_end|>\n<|im_start|>assistant\n"
+    )
+    bare = [USER[0], {"role": "assistant", "tool_calls": [CALL["function"]]}, CALLED[2]]
+    assert shown(QWEN, bare, tools=[TOOL]) == text
+    parsed = [
+        USER[0],
+        {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"city": "Köln"}}]},
+    ]
+    assert '"arguments": {"city": "Köln"}}' in shown(QWEN, parsed)
+    assert CALL == {"function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
+
+
+def test_arguments_that_are_no_objects_stay_as_they_are() -> None:
+    for arguments, written in (("[1", '"[1"'), ("3", '"3"'), (None, "null")):
+        call = {"name": "f", "arguments": arguments}
+        messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        assert f'"arguments": {written}}}' in shown(QWEN, messages)
+
+
+def test_llama_s_tools_are_indented_and_called_one_by_one() -> None:
+    text = shown(LLAMA, CALLED, tools=[TOOL])
+    tool = json.dumps(TOOL, indent=4)
+    assert text.startswith(SPECIAL[0] + "<|im_start|>system\n" + tool + "11hi")
+    assert '"parameters": {"city": "Köln"}}' in text
+    assert "{" not in shown(LLAMA, USER)
+    two = [{"role": "assistant", "tool_calls": [CALL, CALL]}]
+    with pytest.raises(PromptError, match="only supports single tool-calls"):
+        shown(LLAMA, two)
+
+
+def test_gemma_s_system_words_go_to_the_user_and_roles_alternate() -> None:
+    messages = [{"role": "system", "content": "S"}, *USER]
+    assert shown(GEMMA, messages) == SPECIAL[0] + "<|im_start|>user\nS\nhi<|im_end|>\n"
+    with pytest.raises(PromptError, match="roles must alternate"):
+        shown(GEMMA, [*USER, *USER])
+
+
+def test_content_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "user", "content": parts}]
+    assert "\n[a][b]<" in shown(GEMMA, messages)  # goes through the parts itself
+    assert "user\na\nb<" in shown(QWEN, messages)
+    for part in ({"type": "image_url", "image_url": {}}, "text", {"type": "text", "text": 3}):
+        with pytest.raises(PromptError, match="content parts of type"):
+            shown(QWEN, [{"role": "user", "content": [part]}])
+
+
+def test_arguments_of_the_template() -> None:
+    assert shown(QWEN, USER, enable_thinking=False).endswith("<think></think>")
+    assert shown(QWEN, USER, enable_thinking=True, unread=1) == shown(QWEN, USER)
+    documents = "{% for d in documents %}{{ d.text }}{% endfor %}{{ messages[0].content }}"
+    assert shown(documents, USER, documents=[{"text": "x"}]) == "xhi"
+
+
+def test_what_a_template_does_not_read_may_not_matter() -> None:
+    """Left out in silence, tools and documents would be missed by nobody but the model."""
+    for name in ("tools", "documents"):
+        with pytest.raises(PromptError, match=f"reads no {name}"):
+            shown(CHAT_TEMPLATE, USER, **{name: [TOOL]})
+        assert shown(CHAT_TEMPLATE, USER, **{name: []}) == shown(CHAT_TEMPLATE, USER)
+    mentions = "{# tools #}{{ 'tools' }}{% set tools = 1 %}"
+    with pytest.raises(PromptError, match="reads no tools"):
+        shown(mentions, USER, tools=[TOOL])
+
+
+def test_json_as_templates_ask_for_it() -> None:
+    value = [{"role": "user", "content": {"b": "é<", "a": 1}}]
+    for options, expected in {
+        "": '{"b": "é<", "a": 1}',
+        "ensure_ascii=True": '{"b": "\\u00e9<", "a": 1}',
+        "sort_keys=True, separators=(',', ':')": '{"a":1,"b":"é<"}',
+        "indent=1": '{\n "b": "é<",\n "a": 1\n}',
+    }.items():
+        assert shown("{{ messages[0].content | tojson(" + options + ") }}", value) == expected
+
+
+def test_marks_of_generated_text_print_nothing() -> None:
+    template = "a{% generation %}{{ messages[0].content }}{% endgeneration %}b"
+    spaced = "a {%- generation -%} {{ messages[0].content }} {%- endgeneration -%} b"
+    assert shown(template, USER) == shown(spaced, USER) == "ahib"
+
+
+def test_prompts_are_turns_or_beginnings() -> None:
+    """Without a template, or raw, the words are the start of a text."""
+    begins = tiny_tokenizer()
+    begins.post_processor = TemplateProcessing(
+        single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)]
+    )
+    chats = Tokenizer(begins, chat_template=CHAT_TEMPLATE)
+    plain = chats.encode("the")
+    assert chats.around == ((0,), ())
+    assert chats.prompt("the", raw=True) == [0, *plain] == Tokenizer(begins).prompt("the")
+    assert chats.prompt(SPECIAL[0] + "the", raw=True) == [0, *plain]
+    assert token_ids("the", chats, 320, True, None) == [0, *plain]
+    assert token_ids(plain, chats, 320, True, None) == plain  # ids are taken as they are
+    with pytest.raises(PromptError, match="empty"):
+        token_ids("", chats, 320, True, None)
+    with pytest.raises(PromptError, match="ids 0 to 99"):  # a tokenizer that does not fit
+        token_ids("the", chats, 100, True, None)
+    user = [{"role": "user", "content": "the"}]
+    assert chats.prompt("the") == chats.chat(user)
+    system = {"role": "system", "content": "S"}
+    assert chats.prompt("the", system="S") == chats.chat([system, *user])
+    # Templates of directories say all; files for llama.cpp may leave the begin token out.
+    assert chats.chat(user)[0] != 0
+    filed = Tokenizer(begins, chat_template=CHAT_TEMPLATE, begins_chats=True)
+    assert filed.chat(user) == [0, *chats.chat(user)]
 
 
 def test_characters_are_never_cut() -> None:

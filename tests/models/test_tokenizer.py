@@ -1,8 +1,15 @@
-"""Tokenizers built from model files agree with each other and with what built them."""
+"""Tokenizers of model files agree with each other, with what built them, and with slow ones.
+
+The slow ones, written here, are judged by llama.cpp on real vocabularies outside of this suite.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +60,8 @@ def test_both_formats_give_the_same_tokenizer(
     chat = [{"role": "user", "content": "hi"}]
     assert from_gguf.chat(chat) == from_directory.chat(chat)
     assert from_gguf.fingerprint == from_directory.fingerprint
-    assert from_gguf.eos_token_ids == from_directory.eos_token_ids == (2,)
+    assert from_directory.eos_token_ids == (2,)
+    assert from_gguf.eos_token_ids == (2, 0)  # "<|endoftext|>" ends texts by its name
     assert from_gguf.special_tokens == from_directory.special_tokens
 
 
@@ -111,73 +119,232 @@ def gguf_like(metadata: dict[str, Any]) -> Any:
     return SimpleNamespace(metadata=metadata, path=Path("x.gguf"), fingerprint="x")
 
 
-def byte_level(pre: str) -> Tokenizer:
-    """A byte-level tokenizer whose merges join digits and spaces, so that splits show."""
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], Tokenizer]:
+    """Builds a tokenizer from metadata, without the cache."""
+    monkeypatch.setattr(module, "_cached", module._build)
+    return lambda metadata: tokenizer_from_gguf(gguf_like(metadata))
+
+
+MERGES = ["1 2", "12 3", "123 4", "Ġ a", "a a", "' s"]
+
+
+def byte_level(pre: str | None, **entries: Any) -> dict[str, Any]:
+    """Metadata of a byte-level tokenizer whose merges join digits and spaces."""
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = ["1 2", "12 3", "123 4", "Ġ a", "a a", "' s"]
-    tokens = [*alphabet, *(pair.replace(" ", "") for pair in merges), "<bos>"]
-    return tokenizer_from_gguf(
-        gguf_like(
-            {
-                "tokenizer.ggml.model": "gpt2",
-                "tokenizer.ggml.pre": pre,
-                "tokenizer.ggml.tokens": tokens,
-                "tokenizer.ggml.token_type": np.array([1] * (len(tokens) - 1) + [3]),
-                "tokenizer.ggml.merges": merges,
-                "tokenizer.ggml.bos_token_id": len(tokens) - 1,
-            }
-        )
-    )
+    tokens = [*alphabet, *(pair.replace(" ", "") for pair in MERGES), "<bos>", "<eos>"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        **({} if pre is None else {"tokenizer.ggml.pre": pre}),
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([1] * (len(tokens) - 2) + [3, 3]),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": len(tokens) - 2,
+        "tokenizer.ggml.eos_token_id": len(tokens) - 1,
+        **{f"tokenizer.ggml.{name}": value for name, value in entries.items()},
+    }
+
+
+BYTES = 256  # tokens of bytes in a byte-level vocabulary; BYTES + 6 is "<bos>", then "<eos>"
+ALL_PRE = sorted({*module._PATTERNS, *module._SAME})
 
 
 @pytest.mark.parametrize(
     ("pre", "digits"),
     [
         ("smollm", ["1", "2", "3", "4"]),
+        ("refact", ["1", "2", "3", "4"]),
         ("qwen2", ["1", "2", "3", "4"]),
+        ("tekken", ["1", "2", "3", "4"]),
         ("llama-bpe", ["123", "4"]),
+        ("dbrx", ["123", "4"]),
+        ("gpt-4o", ["123", "4"]),
         ("gpt-2", ["1234"]),
-        ("default", ["1234"]),
+        ("default", ["123", "4"]),
     ],
 )
 def test_each_pre_tokenizer_splits_digits_its_own_way(
-    pre: str, digits: list[str], monkeypatch: pytest.MonkeyPatch
+    pre: str, digits: list[str], build: Any
 ) -> None:
-    monkeypatch.setattr(module, "_cached", module._build)
-    tokenizer = byte_level(pre)
+    tokenizer = build(byte_level(pre))
     assert [tokenizer.decode([i]) for i in tokenizer.encode("1234")] == digits
-    assert [tokenizer.decode([i]) for i in tokenizer.encode("b's aa")][:2] == ["b", "'s"]
-    starts_with_bos = tokenizer.encode("b", special=True)[0] == tokenizer.vocab_size - 1
-    assert starts_with_bos == (pre == "llama-bpe")
+    contraction = [tokenizer.decode([i]) for i in tokenizer.encode("b's aa")][:2]
+    assert contraction == (["b", "'"] if pre == "default" else ["b", "'s"])
 
 
-def test_qwen_composes_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_cached", module._build)
-    tokenizer = byte_level("qwen2")
+# Words by other expressions than those of the package: llama.cpp's, or written out.
+_S = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_END = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SLASH = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_HEAD, _BIG, _SMALL = (
+    r"[^\r\n\p{L}\p{N}]?",
+    r"[\p{L}\p{M}--\p{Ll}]",
+    r"[\p{L}\p{M}--\p{Lu}--\p{Lt}]",
+)
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+EXPRESSIONS = {
+    "gpt-2": [_GPT2],
+    "smollm": [r"\p{N}", _GPT2],
+    "qwen2": [_S + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _END],
+    "llama-bpe": [_S + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}\p{N}?\p{N}?" + _END],
+    "tekken": [f"{_HEAD}{_BIG}*{_SMALL}+|{_HEAD}{_BIG}+{_SMALL}*" + r"|\p{N}" + _SLASH],
+    "gpt-4o": [
+        f"{_HEAD}{_BIG}*{_SMALL}+{_S}?|{_HEAD}{_BIG}+{_SMALL}*{_S}?" + r"|\p{N}{1,3}" + _SLASH
+    ],
+    "default": [r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+}
+
+
+def slow_words(expressions: list[str], text: str) -> list[str]:
+    """Split by each expression in turn, at both ends of every match."""
+    regex = pytest.importorskip("regex")
+    words = [text]
+    for expression in expressions:
+        pattern, parts = regex.compile(expression, regex.V1), []
+        for word in words:
+            at = 0
+            for match in pattern.finditer(word):
+                parts += [word[at : match.start()], match.group()]
+                at = match.end()
+            parts.append(word[at:])
+        words = [part for part in parts if part]
+    return words
+
+
+PARTS = [
+    *("a", "B", "Ab", "aB", "É", "é", "ß", "ʰ", "日本", "한국", "हिन्दी", "ก", "e\u0301", "ǅ", "Ω"),
+    *("1", "12", "2345", "٣٤", "½", "Ⅷ", " ", "  ", "\t", "\n", "\r\n", "\n\n", "\u00a0", "\u3000"),
+    *("'s", "'LL", "'Re", "'", "don't", ".", "...", "/", "//\n", "!=", "$", "_", "🙂", "\u200d"),
+    *("\x00", "\x7f", "\ufffd", "\U0010ffff", "def f(x):\n    return x", "https://a.b/c?d=1"),
+]
+
+
+def nasty(count: int, seed: int, parts: list[str]) -> list[str]:
+    rng = random.Random(seed)
+    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("pre", EXPRESSIONS)
+def test_words_are_those_of_another_engine(pre: str, build: Any) -> None:
+    import unicodedata
+
+    splitter = build(byte_level(pre)).core.pre_tokenizer
+    for text in nasty(3000, 0, PARTS):
+        normal = unicodedata.normalize("NFC", text)
+        found = [normal[slice(*place)] for _, place in splitter.pre_tokenize_str(normal)]
+        assert found == slow_words(EXPRESSIONS[pre], normal)
+
+
+def test_the_expressions_tell_each_other_apart() -> None:
+    """The control of the test above: every other expression fails it."""
+    texts = nasty(300, 0, PARTS)
+    words = {pre: [slow_words(each, text) for text in texts] for pre, each in EXPRESSIONS.items()}
+    assert len({json.dumps(each) for each in words.values()}) == len(EXPRESSIONS)
+
+
+@pytest.mark.parametrize("pre", ALL_PRE)
+def test_every_known_pre_tokenizer_keeps_the_text(pre: str, build: Any) -> None:
+    tokenizer = build(byte_level(pre))
+    for text in nasty(100, 1, PARTS):
+        expected = text if pre not in ("qwen2", "megrez", "deepseek-r1-qwen") else None
+        decoded = tokenizer.decode(tokenizer.encode(text))
+        assert expected in (decoded, None)
+    assert tokenizer.encode("1234") == build(byte_level(module._SAME.get(pre, pre))).encode("1234")
+
+
+def test_a_word_that_is_a_token_is_taken_whole_where_the_model_does_so(build: Any) -> None:
+    def ids(pre: str) -> list[int]:
+        metadata = byte_level(pre)
+        metadata["tokenizer.ggml.tokens"][0] = "bcb"  # no merge leads to it
+        return list(build(metadata).encode("bcb"))
+
+    assert (len(ids("llama-bpe")), len(ids("tekken"))) == (1, 1)
+    assert (len(ids("dbrx")), len(ids("qwen2"))) == (3, 3)
+
+
+def test_qwen_composes_characters(build: Any) -> None:
+    tokenizer = build(byte_level("qwen2"))
     assert tokenizer.decode(tokenizer.encode("e\N{COMBINING ACUTE ACCENT}")) == "é"
 
 
-def test_sentencepiece_vocabularies_merge_by_score_and_fall_back_to_bytes(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_file_that_names_no_pre_tokenizer_is_mentioned(
+    build: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "_cached", module._build)
-    pieces = ["\u2581", "a", "b", "c", "ab", "bc", "\u2581a", "\u2581ab"]
-    scores = [-9.0, -9.0, -9.0, -9.0, -2.0, -1.0, -3.0, -4.0]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *pieces]
-    tokenizer = tokenizer_from_gguf(
-        gguf_like(
-            {
-                "tokenizer.ggml.model": "llama",
-                "tokenizer.ggml.tokens": tokens,
-                "tokenizer.ggml.scores": np.array([0.0] * 259 + scores),
-                "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(pieces)),
-                "tokenizer.ggml.bos_token_id": 1,
-                "tokenizer.ggml.eos_token_id": 2,
-            }
-        )
-    )
+    with caplog.at_level(logging.WARNING):
+        build(byte_level("gpt-2"))
+        assert not caplog.messages
+        build(byte_level(None))
+    assert "x.gguf names no pre-tokenizer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metadata", "begin", "end"),
+    [
+        (byte_level("gpt-2"), False, False),
+        (byte_level("qwen2", add_bos_token=True), True, False),
+        (byte_level("llama-bpe"), True, False),
+        (byte_level("llama3"), True, False),
+        (byte_level("tekken"), True, False),
+        (byte_level("dbrx"), False, False),
+        (byte_level("llama-bpe", add_bos_token=False), False, False),
+        (byte_level("llama-bpe", add_eos_token=True), True, True),
+    ],
+)
+def test_texts_begin_and_end_as_the_file_asks(
+    metadata: dict[str, Any], begin: bool, end: bool, build: Any
+) -> None:
+    tokenizer = build(metadata)
+    bos, eos = BYTES + len(MERGES), BYTES + len(MERGES) + 1
+    around = ([bos] if begin else [], [eos] if end else [])
+    plain = tokenizer.encode("b")
+    assert tokenizer.encode("b", special=True) == [*around[0], *plain, *around[1]]
+    assert tokenizer.encode("", special=True) == [*around[0], *around[1]]
+    # Never twice, and only in front.
+    assert tokenizer.encode("<bos>b<eos>", special=True) == [bos, *plain, eos]
+    assert tokenizer.encode("b<bos>", special=True) == [*around[0], *plain, bos, *around[1]]
+
+
+def test_a_begin_token_that_is_asked_for_must_be_there(build: Any) -> None:
+    for index in (None, -1, 10**6, "1"):
+        metadata = byte_level("qwen2", add_bos_token=True, bos_token_id=index)
+        with pytest.raises(ModelError, match="incomplete"):
+            build(metadata)
+
+
+def test_end_tokens_are_named_by_the_file_or_by_their_text(build: Any) -> None:
+    names = ["<|im_end|>", "<|eot_id|>", "</s>", "<end_of_turn>", "</s> ", "<|file_sep|>"]
+    metadata = byte_level("gpt-2", eot_token_id=7, eom_token_id=8, eos_token_id=9)
+    metadata["tokenizer.ggml.tokens"][:6] = names
+    assert build(metadata).eos_token_ids == (9, 7, 8, 0, 1, 3, 5, BYTES + len(MERGES) + 1)
+    kinds = metadata["tokenizer.ggml.token_type"].copy()
+    kinds[2] = 3  # "</s>" as a control token
+    metadata["tokenizer.ggml.token_type"] = kinds
+    assert 2 in build(metadata).eos_token_ids
+
+
+PIECES = ["\u2581", "a", "b", "c", "ab", "bc", "\u2581a", "\u2581ab"]
+
+
+def sentencepiece(
+    pieces: list[str], scores: list[float], user: tuple[str, ...] = (), **entries: Any
+) -> dict[str, Any]:
+    controls = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*controls, *pieces, *user],
+        "tokenizer.ggml.scores": np.array([0.0] * 259 + scores + [-1000.0] * len(user)),
+        "tokenizer.ggml.token_type": np.array(
+            [2, 3, 3] + [6] * 256 + [1] * len(pieces) + [4] * len(user)
+        ),
+        **{f"tokenizer.ggml.{name}": value for name, value in entries.items()},
+    }
+
+
+def test_sentencepiece_vocabularies_merge_by_score_and_fall_back_to_bytes(build: Any) -> None:
+    metadata = sentencepiece(PIECES, [-9.0, -9.0, -9.0, -9.0, -2.0, -1.0, -3.0, -4.0])
+    tokenizer, tokens = build(metadata), metadata["tokenizer.ggml.tokens"]
 
     def split(text: str) -> list[str]:
         return [tokens[i] for i in tokenizer.encode(text)]
@@ -187,25 +354,275 @@ def test_sentencepiece_vocabularies_merge_by_score_and_fall_back_to_bytes(
     assert split("é") == ["\u2581", "<0xC3>", "<0xA9>"]
     for text in ("ab abc  é \N{GRINNING FACE}", " a"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.encode("a", special=True)[0] == 1
+    assert tokenizer.encode("a", special=True)[0] == 1  # the usual ids and flags
+    assert tokenizer.encode("<s>a", special=True) == tokenizer.encode("<s>a")
+    assert tokenizer.eos_token_ids == (2,)
+
+
+def slow_sentencepiece(metadata: dict[str, Any]) -> Callable[[str], list[int]]:
+    """Join the pair of best score, leftmost of equals, until none is a piece; then bytes."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    kinds = metadata["tokenizer.ggml.token_type"].tolist()
+    scores = metadata["tokenizer.ggml.scores"].tolist()
+    ids = {token: index for index, token in enumerate(tokens)}
+    first = sorted(
+        (token for token, kind in zip(tokens, kinds, strict=True) if kind in (2, 3, 4)),
+        key=len,
+        reverse=True,
+    )
+    found_by = {token[:1]: [each for each in first if each[:1] == token[:1]] for token in first}
+
+    def pieces(text: str) -> list[int]:
+        parts = list(text.replace(" ", "\u2581"))
+        while True:
+            pairs = [(i, parts[i] + parts[i + 1]) for i in range(len(parts) - 1)]
+            known = [(-scores[ids[pair]], i) for i, pair in pairs if pair in ids]
+            if not known:
+                break
+            at = min(known)[1]
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        out: list[int] = []
+        for part in parts:
+            raw = [ids[f"<0x{byte:02X}>"] for byte in part.encode()]
+            out += [ids[part]] if part in ids else raw
+        return out
+
+    prefix = " " if metadata.get("tokenizer.ggml.add_space_prefix", True) else ""
+
+    def encode(text: str) -> list[int]:
+        out: list[int] = []
+        begin = at = 0
+        while at <= len(text):
+            match = next(
+                (e for e in found_by.get(text[at : at + 1], ()) if text.startswith(e, at)), ""
+            )
+            if match or at == len(text):
+                out += pieces(prefix + text[begin:at]) if at > begin else []
+                out += [ids[match]] if match else []
+                begin = at = at + max(len(match), 1)
+            else:
+                at += 1
+        return out
+
+    return encode
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_equals_a_slow_one(prefix: bool, build: Any) -> None:
+    """A vocabulary of a thousand joined pieces, no two of the same score; special tokens first."""
+    rng = random.Random(0)
+    pieces = [*"\u2581abcdé", "日"]
+    while len(pieces) < 1000:
+        new = rng.choice(pieces) + rng.choice(pieces)
+        if new not in pieces and len(new) < 9:
+            pieces.append(new)
+    scores = [-float(i) for i in rng.sample(range(len(pieces)), len(pieces))]
+    user = ("\n", "\n\n", "\n\n\n", "  a", "<table>", "<tab")
+    metadata = sentencepiece(pieces, scores, user, add_space_prefix=prefix)
+    tokenizer, slow = build(metadata), slow_sentencepiece(metadata)
+    parts = [
+        *"abcdé  日x",
+        "\n",
+        "\n\n",
+        "<tab",
+        "le>",
+        "<s>",
+        "</s",
+        ">",
+        "🙂",
+        "\u2581",
+        "  a",
+        "a" * 9,
+    ]
+    for text in nasty(3000, 0, parts):
+        assert tokenizer.encode(text) == slow(text)
+        decoded = tokenizer.decode(tokenizer.encode(text), skip_special=False)
+        assert prefix or decoded == text.replace("\u2581", " ")
+    metadata["tokenizer.ggml.scores"] = -metadata["tokenizer.ggml.scores"]  # the control
+    other = slow_sentencepiece(metadata)
+    assert any(tokenizer.encode(text) != other(text) for text in nasty(300, 0, parts))
+
+
+def test_phi3_swallows_the_space_behind_its_tokens(build: Any) -> None:
+    metadata = sentencepiece([*PIECES, "<|end|>"], [-float(i) for i in range(9)])
+    metadata["tokenizer.ggml.token_type"][-1] = 3
+    end = len(metadata["tokenizer.ggml.tokens"]) - 1
+    plain = build(metadata).encode("<|end|>\n a")
+    stripped = build(metadata | {"general.name": "Phi-3 mini"}).encode("<|end|>\n a")
+    assert plain[0] == stripped[0] == end
+    assert stripped[1:] == build(metadata).encode("a") != plain[1:]
 
 
 @pytest.mark.parametrize(
     ("metadata", "named"),
     [
         ({}, "no tokenizer"),
+        ({"tokenizer.ggml.tokens": np.zeros(3)}, "no tokenizer"),
+        ({"tokenizer.ggml.tokens": "abc"}, "no tokenizer"),
         ({"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.model": "bert"}, "bert"),
         ({"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.model": "gpt2"}, "incomplete"),
-        (
-            {
-                "tokenizer.ggml.tokens": ["a"],
-                "tokenizer.ggml.model": "gpt2",
-                "tokenizer.ggml.pre": "odd",
-            },
-            "odd",
-        ),
+        ({"tokenizer.ggml.tokens": [], "tokenizer.ggml.model": "llama"}, "incomplete"),
+        (byte_level("odd"), "odd"),
+        (byte_level("gpt-2", merges=["x"]), "incomplete"),
+        (byte_level("gpt-2", merges=["nope nope"]), "incomplete"),
+        (byte_level("gpt-2", token_type=np.array([1])), "incomplete"),
+        (byte_level("gpt-2", token_type="none"), "incomplete"),
+        (sentencepiece(PIECES, [0.0]), "incomplete"),
+        (sentencepiece(PIECES, [0.0] * 8) | {"tokenizer.ggml.scores": 3}, "incomplete"),
     ],
 )
 def test_unsupported_tokenizers_are_refused(metadata: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=f"{named}.*Hugging Face directory"):
         tokenizer_from_gguf(gguf_like(metadata))
+
+
+JUNK: list[Any] = [None, 0, -1, 2**63, 3.5, float("nan"), True, "x", "", [], ["a"], np.zeros(3)]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_metadata_of_any_kind_is_read_or_refused(build: Any) -> None:
+    rng = random.Random(0)
+    bases = [byte_level("qwen2"), sentencepiece(PIECES, [-float(i) for i in range(8)])]
+    names = sorted({name for base in bases for name in base} | {"tokenizer.ggml.add_bos_token"})
+    read, refused = 0, []
+    for _ in range(500):
+        metadata = dict(rng.choice(bases))
+        for name in rng.choices(names, k=rng.randrange(1, 3)):
+            metadata[name] = rng.choice(JUNK)
+        try:
+            read += bool(build(metadata).encode("ab 12\n é", special=True))
+        except ModelError as error:
+            refused.append(str(error))
+    assert min(read, len(refused)) > 50
+    assert not [message for message in refused if "\n" in message]
+
+
+def directory_with(tmp_path: Path, **config: Any) -> Tokenizer:
+    directory = save_directory(tmp_path / "hf", tiny_config())
+    path = directory / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    return tokenizer_from_directory(directory, (2,))
+
+
+def with_post_processor(directory: Path) -> None:
+    from tokenizers import Tokenizer as Core
+    from tokenizers.processors import TemplateProcessing
+
+    core = Core.from_file(str(directory / "tokenizer.json"))
+    core.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    core.save(str(directory / "tokenizer.json"))
+
+
+def test_directories_begin_texts_by_their_post_processor_and_flags(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", tiny_config())
+    path = directory / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+
+    def around(**flags: Any) -> Any:
+        path.write_text(json.dumps({**config, **flags}))
+        return tokenizer_from_directory(directory, (2,)).around
+
+    assert around() == ((), ())
+    assert around(add_bos_token=True) == ((1,), ())
+    assert around(add_bos_token=True, add_eos_token=True) == ((1,), (2,))
+    assert around(add_bos_token="yes") == ((), ())
+    with_post_processor(directory)
+    assert around() == ((1,), ())
+    assert around(add_bos_token=False) == ((), ())
+    assert around(add_eos_token=True) == ((1,), (2,))
+
+
+def test_turns_of_a_directory_end_as_its_template_ends_them(tmp_path: Path) -> None:
+    assert directory_with(tmp_path, eos_token=None).eos_token_ids == (2,)
+    other = directory_with(tmp_path, eos_token="<|endoftext|>")
+    assert other.eos_token_ids == (2, 0)
+    none = directory_with(tmp_path, eos_token="<|endoftext|>", chat_template="{{ messages }}")
+    assert tokenizer_from_directory(tmp_path / "hf", ()).eos_token_ids == (0,)
+    assert none.eos_token_ids == (2, 0)
+
+
+def test_chats_of_files_begin_once(build: Any) -> None:
+    message = [{"role": "user", "content": "b"}]
+    bos = BYTES + len(MERGES)
+    for template in ("{{ messages[0].content }}", "{{ bos_token }}{{ messages[0].content }}"):
+        metadata = byte_level("llama-bpe") | {"tokenizer.chat_template": template}
+        tokenizer = build(metadata)
+        assert tokenizer.chat(message) == [bos, *tokenizer.encode("b")]
+        assert tokenizer.prompt("b") == tokenizer.chat(message)
+        metadata["tokenizer.ggml.add_bos_token"] = False
+        assert (build(metadata).chat(message)[0] == bos) == ("bos" in template)
+
+
+def real_files() -> list[Path]:
+    folder = os.environ.get("PACELINE_MODELS")
+    return sorted(Path(folder).glob("*.gguf")) if folder else []
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_vocabularies_against_slow_ones(path: Path) -> None:
+    """Of the GGUF files in the folder $PACELINE_MODELS."""
+    metadata = GGUFFile(path).metadata
+    tokenizer = tokenizer_from_gguf(GGUFFile(path))
+    rng = random.Random(0)
+    tokens = [tokenizer.decode([i], False) for i in rng.sample(range(tokenizer.vocab_size), 3000)]
+    texts = nasty(500, 0, [*PARTS, *tokens])
+    if metadata["tokenizer.ggml.model"] == "llama":
+        slow = slow_sentencepiece(dict(metadata))
+        for text in texts:
+            assert tokenizer.encode(text) == slow(text)
+    for text in texts:
+        assert tokenizer.encode(text, special=True)[len(tokenizer.around[0]) :] == (
+            tokenizer.encode(text)
+        ) or text.startswith("<")
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(
+    "path", [path for path in real_files() if path.name.startswith("qwen2.5")], ids=lambda p: p.stem
+)
+def test_a_real_template_takes_tools(path: Path) -> None:
+    tokenizer = tokenizer_from_gguf(GGUFFile(path))
+    call = {"function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Weather in Köln?"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sunny"},
+    ]
+    text = tokenizer.decode(tokenizer.chat(messages, tools=[WEATHER]), skip_special=False)
+    assert json.dumps(WEATHER) in text
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Köln"}}' in text
+    assert "<tool_response>\nsunny\n</tool_response>" in text
+    assert "Weather in Köln?<|im_end|>" in text
+    assert text.endswith("<|im_start|>assistant\n")
+    assert text.count("<|im_start|>system") == 1
+    # Ids of special tokens, not their letters.
+    start = tokenizer.core.token_to_id("<|im_start|>")
+    assert tokenizer.chat(messages, tools=[WEATHER]).count(start) == text.count("<|im_start|>")
+
+
+@pytest.mark.models
+@pytest.mark.skipif(not real_files(), reason="no $PACELINE_MODELS")
+def test_the_real_files_begin_and_end_as_llama_cpp_does() -> None:
+    expected = {"gemma-3": ((2,), {1, 106}), "qwen2.5": ((), {151645, 151643})}
+    found = 0
+    for path in real_files():
+        tokenizer = tokenizer_from_gguf(GGUFFile(path))
+        for name, (begin, ends) in expected.items():
+            if path.name.startswith(name):
+                found += 1
+                assert tokenizer.around == (begin, ())
+                assert ends <= set(tokenizer.eos_token_ids)
+    assert found

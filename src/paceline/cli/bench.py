@@ -159,7 +159,7 @@ def bench(
         "settings": settings,
         "machine": here,
         "bit_exact": capabilities.bit_exact,
-        "noise_floor": noise_floor(loaded.target, loaded.tokenizer.encode(NOISE_TEXT)),
+        "noise_floor": noise_floor(loaded.target, loaded.tokenizer.prompt(NOISE_TEXT, raw=True)),
         "fidelity": fidelity_to_fp32(loaded, place.model) if fidelity else None,
     }
     records = {} if store is None else {each.index: each for each in store.records}

@@ -105,7 +105,7 @@ def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any
         "model": {**_model(loaded), "load_seconds": perf_counter() - begin},
         "c_n": loaded.costs.curve(),
         "forward_ms": round(1000 * loaded.costs.time(1), 2),
-        "noise_floor": noise_floor(loaded.target, loaded.tokenizer.encode(NOISE_TEXT)),
+        "noise_floor": noise_floor(loaded.target, loaded.tokenizer.prompt(NOISE_TEXT, raw=True)),
         "fidelity": _fidelity(loaded, model),
     }
 

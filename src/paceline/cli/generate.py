@@ -44,7 +44,9 @@ def generate(
         int | None, typer.Option(help="With --json: log-probabilities, and of so many others.")
     ] = None,
     system: o.System = None,
-    raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="No chat template; a begin token as the model asks.")
+    ] = False,
     as_json: o.AsJson = False,
     first_of: Annotated[
         int,

@@ -11,7 +11,7 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.text import Tokenizer
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
 Prompt = str | List[Message] | List[int]
 
@@ -45,31 +45,24 @@ def token_ids(
     prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
 ) -> list[int]:
     """Encode a prompt (see `Engine.add`); PromptError if it is empty or of no known form."""
-    ids = _encoded(prompt, tokenizer, vocabulary, raw, system)
+    ids = _encoded(prompt, tokenizer, raw, system)
     if not ids:
         raise PromptError("the prompt is empty: give some text")
-    return ids
-
-
-def _encoded(
-    prompt: Prompt, tokenizer: Tokenizer, vocabulary: int, raw: bool, system: str | None
-) -> list[int]:
-    if isinstance(prompt, str):
-        if not prompt.strip() and not raw:
-            return []
-        if raw or tokenizer.chat_template is None:
-            return tokenizer.encode(prompt)
-        before = [{"role": "system", "content": system}] if system else []
-        return tokenizer.chat([*before, {"role": "user", "content": prompt}])
-    ids = [token for token in prompt if isinstance(token, int)]
-    messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
-    if (ids and messages) or len(ids) + len(messages) != len(prompt):
-        raise PromptError("a prompt is text, a list of messages, or a list of token ids")
-    if messages:
-        return tokenizer.chat(messages)
-    for token in ids:
+    for token in (min(ids), max(ids)):  # those of a tokenizer that does not fit the model as well
         if not 0 <= token < vocabulary:
             raise PromptError(
                 f"the prompt holds token {token}, but the vocabulary has ids 0 to {vocabulary - 1}"
             )
     return ids
+
+
+def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None) -> list[int]:
+    if isinstance(prompt, str):
+        if not (prompt if raw else prompt.strip()):
+            return []
+        return tokenizer.prompt(prompt, raw=raw, system=system)
+    ids = [token for token in prompt if isinstance(token, int)]
+    messages = [dict(message) for message in prompt if isinstance(message, Mapping)]
+    if (ids and messages) or len(ids) + len(messages) != len(prompt):
+        raise PromptError("a prompt is text, a list of messages, or a list of token ids")
+    return tokenizer.chat(messages) if messages else ids

@@ -298,10 +298,7 @@ def fidelity(
     new_tokens: int = 64,
 ) -> Fidelity:
     """Compare two targets that share a tokenizer, teacher-forced on the reference's greedy text."""
-    if tokenizer.chat_template is None:
-        contexts = [tokenizer.encode(prompt) for prompt in prompts]
-    else:
-        contexts = [tokenizer.chat([{"role": "user", "content": p}]) for p in prompts]
+    contexts = [tokenizer.prompt(prompt) for prompt in prompts]
     texts = _continue(reference, contexts, new_tokens, tokenizer.eos_token_ids)
     count, kl, agree, loss, reference_loss = 0, 0.0, 0, 0.0, 0.0
     for context, text in zip(contexts, texts, strict=True):

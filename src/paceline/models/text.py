@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -16,10 +18,21 @@ if TYPE_CHECKING:
     import tokenizers
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+# What a template may raise while it is read or rendered, beside Jinja's own errors.
+_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Tokenizer:
-    """Tokenizer with chat template (jinja2) and its special token strings, such as "bos_token"."""
+    """Tokenizer with chat template (jinja2).
+
+    Args:
+        core: what encodes; its post-processor adds the tokens around a whole text.
+        eos_token_ids: ids that end a text or a turn.
+        special_tokens: strings that templates use, such as "bos_token".
+        chat_template: in Jinja; None for models that do not chat.
+        begins_chats: the begin token is added to chats whose template leaves it out, as files are
+            made for llama.cpp; templates of directories say all themselves.
+    """
 
     def __init__(
         self,
@@ -28,11 +41,13 @@ class Tokenizer:
         eos_token_ids: tuple[int, ...] = (),
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
+        begins_chats: bool = False,
     ) -> None:
         self.core = core
         self.eos_token_ids = eos_token_ids
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self._begins_chats = begins_chats
 
     @property
     def vocab_size(self) -> int:
@@ -46,37 +61,84 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Encode `text`. `special` adds the tokens around a whole text, such as begin-of-text."""
-        return list(self.core.encode(text, add_special_tokens=special).ids)
+        """Encode `text`. `special` adds the tokens around a whole text, those it lacks."""
+        ids = list(self.core.encode(text, add_special_tokens=False).ids)
+        if special:
+            begin, end = map(list, self.around)
+            ids = ids if ids[: len(begin)] == begin else begin + ids
+            ids = ids if ids[len(ids) - len(end) :] == end else ids + end
+        return ids
+
+    @cached_property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that the model wants before and after a whole text."""
+        plain = self.core.encode("a", add_special_tokens=False).ids
+        whole = self.core.encode("a", add_special_tokens=True).ids
+        for begin in range(len(whole)):
+            if whole[begin : begin + len(plain)] == plain:
+                return tuple(whole[:begin]), tuple(whole[begin + len(plain) :])
+        return (), ()
+
+    def prompt(self, text: str, *, raw: bool = False, system: str | None = None) -> list[int]:
+        """Encode what a user says: a turn, or the start of a text if `raw` or without a template.
+
+        Raises PromptError as `chat`.
+        """
+        if raw or self.chat_template is None:
+            return self.encode(text, special=True)
+        before = [{"role": "system", "content": system}] if system else []
+        return self.chat([*before, {"role": "user", "content": text}])
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Decode `ids`; bytes that are not UTF-8 become U+FFFD."""
         return self.core.decode(list(ids), skip_special_tokens=skip_special)
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **arguments: Any,
     ) -> list[int]:
-        """Encode a conversation (each message with "role" and "content") by the chat template.
+        """Encode a conversation by the chat template.
 
-        Raises PromptError if there is no template, or it refuses the messages.
+        Args:
+            messages: each with "role" and "content" (text, or parts of type "text"), and whatever
+                else the template reads, such as "tool_calls".
+            tools: JSON schemas of functions that the model may call.
+            add_generation_prompt: end with the head of the answer.
+            arguments: of the template, such as `documents` or `enable_thinking`.
+
+        Raises:
+            PromptError: there is no template, it refuses the messages, or it reads no tools or
+                documents but some are given. Other arguments that it does not read change nothing.
         """
         import jinja2
 
         if self.chat_template is None:
             raise PromptError("the model has no chat template: give plain text (--raw)")
+        given = {"tools": list(tools) if tools else None, **arguments}
         try:
-            text = self._template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
+            template, reads = self._template
+            for name in ("tools", "documents"):
+                if given.get(name) and name not in reads:
+                    raise PromptError(f"the chat template reads no {name}: leave them out")
+            text = template.render(
                 **self.special_tokens,
+                **given,
+                messages=[_message(message, self._joins_parts) for message in messages],
+                add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+        except (*_REFUSALS, jinja2.TemplateError) as error:
             reason = " ".join(str(error).split())
             raise PromptError(
                 f"the chat template refuses these messages ({reason}): change them or give plain "
                 "text (--raw)"
             ) from error
-        return self.encode(text)
+        ids = self.encode(text)
+        begin = list(self.around[0]) if self._begins_chats else []
+        return ids if ids[: len(begin)] == begin else begin + ids
 
     def stream(self, skip_special: bool = True) -> StreamDecoder:
         return StreamDecoder(self, skip_special)
@@ -94,7 +156,9 @@ class Tokenizer:
         return {}, {}
 
     @cached_property
-    def _template(self) -> jinja2.Template:
+    def _template(self) -> tuple[jinja2.Template, set[str]]:
+        # The template, and the names that it reads.
+        from jinja2 import meta
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -104,8 +168,16 @@ class Tokenizer:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
-        assert self.chat_template is not None
-        return environment.from_string(self.chat_template)
+        # Marks of what the model wrote, for training; they print nothing.
+        source = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", self.chat_template or "")
+        source = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", source)
+        reads = meta.find_undeclared_variables(environment.parse(source))
+        return environment.from_string(source), reads
+
+    @cached_property
+    def _joins_parts(self) -> bool:
+        # Templates that do not go through the parts of a content take it as text.
+        return not re.search(r"\bfor\s+\w+\s+in\s+[^%]*content", self.chat_template or "")
 
 
 class StreamDecoder:
@@ -175,9 +247,48 @@ class StopStrings:
         return 0
 
 
-def _to_json(value: Any, **options: Any) -> str:
+def _message(message: Mapping[str, Any], join: bool) -> dict[str, Any]:
+    out = dict(message)
+    content = out.get("content")
+    if isinstance(content, list | tuple):
+        for part in content:
+            if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+                kind = part.get("type") if isinstance(part, Mapping) else part
+                raise PromptError(f"content parts of type {kind!r} are not read: give text")
+        if join:
+            out["content"] = "\n".join(part["text"] for part in content)
+    if isinstance(out.get("tool_calls"), list | tuple):
+        out["tool_calls"] = [_tool_call(call) for call in out["tool_calls"]]
+    return out
+
+
+def _tool_call(call: Any) -> Any:
+    # Clients send arguments as a JSON string; templates write them as JSON themselves.
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _tool_call(call["function"])}
+    with contextlib.suppress(TypeError, ValueError):
+        parsed = json.loads(call.get("arguments"))  # type: ignore[arg-type]
+        return {**call, "arguments": parsed} if isinstance(parsed, dict) else call
+    return call
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Unlike jinja2's own filter this one does not escape HTML.
-    return json.dumps(value, ensure_ascii=False, **options)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _raise_exception(message: str) -> None:

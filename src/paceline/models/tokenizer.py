@@ -4,28 +4,73 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.cache import cache_dir, write_atomically
 from paceline.errors import ModelError
-from paceline.models.config import gguf_eos_token_ids
 from paceline.models.gguf import GGUFFile
 from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
 
-_BUILD = "1"  # part of the cache key; raise it when the code below changes what it builds
-_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5  # GGUF token types
+_BUILD = "2"  # part of the cache key; raise it when the code below changes what it builds
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5  # GGUF token types
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece vocabularies
+
+# Patterns of the pre-tokenizers, as the original tokenizer.json files have them. The words of
+# GPT-2, then of GPT-4, and of GPT-4o, which part before a capital.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    _SUFFIX + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_PATTERNS = {"qwen2": _WORDS % "", "llama-bpe": _WORDS % "{1,3}"}
-_BYTE_LEVEL = ("smollm", "gpt-2", "default", *_PATTERNS)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s"
+    r"|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DIGITS = "digits"  # each a word, by the original's own rule
+_PATTERNS = {
+    # What llama.cpp does for files whose converter did not know the model.
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "gpt-2": (_GPT2,),
+    "smollm": (_DIGITS, _GPT2),
+    "qwen2": (_WORDS % "",),
+    "llama-bpe": (_WORDS % "{1,3}",),
+    "dbrx": (_WORDS % "{1,3}",),
+    "gpt-4o": (_CASED % (_SUFFIX + "?", _SUFFIX + "?", "{1,3}"),),
+    "tekken": (_CASED % ("", "", ""),),
+}
+# Names of the same: Granite 3 is "refact", Granite 4 and Phi-4 are "dbrx", Phi-4-mini is "gpt-4o",
+# SmolLM3 is "llama-bpe".
+_SAME = {
+    "phi-2": "gpt-2",
+    "refact": "smollm",
+    "starcoder": "smollm",
+    "codeshell": "smollm",
+    "deepseek-r1-qwen": "qwen2",
+    "megrez": "qwen2",
+    "smaug-bpe": "dbrx",
+    "llama4": "gpt-4o",
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), "llama-bpe"),
+}
+# These begin a text with a token unless the file says otherwise, and take a word that is a token
+# whole, whatever the merges say.
+_WHOLE = ("llama-bpe", "tekken")
+# Tokens that end a text or a turn whatever the file says of them, by llama.cpp's list.
+_END_TEXTS = """
+<|endoftext|> <|end_of_text|> <eos> <EOT> <|im_end|> <|eot_id|> <|eom_id|> <|end|> <end_of_turn>
+<end_of_utterance> <|fim_pad|> <fim_pad> <fim-pad> <PAD> <|fim_repo|> <|repo_name|> <fim-repo>
+<REPO> <reponame> <|file_sep|>
+"""
+_ENDS = frozenset(_END_TEXTS.split())
+_LOG = logging.getLogger(__name__)
 _ADVICE = "use the model's Hugging Face directory instead"
 
 
@@ -48,14 +93,18 @@ def tokenizer_from_directory(directory: Path, eos_token_ids: tuple[int, ...]) ->
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
         if (text := _token_text(config.get(name))) is not None
     }
-    eos = core.token_to_id(special["eos_token"]) if "eos_token" in special else None
-    if eos is not None and eos not in eos_token_ids:
-        eos_token_ids = (*eos_token_ids, eos)
+    template = _directory_template(directory, config)
+    ends = [special.get("eos_token", "")]
+    added = core.get_added_tokens_decoder().values()
+    # A token of the template that ends turns elsewhere ends them here.
+    ends += [each.content for each in added if each.content in _ENDS & set(_words(template))]
+    found = [core.token_to_id(each) for each in ends]
+    _follow_flags(core, config, special)
     return Tokenizer(
         core,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=tuple(dict.fromkeys((*eos_token_ids, *(i for i in found if i is not None)))),
         special_tokens=special,
-        chat_template=_directory_template(directory, config),
+        chat_template=template,
     )
 
 
@@ -67,18 +116,20 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     """
     metadata = file.metadata
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not tokens:
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ModelError(f"{file.path} has no tokenizer: {_ADVICE}")
     special = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is not None and 0 <= index < len(tokens):
+        index = _special_id(metadata, key)
+        if index is not None:
             special[f"{name}_token"] = tokens[index]
+    template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
         _cached(file),
-        eos_token_ids=gguf_eos_token_ids(metadata),
+        eos_token_ids=_end_ids(metadata),
         special_tokens=special,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template if isinstance(template, str) else None,
+        begins_chats=True,
     )
 
 
@@ -113,6 +164,37 @@ def _directory_template(directory: Path, config: Mapping[str, Any]) -> str | Non
     return template if isinstance(template, str) else None
 
 
+def _words(template: str | None) -> list[str]:
+    # Strings of a template that look like special tokens.
+    return re.findall(r"<[^<>\s]+>", template or "")
+
+
+def _follow_flags(
+    core: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]
+) -> None:
+    # The flags of tokenizer_config.json have the say over tokenizer.json's post-processor.
+    around = [list(ids) for ids in Tokenizer(core).around]
+    for ids, name in zip(around, ("bos", "eos"), strict=True):
+        asked, token = (
+            config.get(f"add_{name}_token"),
+            core.token_to_id(special.get(f"{name}_token", "")),
+        )
+        if isinstance(asked, bool) and token is not None:
+            ids[:] = [token] if asked else [each for each in ids if each != token]
+    if tuple(map(tuple, around)) != Tokenizer(core).around:
+        _surround(core, *around)
+
+
+def _surround(core: tokenizers.Tokenizer, begin: Sequence[int], end: Sequence[int]) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    names = {index: core.id_to_token(index) for index in (*begin, *end)}
+    core.post_processor = TemplateProcessing(
+        single=[*(names[i] for i in begin), "$A", *(names[i] for i in end)],
+        special_tokens=[(name, index) for index, name in names.items()],
+    )
+
+
 def _cached(file: GGUFFile) -> tokenizers.Tokenizer:
     import tokenizers
 
@@ -131,35 +213,87 @@ def _build(file: GGUFFile) -> tokenizers.Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
     try:
         if model == "gpt2":
+            if _pre(metadata) == "default":
+                _LOG.warning("%s names no pre-tokenizer: its words may be others", file.path)
             core = _byte_level(metadata)
         elif model == "llama":
             core = _sentencepiece(metadata)
         else:
             raise ModelError(f"{file.path} has a tokenizer of kind {model!r}: {_ADVICE}")
         _add_special(core, metadata)
-    except (KeyError, IndexError, ValueError, TypeError) as error:
+        ends = [_around(metadata, name) for name in ("bos", "eos")]
+        _surround(core, *ends)
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"the tokenizer of {file.path} is incomplete: {_ADVICE}") from error
     return core
+
+
+def _special_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    # SentencePiece files may leave out those that are the same in most of them.
+    usual = {"unknown": 0, "bos": 1, "eos": 2} if _is_sentencepiece(metadata) else {}
+    index = metadata.get(f"tokenizer.ggml.{name}_token_id", usual.get(name))
+    known = isinstance(index, int) and 0 <= index < len(metadata["tokenizer.ggml.tokens"])
+    return int(index) if known else None
+
+
+def _is_sentencepiece(metadata: Mapping[str, Any]) -> bool:
+    return str(metadata.get("tokenizer.ggml.model")) == "llama"
+
+
+def _pre(metadata: Mapping[str, Any]) -> str:
+    name = str(metadata.get("tokenizer.ggml.pre", "default"))
+    return _SAME.get(name, name)
+
+
+def _around(metadata: Mapping[str, Any], name: str) -> list[int]:
+    # Ids that begin ("bos") or end ("eos") a text.
+    usual = name == "bos" and (_is_sentencepiece(metadata) or _pre(metadata) in _WHOLE)
+    if not metadata.get(f"tokenizer.ggml.add_{name}_token", usual):
+        return []
+    index = _special_id(metadata, name)
+    if index is None:
+        raise ValueError(f"no {name} token")
+    return [index]
+
+
+def _end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], _kinds(metadata)
+    named = [_special_id(metadata, name) for name in ("eos", "eot", "eom")]
+    # llama.cpp ends at every "</s>"; here it must be a control token, for Gemma's and Qwen's
+    # vocabularies have it as a tag of HTML.
+    texts = [
+        index
+        for index, token in enumerate(tokens)
+        if token in _ENDS or (token == "</s>" and kinds[index] == _CONTROL)
+    ]
+    return tuple(dict.fromkeys([*(each for each in named if each is not None), *texts]))
+
+
+def _kinds(metadata: Mapping[str, Any]) -> list[int]:
+    kinds = metadata.get("tokenizer.ggml.token_type")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    return [_NORMAL] * len(tokens) if kinds is None else kinds.tolist()
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    kind = metadata.get("tokenizer.ggml.pre", "default")
-    if kind not in _BYTE_LEVEL:
+    kind = _pre(metadata)
+    # Refused rather than guessed: other splits give other ids, and a worse text, in silence.
+    if kind not in _PATTERNS:
         raise ModelError(f"the pre-tokenizer {kind!r} is not supported: {_ADVICE}")
     merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]
-    core = Tokenizer(models.BPE(_vocabulary(metadata), merges, ignore_merges=kind == "llama-bpe"))
-    if kind in _PATTERNS:
-        split: Any = pre_tokenizers.Split(Regex(_PATTERNS[kind]), "isolated")
-        bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        core.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_only])
-    elif kind == "smollm":
-        digits: Any = pre_tokenizers.Digits(individual_digits=True)
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        core.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
-    else:
-        core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core = Tokenizer(models.BPE(_vocabulary(metadata), merges, ignore_merges=kind in _WHOLE))
+    splits: list[Any] = [
+        pre_tokenizers.Digits(individual_digits=True)
+        if pattern == _DIGITS
+        else pre_tokenizers.Split(Regex(pattern), "isolated")
+        for pattern in _PATTERNS[kind]
+    ]
+    splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    core.pre_tokenizer = pre_tokenizers.Sequence(splits)
     if kind == "qwen2":
         core.normalizer = normalizers.NFC()
     core.decoder = decoders.ByteLevel()
@@ -170,7 +304,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     tokens = metadata["tokenizer.ggml.tokens"]
-    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    unknown = tokens[_special_id(metadata, "unknown") or 0]
     core = Tokenizer(
         models.BPE(
             _vocabulary(metadata),
@@ -191,19 +325,21 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    kinds = metadata["tokenizer.ggml.token_type"].tolist()
-    return {
-        token: index
-        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind != _UNUSED  # padding of the embedding, not part of the vocabulary
-    }
+    # Unused tokens are padding of the embedding, not part of the vocabulary.
+    pairs = zip(metadata["tokenizer.ggml.tokens"], _kinds(metadata), strict=True)
+    return {token: index for index, (token, kind) in enumerate(pairs) if kind != _UNUSED}
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     # Sentencepiece has scores instead of merges: pieces are joined in descending score of the
-    # result, so every split of a piece into two pieces is a merge of that rank.
-    vocabulary = _vocabulary(metadata)
+    # result, so every split of a piece into two pieces is a merge of that rank. (Of equal scores
+    # sentencepiece joins the leftmost pair first; the vocabularies of models have none.)
+    kinds = _kinds(metadata)
+    vocabulary = {
+        token: index
+        for token, index in _vocabulary(metadata).items()
+        if kinds[index] in (_NORMAL, _USER_DEFINED)
+    }
     scores = metadata["tokenizer.ggml.scores"].tolist()
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, index in vocabulary.items():
@@ -217,24 +353,20 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _add_special(core: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
     from tokenizers import AddedToken
-    from tokenizers.processors import TemplateProcessing
 
-    tokens = metadata["tokenizer.ggml.tokens"]
-    kinds = metadata["tokenizer.ggml.token_type"].tolist()
     control = (_CONTROL, _UNKNOWN)
+    # Phi-3's swallow the spaces behind them, which files say by the model's name alone.
+    name = str(metadata.get("general.name", "")).lower()
+    strips = "phi-3" in name or "phi3" in name
     core.add_tokens(
         [
-            AddedToken(token, special=kind in control, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=True)
+            AddedToken(
+                token,
+                special=kind in control,
+                normalized=False,
+                rstrip=strips and token not in ("<unk>", "<s>", "<|endoftext|>"),
+            )
+            for token, kind in zip(metadata["tokenizer.ggml.tokens"], _kinds(metadata), strict=True)
             if kind in control or kind == _USER_DEFINED
         ]
     )
-    # Files may leave the flag out; these two kinds of models then begin texts with a token.
-    default = metadata["tokenizer.ggml.model"] == "llama" or (
-        metadata.get("tokenizer.ggml.pre") == "llama-bpe"
-    )
-    bos = metadata.get("tokenizer.ggml.bos_token_id")
-    if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", default):
-        core.post_processor = TemplateProcessing(
-            single=[tokens[bos], "$A"], special_tokens=[(tokens[bos], int(bos))]
-        )

@@ -94,12 +94,12 @@ class FileWeights:
 
     def stored(self, name: str) -> Stored:
         theirs = self._known(name)
-        kind, blocks = self._reader.stored(theirs)
         shape = self._reader.shape(theirs)
         if len(shape) != 2:
             raise ModelError(
                 f"{self._what} has {name} in {len(shape)} dimensions: download it again"
             )
+        kind, blocks = self._reader.stored(theirs)
         rows = self._rows(name)
         if isinstance(rows, slice):
             blocks = blocks[rows]
@@ -209,6 +209,8 @@ class SafetensorsFiles:
         path, start, entry = self._places[name]
         if path not in self._maps:
             self._maps[path] = np.memmap(path, dtype=np.uint8, mode="r")
+        if path.exists() and path.stat().st_size != len(self._maps[path]):
+            raise ModelError(f"{path} was changed while it was open: load the model again")
         begin, end = entry["data_offsets"]
         raw: npt.NDArray[np.uint8] = self._maps[path][start + begin : start + end]
         return raw
@@ -225,9 +227,9 @@ def _weight_files(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            return [directory / name for name in sorted(names)]
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ModelError(f"{index} is damaged: download the model again") from error
-        return [directory / name for name in sorted(names)]
     raise ModelError(f"{directory} has no model.safetensors: convert the model to safetensors")
 
 
@@ -235,18 +237,41 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            if not 0 < size < path.stat().st_size:
+            room = path.stat().st_size - 8 - size
+            if size == 0 or room < 0:
                 raise ValueError("header length")
-            header = json.loads(file.read(size))
+            header = json.loads(file.read(size), object_pairs_hook=_once)
             if not isinstance(header, dict):
                 raise ValueError("header kind")
+            for name, entry in header.items():
+                if name != "__metadata__" and not _is_place(entry, room):
+                    raise ValueError(f"entry {name!r}")
     except OSError as error:
         raise ModelError(
             f"cannot read {path} ({error.strerror}): download the model again"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not a safetensors file: download it again") from error
     return 8 + size, header
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return entries
+
+
+def _is_place(entry: object, room: int) -> bool:
+    # Whether a header entry describes a tensor inside the `room` bytes after the header.
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        return False
+    if not all(type(number) is int and 0 <= number < 1 << 63 for number in (*shape, *offsets)):
+        return False
+    return bool(offsets[0] <= offsets[1] <= room)
 
 
 def _to_float32(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: str) -> LogitArray:

@@ -39,9 +39,7 @@ SETTINGS = ("drafter", "verifier", "nodes", "depth", "draft_model", "max_batch")
 
 def encode(tokenizer: Tokenizer, text: str, chat: bool) -> tuple[int, ...]:
     """Encode `text`, as a user turn if `chat` and the tokenizer has a chat template."""
-    if chat and tokenizer.chat_template is not None:
-        return tuple(tokenizer.chat([{"role": "user", "content": text}]))
-    return tuple(tokenizer.encode(text))
+    return tuple(tokenizer.prompt(text, raw=not chat))
 
 
 class PacelineEngine:
@@ -122,7 +120,7 @@ class PacelineEngine:
 
 
 def _ids(engine: Engine, prompt: Prompt) -> list[int]:
-    return engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    return engine.tokenizer.prompt(prompt, raw=True) if isinstance(prompt, str) else list(prompt)
 
 
 def open_engine(name: str, options: Mapping[str, str] | None = None) -> AuditedEngine:

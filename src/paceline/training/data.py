@@ -113,7 +113,7 @@ def write_texts(
     context = engine.decoder.target.capabilities.max_context
 
     def ask(index: int, prompt: str) -> bool:
-        ids = _prompt(engine, prompt) if prompt else []
+        ids = engine.tokenizer.prompt(prompt) if prompt else []
         good = 0 < len(ids) < context - plan.new_tokens
         if good:
             answers[engine.add(ids, plan.answer(index))] = (index, ids)
@@ -144,12 +144,6 @@ def write_texts(
         engine.cancel(request)
 
 
-def _prompt(engine: Engine, words: str) -> list[int]:
-    if engine.tokenizer.chat_template is None:
-        return engine.tokenizer.encode(words)
-    return engine.tokenizer.chat([{"role": "user", "content": words}])
-
-
 def _header(engine: Engine) -> list[int]:
     tokenizer = engine.tokenizer
     if tokenizer.chat_template is None:
@@ -157,11 +151,11 @@ def _header(engine: Engine) -> list[int]:
             "the model has no chat template, so it cannot write user turns: give prompts and set "
             "self-written to 0"
         )
-    text = tokenizer.decode(_prompt(engine, _MARK), skip_special=False)
+    text = tokenizer.decode(tokenizer.prompt(_MARK), skip_special=False)
     before, mark, _ = text.partition(_MARK)
     if not mark:
         raise PromptError("the chat template drops the user's words: set self-written to 0")
-    return tokenizer.encode(before, special=True)
+    return tokenizer.encode(before)
 
 
 # User turns from JSONL files of several common shapes.

@@ -214,7 +214,7 @@ def suggest(
         raise RuntimeUnavailable(
             f"the {target.capabilities.runtime} runtime takes no embeddings as input: use torch"
         )
-    ids = tokenizer.encode(prompt)
+    ids = tokenizer.prompt(prompt, raw=True) if prompt else []
     if not ids:
         raise PromptError("the prompt is empty: give some text")
     if len(ids) + tokens > context:

@@ -328,8 +328,7 @@ def collect(
     The engine's verifier is replaced while this runs.
     """
     decoder, tokenizer = engine.decoder, engine.tokenizer
-    asked = [{"role": "user", "content": prompt}]
-    ids = tokenizer.chat(asked) if tokenizer.chat_template else tokenizer.encode(prompt)
+    ids = tokenizer.prompt(prompt)
     recorder, rule = Recorder(), decoder.verifier
     decoder.verifier = recorder
     try:
