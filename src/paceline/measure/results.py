@@ -140,7 +140,8 @@ def render(data_dir: Path) -> dict[str, str]:
     columns = ("topic", "what", "figures", "date", "commit", "machine", "command")
     pages["index.md"] = (
         "# Results\n\nGenerated from [data](data) by `python -m paceline.measure.results`. "
-        "What was tried, and what did not help, is in the [journal](../journal.md).\n\n"
+        "What was tried, and what did not help, is in the [journal](../journal.md). "
+        "Dates up to 2026-11-24 are those of the first CPU engine, with int8 weights.\n\n"
         + table(columns, overview)
     )
     return pages
