@@ -94,6 +94,12 @@ class GGUFSource:
     def tokenizer(self) -> Tokenizer:
         return tokenizer_from_gguf(self._file)
 
+    def has_vocabulary_of(self, other: GGUFFile) -> bool:
+        """Return whether another model of the same architecture has the same tokens."""
+        mine, theirs = self._file.metadata, other.metadata
+        keys = ("general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens")
+        return all(mine.get(key) is not None and mine.get(key) == theirs.get(key) for key in keys)
+
 
 class DirectorySource:
     """A model in a Hugging Face directory: config.json, safetensors, tokenizer.json."""
@@ -151,6 +157,24 @@ class FirstLayers:
 
     def tokenizer(self) -> Tokenizer:
         return self._whole.tokenizer()
+
+
+def smaller_sibling(source: ModelSource) -> Path | None:
+    """Return the smallest GGUF file beside a model's with its architecture and vocabulary.
+
+    None if no file has at most half of the model's size. Files that cannot be read are passed over.
+    """
+    if not isinstance(source, GGUFSource):
+        return None
+    sizes = {path: path.stat().st_size for path in source.path.parent.glob("*.gguf")}
+    most = source.path.stat().st_size // 2
+    for path in sorted((path for path, size in sizes.items() if size <= most), key=sizes.get):  # type: ignore[arg-type]
+        try:
+            if source.has_vocabulary_of(GGUFFile(path)):
+                return path
+        except ModelError:
+            continue
+    return None
 
 
 def _sample(path: Path, pieces: int = 256, size: int = 4096) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from paceline.core.types import Capabilities
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.source import smaller_sibling
 from paceline.networks.weights import shipped_file
 from paceline.policy.controller import Controller, ControllerContext, Fixed
 from paceline.registry import table as registry
@@ -22,11 +24,16 @@ from paceline.registry.loaded import Loaded
 from paceline.registry.tuned_choice import TEMPERATURE_KINDS, Configuration
 from paceline.verifiers.base import Verifier
 
+_LOG = logging.getLogger(__name__)
+
 # Drafter "auto" without a tuned choice.
 DEFAULT_DRAFTER = "suffix-automaton"
 
 # The same, for a target that can also be loaded at a lower precision.
 _DEFAULT_COARSER = "suffix-automaton>quantised"
+
+# The same, for a target with a draft model: one that is named, or lies beside the target's file.
+_DEFAULT_MODEL = "suffix-automaton>draft-model"
 
 # The same, for a target with a shipped draft network. Sampled requests also need a verifier that
 # uses the Gumbel noise that the network drafts with.
@@ -59,7 +66,7 @@ class SpeculationBuilder:
         self._loaded = loaded
         self._rule = rule
         self._verifier = verifier
-        self._draft_model = draft_model
+        self.draft_model = draft_model
         self._load_draft = load_draft
         self.draft_unused = draft_model is not None  # until a drafter asks for it
 
@@ -81,6 +88,8 @@ class SpeculationBuilder:
         # Kinds with equal configurations share one drafter, and so what it learns.
         # Rules for sampled drafts need other drafters than the tuned ones.
         saved = tuned.read(self._loaded.place) if None in self._rule.accepts else {}
+        if self.draft_model is not None:  # it is there to be used
+            saved = {k: each for k, each in saved.items() if _reads_model(each.configuration)}
         if self._rule.greedy_only:
             saved = dict.fromkeys(TEMPERATURE_KINDS, saved["greedy"]) if "greedy" in saved else {}
         wanted = {kind: _under(choice.configuration, asked) for kind, choice in saved.items()}
@@ -109,7 +118,12 @@ class SpeculationBuilder:
         agrees = kind == "greedy" or self._rule.gumbel_coupled
         if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
             return _DEFAULT_TRAINED
-        return DEFAULT_DRAFTER
+        if self.draft_model is None and capabilities.runtime == "cpu":
+            found = smaller_sibling(loaded.source)
+            if found is not None:
+                _LOG.info("%s, beside the model, drafts for it", found)
+                self.draft_model = str(found)
+        return DEFAULT_DRAFTER if self.draft_model is None else _DEFAULT_MODEL
 
     def _tuned(self, sought: Configuration) -> Drafting | None:
         # None, with a warning, if the drafter is no longer available.
@@ -152,12 +166,12 @@ class SpeculationBuilder:
         target, rule = self._loaded.target, self._rule
 
         def draft_model() -> Target:
-            if self._draft_model is None:
+            if self.draft_model is None:
                 raise InvalidOption(
                     f"drafter '{name}' needs a draft model: name one with --draft-model"
                 )
             self.draft_unused = False
-            return self._load_draft(self._draft_model)
+            return self._load_draft(self.draft_model)
 
         return DrafterContext(
             target.capabilities,
@@ -179,6 +193,10 @@ class SpeculationBuilder:
         options = replace(self._loaded.options, precision="int8", kv_precision=None)
         target: Target = type(self._loaded.target).load(self._loaded.source, options)  # type: ignore[attr-defined]
         return target
+
+
+def _reads_model(found: Configuration) -> bool:
+    return "draft-model" in found.drafter
 
 
 def has_coarser(capabilities: Capabilities) -> bool:

@@ -169,7 +169,7 @@ def make_engine(
         **drafting.settings,
         "verifier": verifier,
         "lossless": rule.lossless,
-        "draft_model": None if assembly.draft_unused else draft_model,
+        "draft_model": None if assembly.draft_unused else assembly.draft_model,
         "version": __version__,
     }
     return Engine(
