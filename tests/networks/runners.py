@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tests.networks.cases import GEOMETRY, NETWORKS, module
 
+from paceline.models.weights import Stored
 from paceline.native.packed import Packed
 from paceline.networks.base import FUSED
 from paceline.networks.runner import Runner
@@ -22,21 +23,13 @@ IDS = np.array([0, 2, 3, 5, 6, 8, 9, 11, 13, 14, 16])
 """Token ids of the draft vocabulary."""
 
 
-class Stored(NamedTuple):
-    """A matrix in float32, as a file would have it."""
-
-    kind: str
-    shape: tuple[int, int]
-    blocks: Any
-    order: None = None
-
-
 class Held(dict[str, Any]):
     """Weights of a target in memory."""
 
     def stored(self, name: str) -> Stored:
         matrix = np.ascontiguousarray(self[name], dtype=np.float32)
-        return Stored("F32", matrix.shape, matrix.view(np.uint8))
+        rows, columns = matrix.shape
+        return Stored("F32", (rows, columns), matrix.view(np.uint8))
 
 
 @cache

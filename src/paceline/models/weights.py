@@ -6,7 +6,9 @@ Names are "embed", "norm", "head" (absent if tied) and "layers.N.PART" with the 
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,12 +40,24 @@ class Stored:
         shape: rows and columns.
         blocks: uint8 `[rows of the file, bytes]`, a view of the mapped file.
         order: int64 `[rows]`, the file's row of each; None if they are in order.
+        mapped: the blocks are pages of a file, which the system can read again.
     """
 
     kind: str
     shape: tuple[int, int]
     blocks: npt.NDArray[np.uint8]
     order: npt.NDArray[np.int64] | None = None
+    mapped: bool = False
+
+    def forget(self) -> None:
+        """Let mapped pages go, which count as this process's memory until then."""
+        if not self.mapped or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        page, start = mmap.PAGESIZE, self.blocks.ctypes.data
+        begin, end = -(-start // page) * page, (start + self.blocks.nbytes) // page * page
+        if begin < end:
+            libc = ctypes.CDLL(None)
+            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
 class Weights(Protocol):
@@ -103,8 +117,8 @@ class FileWeights:
         rows = self._rows(name)
         if isinstance(rows, slice):
             blocks = blocks[rows]
-            return Stored(kind, (len(blocks), shape[1]), blocks)
-        return Stored(kind, (shape[0], shape[1]), blocks, rows)
+            return Stored(kind, (len(blocks), shape[1]), blocks, mapped=True)
+        return Stored(kind, (shape[0], shape[1]), blocks, rows, mapped=True)
 
     def _known(self, name: str) -> str:
         theirs = self._theirs(name)

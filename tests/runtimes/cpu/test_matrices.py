@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,12 @@ import pytest
 from tests.native import formats
 
 from paceline.errors import ModelError
+from paceline.models.weights import Stored
 from paceline.native.packed import KINDS, Packed, read_rows
 from paceline.runtimes.cpu.matrices import PRECISIONS, Matrices
 
 WIDTH = 256
 RNG = np.random.default_rng(0)
-
-
-@dataclass
-class Stored:
-    kind: str
-    shape: tuple[int, int]
-    blocks: Any
-    order: Any = None
 
 
 @dataclass
@@ -125,3 +119,13 @@ def test_a_vector_that_is_not_there_is_none() -> None:
     matrices, _packed = made("file", Held())
     assert matrices.vector("norm") is not None
     assert matrices.vector("layers.0.q_norm") is None
+
+
+def test_pages_of_a_file_are_let_go(tmp_path: Path) -> None:
+    """They are read again where somebody still looks; memory that is no file's is left alone."""
+    path, table = tmp_path / "rows", np.arange(1 << 20, dtype=np.uint8).reshape(1024, -1)
+    table.tofile(path)
+    mapped = np.memmap(path, np.uint8, "r").reshape(table.shape)
+    for blocks, file in ((mapped, True), (table, False)):
+        Stored("F32", (1024, 256), blocks, mapped=file).forget()
+        assert np.array_equal(blocks, np.arange(1 << 20, dtype=np.uint8).reshape(1024, -1))

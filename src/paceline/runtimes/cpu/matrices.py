@@ -91,7 +91,7 @@ class Matrices:
                 "use --runtime torch"
             )
         as_stored = kind == stored.kind
-        return self._packed.matrix(
+        made = self._packed.matrix(
             kind,
             stored.blocks if as_stored else quantize(kind, self._weights[name]),
             inputs,
@@ -99,6 +99,8 @@ class Matrices:
             bias=self.vector(f"{name}.bias"),
             threads=self._threads,
         )
+        stored.forget()
+        return made
 
     def rows(self, name: str, rows: npt.NDArray[np.int64]) -> Matrix:
         """Return some rows of a matrix, in its own format; the whole matrix if they are all."""
