@@ -37,7 +37,7 @@ _SANITIZERS = {
     "thread": (*_CHECKED, "-fsanitize=thread"),
 }
 # A compiler that takes longer hangs.
-_SECONDS = 600
+_SECONDS = 1800
 
 _LOG = logging.getLogger(__name__)
 
