@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Command, one_line
@@ -55,3 +56,22 @@ def test_refuses(
     assert named in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert one_line(outcome)
+
+
+def test_a_fingerprint_names_the_instruction_set(command: Command) -> None:
+    report = json.loads(command("doctor", "--fingerprint", "--quick", "--json").out)
+    golden = Path(__file__).parents[1] / "native/fingerprints.json"
+    assert report["fingerprint"]["cases"] == json.loads(golden.read_text())["built_in"]
+    assert report["native"]["level"] in report["native"]["levels"]
+    text = command("doctor", "--fingerprint", "--quick").out
+    assert report["fingerprint"]["built_in"] in text
+    assert f"{report['native']['level']} (this processor: " in text
+    page = Path(__file__).parents[2] / "docs/exactness.md"
+    assert report["fingerprint"]["built_in"] in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("more", [("--profile",), ("--runtime", "torch")])
+def test_fingerprints_are_of_the_cpu_runtime_alone(more: tuple[str, ...], command: Command) -> None:
+    outcome = command("doctor", "--fingerprint", *more)
+    assert outcome.code == 2
+    assert "--fingerprint is of runtime cpu" in outcome.err

@@ -245,3 +245,19 @@ def test_what_is_not_finite_shows_in_its_own_row_alone(kind: str, odd: float) ->
     assert not np.isfinite(found[4]).any()
     others = np.arange(9) != 4
     assert np.array_equal(found[others], sound[others])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_small_numbers_are_kept_whatever_mode_another_library_sets(threads: int) -> None:
+    torch = pytest.importorskip("torch")
+    made = Product("F32", (32,), threads=threads)
+    x = np.full((20, made.inputs), 1e-39, np.float32)
+    expected = made(x)
+    assert expected.any()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no such mode")
+    try:
+        assert not (x * np.float32(1.5)).any(), "elsewhere they are lost"
+        assert np.array_equal(made(x), expected)
+    finally:
+        torch.set_flush_denormal(False)
