@@ -139,8 +139,7 @@ def test_20_000_mutated_headers(tmp_path: Path) -> None:
     whole = path.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     refused, worst = [], 0
-    tracemalloc.start()
-    for _ in range(20_000):
+    for index in range(20_000):
         raw = bytearray(whole)
         for _ in range(rng.choice((1, 1, 2))):
             at = rng.randrange(min(header, len(raw)))
@@ -155,8 +154,8 @@ def test_20_000_mutated_headers(tmp_path: Path) -> None:
                 raw[: rng.choice((4, 8))] = rng.randbytes(8)
         path.unlink()  # writing over a mapped file takes far longer
         path.write_bytes(raw)
-        tracemalloc.reset_peak()
-        before = tracemalloc.get_traced_memory()[0]
+        if index % 4 == 0:  # tracing takes several times as long
+            tracemalloc.start()
         try:
             files = SafetensorsFiles(tmp_path)
             for name in files.index():
@@ -164,8 +163,8 @@ def test_20_000_mutated_headers(tmp_path: Path) -> None:
                 files.stored(name)
         except ModelError as error:
             refused.append(str(error))
-        worst = max(worst, tracemalloc.get_traced_memory()[1] - before)
-    tracemalloc.stop()
+        worst = max(worst, tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
     assert 5_000 < len(refused) < 19_900
     assert not [message for message in refused if "\n" in message]
     assert worst < 64 * 1024
