@@ -12,7 +12,7 @@ from tests.runtimes import tiny_cpu
 from paceline.core import tree
 from paceline.core.target import Pass
 from paceline.core.types import TokenTree
-from paceline.runtimes.cpu.profile import GROUPS, by_group
+from paceline.runtimes.cpu.target import GROUPS, by_group
 
 BRANCHES = TokenTree(np.array([1, 2, 3]), np.array([-1, -1, 0]))
 

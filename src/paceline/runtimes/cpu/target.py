@@ -6,8 +6,9 @@ batch, the draft, the threads or the processor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import numpy as np
@@ -38,7 +39,6 @@ from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices, check_precision
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.cpu.ops import CpuOps, Rows
-from paceline.runtimes.cpu.profile import Counted, by_group
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 from paceline.runtimes.passes import no_rows, with_rows
 
@@ -177,6 +177,43 @@ def _places(parents: list[int], begin: int) -> tuple[list[int], list[int], list[
         runs.append(run)
         apart.append(singles)
     return stored, runs, apart
+
+
+# Profile of a forward: groups by the last part of an operation's name: matmuls have that of their first matrix.
+_GROUPS = {
+    "q": "product qkv",
+    "o": "product o",
+    "gate": "product gate-up",
+    "down": "product down",
+    "head": "product LM head",
+    "attention": "attention",
+    "gather": "gathers and norms",
+}
+_REST = "the rest"
+
+# All groups, in table order.
+GROUPS = (*_GROUPS.values(), _REST)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Mean profile of some inferences.
+
+    Attributes:
+        seconds: of the whole inference.
+        groups: seconds by group, in the order of `GROUPS`.
+    """
+
+    seconds: float
+    groups: dict[str, float]
+
+
+def by_group(operations: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sum seconds of operations, given by name, by group."""
+    found: dict[str, float] = defaultdict(float)
+    for name, seconds in operations:
+        found[_GROUPS.get(name.rpartition(".")[2], _REST)] += seconds
+    return {name: found[name] for name in GROUPS}
 
 
 class Forward:
