@@ -179,7 +179,8 @@ def _places(parents: list[int], begin: int) -> tuple[list[int], list[int], list[
     return stored, runs, apart
 
 
-# Profile of a forward: groups by the last part of an operation's name: matmuls have that of their first matrix.
+# Groups of a forward's profile by the last part of an operation's name; matmuls have the name of
+# their first matrix.
 _GROUPS = {
     "q": "product qkv",
     "o": "product o",
