@@ -9,6 +9,9 @@ import pytest
 from tests.cli.conftest import Command, one_line
 
 from paceline.core.target import RuntimeOptions
+from paceline.native import library
+
+library.found()  # compiled, if need be, before there is an empty cache for every test
 
 
 def test_parts_of_a_plain_and_a_drafted_step(command: Command, loads: list[RuntimeOptions]) -> None:
