@@ -61,7 +61,7 @@ def head_preview(command: Command, model: Path, data: Path):
 def test_a_screen_joins_its_weights(
     head_preview, command: Command, weights: Path, data: Path
 ) -> None:
-    done = head_preview(weights, "--rank", "32", "--texts", "20", "--json")  # of full rank
+    done = head_preview(weights, "--rank", "64", "--texts", "20", "--json")  # of full rank
     assert done.code == 0, done.err
     report = json.loads(done.out)
     held_out = report["held_out"]
@@ -72,10 +72,10 @@ def test_a_screen_joins_its_weights(
     assert report["weights"] == str(weights.with_name("hydra.head-preview.safetensors"))
     assert before.head_preview is None
     assert after.head_preview is not None
-    assert after.head_preview.up.shape == (200, 32)
+    assert after.head_preview.up.shape == (200, 64)
     assert all((after.parameters[name] == each).all() for name, each in before.parameters.items())
     assert after.metadata["command"] == "by chance"
-    assert "--rank 32 --texts 20" in after.metadata["screen_command"]
+    assert "--rank 64 --texts 20" in after.metadata["screen_command"]
     assert json.loads(after.metadata["screen_data"])["prompts"] == "counting"
 
 

@@ -162,4 +162,4 @@ def test_another_path_is_another_function(target):
         target.keep(cache, 1, path)
         rows.append(target.forward([Pass(cache, [77])])[0].logits[0].copy())
         target.release(cache)
-    assert np.abs(rows[0] - rows[1]).max() > 1e-2
+    assert np.abs(rows[0] - rows[1]).max() > 1e-3

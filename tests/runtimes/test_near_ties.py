@@ -114,7 +114,7 @@ def test_in_float64_speculation_changes_no_token(
         assert sum(sequence.stats.accepted_tokens for sequence in found) > 0
 
 
-def mask_of_a_chain(p: Pass, cached: int) -> BoolArray:
+def mask_of_a_chain(p: Pass, cached: int, window: int = 0) -> BoolArray:
     """Every node sees all nodes before it, whatever the tree."""
     rows = pass_rows(p)
     return np.tri(rows, cached + rows, cached, dtype=np.bool_)

@@ -165,7 +165,11 @@ def model_layout(model: ModelSource, target: ModelSource) -> Layout:
     return Layout(
         method="draft_model",
         depth=None,
-        config={**config_entries(config), "dtype": "float32"},
+        config={
+            **config_entries(config),
+            "dtype": "float32",
+            "eos_token_id": list(tokenizer.eos_token_ids),
+        },
         tensors={name: weights[canonical_name(name)] for name in tensor_names(config)},
         metadata={"model": model.fingerprint, "model_name": model.name},
         texts=tokenizer_files(tokenizer),
