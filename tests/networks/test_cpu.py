@@ -8,9 +8,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, texts
+from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, module, texts
 from tests.networks.plain_ops import PlainDrafter, PlainOps
-from tests.networks.runners import IDS, cpu_runner, ready, split
+from tests.networks.runners import IDS, cpu_runner, ready, runner, split
 
 from paceline.errors import InvalidOption, ModelError
 from paceline.native.program import Program
@@ -215,8 +215,9 @@ def test_what_nobody_reads_is_spared(name: str, monkeypatch: pytest.MonkeyPatch)
         attention(self, *of, **named)
 
     monkeypatch.setattr(Program, "attention", noted)
-    runner: Any = quantised(NETWORKS[name]())[0]
-    layers = runner._network.layers
+    network = NETWORKS[name]()
+    runner("cpu", module(network))
+    layers = network.layers
     assert asked[:layers] == [True] * (layers - 1) + [False]
     assert all(asked[layers:])
 
