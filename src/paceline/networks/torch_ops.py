@@ -87,7 +87,7 @@ class TorchOps:
     def attend(self, layer: int, x: Tensor, sees: Sight) -> Tensor:
         shape = self._geometry
         sizes = [count * shape.head_dim for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
-        qkv = x.split(sizes, dim=-1)
+        qkv = torch.split(x, sizes, dim=-1)
         if sees == "slots":
             return self._among_slots(*qkv)
         if sees == "draft":

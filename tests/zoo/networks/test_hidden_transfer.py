@@ -111,9 +111,9 @@ class Watched(HiddenTransfer):
         super().__init__(geometry, width=width)
         self.seen: list[Tensor] = []
 
-    def last_layers(self, ops: Any, x: Tensor, attend: Any) -> Tensor:
+    def last_layers(self, ops: Any, x: Tensor, sees: Any) -> Tensor:
         self.seen.append(x)
-        return x
+        return ops.last(x) if sees == "last" else x
 
 
 def test_maps_move_a_copy_of_the_newest_state_in_its_own_units(features: Tensor) -> None:
