@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.networks.base import Geometry, Network
+from paceline.networks.ops import Sight
 
 Array = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
@@ -52,8 +53,18 @@ class PlainOps:
     def weight(self, name: str) -> Array:
         return self._parameters[name]
 
-    def linear(self, x: Array, name: str) -> Array:
-        return x @ self._parameters[name].T
+    def linear(
+        self, x: Array, name: str, *, norm: str | None = None, plus: Array | None = None
+    ) -> Array:
+        out = self._normed(x, norm) @ self._parameters[name].T
+        if plus is None:
+            return out
+        assert plus.shape == out.shape
+        return plus + out
+
+    def gated(self, x: Array, name: str, *, norm: str | None = None) -> Array:
+        gate, up = np.split(self.linear(x, name, norm=norm), 2, axis=-1)
+        return self.silu(gate) * up
 
     def norm(self, x: Array, name: str) -> Array:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
@@ -76,8 +87,8 @@ class PlainOps:
     def embed_windows(self, tokens: Tokens) -> Array:
         return np.stack([np.concatenate([self._embedding[t] for t in row]) for row in tokens])
 
-    def head(self, x: Array) -> Array:
-        return x @ self._head.T
+    def head(self, x: Array, *, norm: str | None = None) -> Array:
+        return self._normed(x, norm) @ self._head.T
 
     def last(self, x: Array) -> Array:
         return x[-1:]
@@ -86,15 +97,23 @@ class PlainOps:
         assert len(x) == 1
         return x.reshape(count, -1)
 
-    def attend_context(self, layer: int, queries: Array, keys: Array, values: Array) -> Array:
+    def attend(self, layer: int, x: Array, sees: Sight) -> Array:
+        shape = self._geometry
+        groups = (shape.heads, shape.kv_heads, shape.kv_heads)
+        queries, keys, values = self.split(x, [count * shape.head_dim for count in groups])
+        if sees == "slots":
+            rows = list(zip(self._heads(keys), self._heads(values), strict=True))
+            return np.stack([self._attend(query, rows) for query in self._heads(queries)])
+        if sees == "draft":
+            return self._append(self._caches[layer], queries, keys, values)
         cache = self._caches.setdefault(layer, [])
         assert len(cache) == self._context_rows.get(layer, 0), "draft rows are still there"
         out = self._append(cache, queries, keys, values)
         self._context_rows[layer] = len(cache)
-        return out
-
-    def attend_draft(self, layer: int, queries: Array, keys: Array, values: Array) -> Array:
-        return self._append(self._caches[layer], queries, keys, values)
+        if sees == "context":
+            return out
+        self._places = self._places[-1:]
+        return self.last(out)
 
     def know_target(self, make: Callable[[], tuple[Array, Array]]) -> None:
         for key, value in zip(*map(self._heads, make()), strict=True):
@@ -105,10 +124,6 @@ class PlainOps:
         return np.stack(
             [self._attend(self._rotate(q, at), self._target[: at + 1]) for q, at in rows]
         )
-
-    def attend_slots(self, queries: Array, keys: Array, values: Array) -> Array:
-        rows = list(zip(self._heads(keys), self._heads(values), strict=True))
-        return np.stack([self._attend(query, rows) for query in self._heads(queries)])
 
     def _append(
         self, cache: list[tuple[Array, Array]], queries: Array, keys: Array, values: Array
@@ -136,6 +151,9 @@ class PlainOps:
             mixed = [w * value[shared] for w, (_, value) in zip(weights, rows, strict=True)]
             out.append(np.sum(mixed, axis=0))
         return np.concatenate(out)
+
+    def _normed(self, x: Array, name: str | None) -> Array:
+        return x if name is None else self.norm(x, name)
 
     def _heads(self, x: Array) -> Array:
         return x.reshape(len(x), -1, self._geometry.head_dim)

@@ -8,29 +8,18 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from tests.networks.cases import GEOMETRY, context_rows, texts
+from tests.networks.cases import GEOMETRY, NETWORKS, context_rows, module, texts
 from tests.networks.plain_ops import PlainDrafter, PlainOps
-from tests.networks.runners import IDS, cpu_runner, ready, split
+from tests.networks.runners import IDS, cpu_runner, ready, runner, split
 
 from paceline.errors import InvalidOption, ModelError
+from paceline.native.program import Program
 from paceline.networks.base import Network
 from paceline.networks.catalogue import build
 from paceline.networks.runner import Branch, Chain, ContextUpdate, EarlyRunner, Runner
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import quantize
-from paceline.runtimes.cpu.networks.lowering import (
-    Attended,
-    Joined,
-    Last,
-    Lasts,
-    Linear,
-    Part,
-    Rows,
-    Silu,
-    gates,
-    join,
-    part,
-)
+from paceline.runtimes.cpu.networks.ops import NativeOps
 
 WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=40)
 
@@ -204,7 +193,7 @@ def test_a_step_of_hydra_is_eight_operations() -> None:
     """Norms, gates and sums are done with products; all else would be paid at every depth."""
     _, compiled = ready("cpu", "hydra")
     runner: Any = compiled
-    names = runner._chains._writing.program.names
+    names = runner._chains._ops.program.names
     begin, end = runner._chains.ends[:2]
     products = ["step.up", "step.down.residual", "head"]
     step = ["leave", "embedding", *products, "pick"]
@@ -215,53 +204,55 @@ def test_a_step_of_hydra_is_eight_operations() -> None:
     assert "prefix.o.residual" not in names[: runner._chains.taken_in]
 
 
-@pytest.mark.parametrize("name", ["hydra", "eagle3", "draft-lm"])
-def test_attention_is_spared_what_nobody_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but last rows of a network's last layer."""
-    made: list[Any] = []
+@pytest.mark.parametrize("name", ["hydra", "eagle3", "draft-lm", "kangaroo", "hidden-transfer"])
+def test_what_nobody_reads_is_spared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the last attention over the context, all but last rows."""
+    asked: list[bool] = []
+    attention = Program.attention
 
-    class Noted(Attended):
-        def __init__(self, *of: Any, **named: Any) -> None:
-            super().__init__(*of, **named)
-            made.append(self)
+    def noted(self: Program, *of: Any, **named: Any) -> None:
+        asked.append(of[-1] is None)
+        attention(self, *of, **named)
 
-    monkeypatch.setattr("paceline.runtimes.cpu.networks.ops.Attended", Noted)
-    network = build(name, WIDE, {"layers": 2} if name == "draft-lm" else {})
-    quantised(network)
-    assert [each.whole.item() for each in made] == [1] * (network.layers - 1) + [0]
-
-
-def test_expressions_are_put_together_again() -> None:
-    x = Linear(0, 64, of=Rows(0, 4), name="m")
-    low, high = part(x, 0, 24), part(x, 24, 40)
-    assert join([low, high]) is x
-    both = join([high, low])
-    assert isinstance(both, Joined)
-    assert part(both, 0, 40) is high
-    crossing = part(both, 30, 20)
-    assert isinstance(crossing, Part)
-    assert crossing.of is both
-    gate, up = part(x, 0, 32), part(x, 32, 32)
-    assert gates(Silu(0, 32, of=gate) * up) is x
-    assert gates(Silu(0, 32, of=up) * gate) is None
-    assert gates(Silu(0, 24, of=low) * low) is None
-    odd = Linear(0, 48, of=Rows(0, 4), name="m")
-    assert gates(Silu(0, 24, of=part(odd, 0, 24)) * part(odd, 24, 24)) is None
+    monkeypatch.setattr(Program, "attention", noted)
+    network = NETWORKS[name]()
+    runner("cpu", module(network))
+    layers = network.layers
+    assert asked[:layers] == [True] * (layers - 1) + [False]
+    assert all(asked[layers:])
 
 
-def test_only_last_rows_are_made_of_what_nobody_asked_for() -> None:
-    """Shared parts once; what all rows of were written are taken from there."""
-    last, written = Lasts(), Rows(0, 4)
-    x = Linear(0, 4, of=written, name="m")
-    y = last(x + written)
-    assert y.slots == 1
-    assert isinstance(last(x), Linear)
-    assert last(x) is last(x)
-    assert isinstance(last(written), Last)
-    assert last(written).of is written  # type: ignore[attr-defined]  # it is a Last
-    known = Linear(0, 4, of=written, name="m")
-    known.written = object()  # type: ignore[assignment]  # wherever it is
-    assert isinstance(last(known), Last)
+def test_rows_side_by_side_are_written_in_place() -> None:
+    """Once, and they may be read again; what is somewhere else already is copied."""
+    runner: Any = quantised(build("hydra", WIDE, {}))[0]
+    ops = NativeOps(*runner._parts)
+    names = ops.program.names
+    x = ops.given("above", 1, 64)
+    normed = ops.norm(x, "norm")
+    both = ops.concat([normed, x]).columns()
+    assert names == ["load", "gather", "gather"]
+    assert normed.columns() == both.part(0, 64)
+    assert x.columns() != both.part(64, 64)
+
+
+def test_buffers_are_reused_after_the_last_use() -> None:
+    """Not before: rows side by side keep theirs as long as one of them is there."""
+    runner: Any = quantised(build("hydra", WIDE, {}))[0]
+    ops = NativeOps(*runner._parts)
+    x = ops.given("above", 1, 64)
+    normed = ops.norm(x, "norm")
+    first = ops.concat([normed, ops.norm(x, "norm")]).columns()
+    assert ops.concat([x, x]).columns().buffer != first.buffer
+    del normed
+    assert ops.concat([x, x]).columns().buffer == first.buffer
+
+
+def test_context_and_draft_rows_are_not_summed() -> None:
+    runner: Any = quantised(build("hydra", WIDE, {}))[0]
+    ops = NativeOps(*runner._parts)
+    context, draft = ops.given("features", 0, 64), ops.given("above", 1, 64)
+    with pytest.raises(AssertionError, match="context and draft rows"):
+        ops.linear(context, "step.down.residual", plus=draft)
 
 
 def test_odd_widths_are_named() -> None:

@@ -87,7 +87,7 @@ def test_int8_screens_draft_nearly_the_same() -> None:
 
 def test_the_head_is_no_product_of_screened_chains() -> None:
     made: Any = runner(trained("hydra", whole()))
-    names = made._chains._writing.program.names
+    names = made._chains._ops.program.names
     assert "head" not in names
     steps = made._network.steps
     assert [names.count(name) for name in (*SCREEN, "refine")] == [steps] * 3

@@ -133,7 +133,7 @@ def test_shallow_layers_compute_the_targets_own_hidden_states(
     embedding = torch.from_numpy(EMBEDDING)
     ops = TorchOps(GEOMETRY, weights, embedding, embedding)
     x = ops.embed(torch.tensor([tokens]))
-    found = stack(ops, "target", GEOMETRY, exit, GEOMETRY.ffn_size, x, ops.attend_context)
+    found = stack(ops, "target", exit, x, "context")
     same = np.allclose(found[0], features[:, : CONFIG.hidden_size], atol=1e-4)
     assert same != wrong
 

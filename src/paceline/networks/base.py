@@ -17,7 +17,7 @@ Shapes = dict[str, tuple[int, ...]]
 # Limit on steps and on tokens per step, since weight files may come from anywhere.
 _MOST = 64
 
-# Parameter names of `llama_layers.stack`, and of the same tensors of a target.
+# Parameter names of `blocks.stack`, and of the same tensors of a target.
 _TARGET_LAYER = {
     "norm": "attention_norm",
     "qkv": "qkv",

@@ -30,8 +30,7 @@ class BlockParallel(Network):
         return slot_shapes(self.geometry, self.width, self.ffn_size)
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        attend = ops.attend_draft
-        return slots_behind(ops, self.geometry, self.ffn_size, features, tokens, attend)
+        return slots_behind(ops, features, tokens, "draft")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")

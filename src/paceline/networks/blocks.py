@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 from paceline.networks.base import Geometry, Shapes
-from paceline.networks.ops import Ops, Rows
-
-Attend: TypeAlias = Callable[[int, Rows, Rows, Rows], Rows]
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 def layer_shapes(name: str, geometry: Geometry, inputs: int, ffn_size: int) -> Shapes:
@@ -40,45 +35,51 @@ def feed_forward_shapes(name: str, geometry: Geometry, ffn_size: int) -> Shapes:
 def decoder_layer(
     ops: Ops,
     name: str,
-    geometry: Geometry,
-    ffn_size: int,
     x: Rows,
-    read: Rows,
-    attend: Attend,
+    sees: Sight,
     layer: int = 0,
+    *,
+    read: Rows | None = None,
+    norm: str | None = None,
 ) -> Rows:
     """Apply attention and a SwiGLU feed-forward block, each with a residual.
 
-    `x` is the residual stream; `read`, `[..., inputs]`, is the attention input, already normed;
-    `layer` is the index of the KV cache.
+    Args:
+        x: residual stream.
+        sees: what attention sees; after "last" the stream goes on with the last rows.
+        layer: index of the KV cache.
+        read: what attention reads, `[..., inputs]`; None for `x`.
+        norm: of what attention reads.
     """
-    x = attention(ops, name, geometry, x, read, attend, layer)
-    return feed_forward(ops, name, ffn_size, x)
+    return feed_forward(ops, name, attention(ops, name, x, sees, layer, read=read, norm=norm))
 
 
 def attention(
-    ops: Ops, name: str, geometry: Geometry, x: Rows, read: Rows, attend: Attend, layer: int = 0
+    ops: Ops,
+    name: str,
+    x: Rows,
+    sees: Sight,
+    layer: int = 0,
+    *,
+    read: Rows | None = None,
+    norm: str | None = None,
 ) -> Rows:
     """Apply attention with a residual; arguments as in `decoder_layer`."""
-    wide, narrow = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
-    queries, keys, values = ops.split(ops.linear(read, f"{name}.qkv"), (wide, narrow, narrow))
-    return x + ops.linear(attend(layer, queries, keys, values), f"{name}.o.residual")
+    qkv = ops.linear(x if read is None else read, f"{name}.qkv", norm=norm)
+    mixed = ops.attend(layer, qkv, sees)
+    plus = ops.last(x) if sees == "last" else x
+    return ops.linear(mixed, f"{name}.o.residual", plus=plus)
 
 
-def feed_forward(ops: Ops, name: str, ffn_size: int, x: Rows) -> Rows:
-    """Apply a SwiGLU feed-forward block with a residual; arguments as in `decoder_layer`."""
-    both = ops.linear(ops.norm(x, f"{name}.ffn_norm"), f"{name}.gate_up")
-    gate, up = ops.split(both, (ffn_size, ffn_size))
-    return x + ops.linear(ops.silu(gate) * up, f"{name}.down.residual")
+def feed_forward(ops: Ops, name: str, x: Rows) -> Rows:
+    """Apply a SwiGLU feed-forward block with a residual."""
+    inner = ops.gated(x, f"{name}.gate_up", norm=f"{name}.ffn_norm")
+    return ops.linear(inner, f"{name}.down.residual", plus=x)
 
 
-def among_slots(ops: Ops) -> Attend:
-    """Return attention among slots alone, without a cache, for `decoder_layer`."""
-
-    def attend(layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        return ops.attend_slots(queries, keys, values)
-
-    return attend
+def before(sees: Sight) -> Sight:
+    """Return what a layer sees whose results go on to one that sees `sees`."""
+    return "context" if sees == "last" else sees
 
 
 def last_hidden(ops: Ops, geometry: Geometry, features: Rows) -> Rows:
@@ -98,18 +99,12 @@ def stack_shapes(name: str, geometry: Geometry, count: int, ffn_size: int) -> Sh
     return out
 
 
-def stack(
-    ops: Ops, name: str, geometry: Geometry, count: int, ffn_size: int, x: Rows, attend: Attend
-) -> Rows:
+def stack(ops: Ops, name: str, count: int, x: Rows, sees: Sight) -> Rows:
     """Apply the layers to the residual stream `x`, `[..., width]`, with the first KV caches."""
     for layer in range(count):
-        each = f"{name}.{layer}"
-        read = ops.norm(x, f"{each}.norm")
-        x = decoder_layer(ops, each, geometry, ffn_size, x, read, attend, layer)
+        each, here = f"{name}.{layer}", sees if layer + 1 == count else before(sees)
+        x = decoder_layer(ops, each, x, here, layer, norm=f"{each}.norm")
     return x
-
-
-# Parallel slots decoded in one pass, shared by the CTC and block-parallel drafters.
 
 
 def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
@@ -128,16 +123,10 @@ def slot_shapes(geometry: Geometry, slots: int, ffn_size: int) -> Shapes:
     }
 
 
-def slots_behind(
-    ops: Ops, geometry: Geometry, ffn_size: int, features: Rows, tokens: Rows, attend: Attend
-) -> Rows:
-    """Encode the context and decode the slots after each context row, `[..., slots, width]`.
-
-    `attend` is the attention of slots: `ops.attend_draft` or `among_slots(ops)`.
-    """
+def slots_behind(ops: Ops, features: Rows, tokens: Rows, sees: Sight) -> Rows:
+    """Encode the context and decode the slots after each context row, `[..., slots, width]`."""
     fused = ops.linear(features * ops.weight("scale"), "fuse")
     embedded = ops.norm(ops.embed(tokens), "embed_norm")
     read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-    x = decoder_layer(ops, "prefix", geometry, ffn_size, fused, read, ops.attend_context)
-    x = ops.last(x) + ops.weight("slots")
-    return decoder_layer(ops, "block", geometry, ffn_size, x, ops.norm(x, "slots_norm"), attend)
+    x = decoder_layer(ops, "prefix", fused, "last", read=read) + ops.weight("slots")
+    return decoder_layer(ops, "block", x, sees, norm="slots_norm")

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from paceline.core.options import require
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, stack, stack_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import stack, stack_shapes
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class DraftLM(Network):
@@ -36,14 +36,13 @@ class DraftLM(Network):
         return {**layers, "norm": (self.geometry.width,)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return ops.last(self._layers(ops, tokens, ops.attend_context))
+        return self._layers(ops, tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layers(ops, tokens, ops.attend_draft)
+        return self._layers(ops, tokens, "draft")
 
-    def _layers(self, ops: Ops, tokens: Rows, attend: Attend) -> Rows:
-        x = ops.embed(tokens)
-        return stack(ops, "layer", self.geometry, self.layers, self.ffn_size, x, attend)
+    def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
+        return stack(ops, "layer", self.layers, ops.embed(tokens), sees)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, decoder_layer, last_hidden, layer_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class Eagle(Network):
@@ -40,20 +40,19 @@ class Eagle(Network):
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         hidden = last_hidden(ops, self.geometry, features)
-        return ops.last(self._layer(ops, hidden, tokens, ops.attend_context))
+        return self._layer(ops, hidden, tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state)
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layer(ops, state, tokens, ops.attend_draft)
+        return self._layer(ops, state, tokens, "draft")
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
         return state
 
-    def _layer(self, ops: Ops, hidden: Rows, tokens: Rows, attend: Attend) -> Rows:
+    def _layer(self, ops: Ops, hidden: Rows, tokens: Rows, sees: Sight) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         x = ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), "fuse")
-        read = ops.norm(x, "layer_norm")
-        x = decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)
+        x = decoder_layer(ops, "layer", x, sees, norm="layer_norm")
         return ops.norm(x, "norm")  # as the target's own hidden states come out of a norm

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, decoder_layer, layer_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import decoder_layer, layer_shapes
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class Eagle3(Network):
@@ -41,18 +41,18 @@ class Eagle3(Network):
         width = self.geometry.width
         inner = ops.split(features, (3 * width, width))[0]
         fused = ops.linear(inner * ops.weight("scale"), "fuse")
-        return ops.last(self._layer(ops, fused, tokens, ops.attend_context))
+        return self._layer(ops, fused, tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layer(ops, state, tokens, ops.attend_draft)
+        return self._layer(ops, state, tokens, "draft")
 
-    def _layer(self, ops: Ops, x: Rows, tokens: Rows, attend: Attend) -> Rows:
+    def _layer(self, ops: Ops, x: Rows, tokens: Rows, sees: Sight) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         read = ops.concat([embedded, ops.norm(x, "hidden_norm")])
-        return self._decode(ops, x, read, attend)
+        return self._decode(ops, x, read, sees)
 
-    def _decode(self, ops: Ops, x: Rows, read: Rows, attend: Attend) -> Rows:
-        return decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)
+    def _decode(self, ops: Ops, x: Rows, read: Rows, sees: Sight) -> Rows:
+        return decoder_layer(ops, "layer", x, sees, read=read)

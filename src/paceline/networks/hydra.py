@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, layer_shapes
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes
 from paceline.networks.ops import Ops, Rows
 
 
@@ -58,25 +58,20 @@ class Hydra(Network):
         return out
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        width = self.geometry.width
-        embedded = ops.norm(ops.embed(tokens), "embed_norm")
+        embedded = ops.embed(tokens)
         if not self.prefix:
-            hidden = ops.split(features, (3 * width, width))[1]
-            return ops.last(self._step(ops, hidden, embedded))
+            hidden = ops.last(last_hidden(ops, self.geometry, features))
+            return self._step(ops, hidden, ops.last(embedded))
         fused = ops.linear(features * ops.weight("scale"), "fuse")
-        read = ops.concat([embedded, ops.norm(fused, "fuse_norm")])
-        x = decoder_layer(
-            ops, "prefix", self.geometry, self.ffn_size, fused, read, ops.attend_context
-        )
-        return ops.last(x)
+        read = ops.concat([ops.norm(embedded, "embed_norm"), ops.norm(fused, "fuse_norm")])
+        return decoder_layer(ops, "prefix", fused, "last", read=read)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._step(ops, state, ops.norm(ops.embed(tokens), "embed_norm"))
+        return self._step(ops, state, ops.embed(tokens))
 
     def _step(self, ops: Ops, state: Rows, embedded: Rows) -> Rows:
-        read = ops.concat([ops.norm(state, "norm"), embedded])
-        gate, up = ops.split(ops.linear(read, "step.up"), (self.hidden, self.hidden))
-        return state + ops.linear(ops.silu(gate) * up, "step.down.residual")
+        read = ops.concat([ops.norm(state, "norm"), ops.norm(embedded, "embed_norm")])
+        return ops.linear(ops.gated(read, "step.up"), "step.down.residual", plus=state)

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from paceline.core.options import require
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, attention, attention_shapes, stack
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import attention, attention_shapes, before, stack
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class Kangaroo(Network):
@@ -39,16 +39,14 @@ class Kangaroo(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        return ops.last(self._layers(ops, tokens, ops.attend_context))
+        return self._layers(ops, tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layers(ops, tokens, ops.attend_draft)
+        return self._layers(ops, tokens, "draft")
 
-    def _layers(self, ops: Ops, tokens: Rows, attend: Attend) -> Rows:
-        shape, x = self.geometry, ops.embed(tokens)
-        x = stack(ops, "target", shape, self.exit, shape.ffn_size, x, attend)
-        read = ops.norm(x, "adapter.norm")
-        return attention(ops, "adapter", shape, x, read, attend, self.exit)
+    def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
+        x = stack(ops, "target", self.exit, ops.embed(tokens), before(sees))
+        return attention(ops, "adapter", x, sees, self.exit, norm="adapter.norm")

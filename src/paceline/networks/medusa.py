@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.networks.base import Geometry, Network, Shapes
+from paceline.networks.blocks import last_hidden
 from paceline.networks.ops import Ops, Rows
 
 
@@ -28,7 +29,7 @@ class Medusa(Network):
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         # h + silu(U_i h) for every head i, in slots.
-        hidden = ops.last(ops.split(features, (3 * self.geometry.width, self.geometry.width))[1])
+        hidden = ops.last(last_hidden(ops, self.geometry, features))
         moved = ops.silu(ops.slots(ops.linear(hidden, "heads.residual"), self.width))
         return hidden + moved
 

@@ -8,10 +8,15 @@ with one more axis of slots, are drafted after a context row: after every positi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 # A tensor of the backend; + and * work elementwise.
 Rows: TypeAlias = Any
+
+# "context": context rows see those up to themselves. "last": so do they, and only what `last` gives
+# of the results is returned. "draft": draft rows see the context and all draft rows so far up to
+# themselves. "slots": draft rows see one another, without positions or a cache.
+Sight = Literal["context", "last", "draft", "slots"]
 
 
 class Ops(Protocol):
@@ -19,11 +24,17 @@ class Ops(Protocol):
 
     def weight(self, name: str) -> Rows: ...
 
-    def linear(self, x: Rows, name: str) -> Rows:
-        """Multiply by matrix `name`, `[out, in]`."""
+    def norm(self, x: Rows, name: str) -> Rows: ...
+
+    def linear(
+        self, x: Rows, name: str, *, norm: str | None = None, plus: Rows | None = None
+    ) -> Rows:
+        """Return `plus` and `x` times matrix `name`, `[out, in]`; `norm` comes before."""
         ...
 
-    def norm(self, x: Rows, name: str) -> Rows: ...
+    def gated(self, x: Rows, name: str, *, norm: str | None = None) -> Rows:
+        """Return `silu(x @ gate) * (x @ up)`, halves of matrix `name`; `norm` comes before."""
+        ...
 
     def silu(self, x: Rows) -> Rows: ...
 
@@ -39,8 +50,8 @@ class Ops(Protocol):
         """Return context rows `[..., window * width]` of `[..., window]` token ids."""
         ...
 
-    def head(self, x: Rows) -> Rows:
-        """Return logits by the target's LM head, `[..., draft vocabulary]`."""
+    def head(self, x: Rows, *, norm: str | None = None) -> Rows:
+        """Return logits by the target's LM head, `[..., draft vocabulary]`; `norm` comes before."""
         ...
 
     def last(self, x: Rows) -> Rows:
@@ -51,17 +62,11 @@ class Ops(Protocol):
         """Return `[..., count, width]` from draft rows of one slot, `[..., 1, count * width]`."""
         ...
 
-    def attend_context(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attend causally among context rows, `Network.reach` back, with rotary positions.
+    def attend(self, layer: int, x: Rows, sees: Sight) -> Rows:
+        """Attend, `Network.reach` rows back, with rotary positions; return `[..., heads * width]`.
 
-        Queries are `[..., heads * head_dim]`, keys and values `[..., kv_heads * head_dim]`.
-        """
-        ...
-
-    def attend_draft(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attend to the context and, causally, to all draft rows so far, `Network.reach` back.
-
-        Positions are consecutive, from the one after the last context row.
+        `x` holds queries `[heads * head_dim]`, keys and values `[kv_heads * head_dim]` side by
+        side. Positions of draft rows are consecutive, from the one after the last context row.
         """
         ...
 
@@ -74,9 +79,5 @@ class Ops(Protocol):
         ...
 
     def attend_target(self, queries: Rows) -> Rows:
-        """Attend to the target's keys and values up to each of the rows that attended last."""
-        ...
-
-    def attend_slots(self, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        """Attend among draft rows both ways, without positions or a cache."""
+        """Attend to the target's keys and values up to each of the rows that `attend` returned."""
         ...

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from paceline.models.config import rotary_frequencies
 from paceline.networks.base import Geometry
+from paceline.networks.ops import Sight
 
 
 class TorchOps:
@@ -44,8 +45,15 @@ class TorchOps:
     def weight(self, name: str) -> Tensor:
         return self._parameters[name]
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self._parameters[name])
+    def linear(
+        self, x: Tensor, name: str, *, norm: str | None = None, plus: Tensor | None = None
+    ) -> Tensor:
+        out = functional.linear(self._normed(x, norm), self._parameters[name])
+        return out if plus is None else plus + out
+
+    def gated(self, x: Tensor, name: str, *, norm: str | None = None) -> Tensor:
+        gate, up = self.linear(x, name, norm=norm).chunk(2, dim=-1)
+        return functional.silu(gate) * up
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -67,8 +75,8 @@ class TorchOps:
     def embed_windows(self, tokens: Tensor) -> Tensor:
         return self.embed(tokens).flatten(-2)
 
-    def head(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self._head)
+    def head(self, x: Tensor, *, norm: str | None = None) -> Tensor:
+        return functional.linear(self._normed(x, norm), self._head)
 
     def last(self, x: Tensor) -> Tensor:
         return x.unsqueeze(-2)
@@ -76,7 +84,18 @@ class TorchOps:
     def slots(self, x: Tensor, count: int) -> Tensor:
         return _parted(x, count).squeeze(-3)
 
-    def attend_context(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(self, layer: int, x: Tensor, sees: Sight) -> Tensor:
+        shape = self._geometry
+        sizes = [count * shape.head_dim for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
+        qkv = torch.split(x, sizes, dim=-1)
+        if sees == "slots":
+            return self._among_slots(*qkv)
+        if sees == "draft":
+            return self._draft_rows(layer, *qkv)
+        out = self._context_rows(layer, *qkv)
+        return self.last(out) if sees == "last" else out
+
+    def _context_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape = self._geometry
         places = torch.arange(queries.shape[1], device=queries.device)
         q = self._rotate(_parted(queries, shape.heads), places[:, None])
@@ -94,7 +113,7 @@ class TorchOps:
         )
         return out.transpose(1, 2).flatten(-2)
 
-    def attend_draft(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _draft_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape = self._geometry
         batch, time, slots, _ = queries.shape
         drafted = self._drafted[layer]
@@ -136,17 +155,16 @@ class TorchOps:
 
     def attend_target(self, queries: Tensor) -> Tensor:
         shape = self._geometry
-        rows = queries if queries.ndim == 4 else queries.unsqueeze(-2)
-        q = self._rotate(_parted(rows, shape.heads), self._places)
+        q = self._rotate(_parted(queries, shape.heads), self._places)
         group = shape.heads // shape.kv_heads
         q = q.reshape(*q.shape[:-2], shape.kv_heads, group, -1) / math.sqrt(shape.head_dim)
         keys, values = self._target
-        scores = torch.einsum("btskgd,bukd->bkgtsu", q, keys)  # letters as in `attend_draft`
+        scores = torch.einsum("btskgd,bukd->bkgtsu", q, keys)  # letters as in `_draft_rows`
         at = torch.arange(keys.shape[1], device=q.device)
         weights = scores.masked_fill((at > at[:, None])[:, None], -math.inf).softmax(-1)
         return torch.einsum("bkgtsu,bukd->btskgd", weights, values).reshape(queries.shape)
 
-    def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _among_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape = self._geometry
         heads = shape.heads, shape.kv_heads, shape.kv_heads
         q, k, v = (
@@ -155,6 +173,9 @@ class TorchOps:
         )
         out = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         return out.transpose(1, 2).reshape(*queries.shape)
+
+    def _normed(self, x: Tensor, name: str | None) -> Tensor:
+        return x if name is None else self.norm(x, name)
 
     def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
         # Rotary positions on `[..., heads, head_dim]`; `places` has an axis for the heads.

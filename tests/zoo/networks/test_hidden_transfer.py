@@ -63,7 +63,7 @@ def test_the_last_layers_give_the_targets_last_hidden_states(features: Tensor, w
         }
     ops = with_layers(layers)
     high = features[..., 2 * WIDTH : 3 * WIDTH]
-    found = ops.norm(network.last_layers(ops, high, ops.attend_context), "norm")
+    found = ops.norm(network.last_layers(ops, high, "context"), "norm")
     same = torch.allclose(found, features[..., 3 * WIDTH :], atol=1e-4)
     assert same != wrong
 
@@ -82,9 +82,9 @@ def test_right_pseudo_states_are_the_targets_next_hidden_states(features: Tensor
     network = HiddenTransfer(SHAPE, width=3)
     ops = with_layers(target_weights(network))
     high = features[..., 2 * WIDTH : 3 * WIDTH]
-    network.last_layers(ops, high, ops.attend_context)
+    network.last_layers(ops, high, "context")
     pseudo = torch.stack([high.roll(-ahead, dims=1) for ahead in (1, 2, 3)], dim=2)
-    found = ops.norm(network.last_layers(ops, pseudo, ops.attend_draft), "norm")
+    found = ops.norm(network.last_layers(ops, pseudo, "draft"), "norm")
     for at in range(len(TOKENS) - 3):
         true = features[0, at + 1 : at + 4, 3 * WIDTH :]
         torch.testing.assert_close(found[0, at], true, atol=1e-4, rtol=1e-4)
@@ -111,9 +111,9 @@ class Watched(HiddenTransfer):
         super().__init__(geometry, width=width)
         self.seen: list[Tensor] = []
 
-    def last_layers(self, ops: Any, x: Tensor, attend: Any) -> Tensor:
+    def last_layers(self, ops: Any, x: Tensor, sees: Any) -> Tensor:
         self.seen.append(x)
-        return x
+        return ops.last(x) if sees == "last" else x
 
 
 def test_maps_move_a_copy_of_the_newest_state_in_its_own_units(features: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -19,8 +19,23 @@ from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.kv_cache import BlockPool
 
 
+class Recorder:
+    """Records operations in a program, with buffers that are reused after the last use."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._free: dict[tuple[str, int, bool], list[Columns]] = defaultdict(list)
+
+    def take(self, count: str, width: int, quantized: bool) -> Columns:
+        free = self._free[count, width, quantized]
+        return free.pop() if free else self.program.buffer(count, width, rounded=quantized)
+
+    def give_back(self, count: str, columns: Columns, quantized: bool) -> None:
+        self._free[count, columns.width, quantized].append(columns)
+
+
 class Rows:
-    """Rows of a forward: recorded when read, in a buffer that is reused after the last use.
+    """Rows of a forward: recorded when read.
 
     Attributes:
         count: name of their number.
@@ -30,7 +45,7 @@ class Rows:
 
     def __init__(
         self,
-        owner: CpuOps,
+        owner: Recorder,
         count: str,
         width: int,
         record: Callable[[Columns], None],
@@ -39,28 +54,41 @@ class Rows:
         self.count, self.width, self.groups = count, width, groups
         self._owner, self._record = owner, record
         self._place: tuple[Columns, bool] | None = None
+        self._holder: Any = None
 
     def columns(self, quantized: bool = False) -> Columns:
         """Return where they are; `quantized` if only quantized matrices read them."""
         if self._place is None:
             quantized = quantized and self.groups
-            columns = self._owner.take(self.count, self.width, quantized)
-            self._record(columns)
-            self._record = _nothing  # and what it holds may go
-            self._place = columns, quantized
+            self._write(self._owner.take(self.count, self.width, quantized), quantized)
+        assert self._place is not None
         columns, already = self._place
         assert not already or quantized, "rows that are quantized are read by quantized matrices"
         return columns
 
+    def place(self, columns: Columns, holder: Any) -> Self:
+        """Write them there; `holder` keeps the buffer."""
+        if self._place is None:
+            self._write(columns, False)
+            self._holder = holder
+        else:
+            self._owner.program.gather(self.columns(), None, columns)
+        return self
+
+    def _write(self, columns: Columns, quantized: bool) -> None:
+        self._record(columns)
+        self._record = nothing  # and what it holds may go
+        self._place = columns, quantized
+
     def __del__(self) -> None:
-        if self._place is not None:
+        if self._place is not None and self._holder is None:
             self._owner.give_back(self.count, *self._place)
 
 
-def _nothing(_: Columns) -> None: ...
+def nothing(_: Columns) -> None: ...
 
 
-class CpuOps:
+class CpuOps(Recorder):
     """Records one forward. Attention is recorded in the order of the layers."""
 
     def __init__(
@@ -84,30 +112,21 @@ class CpuOps:
             longest: positions are below it.
             extra: float32 `[m, width]`, embeddings of ids from the vocabulary on.
         """
-        self._program, self._matrices = program, matrices
+        super().__init__(program)
+        self._matrices = matrices
         self._pool, self._kv_dtype = pool, kv_dtype
         self._eps, self._longest, self._extra = eps, longest, extra
-        self._free: dict[tuple[str, int, bool], list[Columns]] = defaultdict(list)
         self._tables: dict[Rotary, LogitArray] = {}
-
-    def take(self, count: str, width: int, quantized: bool) -> Columns:
-        free = self._free[count, width, quantized]
-        return free.pop() if free else self._program.buffer(count, width, rounded=quantized)
-
-    def give_back(self, count: str, columns: Columns, quantized: bool) -> None:
-        self._free[count, columns.width, quantized].append(columns)
 
     def given(self, columns: Columns, count: str) -> Rows:
         """Return rows that are in a buffer of the caller."""
-        rows = Rows(self, count, columns.width, _nothing)
-        rows.columns = lambda quantized=False: columns  # type: ignore[method-assign]
-        return rows
+        return Rows(self, count, columns.width, nothing).place(columns, self)
 
     def pick(self, x: Rows, which: str, count: str) -> Rows:
         """Return the rows that input `which` names."""
 
         def record(to: Columns) -> None:
-            self._program.gather(x.columns(), which, to)
+            self.program.gather(x.columns(), which, to)
 
         return Rows(self, count, x.width, record)
 
@@ -115,7 +134,7 @@ class CpuOps:
         table = self._matrices("embed")
 
         def record(to: Columns) -> None:
-            self._program.embed(table, "input_ids", to, extra=self._extra, scale=scale)
+            self.program.embed(table, "input_ids", to, extra=self._extra, scale=scale)
 
         return Rows(self, "rows", table.inputs, record)
 
@@ -124,7 +143,7 @@ class CpuOps:
 
         def record(to: Columns) -> None:
             added = None if plus is None else plus.columns()
-            self._program.gather(x.columns(), None, to, weights, self._eps, added)
+            self.program.gather(x.columns(), None, to, weights, self._eps, added)
 
         return Rows(self, x.count, x.width, record)
 
@@ -142,7 +161,7 @@ class CpuOps:
         weights = None if norm is None else self._vector(norm)
 
         def record(to: Columns) -> None:
-            self._program.product(
+            self.program.product(
                 names[0],
                 matrices,
                 x.columns(quantized),
@@ -163,7 +182,7 @@ class CpuOps:
         weights = None if norm is None else self._vector(norm)
 
         def record(to: Columns) -> None:
-            self._program.product(
+            self.program.product(
                 gate, matrices, x.columns(), to, norm=weights, eps=self._eps, gate=GATES[activation]
             )
 
@@ -195,7 +214,7 @@ class CpuOps:
         ]
 
         def record(to: Columns) -> None:
-            self._program.attention(memory, angles, norms, x.columns(), to, heads=shape)
+            self.program.attention(memory, angles, norms, x.columns(), to, heads=shape)
 
         group = heads.heads // heads.kv_heads * heads.width
         width = heads.heads * heads.width

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from paceline.errors import InvalidOption
 from paceline.networks.base import FUSED, Geometry, Network
+from paceline.networks.ops import Sight
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.cache import TorchCache, attend
 from paceline.runtimes.torch.model import TorchModel
@@ -58,6 +59,10 @@ class Span:
         places = torch.arange(past + left, past + left + rows, device=device)
         return cls(cache, places, mask, left, target)
 
+    def end(self) -> Span:
+        """Return the last row."""
+        return replace(self, places=self.places[-1:], mask=self.mask[-1:])
+
     def behind(self, before: int, rows: int, reach: int) -> Span:
         """Build draft rows after these and `before` others."""
         past = self.mask.shape[1] + before
@@ -92,7 +97,7 @@ class TorchDraftOps(TorchOps):
             branches: draft rows of trees.
         """
         super().__init__(geometry, parameters, embedding, head, reach)
-        self._context_rows = context
+        self._spans = context
         self._branches = branches
         self._written: dict[int, int] = defaultdict(int)
         self._newest: Sequence[Span] = ()
@@ -103,18 +108,24 @@ class TorchDraftOps(TorchOps):
         return max(self._written.values(), default=0)
 
     def last(self, x: Tensor) -> Tensor:
-        ends = accumulate(len(span.places) for span in self._context_rows)
+        ends = accumulate(len(span.places) for span in self._spans)
         return x[[end - 1 for end in ends]].unsqueeze(1)
 
-    def attend_context(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return self._over(layer, self._context_rows, queries, keys, values)
+    def attend(self, layer: int, x: Tensor, sees: Sight) -> Tensor:
+        out = super().attend(layer, x, sees)
+        if sees == "last":
+            self._newest = [span.end() for span in self._newest]
+        return out
 
-    def attend_draft(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _context_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return self._over(layer, self._spans, queries, keys, values)
+
+    def _draft_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         spans, slots = self._branches, queries.shape[1]
         if not spans:
             before = self._written[layer]
             self._written[layer] += slots
-            spans = [span.behind(before, slots, self._reach) for span in self._context_rows]
+            spans = [span.behind(before, slots, self._reach) for span in self._spans]
         return self._over(layer, spans, queries, keys, values)
 
     def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None: ...
@@ -136,8 +147,8 @@ class TorchDraftOps(TorchOps):
             out.append(mixed[0].transpose(0, 1))
         return torch.cat(out).reshape(*queries.shape)
 
-    def attend_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return super().attend_slots(queries[None], keys[None], values[None])[0]
+    def _among_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return super()._among_slots(queries[None], keys[None], values[None])[0]
 
     def _over(
         self, layer: int, spans: Sequence[Span], queries: Tensor, keys: Tensor, values: Tensor

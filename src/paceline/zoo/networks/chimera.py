@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, decoder_layer, last_hidden, layer_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class Chimera(Network):
@@ -43,7 +43,7 @@ class Chimera(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         hidden = last_hidden(ops, self.geometry, features)
         embeddings = ops.embed_windows(tokens)
-        return ops.last(self._layer(ops, hidden, embeddings, ops.attend_context))
+        return self._layer(ops, hidden, embeddings, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(self.features_of(ops, state))
@@ -52,20 +52,22 @@ class Chimera(Network):
         width = self.geometry.width
         hidden, before = ops.split(state, (width, 2 * width))
         embeddings = ops.concat([before, ops.embed(tokens)])
-        return self._layer(ops, hidden, embeddings, ops.attend_draft)
+        return self._layer(ops, hidden, embeddings, "draft")
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
         width = self.geometry.width
         return ops.split(state, (width, 2 * width))[0]
 
-    def _layer(self, ops: Ops, hidden: Rows, embeddings: Rows, attend: Attend) -> Rows:
+    def _layer(self, ops: Ops, hidden: Rows, embeddings: Rows, sees: Sight) -> Rows:
         width = self.geometry.width
         grams = ops.norm(embeddings, "trigram.norm")
         grams = grams + ops.silu(ops.linear(grams, "trigram.residual"))
-        x = hidden * ops.weight("hidden_scale") + ops.linear(grams, "trigram.out")
-        read = ops.norm(x, "layer_norm")
-        x = decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)
-        return ops.concat([ops.norm(x, "norm"), ops.split(embeddings, (width, 2 * width))[1]])
+        x = ops.linear(grams, "trigram.out", plus=hidden * ops.weight("hidden_scale"))
+        x = decoder_layer(ops, "layer", x, sees, norm="layer_norm")
+        newest = ops.split(embeddings, (width, 2 * width))[1]
+        if sees == "last":
+            newest = ops.last(newest)
+        return ops.concat([ops.norm(x, "norm"), newest])
 
 
 class ChimeraDrafter(TrainedDrafter):

@@ -30,7 +30,8 @@ class Clover(Network):
 
     def shapes(self) -> Shapes:
         shape = self.geometry
-        width, wide, narrow = shape.width, *_head_widths(shape)
+        width = shape.width
+        wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         return {
             "scale": (4 * width,),
             "fuse": (width, 4 * width),
@@ -48,31 +49,23 @@ class Clover(Network):
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         fused = ops.linear(features * ops.weight("scale"), "fuse")
-        read = ops.norm(fused, "fuse_norm")
-        shape, size = self.geometry, self.ffn_size
-        x = decoder_layer(ops, "augment", shape, size, fused, read, ops.attend_context)
-        return self._decode(ops, ops.last(x), ops.last(ops.embed(tokens)))
+        x = decoder_layer(ops, "augment", fused, "last", norm="fuse_norm")
+        return self._decode(ops, x, ops.last(ops.embed(tokens)))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         return self._decode(ops, state, ops.embed(tokens))
 
     def _decode(self, ops: Ops, state: Rows, embeddings: Rows) -> Rows:
         asking = ops.norm(embeddings, "embed_norm")
-        _, narrow = _head_widths(self.geometry)
-        memory = ops.linear(ops.norm(state, "memory_norm"), "decoder.kv")
-        keys, values = ops.split(memory, (narrow, narrow))
+        memory = ops.linear(state, "decoder.kv", norm="memory_norm")
         # The augmenting block's cache holds the context; states join it as draft rows.
-        answer = ops.attend_draft(0, ops.linear(asking, "decoder.q"), keys, values)
-        x = state + ops.linear(answer, "decoder.o.residual")
-        x = x + ops.linear(asking, "decoder.token.residual")
-        return feed_forward(ops, "decoder", self.ffn_size, x)
-
-
-def _head_widths(shape: Geometry) -> tuple[int, int]:
-    return shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        answer = ops.attend(0, ops.concat([ops.linear(asking, "decoder.q"), memory]), "draft")
+        x = ops.linear(answer, "decoder.o.residual", plus=state)
+        x = ops.linear(asking, "decoder.token.residual", plus=x)
+        return feed_forward(ops, "decoder", x)
 
 
 class CloverDrafter(TrainedDrafter):

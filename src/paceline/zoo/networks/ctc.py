@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from paceline.core.options import require
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import among_slots, slot_shapes, slots_behind
+from paceline.networks.blocks import slot_shapes, slots_behind
 from paceline.networks.ops import Ops, Rows
 
 
@@ -60,12 +60,11 @@ class CTC(Network):
         return {**shapes, "blank": (1, self.geometry.width)}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        attend = among_slots(ops)
-        return slots_behind(ops, self.geometry, self.ffn_size, features, tokens, attend)
+        return slots_behind(ops, features, tokens, "slots")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        x = ops.norm(state, "norm")
-        return ops.concat([ops.head(x), ops.linear(x, "blank")])
+        head = ops.head(state, norm="norm")
+        return ops.concat([head, ops.linear(state, "blank", norm="norm")])
 
     def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
         return ctc_loss(logits, batch, places, self.tokens, prompt_weight)

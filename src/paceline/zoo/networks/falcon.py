@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import (
-    Attend,
-    among_slots,
     attention,
     attention_shapes,
     decoder_layer,
@@ -66,7 +64,7 @@ class Falcon(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         # A matrix spreads the context's last row over the slots of the first block.
         x = self._fuse(ops, last_hidden(ops, self.geometry, features), tokens)
-        x = ops.last(self._layer(ops, x, ops.attend_context))
+        x = decoder_layer(ops, "layer", x, "last", norm="layer_norm")
         x = x + ops.slots(ops.linear(x, "spread.residual"), self.width)
         return ops.norm(x, "norm")
 
@@ -75,9 +73,8 @@ class Falcon(Network):
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
         x = self._fuse(ops, state, tokens)
-        read = ops.norm(x, "block_norm")
-        x = attention(ops, "block", self.geometry, x, read, among_slots(ops))
-        return ops.norm(self._layer(ops, x, ops.attend_draft), "norm")
+        x = attention(ops, "block", x, "slots", norm="block_norm")
+        return ops.norm(decoder_layer(ops, "layer", x, "draft", norm="layer_norm"), "norm")
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
         return state
@@ -90,10 +87,6 @@ class Falcon(Network):
     def _fuse(self, ops: Ops, hidden: Rows, tokens: Rows) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         return ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), "fuse")
-
-    def _layer(self, ops: Ops, x: Rows, attend: Attend) -> Rows:
-        read = ops.norm(x, "layer_norm")
-        return decoder_layer(ops, "layer", self.geometry, self.ffn_size, x, read, attend)
 
 
 class FalconDrafter(TrainedDrafter):

@@ -12,8 +12,8 @@ from paceline.core.options import require
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, stack
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import stack
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class HiddenTransfer(Network):
@@ -54,20 +54,20 @@ class HiddenTransfer(Network):
         high = ops.split(inner, (width, width, width))[2]
         # Through `x`, pseudo states hang on the text's rows in every layer, which are in the caches
         # then, whatever order a runtime computes in.
-        x = self.last_layers(ops, high, ops.attend_context)
-        embedded = ops.norm(ops.embed(tokens), "embed_norm")
-        read = ops.concat([inner * ops.weight("scale"), ops.norm(x, "state_norm"), embedded])
-        moved = ops.linear(ops.linear(ops.last(read), "fuse"), "transfer.residual")
+        x = self.last_layers(ops, high, "last")
+        embedded = ops.norm(ops.last(ops.embed(tokens)), "embed_norm")
+        scaled = ops.last(inner) * ops.weight("scale")
+        read = ops.concat([scaled, ops.norm(x, "state_norm"), embedded])
+        moved = ops.linear(ops.linear(read, "fuse"), "transfer.residual")
         pseudo = ops.last(high) + ops.slots(moved, self.width) * ops.weight("high_spread")
-        return self.last_layers(ops, pseudo, ops.attend_draft)
+        return self.last_layers(ops, pseudo, "draft")
 
-    def last_layers(self, ops: Ops, x: Rows, attend: Attend) -> Rows:
+    def last_layers(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
         """Return the last layer's output, before its norm, from the high layer's input."""
-        shape = self.geometry
-        return stack(ops, "target", shape, self.layers, shape.ffn_size, x, attend)
+        return stack(ops, "target", self.layers, x, sees)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")
 
 
 class HiddenTransferDrafter(TrainedDrafter):

@@ -17,9 +17,9 @@ from paceline.core.types import Needs
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry, Shapes
-from paceline.networks.blocks import Attend, attention, feed_forward
+from paceline.networks.blocks import attention, feed_forward
 from paceline.networks.eagle3 import Eagle3
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.ops import Ops, Rows, Sight
 
 _LENT = ("target.0.norm", "target.0.qkv")
 
@@ -72,8 +72,8 @@ class LongSpec(Eagle3):
 
         def make() -> tuple[Rows, Rows]:
             high = ops.split(features, (2 * shape.width, shape.width, shape.width))[1]
+            rows = ops.linear(high, "target.0.qkv", norm="target.0.norm")
             wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-            rows = ops.linear(ops.norm(high, "target.0.norm"), "target.0.qkv")
             _, keys, values = ops.split(rows, (wide, narrow, narrow))
             return keys, values
 
@@ -81,13 +81,13 @@ class LongSpec(Eagle3):
             ops.know_target(make)
         return super().start(ops, features, tokens)
 
-    def _decode(self, ops: Ops, x: Rows, read: Rows, attend: Attend) -> Rows:
+    def _decode(self, ops: Ops, x: Rows, read: Rows, sees: Sight) -> Rows:
         if not self.reads_target:
-            return super()._decode(ops, x, read, attend)
-        x = attention(ops, "layer", self.geometry, x, read, attend)
-        asking = ops.linear(ops.norm(x, "cross.norm"), "cross.q")
-        x = x + ops.linear(ops.attend_target(asking), "cross.o.residual")
-        return feed_forward(ops, "layer", self.ffn_size, x)
+            return super()._decode(ops, x, read, sees)
+        x = attention(ops, "layer", x, sees, read=read)
+        asking = ops.linear(x, "cross.q", norm="cross.norm")
+        x = ops.linear(ops.attend_target(asking), "cross.o.residual", plus=x)
+        return feed_forward(ops, "layer", x)
 
 
 class LongSpecDrafter(TrainedDrafter):

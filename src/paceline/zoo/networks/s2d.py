@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from paceline.core.options import require
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import Attend, decoder_layer, layer_shapes
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import before, decoder_layer, layer_shapes
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class S2D(Network):
@@ -52,7 +52,7 @@ class S2D(Network):
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         fused = ops.linear(features * ops.weight("scale"), "fuse")
         fused = ops.norm(fused, "fuse_norm")
-        return ops.last(self._layers(ops, fused, tokens, ops.attend_context))
+        return self._layers(ops, fused, tokens, "last")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return self._exit(ops, self._parts(ops, state)[-1])
@@ -61,24 +61,26 @@ class S2D(Network):
         return [self._exit(ops, part) for part in self._parts(ops, state)[1:-1]]
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layers(ops, self._parts(ops, state)[0], tokens, ops.attend_draft)
+        return self._layers(ops, self._parts(ops, state)[0], tokens, "draft")
 
-    def _layers(self, ops: Ops, fused: Rows, tokens: Rows, attend: Attend) -> Rows:
+    def _layers(self, ops: Ops, fused: Rows, tokens: Rows, sees: Sight) -> Rows:
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
         x = ops.linear(ops.concat([embedded, fused]), "enter")
         parts = [fused]
         for layer in range(self.layers):
-            name = f"layer.{layer}"
-            read = ops.norm(x, f"{name}.norm")
-            x = decoder_layer(ops, name, self.geometry, self.ffn_size, x, read, attend, layer)
+            name, deepest = f"layer.{layer}", layer + 1 == self.layers
+            here = sees if deepest else before(sees)
+            x = decoder_layer(ops, name, x, here, layer, norm=f"{name}.norm")
             parts.append(x)
+        if sees == "last":
+            parts[:-1] = map(ops.last, parts[:-1])
         return ops.concat(parts)
 
     def _parts(self, ops: Ops, state: Rows) -> list[Rows]:
         return ops.split(state, (self.geometry.width,) * (1 + self.layers))
 
     def _exit(self, ops: Ops, x: Rows) -> Rows:
-        return ops.head(ops.norm(x, "norm"))
+        return ops.head(x, norm="norm")
 
 
 class S2DDrafter(TrainedDrafter):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import among_slots, decoder_layer, layer_shapes
+from paceline.networks.blocks import decoder_layer, layer_shapes
 from paceline.networks.ops import Ops, Rows
 
 _HOOKS = 4
@@ -52,21 +52,18 @@ class SpecFormer(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        shape, size = self.geometry, self.ffn_size
-        hooks = ops.split(features * ops.weight("scale"), (shape.width,) * _HOOKS)
+        hooks = ops.split(features * ops.weight("scale"), (self.geometry.width,) * _HOOKS)
         lowered = [
-            ops.linear(ops.norm(hook, f"hook.{index}.norm"), f"hook.{index}.down")
+            ops.linear(hook, f"hook.{index}.down", norm=f"hook.{index}.norm")
             for index, hook in enumerate(hooks)
         ]
         x = ops.linear(ops.concat(lowered), "fuse")
-        read = ops.norm(x, "context_norm")
-        x = ops.last(decoder_layer(ops, "context", shape, size, x, read, ops.attend_context))
+        x = decoder_layer(ops, "context", x, "last", norm="context_norm")
         x = ops.slots(ops.linear(x, "spread"), self.width)
-        read = ops.norm(x, "slots_norm")
-        return decoder_layer(ops, "block", shape, size, x, read, among_slots(ops))
+        return decoder_layer(ops, "block", x, "slots", norm="slots_norm")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(ops.norm(state, "norm"))
+        return ops.head(state, norm="norm")
 
 
 class SpecFormerDrafter(TrainedDrafter):

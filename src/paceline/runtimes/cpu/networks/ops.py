@@ -1,4 +1,4 @@
-"""Drafter networks as native programs: a whole draft, token by token, in one call.
+"""`networks.ops.Ops` on the CPU: records a network's operations in a native program.
 
 Drafts do not depend on batch composition.
 """
@@ -7,35 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import RuntimeUnavailable
-from paceline.native.draft_program import DraftProgram
-from paceline.native.library import KV_DTYPES, Heads
+from paceline.native import draft_program
+from paceline.native.draft_program import DraftProgram, Operand
+from paceline.native.library import KV_DTYPES, Heads, Matrix
 from paceline.native.packed import Packed
-from paceline.native.program import Columns
+from paceline.native.program import GATES, Columns
 from paceline.networks.base import Network
-from paceline.networks.head_preview import SCREEN
+from paceline.networks.head_preview import REFINED, SCREEN
+from paceline.networks.ops import Sight
 from paceline.networks.runner import Tail
-from paceline.runtimes.cpu.networks.lowering import (
-    Attended,
-    Embedded,
-    Lasts,
-    Linear,
-    Normed,
-    Rescored,
-    Rows,
-    Silu,
-    Unfolded,
-    Weight,
-    Writing,
-    join,
-    part,
-)
+from paceline.runtimes.cpu import ops
 from paceline.runtimes.cpu.networks.weights import NetworkWeights
+from paceline.runtimes.cpu.ops import Recorder, nothing
 from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 
 # What native runners keep of a sequence.
@@ -79,12 +69,45 @@ class NetworkCache:
             self.branched = 0
 
 
-class NativeOps:
-    """Lower a network to a program. Implements `networks.ops.Ops`.
+class Rows(ops.Rows):
+    """Context rows, or draft rows: so many `slots` per sequence. `+` and `*` work elementwise."""
 
-    Attention and its inputs are emitted at once, since the order of cache writes matters; the rest
-    when it is read.
-    """
+    _owner: NativeOps
+
+    def __init__(
+        self, owner: NativeOps, slots: int, width: int, record: Callable[[Columns], None] = nothing
+    ) -> None:
+        super().__init__(owner, owner.count(slots), width, record)
+        self.slots = slots
+
+    def __add__(self, other: Rows | Operand) -> Rows:
+        return self._owner.join(draft_program.SUM, self, other)
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Rows | Operand) -> Rows:
+        return self._owner.join(draft_program.PRODUCT, self, other)
+
+    __rmul__ = __mul__
+
+
+class Tokens(NamedTuple):
+    """Token ids of `slots` draft rows per sequence, or of context rows, `window` of each."""
+
+    ids: str | Columns
+    slots: int = 0
+    window: int = 1
+
+
+def rows_of(slots: int) -> str:
+    """Return the name of a row count."""
+    return f"slots{slots}" if slots else "rows"
+
+
+class NativeOps(Recorder):
+    """Records a network. Implements `networks.ops.Ops`. Attention is recorded at once."""
+
+    program: DraftProgram
 
     def __init__(
         self,
@@ -93,19 +116,17 @@ class NativeOps:
         packed: Packed,
         pool: BlockPool,
         angles: LogitArray,
-        vocabulary: int,
         *,
         previewed: bool = False,
     ) -> None:
         """Start a program.
 
         Args:
-            network: to lower.
+            network: to record.
             weights: of the network.
             packed: keeps what programs read.
             pool: keys and values of the network's layers.
             angles: `[positions, head_dim]` cosines, then sines.
-            vocabulary: size of the draft vocabulary.
             previewed: use the head preview, if the network has one.
         """
         shape = network.geometry
@@ -114,80 +135,150 @@ class NativeOps:
             *(shape.heads, shape.kv_heads, shape.head_dim, kept),
             *(shape.norm_eps, shape.head_dim**-0.5, network.reach, shape.head_dim),
         )
-        self.program = DraftProgram(packed, heads, len(angles))
-        self.writing = Writing(self.program, weights, shape.norm_eps)
-        self._weights, self._vocabulary = weights, vocabulary
+        super().__init__(DraftProgram(packed, heads, len(angles)))
+        self._shape = shape
+        self._weights = weights
         self._previewed = previewed and weights.previews
         self._pool = pool
         self._angles = angles
+        self._slots = {1}
         self._drafted = [0] * network.layers
         self._seen: tuple[int, int] | None = None
-        self.last = Lasts()
         # Operations until all context rows are in the caches.
         self.taken_in = 0
+
+    @property
+    def operations(self) -> int:
+        """Number of operations so far."""
+        return len(self.program.names)
 
     @property
     def drafted(self) -> int:
         """Draft rows written so far, of each sequence."""
         return max(self._drafted, default=0)
 
-    def weight(self, name: str) -> Weight:
-        return Weight(self._weights.vector(name))
+    def buffer(self, slots: int, width: int) -> Columns:
+        """Add a buffer that is never used again for other rows."""
+        return self.program.buffer(self.count(slots), width)
 
-    def linear(self, x: Rows, name: str) -> Rows:
-        width = self._vocabulary if name == "head" else self._weights.outputs(name)
-        return Linear(x.slots, width, of=x, name=name)
+    def given(self, name: str, slots: int, width: int) -> Rows:
+        """Return the rows of float32 input `name`."""
+        return Rows(self, slots, width, lambda to: self.program.load(name, to))
+
+    def count(self, slots: int) -> str:
+        """Return the name of a row count, which runs are given from now on."""
+        self._slots.add(slots)
+        return rows_of(slots)
+
+    def counts(self, sequences: int, rows: int = 0) -> dict[str, int]:
+        """Return row counts of a run with so many sequences (or branches) and context rows."""
+        return {rows_of(each): each * sequences if each else rows for each in self._slots}
+
+    def weight(self, name: str) -> Operand:
+        return Operand(None, weights=self._weights.vector(name))
 
     def norm(self, x: Rows, name: str) -> Rows:
-        return Normed(x.slots, x.width, of=x, name=name)
-
-    def silu(self, x: Rows) -> Rows:
-        return Silu(x.slots, x.width, of=x)
-
-    def concat(self, parts: Sequence[Rows]) -> Rows:
-        return join(parts)
-
-    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
-        ends = np.cumsum(sizes).tolist()
-        return [part(x, end - size, size) for end, size in zip(ends, sizes, strict=True)]
-
-    def embed(self, tokens: Embedded) -> Rows:
-        return tokens
-
-    def embed_windows(self, tokens: Embedded) -> Rows:
-        window, width = tokens.stride, tokens.width
-        return join(
-            [
-                Embedded(0, width, ids=tokens.ids, stride=window, offset=offset)
-                for offset in range(window)
-            ]
+        weights, eps = self._weights.vector(name), self._shape.norm_eps
+        return Rows(
+            self,
+            x.slots,
+            x.width,
+            lambda to: self.program.gather(x.columns(), None, to, weights, eps),
         )
 
-    def head(self, x: Rows) -> Rows:
+    def linear(
+        self, x: Rows, name: str, *, norm: str | None = None, plus: Rows | None = None
+    ) -> Rows:
+        assert plus is None or plus.slots == x.slots, f"{name}: context and draft rows are summed"
+        matrices = self._weights.matrices(name)
+        width = sum(matrix.outputs for matrix in matrices)
+        return self._product(x, name, matrices, width, norm, plus)
+
+    def gated(self, x: Rows, name: str, *, norm: str | None = None) -> Rows:
+        matrices = self._weights.matrices(name, halves=True)
+        return self._product(x, name, matrices, matrices[0].outputs, norm, gate=GATES["silu"])
+
+    def silu(self, x: Rows) -> Rows:
+        return self.join(draft_program.SILU, x, x)
+
+    def concat(self, parts: Sequence[Rows]) -> Rows:
+        def record(to: Columns) -> None:
+            begin = 0
+            for each in parts:
+                each.place(to.part(begin, each.width), out)
+                begin += each.width
+
+        out = Rows(self, parts[0].slots, sum(each.width for each in parts), record)
+        return out
+
+    def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]:
+        columns, ends = x.columns(), accumulate(sizes)
+        return [
+            Rows(self, x.slots, size).place(columns.part(end - size, size), x)
+            for size, end in zip(sizes, ends, strict=True)
+        ]
+
+    def embed(self, tokens: Tokens) -> Rows:
+        return self._embed(tokens, 0)
+
+    def embed_windows(self, tokens: Tokens) -> Rows:
+        return self.concat([self._embed(tokens, offset) for offset in range(tokens.window)])
+
+    def head(self, x: Rows, *, norm: str | None = None) -> Rows:
         if not self._previewed:
-            return self.linear(x, "head")
+            return self.linear(x, "head", norm=norm)
+        hidden = x if norm is None else self.norm(x, norm)
         down, up = SCREEN
-        size = self._vocabulary
-        previewed = Linear(x.slots, size, of=self.linear(x, down), name=up)
-        return Rescored(x.slots, size, of=previewed, hidden=x)
+        previewed = self.linear(self.linear(hidden, down), up)
+        [head] = self._weights.matrices("head")
+
+        def record(to: Columns) -> None:
+            at = hidden.columns()
+            previewed.place(to, self)
+            self.program.rescore_top_k(head, at, to, REFINED)
+
+        return Rows(self, x.slots, previewed.width, record)
+
+    def last(self, x: Rows) -> Rows:
+        return Rows(self, 1, x.width, lambda to: self.program.gather(x.columns(), "last_rows", to))
 
     def slots(self, x: Rows, count: int) -> Rows:
-        return Unfolded(count, x.width // count, of=x)
+        return Rows(
+            self, count, x.width // count, lambda to: self.program.unfold(x.columns(), count, to)
+        )
 
-    def attend_context(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        if self._seen != (0, 0):
+    def join(self, how: int, x: Rows, y: Rows | Operand) -> Rows:
+        """Combine rows elementwise; those of one slot are repeated for each slot."""
+        slots = max(x.slots, _slots(y))
+
+        def operand(of: Rows | Operand) -> Operand:
+            if isinstance(of, Operand):
+                return of
+            return Operand(of.columns(), repeat=slots // of.slots if of.slots else 1)
+
+        return Rows(
+            self, slots, x.width, lambda to: self.program.join(how, operand(x), operand(y), to)
+        )
+
+    def attend(self, layer: int, x: Rows, sees: Sight) -> Rows:
+        at = x.columns()
+        memory = self._pool.memory[2 * layer : 2 * layer + 2]
+        last = np.zeros(1, dtype=np.int32) if sees == "last" else None
+        if sees == "draft":
+            self._see(self._drafted[layer], x.slots)
+            self._drafted[layer] += x.slots
+        elif sees != "slots" and self._seen != (0, 0):
             self._seen = 0, 0
             self.program.runs("slots1")
-        whole = np.zeros(1, dtype=np.int32)
-        out = self._attend(layer, queries, keys, values, whole)
-        self.taken_in = self.writing.operations
-        return Attended(out.slots, out.width, out.written, whole=whole)
-
-    def attend_draft(self, layer: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        slots, before = queries.slots, self._drafted[layer]
-        self._drafted[layer] += slots
-        self._see(before, slots)
-        return self._attend(layer, queries, keys, values)
+        out = Rows(self, x.slots, self._shape.heads * self._shape.head_dim)
+        to = out.columns()
+        if sees == "slots":
+            self.program.attend_slots(at, x.slots, to)
+        else:
+            self.program.attention(memory, self._angles, (None, None), at, to, last)
+        if not x.slots:
+            self.taken_in = self.operations
+        return self.last(out) if sees == "last" else out
 
     def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
         raise RuntimeUnavailable(
@@ -198,29 +289,49 @@ class NativeOps:
     def attend_target(self, queries: Rows) -> Rows:
         raise NotImplementedError
 
-    def attend_slots(self, queries: Rows, keys: Rows, values: Rows) -> Rows:
-        at, to = self._qkv(queries, keys, values)
-        self.program.attend_slots(at, queries.slots, to)
-        return Rows(queries.slots, to.width, to)
+    def _embed(self, tokens: Tokens, offset: int) -> Rows:
+        [table] = self._weights.matrices("embed")
+        ids, slots, window = tokens
+        return Rows(
+            self,
+            slots,
+            self._shape.width,
+            lambda to: self.program.embed(table, ids, to, stride=window, offset=offset),
+        )
+
+    def _product(
+        self,
+        x: Rows,
+        name: str,
+        matrices: Sequence[Matrix],
+        width: int,
+        norm: str | None,
+        plus: Rows | None = None,
+        gate: int = 0,
+    ) -> Rows:
+        weights = None if norm is None else self._weights.vector(norm)
+
+        def record(to: Columns) -> None:
+            self.program.product(
+                name,
+                matrices,
+                x.columns(),
+                to,
+                norm=weights,
+                eps=self._shape.norm_eps,
+                residual=None if plus is None else plus.columns(),
+                gate=gate,
+            )
+
+        return Rows(self, x.slots, width, record)
 
     def _see(self, before: int, slots: int) -> None:
         if self._seen != (before, slots):
             self._seen = before, slots
             self.program.runs("slots1", before, slots)
 
-    def _attend(
-        self,
-        layer: int,
-        queries: Rows,
-        keys: Rows,
-        values: Rows,
-        whole: npt.NDArray[np.int32] | None = None,
-    ) -> Rows:
-        at, to = self._qkv(queries, keys, values)
-        memory = self._pool.memory[2 * layer : 2 * layer + 2]
-        self.program.attention(memory, self._angles, (None, None), at, to, whole)
-        return Rows(queries.slots, to.width, to)
 
-    def _qkv(self, queries: Rows, keys: Rows, values: Rows) -> tuple[Columns, Columns]:
-        at = self.writing.columns(join([queries, keys, values]))
-        return at, self.writing.buffer(queries.slots, queries.width)
+def _slots(of: Rows | Operand) -> int:
+    if isinstance(of, Operand):
+        return len(of.weights) if of.weights is not None and of.weights.ndim > 1 else 0
+    return of.slots

@@ -12,13 +12,12 @@ from paceline.core.types import IntArray, LogitArray
 from paceline.native.draft_program import PICKED, Drawn
 from paceline.native.packed import Packed
 from paceline.networks.base import Network
-from paceline.runtimes.cpu.networks.lowering import Embedded, Rows, rows_of
-from paceline.runtimes.cpu.networks.ops import NativeOps
+from paceline.runtimes.cpu.networks.ops import NativeOps, Tokens, rows_of
 from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BlockPool
 
 # Arguments of `NativeOps`.
-OpsArguments = tuple[Network, NetworkWeights, Packed, BlockPool, LogitArray, int]
+OpsArguments = tuple[Network, NetworkWeights, Packed, BlockPool, LogitArray]
 
 # Source of an input.
 Input = Sequence[int] | npt.NDArray[np.int32]
@@ -36,26 +35,20 @@ class Chains:
     def __init__(self, parts: OpsArguments, ids: IntArray, *, previewed: bool = False) -> None:
         """Build the program; `ids` is int64 `[draft vocabulary]`."""
         network = parts[0]
-        ops = NativeOps(*parts, previewed=previewed)
-        writing = self._writing = ops.writing
+        ops = self._ops = NativeOps(*parts, previewed=previewed)
         width, slots = network.geometry.width, network.width
-        features = None
-        if network.reads_features:
-            features = Rows(0, 4 * width, writing.buffer(0, 4 * width))
-            ops.program.load("features", writing.columns(features))
-        tokens = Embedded(0, width, ids="tokens", stride=max(network.window, 1))
-        state = network.start(ops, features, tokens)
+        features = ops.given("features", 0, 4 * width) if network.reads_features else None
+        state = network.start(ops, features, Tokens("tokens", window=max(network.window, 1)))
         # Operations until context rows are in the caches.
         self.taken_in = ops.taken_in
         # Rows that the first step writes after the context of each sequence.
         self.behind = ops.drafted
-        self._state = writing.columns(state)
+        self._state = state.columns()
         # Rows of a state.
         self.slots = state.slots
         self.width = state.width
         named = [*ids, *([-1] if network.blank else [])]
-        self._logits = writing.buffer(slots, len(named))
-        self._picked = writing.buffer(slots, PICKED * network.steps)
+        self._picked = ops.buffer(slots, PICKED * network.steps)
         # Most tokens of a chain, and noise records per sequence.
         self.tokens = network.steps * slots
         # Operations until so many steps, less one, have been drafted.
@@ -63,20 +56,19 @@ class Chains:
         for step in range(network.steps):
             if step:
                 picked = self._picked.part(PICKED * (step - 1), 1)
-                taken = Embedded(slots, width, ids=picked)
-                state = network.advance(ops, state, taken, step)
-            writing.columns(network.logits(ops, state, step), self._logits)
+                state = network.advance(ops, state, Tokens(picked, slots), step)
+            logits = network.logits(ops, state, step).columns()
             if not step:
-                # Operations until the first step's logits.
-                self.started = writing.operations
+                # The first step's logits, and operations until they are there.
+                self._logits, self.started = logits, ops.operations
             drawn = Drawn("noise", self.tokens, step * slots, slots)
             ops.program.pick(
-                self._logits,
+                logits,
                 np.array(named),
                 self._picked.part(PICKED * step, PICKED),
                 None if network.blank else drawn,  # which has no id, and so no noise
             )
-            self.ends.append(writing.operations)
+            self.ends.append(ops.operations)
             if slots == 1 and step + 1 < network.steps:
                 ops.program.leave(self._picked, step + 1, "least")
         self._network = network
@@ -92,24 +84,24 @@ class Chains:
         Raises:
             OutOfMemory: no memory for so many rows.
         """
-        program = self._writing.program
-        program.run(self._writing.counts(sequences, rows), inputs, threads, operations=until)
+        program = self._ops.program
+        program.run(self._ops.counts(sequences, rows), inputs, threads, operations=until)
         return bisect_right(self.ends, program.ran)
 
     def begin(self, rows: int, inputs: Mapping[str, Input], threads: int, until: int) -> None:
         """Start `run` for one sequence in the background."""
-        self._writing.program.begin(self._writing.counts(1, rows), inputs, threads, until)
+        self._ops.program.begin(self._ops.counts(1, rows), inputs, threads, until)
 
     def finish(self) -> int:
         """Wait for `begin`; results as of `run`."""
-        program = self._writing.program
+        program = self._ops.program
         program.finish()
         return bisect_right(self.ends, program.ran)
 
     def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
         """Return ids and probabilities of argmax and runner-up, `[sequences, steps * width, 2]`."""
         slots = self._network.width
-        found = self._writing.read(self._picked, sequences * slots)[:, : PICKED * steps]
+        found = self._ops.program.read(self._picked, sequences * slots)[:, : PICKED * steps]
         if slots > 1:
             steps_first = found.reshape(sequences, slots, steps, PICKED).swapaxes(1, 2)
             found = np.ascontiguousarray(steps_first)
@@ -118,8 +110,8 @@ class Chains:
 
     def root(self, sequences: int) -> tuple[LogitArray, LogitArray]:
         """Copy the first step's states `[sequences, slots, ...]` and logits."""
-        state = self._writing.read(self._state, sequences * self.slots)
-        logits = self._writing.read(self._logits, sequences * self._network.width)
+        state = self._ops.program.read(self._state, sequences * self.slots)
+        logits = self._ops.program.read(self._logits, sequences * self._network.width)
         return _by_sequence(state, sequences), _by_sequence(logits, sequences)
 
 
@@ -133,24 +125,22 @@ class Steps:
     def __init__(self, parts: OpsArguments, chains: Chains) -> None:
         """Build the program; `chains` gives the states."""
         network = parts[0]
-        ops = _BranchOps(*parts)
-        writing = self._writing = ops.writing
-        slots = self._slots = network.width
-        above = Rows(chains.slots, chains.width, writing.buffer(chains.slots, chains.width))
-        ops.program.load("above", writing.columns(above))
-        tokens = Embedded(slots, network.geometry.width, ids="tokens")
-        state = network.advance(ops, above, tokens, 1)
-        self._state = writing.columns(state)
+        ops = self._ops = _BranchOps(*parts)
+        self._slots = network.width
+        above = ops.given("above", chains.slots, chains.width)
+        state = network.advance(ops, above, Tokens("tokens", self._slots), 1)
+        self._state = state.columns()
         self._rows = state.slots
-        self._logits = writing.columns(network.logits(ops, state, 1))
+        self._logits = network.logits(ops, state, 1).columns()
 
     def run(
         self, branches: int, inputs: Mapping[str, Input], threads: int
     ) -> tuple[LogitArray, LogitArray]:
         """Return copies of states and logits, `[branches, slots, ...]`."""
-        self._writing.program.run(self._writing.counts(branches), inputs, threads)
-        state = self._writing.read(self._state, branches * self._rows)
-        logits = self._writing.read(self._logits, branches * self._slots)
+        program = self._ops.program
+        program.run(self._ops.counts(branches), inputs, threads)
+        state = program.read(self._state, branches * self._rows)
+        logits = program.read(self._logits, branches * self._slots)
         return _by_sequence(state, branches), _by_sequence(logits, branches)
 
 

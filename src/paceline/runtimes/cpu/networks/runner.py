@@ -131,14 +131,7 @@ class CpuRunner:
             rotary_frequencies(shape.rope_base, shape.head_dim), max_context + network.depth + 1
         )
         ids = trained.draft_ids
-        self._parts: OpsArguments = (
-            network,
-            weights,
-            packed,
-            self._pool,
-            angles,
-            len(ids),
-        )
+        self._parts: OpsArguments = (network, weights, packed, self._pool, angles)
         self._chains = Chains(self._parts, ids, previewed=True)
         # Roots of trees need exact logits of the whole head.
         self._roots = None if trained.head_preview is not None else self._chains

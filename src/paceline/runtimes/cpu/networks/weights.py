@@ -29,8 +29,7 @@ class NetworkWeights:
         self._trained, self._target, self._packed = trained, target, packed
         self._exact = precision == "fp32"
         self._shared = trained.network.target_weights()
-        self._shapes = trained.network.shapes()
-        self._known: dict[tuple[str, bool], list[Matrix]] = {}
+        self._known: dict[str, list[Matrix]] = {}
         for theirs in self._shared.values():
             if theirs.endswith("norm") and target.vector(theirs) is None:
                 raise InvalidOption(
@@ -42,12 +41,6 @@ class NetworkWeights:
     def previews(self) -> bool:
         return self._trained.head_preview is not None
 
-    def outputs(self, name: str) -> int:
-        """Return the width of what a matrix makes."""
-        if name in self._shapes:
-            return self._shapes[name][0]
-        return sum(matrix.outputs for matrix in self.matrices(name))
-
     def vector(self, name: str) -> LogitArray:
         """Return a norm's weights, or another parameter that is no matrix, as float32."""
         if name in self._shared:
@@ -58,9 +51,9 @@ class NetworkWeights:
 
     def matrices(self, name: str, halves: bool = False) -> list[Matrix]:
         """Return a matrix, packed on first use; `halves` are a gate and what it gates."""
-        if (name, halves) not in self._known:
-            self._known[name, halves] = self._pack(name, halves)
-        return self._known[name, halves]
+        if name not in self._known:
+            self._known[name] = self._pack(name, halves)
+        return self._known[name]
 
     def _pack(self, name: str, halves: bool) -> list[Matrix]:
         if name == "embed":
