@@ -166,9 +166,8 @@ def test_a_head_learns_what_is_accepted_and_stops_drafts(
     parts = restore_module(hydra, source), texts[:36], texts[36:], FeatureSource(target)
     recipe = replace(RECIPE, tokens=8000)
     head, judged = trained_head(*parts, hydra.draft_ids, recipe, given)
-    assert judged.auc > 0.65
-    assert judged.auc > judged.own_auc
-    assert judged.error < judged.own_error
+    assert judged.auc > 0.9
+    assert judged.error < 0.9 * judged.own_error  # in order both are good here
     _, again = trained_head(*parts, hydra.draft_ids, recipe, given)
     assert again.auc == judged.auc
     save_acceptance_head(tmp_path / "head", head)
