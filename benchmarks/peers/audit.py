@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from model_files import coarse_gguf
+from summary import summary_tables
 
 from paceline.errors import EngineFailed, PacelineError
 from paceline.measure.machine import dumps
@@ -25,7 +26,6 @@ from paceline.models.source import resolve
 from paceline.proof.checks import Plan
 from paceline.proof.engine_factory import folder
 from paceline.proof.outside import run
-from paceline.proof.report import summary_tables
 
 THREADED = ("transformers", "genai", "llama-cpp", "llama-cpp-python")
 """Engines that can be told how many threads to use."""

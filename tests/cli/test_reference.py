@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from paceline.cli import reference
+from tests import reference
 
 
 def test_the_page_is_up_to_date() -> None:
     written = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert written == reference.page(), "run python -m paceline.cli.reference"
+    assert written == reference.page(), "run python -m tests.reference"
 
 
 def test_check_tells_a_stale_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,19 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.drafters.automata import NATIVE, built, seen
+from tests.drafters.automata import KINDS, PlainAutomaton, built, seen
 
-from paceline.drafters.suffix import automaton as choice
-from paceline.drafters.suffix.automaton import (
-    ROOT_STATE,
-    Automaton,
-    NativeAutomaton,
-    PlainAutomaton,
-)
+from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
 
 Text = list[int]
-
-pytestmark = pytest.mark.skipif(not NATIVE, reason="needs a C++ compiler")
 
 SMALL = st.integers(1, 9).flatmap(
     lambda tokens: st.lists(st.lists(st.integers(0, tokens - 1), max_size=40), max_size=5)
@@ -35,7 +27,7 @@ PAGES = Path("/proc/self/statm")
 @TWINS
 @given(SMALL, DEPTHS, st.lists(st.integers(1, 20), min_size=1, max_size=9))
 def test_both_know_the_same_after_every_piece(texts: list[Text], depth: int, pieces: Text) -> None:
-    plain, native = PlainAutomaton(depth), NativeAutomaton(depth)
+    plain, native = PlainAutomaton(depth), Automaton(depth)
     for text in texts:
         begin = 0
         while begin < len(text):
@@ -55,7 +47,7 @@ def test_both_know_the_same_after_every_piece(texts: list[Text], depth: int, pie
 def test_both_read_and_look_ahead_alike(
     texts: list[Text], probes: list[Text], depth: int, most: int, data: st.DataObject
 ) -> None:
-    plain, native = built(PlainAutomaton, texts, depth), built(NativeAutomaton, texts, depth)
+    plain, native = built(PlainAutomaton, texts, depth), built(Automaton, texts, depth)
     token = data.draw(st.one_of(st.none(), st.integers(0, 9)))
     for probe in probes:
         place = plain.read(ROOT_STATE, 0, probe)
@@ -65,12 +57,12 @@ def test_both_read_and_look_ahead_alike(
             state, length, token, most
         )
         assert native.follow(state, length, 1) == plain.follow(state, length, 1)
-        assert native.shorten(state, 1) == plain.shorten(state, 1)
+        assert native.read(state, 1, ()) == plain.read(state, 1, ())
         end = data.draw(st.integers(0, len(plain.log) - 1))
         assert native.behind(end, most) == plain.behind(end, most)
 
 
-@pytest.mark.parametrize("kind", [PlainAutomaton, NativeAutomaton])
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_token_more_is_seen(kind: type[Automaton]) -> None:
     """The comparison above can fail."""
     first, second = built(kind, [[1, 2, 1], [2]]), built(kind, [[1, 2, 1], [2]])
@@ -84,7 +76,7 @@ def test_many_tokens_behind_one_context_are_all_found() -> None:
     text = [t for i in range(3000) for t in (1, 2, 10 + i * 7919 % 100_003)]
     plain, native = (
         built(PlainAutomaton, [text, text[1:]]),
-        built(NativeAutomaton, [text, text[1:]]),
+        built(Automaton, [text, text[1:]]),
     )
     for state in (native.step(ROOT_STATE, 2), native.read(ROOT_STATE, 0, [1, 2])[0], ROOT_STATE):
         found = [native.step(state, token) for token in text]
@@ -98,7 +90,7 @@ def test_a_million_tokens_of_a_tiny_alphabet_take_a_moment(tokens: int) -> None:
     """Work that grew with the repetition would go on for hours."""
     half = np.random.default_rng(0).integers(0, tokens, 500_000).tolist()
     text = [*half, *list(range(tokens)) * (500_000 // tokens)]
-    automaton = built(NativeAutomaton, [text])
+    automaton = built(Automaton, [text])
     assert len(automaton.count) <= 2 * len(text)
     assert automaton.match[1:] == (32, len(text) - tokens)
     assert automaton.count[automaton.step(ROOT_STATE, 0)] == text.count(0)
@@ -119,24 +111,17 @@ def test_memory_is_little_and_given_back() -> None:
         return int(PAGES.read_text().split()[1]) * page
 
     before = resident()
-    kept = built(NativeAutomaton, [tokens])
+    kept = built(Automaton, [tokens])
     assert resident() - before < 200 * len(tokens)
     before = resident()
     for _ in range(8):
-        built(NativeAutomaton, [tokens])
+        built(Automaton, [tokens])
     assert resident() - before < 2 * 60 * len(tokens)  # at least 60 bytes per token, eight times
     assert len(kept.log) == 1 + len(tokens)
 
 
 def test_columns_keep_what_they_show() -> None:
-    count = built(NativeAutomaton, [[1, 1]]).count
+    count = built(Automaton, [[1, 1]]).count
     assert list(count) == [0, 2, 1]
     with pytest.raises(IndexError, match="no state 3"):
         count[3]
-
-
-def test_python_stands_in_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(Automaton(), NativeAutomaton)
-    monkeypatch.setattr(choice, "library", lambda: None)
-    assert isinstance(Automaton(), PlainAutomaton)
-    assert isinstance(NativeAutomaton(), NativeAutomaton)  # asked for by name

@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.drafters.context_models import NATIVE, TEMPERATURE_KINDS
+from tests.drafters.context_models import KINDS, PlainContextModel
 
 from paceline.core.types import ROOT, Budget, LogitArray, TokenTree
-from paceline.drafters.statistics import context_model as choice
-from paceline.drafters.statistics.context_model import (
-    ContextModel,
-    NativeContextModel,
-    PlainContextModel,
-)
-
-pytestmark = pytest.mark.skipif(not NATIVE, reason="needs a C++ compiler")
+from paceline.drafters.statistics.context_model import ContextModel
 
 VOCABULARY = 5
 PAGES = Path("/proc/self/statm")
@@ -85,7 +78,7 @@ def test_both_know_and_draft_the_same_after_every_step(
     nodes: int,
     depth: int,
 ) -> None:
-    pair = PlainContextModel(order, capacity), NativeContextModel(order, capacity)
+    pair = PlainContextModel(order, capacity), ContextModel(order, capacity)
     for step, (text, begin, weight, draft, digits) in enumerate(steps):
         for model in pair:
             model.read(text, min(begin, len(text)), weight)
@@ -97,7 +90,7 @@ def test_both_know_and_draft_the_same_after_every_step(
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 99), st.integers(0, 30), st.integers(0, 8))
 def test_both_draft_alike_from_laws_over_many_tokens(seed: int, nodes: int, depth: int) -> None:
-    pair = PlainContextModel(3, 300), NativeContextModel(3, 300)
+    pair = PlainContextModel(3, 300), ContextModel(3, 300)
     text = np.random.default_rng(seed).zipf(1.3, 200).clip(max=59).tolist()
     draft = TokenTree(np.array(text[:9]), np.array([ROOT, ROOT, 0, 0, 1, 2, 3, 3, 7]))
     drafts = []
@@ -113,7 +106,7 @@ def test_both_draft_alike_from_laws_over_many_tokens(seed: int, nodes: int, dept
     assert bool(native.tokens) == bool(nodes and depth)
 
 
-@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_token_more_is_seen(kind: type[ContextModel]) -> None:
     """The comparisons above can fail."""
     first, second = kind(2, 100), kind(2, 100)
@@ -124,7 +117,7 @@ def test_one_token_more_is_seen(kind: type[ContextModel]) -> None:
     assert seen(first, 2, Budget(4, 2), [1, 2]) != seen(second, 2, Budget(4, 2), [1, 2])
 
 
-@pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_learns_by_itself(kind: type[ContextModel]) -> None:
     first = kind(2, 100)
     first.read([1, 2, 3, 1, 2], 0, 1.0)
@@ -137,7 +130,7 @@ def test_a_copy_learns_by_itself(kind: type[ContextModel]) -> None:
 
 def test_logits_in_any_order_are_read() -> None:
     draft = TokenTree(np.array([1]), np.array([ROOT]))
-    known = NativeContextModel(2, 100), NativeContextModel(2, 100)
+    known = ContextModel(2, 100), ContextModel(2, 100)
     logits = rows(2, 4, seed=0)
     known[0].recycle([3], draft, logits)
     known[1].recycle([3], draft, np.asfortranarray(logits.astype(np.float64)))
@@ -152,8 +145,8 @@ def test_memory_is_little_and_given_back() -> None:
     def resident() -> int:
         return int(PAGES.read_text().split()[1]) * page
 
-    def built() -> NativeContextModel:
-        model = NativeContextModel(2, 1 << 16)
+    def built() -> ContextModel:
+        model = ContextModel(2, 1 << 16)
         model.read(text, 0, 1.0)
         return model
 
@@ -166,10 +159,3 @@ def test_memory_is_little_and_given_back() -> None:
         built()
     assert resident() - before < 3 * 128 * (1 << 16)  # six take at least 128 bytes per context
     assert kept[0].look(tuple(text[-2:])) is None  # nothing followed the end
-
-
-def test_python_stands_in_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(ContextModel(2, 9), NativeContextModel)
-    monkeypatch.setattr(choice, "library", lambda: None)
-    assert isinstance(ContextModel(2, 9), PlainContextModel)
-    assert isinstance(NativeContextModel(2, 9), NativeContextModel)  # asked for by name

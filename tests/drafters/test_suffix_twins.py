@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.drafters.automata import NATIVE, built
+from tests.drafters.automata import KINDS, PlainAutomaton, built
 
 from paceline.core.types import Budget
-from paceline.drafters.suffix.automaton import NativeAutomaton, PlainAutomaton
+from paceline.drafters.candidates import Evidence, weigh
+from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton, Match, Outlook
 from paceline.drafters.suffix.suffix_decoding import SuffixDecoding
-from paceline.trees.candidates import CandidateTree
-
-pytestmark = pytest.mark.skipif(not NATIVE, reason="needs a C++ compiler")
+from paceline.policy.constants import BLEND_CONTEXTS
+from paceline.trees.candidates import CandidateTree, Offer
 
 TEXT = st.integers(1, 7).flatmap(
     lambda tokens: st.lists(st.integers(0, tokens - 1), min_size=1, max_size=60)
 )
 
 
+def blended(
+    drafter: SuffixDecoding, text: Automaton, other: Match, budget: Budget
+) -> CandidateTree:
+    """The reference of `SuffixDecoding._blend`."""
+    history = drafter.history.texts
+
+    def offers(place: tuple[Outlook, Outlook], reach: float) -> list[Offer]:
+        (_, _, seen), (_, _, other) = place
+        found: list[Evidence] = [(0, *each) for each in seen]
+        if other:
+            found += [(1, *each) for each in other]
+            found.sort(key=itemgetter(1), reverse=True)  # of equal ones the own text's first
+        return weigh(found, drafter._rates.table, reach)
+
+    def follow(place: tuple[Outlook, Outlook], token: int) -> tuple[Outlook, Outlook]:
+        own, other = place
+        # Where the history no longer goes along, only single tokens could be found in it.
+        there = (ROOT_STATE, 0, [])
+        if other[0]:
+            there = history.outlook(*other[:2], token, BLEND_CONTEXTS)
+        return text.outlook(*own[:2], token, BLEND_CONTEXTS), there
+
+    place = (
+        text.outlook(*text.match[:2], None, BLEND_CONTEXTS),
+        history.outlook(*other[:2], None, BLEND_CONTEXTS),
+    )
+    return CandidateTree.grow(place, budget, offers, follow)
+
+
 def drafted(
-    kind: type[PlainAutomaton | NativeAutomaton],
-    text: list[int],
-    others: list[list[int]],
-    budget: Budget,
-    seed: int,
+    kind: type[Automaton], text: list[int], others: list[list[int]], budget: Budget, seed: int
 ) -> tuple[CandidateTree, SuffixDecoding]:
     """What is blended of texts, with some hit rates; and who did."""
     drafter = SuffixDecoding()
@@ -33,6 +59,8 @@ def drafted(
     match = drafter.history.texts.read(0, 0, text)
     for cell in np.random.default_rng(seed).integers(126, size=60).tolist():
         drafter._rates.count(cell, cell % 3 == 0)
+    if kind is PlainAutomaton:
+        return blended(drafter, own, match, budget), drafter
     return drafter._blend(own, own.match, match, budget), drafter
 
 
@@ -50,7 +78,7 @@ def test_both_draft_and_learn_alike(
     committed: list[int],
 ) -> None:
     seen = []
-    for kind in (PlainAutomaton, NativeAutomaton):
+    for kind in KINDS:
         guess, drafter = drafted(kind, text, others, Budget(nodes, depth), seed)
         guess.learn([*guess.tokens[:1], *committed], drafter._rates)
         seen.append((guess.tokens, guess.parents, guess.scores, drafter._rates.table))
@@ -60,6 +88,6 @@ def test_both_draft_and_learn_alike(
 def test_another_history_is_seen() -> None:
     """The comparison above can fail."""
     budget = Budget(6, 3)
-    first, _ = drafted(NativeAutomaton, [1, 2, 3, 1, 2], [[2, 5]], budget, 0)
-    second, _ = drafted(NativeAutomaton, [1, 2, 3, 1, 2], [[2, 6]], budget, 0)
+    first, _ = drafted(Automaton, [1, 2, 3, 1, 2], [[2, 5]], budget, 0)
+    second, _ = drafted(Automaton, [1, 2, 3, 1, 2], [[2, 6]], budget, 0)
     assert first.tokens != second.tokens

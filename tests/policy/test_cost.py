@@ -89,7 +89,7 @@ def test_sequences_cost_time_beyond_their_rows() -> None:
     costs = CostModel((1, 4), [1.0, 2.0], sequence=0.25)
     assert costs.time(4) == 2.0
     assert costs.time(4, 4) == 2.75
-    assert costs.times(np.array([1, 4]), 3).tolist() == [1.5, 2.5]
+    assert [costs.time(rows, 3) for rows in (1, 4)] == [1.5, 2.5]
     for _ in range(300):
         costs.observe(4, 2.75, 4)  # as expected: nothing to learn
     assert costs.time(4, 4) == pytest.approx(2.75)

@@ -7,18 +7,12 @@ from typing import ClassVar
 
 import pytest
 from tests.helpers.sampled_drafts import mean_accepted
+from tests.proof.joints import joint_after_round, joint_of_loop
 
 from paceline.core import tree as trees
 from paceline.core.types import Budget, SamplingParams, SamplingScheme, TokenTree, Verdict
 from paceline.proof.cases import Propose, grown
-from paceline.proof.compare import (
-    goodness_of_fit,
-    joint_after_round,
-    joint_of_loop,
-    max_error,
-    one_round,
-    target_joint,
-)
+from paceline.proof.compare import goodness_of_fit, max_error, one_round, target_joint
 from paceline.proof.tabular import DistributionOf, TabularModel, processed
 from paceline.sampling.distributions import without
 from paceline.sampling.randomness import Draw, KeyedRandomness, Purpose, Randomness

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.proof.joints import joint_after_round, joint_of_loop
 
 from paceline.core import tree as trees
 from paceline.core.types import (
@@ -16,7 +17,7 @@ from paceline.core.types import (
 )
 from paceline.errors import IncompatibleDraft
 from paceline.proof.cases import Propose, likely_chain, random_tree, sampled_chain
-from paceline.proof.compare import joint_after_round, joint_of_loop, max_error, target_joint
+from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import ScriptedRandomness
 from paceline.proof.tabular import DistributionOf, TabularDistributions, TabularModel, processed
 from paceline.sampling.distributions import from_dense

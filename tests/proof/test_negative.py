@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tests.proof.joints import joint_after_round
 
 from paceline.core.types import Budget, SamplingParams
 from paceline.proof.cases import Propose, random_tree, sampled_chain
-from paceline.proof.compare import joint_after_round, max_error, target_joint
+from paceline.proof.compare import max_error, target_joint
 from paceline.proof.negative import (
     AcceptsByTargetMass,
     AlwaysAccepts,

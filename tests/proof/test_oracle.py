@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.proof.joints import joint_after_round
 
 from paceline.core.tree import chain
 from paceline.core.types import ROOT, Budget, DraftSampling, TokenTree
 from paceline.proof.cases import sampled_chain
-from paceline.proof.compare import joint_after_round, one_round, round_outcomes
+from paceline.proof.compare import one_round, round_outcomes
 from paceline.proof.negative import peeks_at_target
 from paceline.proof.oracle import (
     ReusedDraw,

@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.peers.summary import summary_tables
+
 from paceline.measure.machine import dumps
-from paceline.proof.report import DistributionTest, Greedy, Report, summary_tables
+from paceline.proof.report import DistributionTest, Greedy, Report
 
 SAME = Greedy("a", 8, None, None, None, None, None, True)
 TIE = Greedy("b", 8, 3, 5, 6, 0.25, "engine", True)

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from dataclasses import asdict
+from typing import Any
 
-from paceline.training.card import Card, Cost, Data, HeldOut, as_dict, markdown
+from paceline.training.card import markdown
 from paceline.training.plots import loss_plot
 from paceline.training.run import LossPoint
 
-CARD = Card(
-    drafter="hydra",
-    target="smollm2-135m",
-    target_digest="ab12",
-    licence="Apache-2.0, as the base model",
-    command="paceline train hydra --tokens 1000000",
-    parameters=3_400_000,
-    file_bytes=7 * 2**20,
-    settings={"learning rate": 1e-3, "pattern": "a|b\nc", "tied": True},
-    data=Data(("self-written user turns",), 2048, 1_000_000, "cd34", {"seed": 7}),
-    losses=(LossPoint(1, 5.5), LossPoint(1000, 2.25, 2.5), LossPoint(2000, 2.0, 2.125)),
-    held_out=HeldOut(36, 4608, "cpu int8, greedy, 12 nodes", 2.345, (0.71, 0.5, 0.333)),
-    cost=Cost("2 cores", 7200.0, 3_600_000, 3 * 2**30),
-)
+LOSSES = (LossPoint(1, 5.5), LossPoint(1000, 2.25, 2.5), LossPoint(2000, 2.0, 2.125))
+CARD: dict[str, Any] = {
+    "drafter": "hydra",
+    "target": "smollm2-135m",
+    "target_digest": "ab12",
+    "licence": "Apache-2.0, as the base model",
+    "command": "paceline train hydra --tokens 1000000",
+    "parameters": 3_400_000,
+    "file_bytes": 7 * 2**20,
+    "settings": {"learning rate": 1e-3, "pattern": "a|b\nc", "tied": True},
+    "data": {
+        "sources": ["self-written user turns"],
+        "prompts": 2048,
+        "tokens": 1_000_000,
+        "digest": "cd34",
+        "settings": {"seed": 7},
+    },
+    "losses": [asdict(point) for point in LOSSES],
+    "held_out": {
+        "prompts": 36,
+        "tokens": 4608,
+        "conditions": "cpu int8, greedy, 12 nodes",
+        "block_efficiency": 2.345,
+        "acceptance": (0.71, 0.5, 0.333),
+    },
+    "cost": {
+        "machine": "2 cores",
+        "seconds": 7200.0,
+        "tokens": 3_600_000,
+        "peak_bytes": 3 * 2**30,
+        "tokens_per_second": 500.0,
+    },
+}
 
 
 def test_the_words_hold_every_figure() -> None:
@@ -48,30 +67,16 @@ def test_the_words_hold_every_figure() -> None:
 
 
 def test_what_is_missing_leaves_no_hole() -> None:
-    bare = replace(CARD, losses=(), settings={}, data=replace(CARD.data, settings={}, sources=()))
+    data = {**CARD["data"], "settings": {}, "sources": []}
+    bare = {**CARD, "losses": [], "settings": {}, "data": data}
     text = markdown(bare)
     assert "Loss" not in text
     assert "setting" not in text
     assert "\n\n\n" not in text
-    assert markdown(replace(CARD, cost=replace(CARD.cost, seconds=0.0))).count(" 0 tokens/s") == 1
-
-
-def test_the_dictionary_survives_json() -> None:
-    found = json.loads(json.dumps(as_dict(CARD), allow_nan=False))
-    assert found["cost"] == {
-        "machine": "2 cores",
-        "seconds": 7200.0,
-        "tokens": 3_600_000,
-        "peak_bytes": 3 * 2**30,
-        "tokens_per_second": 500.0,
-    }
-    assert found["losses"][1] == {"step": 1000, "training": 2.25, "held_out": 2.5}
-    assert found["held_out"]["acceptance"] == [0.71, 0.5, 0.333]
-    assert found["data"]["settings"] == {"seed": 7}
 
 
 def test_the_curve_is_a_png_and_the_same_each_time() -> None:
-    first = loss_plot(CARD.losses)
+    first = loss_plot(LOSSES)
     assert first.startswith(b"\x89PNG")
-    assert first == loss_plot(CARD.losses)
-    assert first != loss_plot(CARD.losses[:2])
+    assert first == loss_plot(LOSSES)
+    assert first != loss_plot(LOSSES[:2])

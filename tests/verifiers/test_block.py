@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.proof.joints import joint_after_round, joint_of_loop
 
 from paceline.core import tree as trees
 from paceline.core.types import (
@@ -21,13 +22,7 @@ from paceline.core.types import (
 )
 from paceline.errors import IncompatibleDraft
 from paceline.proof.cases import Propose, factorised_chain, grown, sampled_chain
-from paceline.proof.compare import (
-    joint_after_round,
-    joint_of_loop,
-    max_error,
-    one_round,
-    target_joint,
-)
+from paceline.proof.compare import max_error, one_round, target_joint
 from paceline.proof.oracle import ScriptedRandomness, enumerate_distribution
 from paceline.proof.tabular import DistributionOf, TabularDistributions, TabularModel, processed
 from paceline.sampling.distributions import from_dense

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.sampled_drafts import accepted, constant, tree, verdict_of
+from tests.proof.joints import joint_after_round, joint_of_loop
 
 from paceline.core import tree as trees
 from paceline.core.types import (
@@ -19,7 +20,7 @@ from paceline.core.types import (
 )
 from paceline.errors import IncompatibleDraft
 from paceline.proof.cases import grown, sampled_chain
-from paceline.proof.compare import joint_after_round, joint_of_loop, max_error, target_joint
+from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import ScriptedRandomness, enumerate_distribution
 from paceline.proof.tabular import DistributionOf, TabularModel, processed
 from paceline.sampling.distributions import from_dense

@@ -10,18 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.proof.joints import joint_after_round, joint_of_loop
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, Distribution, DraftSampling, SamplingParams, TokenTree
 from paceline.errors import IncompatibleDraft
 from paceline.proof.cases import grown
-from paceline.proof.compare import (
-    joint_after_round,
-    joint_of_loop,
-    max_error,
-    one_round,
-    target_joint,
-)
+from paceline.proof.compare import max_error, one_round, target_joint
 from paceline.proof.oracle import ScriptedRandomness, enumerate_distribution
 from paceline.proof.tabular import DistributionOf, TabularDistributions, TabularModel, processed
 from paceline.sampling.distributions import from_dense

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from paceline.core.types import Budget, Distribution
-from paceline.errors import InvalidOption
 from paceline.proof.cases import grown
 from paceline.proof.compare import one_round
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularModel
 from paceline.sampling.distributions import from_dense
 from paceline.trees.drawn import Paths
-from paceline.verifiers.multipath_block import MeasuredChain, MultipathBlock, accepted, choose_count
+from paceline.verifiers.multipath_block import MeasuredChain, MultipathBlock, accepted
 
 
 class Model(Protocol):
@@ -87,28 +86,3 @@ def measured(
     rng = np.random.default_rng(5)
     drawn = rng.choice(draft.size, size=(chains, depth), p=draft.probs)
     return [MeasuredChain(tokens, [draft] * depth, [target] * depth) for tokens in drawn.tolist()]
-
-
-def test_a_perfect_drafter_needs_one_path_and_a_poor_one_more() -> None:
-    rng = np.random.default_rng(2)
-    p, q = (from_dense(row) for row in rng.dirichlet(np.full(30, 0.5), size=2))
-    assert choose_count(measured(p, p, 40), most=4) == 1
-    poor = measured(q, p, 60)
-    assert choose_count(poor, most=4) > 1
-    assert choose_count(poor, most=1) == 1
-
-
-def test_cost_decides_against_paths_that_do_not_pay() -> None:
-    rng = np.random.default_rng(2)
-    p, q = (from_dense(row) for row in rng.dirichlet(np.full(30, 0.5), size=2))
-    chains = measured(q, p, 60)
-    assert choose_count(chains, most=4, cost=lambda count: float(count)) == 1
-    free = choose_count(chains, most=4, cost=lambda count: 1 + 1e-6 * count)
-    assert free == choose_count(chains, most=4)
-
-
-@pytest.mark.parametrize(("chains", "most"), [(0, 2), (3, 0)])
-def test_nothing_measured_and_no_path_are_errors(chains: int, most: int) -> None:
-    p = from_dense(np.full(4, 0.25))
-    with pytest.raises(InvalidOption, match="measured chains"):
-        choose_count(measured(p, p, chains), most)

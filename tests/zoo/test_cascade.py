@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
+from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
 from paceline.core.target import Output, Pass, Target
@@ -23,7 +24,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, OutOfMemory
 from paceline.policy.controller import Fixed
-from paceline.proof.compare import extend, joint_of_steps, max_error, target_joint
+from paceline.proof.compare import extend, max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularCache, TabularModel, TabularTarget, processed
 from paceline.sampling.randomness import Randomness

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.decoding_loop import decode
+from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -20,7 +21,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import BadLogits
 from paceline.policy.controller import Fixed
-from paceline.proof.compare import joint_of_steps, max_error, target_joint
+from paceline.proof.compare import max_error, target_joint
 from paceline.proof.tabular import TabularModel, TabularTarget, processed
 from paceline.sampling.distributions import from_dense, one_hot
 from paceline.sampling.randomness import KeyedRandomness

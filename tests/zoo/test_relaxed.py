@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from tests.proof.joints import joint_after_round, joint_of_loop
 from tests.verifiers.lossy_runs import factorised
 
 from paceline.core import tree as trees
 from paceline.core.types import ROOT, Budget, DraftSampling, SamplingParams, TokenTree
 from paceline.errors import IncompatibleDraft, InvalidOption
 from paceline.proof.cases import Propose, likely_chain, random_tree, sampled_chain
-from paceline.proof.compare import joint_after_round, joint_of_loop, max_error, target_joint
+from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import ScriptedRandomness
 from paceline.proof.tabular import DistributionOf, TabularDistributions, TabularModel, processed
 from paceline.sampling.distributions import from_dense

@@ -8,10 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from tests.proof.joints import joint_of_steps
 
 from paceline.core.types import Budget, Distribution, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter
-from paceline.proof.compare import joint_of_steps, max_error, target_joint
+from paceline.proof.compare import max_error, target_joint
 from paceline.proof.tabular import DistributionOf, TabularModel, TabularTarget
 from paceline.sampling.distributions import from_dense
 from paceline.sampling.sequence import Sequence

@@ -163,9 +163,6 @@ def _expansion(name: str, options: Mapping[str, str]) -> dict[str, str]:
     return {"named": options["growth"]} if options else {}
 
 
-# Self-speculation with the target's own weights at int8 (Tiwari et al.
-
-
 class Quantised(DraftModel):
     """Draft with the target at int8."""
 

@@ -7,8 +7,7 @@ alone, so every guarantee holds.
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from operator import attrgetter
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, TypeVar
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -21,31 +20,21 @@ from paceline.sampling.sequence import Sequence
 Part = TypeVar("Part")
 T = TypeVar("T")
 
-_temperature = attrgetter("params.temperature")  # 0 is greedy; read several times a step
+
+def _shares(parts: tuple[Part, ...], sequences: List[Sequence]) -> list[tuple[Part, list[int]]]:
+    # Places of the sequences of each part that has any.
+    kinds = [not sequence.params.greedy for sequence in sequences]
+    shares = [[place for place, each in enumerate(kinds) if each == kind] for kind in (0, 1)]
+    return [(part, share) for part, share in zip(parts, shares, strict=True) if share]
 
 
-class _Share(NamedTuple):
-    # Places of the sequences of one kind in a batch; None for all of them.
-    places: list[int] | None
-
-    def of(self, values: List[T]) -> List[T]:
-        return values if self.places is None else [values[place] for place in self.places]
-
-    def put(self, values: List[T], out: list[T]) -> None:
-        for place, value in zip(self.places or range(len(out)), values, strict=True):
-            out[place] = value
+def _of(share: list[int], values: List[T]) -> list[T]:
+    return [values[place] for place in share]
 
 
-def _shares(parts: tuple[Part, ...], sequences: List[Sequence]) -> list[tuple[Part, _Share]]:
-    # Batches of one kind are passed on as they are.
-    sampled = list(map(bool, map(_temperature, sequences)))
-    if not any(sampled) or all(sampled):
-        return [(parts[any(sampled)], _Share(None))]
-    places = range(len(sequences))
-    return [
-        (part, _Share([place for place in places if sampled[place] == kind]))
-        for kind, part in enumerate(parts)
-    ]
+def _put(share: list[int], values: List[T], out: list[T]) -> None:
+    for place, value in zip(share, values, strict=True):
+        out[place] = value
 
 
 class DraftersByKind(CompositeDrafter):
@@ -67,13 +56,12 @@ class DraftersByKind(CompositeDrafter):
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
         shares = _shares(self.parts, sequences)
-        needs = [part.needs_of(share.of(sequences)) for part, share in shares]
-        return needs[0] if len(needs) == 1 else union_needs(needs)
+        return union_needs([part.needs_of(_of(share, sequences)) for part, share in shares])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         drafts = [trees.EMPTY] * len(sequences)
         for part, share in _shares(self.parts, sequences):
-            share.put(part.propose(share.of(sequences), share.of(budgets)), drafts)
+            _put(share, part.propose(_of(share, sequences), _of(share, budgets)), drafts)
         return drafts
 
     def observe(
@@ -84,9 +72,8 @@ class DraftersByKind(CompositeDrafter):
         outputs: List[Output],
     ) -> None:
         for part, share in _shares(self.parts, sequences):
-            part.observe(
-                *(share.of(sequences), share.of(drafts)), *(share.of(verdicts), share.of(outputs))
-            )
+            mine = _of(share, sequences), _of(share, drafts)
+            part.observe(*mine, _of(share, verdicts), _of(share, outputs))
 
     def close(self, sequence: Sequence) -> None:
         self._of(sequence).close(sequence)
@@ -109,15 +96,15 @@ class ControllersByKind(Controller):
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         out = [Budget(0, 0)] * len(sequences)
         for part, share in _shares(self.parts, sequences):
-            mine = share.of(sequences)
+            mine = _of(share, sequences)
             part.beside, part.queue = self.beside + len(sequences) - len(mine), self.queue
-            share.put(part.budgets(mine), out)
+            _put(share, part.budgets(mine), out)
         return out
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         out = list(drafts)
         for part, share in _shares(self.parts, sequences):
-            share.put(part.select(share.of(sequences), share.of(drafts)), out)
+            _put(share, part.select(_of(share, sequences), _of(share, drafts)), out)
         return out
 
     def observe(
@@ -129,9 +116,9 @@ class ControllersByKind(Controller):
         forward_seconds: float,
     ) -> None:
         for part, share in _shares(self.parts, sequences):
-            mine = share.of(sequences)
+            mine = _of(share, sequences)
             part.observe(
-                *(mine, share.of(drafts), share.of(verdicts)),
+                *(mine, _of(share, drafts), _of(share, verdicts)),
                 *(draft_seconds * len(mine) / len(sequences), forward_seconds),
             )
 

@@ -18,7 +18,7 @@ from paceline.core.target import Pass, Target
 from paceline.core.types import ROOT, LogitArray, ProbArray, TokenTree
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption
-from paceline.measure.prompts import NOISE_TEXT
+from paceline.measure.prompts import FIDELITY, NOISE_TEXT
 from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -262,18 +262,6 @@ class _Bench:
 
 # How far a faster precision of a model is from its full precision:
 
-PROMPTS = (
-    "Describe a quiet harbour town on a winter morning.",
-    "What makes bread rise, and why does kneading help?",
-    "Write a Python function that counts the vowels in a string.",
-    "A train covers 180 km in two and a half hours. What is its average speed? Explain.",
-    "Summarise in one sentence: The old bridge was closed in spring because its cables had "
-    "rusted. Repairs took eight months, and ferries carried people across the river meanwhile.",
-    "Name three inventions of the nineteenth century and say what each of them changed.",
-    "Rewrite politely: Send me the report today or I will be angry.",
-    "How do vaccines protect people who were not vaccinated?",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
@@ -294,7 +282,7 @@ def fidelity(
     reference: Target,
     model: Target,
     tokenizer: Tokenizer,
-    prompts: Sequence[str] = PROMPTS,
+    prompts: Sequence[str] = FIDELITY,
     new_tokens: int = 64,
 ) -> Fidelity:
     """Compare two targets that share a tokenizer, teacher-forced on the reference's greedy text."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from paceline.errors import PromptError
@@ -75,62 +77,23 @@ def _parse(path: Path, number: int, line: str) -> BenchPrompt:
 
 # A small mix of prompts for a bench without a prompt file.
 
-_ARTICLE = (
-    "The town of Ellerby has run its own bakery since 1954. When the last private baker retired, "
-    "forty families pooled their savings and bought the ovens. For decades the bakery opened at "
-    "five in the morning and sold rye bread, rolls and, on Saturdays, plum cake. In 2009 the roof "
-    "of the bakery fell in after a storm, and for a winter the bread was baked in the school "
-    "kitchen. The families rebuilt the roof themselves. Today the bakery employs nine people, "
-    "delivers to six villages by electric van and trains two apprentices a year. Its rye bread "
-    "still follows the recipe of 1954."
-)
-_FUNCTION = """\
-def total(orders):
-    result = 0
-    for order in orders:
-        if order["paid"]:
-            result = result + order["price"] * order["count"]
-    return result
-"""
-_LETTER = (
-    "Dear Mr Olsen, thank you for your order of 12 March. Unfortunately the blue chairs are out "
-    "of stock until April. We can send you the green chairs at once, or the blue chairs in five "
-    "weeks. Please tell us which chairs you prefer. Kind regards, Mara Lind"
-)
+_TOLD = tomllib.loads(files("paceline.measure").joinpath("prompts.toml").read_text("utf-8"))
 
-_TEXTS: dict[str, tuple[str, ...]] = {
-    "writing": (
-        "Write a short story about a clockmaker who repairs a clock that runs backwards.",
-        "Write a blog post about spending a rainy weekend in a small mountain village.",
-    ),
-    "qa": (
-        "Why does the moon always show the same side to the earth?",
-        "What is the difference between a virus and a bacterium?",
-    ),
-    "summarization": (
-        f"Summarise this article in three sentences:\n\n{_ARTICLE}",
-        f"List the years in this article and what happened in each of them:\n\n{_ARTICLE}",
-    ),
-    "code": (
-        f"Rename the variable `result` to `amount` and add a docstring:\n\n{_FUNCTION}",
-        "Write a Python class `Stack` with the methods push, pop, peek and is_empty, with tests.",
-    ),
-    "math": (
-        "A shop sells pens at 3 for 2 euros. How much do 21 pens cost? Show every step.",
-        "Anna is twice as old as Ben. In six years their ages add up to 42. How old is each of "
-        "them now? Show every step.",
-    ),
-    "rewriting": (
-        f"Correct nothing and repeat this letter, but sign it as Jon Berg:\n\n{_LETTER}",
-        f"Rewrite this letter for three tables instead of the chairs:\n\n{_LETTER}",
-    ),
-}
+
+def _filled(text: str) -> str:
+    for name, quoted in _TOLD["quoted"].items():
+        text = text.replace(f"{{{name}}}", quoted)
+    return text
+
 
 BUILT_IN: tuple[BenchPrompt, ...] = tuple(
-    BenchPrompt(f"{category}-{number}", category, (text,))
-    for category, texts in _TEXTS.items()
+    BenchPrompt(f"{category}-{number}", category, (_filled(text),))
+    for category, texts in _TOLD["mix"].items()
     for number, text in enumerate(texts, 1)
 )
 
-NOISE_TEXT = _ARTICLE
+NOISE_TEXT: str = _TOLD["quoted"]["article"]
 """Ordinary text for measuring how logits differ from pass to pass."""
+
+FIDELITY: tuple[str, ...] = tuple(_TOLD["fidelity"]["prompts"])
+"""Prompts whose greedy text tells two precisions apart."""

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.core import processor
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.native import build
 
 # Storage of keys and values.
@@ -215,11 +215,11 @@ def calls(prefix: str) -> SimpleNamespace:
     They hold Python's lock: they are short, and taking the lock back may take long.
 
     Raises:
-        RuntimeError: there is no library.
+        RuntimeUnavailable: there is no library.
     """
     loaded = library()
     if loaded is None:
-        raise RuntimeError("there is no library of operations")
+        raise RuntimeUnavailable("there are no native kernels: install g++ or pip install ziglang")
     found = SimpleNamespace()
     for name, (result, *arguments) in _SIGNATURES.items():
         if name.startswith(prefix):

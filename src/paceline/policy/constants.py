@@ -98,7 +98,6 @@ DRAWN_RATES = (
 RECENT_ROWS = 128  # last rows of a prompt that a network reads even if others have cached them
 PROMPT_ROWS = 1024  # rows before the first draft: fewer cost accepted tokens after long prompts
 WAITING_ROWS = 256  # rows that may wait beyond those: bounds memory
-STEADY = 2  # steps in a row with a draft before one begins early
 # Relative to the request's: a network's distribution is wider than the target's.
 DRAFT_TEMPERATURE = 0.9
 

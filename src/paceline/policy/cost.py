@@ -17,7 +17,7 @@ import numpy as np
 from paceline.core import tree as trees
 from paceline.core.cache import cache_dir, write_atomically
 from paceline.core.target import Pass, Target
-from paceline.core.types import IntArray, ProbArray
+from paceline.core.types import ProbArray
 from paceline.policy.constants import (
     COST_SMOOTHING,
     FORWARD_OUTLIER,
@@ -77,10 +77,6 @@ class CostModel:
 
     def __post_init__(self) -> None:
         self._measured = list(self.seconds)
-
-    def times(self, rows: IntArray, sequences: int = 1) -> ProbArray:
-        """Return estimated seconds of forwards over int64 `[n]` rows."""
-        return np.array([self.time(count, sequences) for count in rows.tolist()])
 
     def time(self, rows: int, sequences: int = 1) -> float:
         """Return estimated seconds of a forward over `rows` tokens."""

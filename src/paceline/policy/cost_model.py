@@ -305,14 +305,6 @@ class CostModelController(Controller):
         self._acceptance.note(sequences, drafts)
         if not self._scored:
             return list(drafts)
-        if roots == 1:
-            expected_accepted = self._acceptance.of(sequences[0], drafts[0])
-            order = sorted(
-                range(len(expected_accepted)), key=expected_accepted.__getitem__, reverse=True
-            )
-            gains = list(accumulate(map(expected_accepted.__getitem__, order), initial=1.0))
-            self._verified = self._choose(gains, 1)
-            return [_part(drafts[0], order[: self._verified])]
         scored = [
             (value, index, node)
             for index, nodes in enumerate(map(self._acceptance.of, sequences, drafts))

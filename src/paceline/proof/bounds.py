@@ -101,7 +101,7 @@ def best_fixed(p: Distribution, q: Distribution, drafts: int) -> float:
 
 
 def overlap(p: Distribution, q: Distribution) -> float:
-    """Return the sum of min(p, q): 1 - TV(p, q)."""
+    """Return the sum of min(p, q), 1 - TV(p, q): the acceptance of token rejection."""
     return float(np.minimum(p.probs, q.at(p.ids)).sum())
 
 
@@ -239,21 +239,6 @@ _STATES = 50_000
 _NOISES = 16
 
 
-def rejection(p: Distribution, q: Distribution) -> float:
-    """Return the acceptance of token rejection with one draft: 1 - TV(p, q)."""
-    return overlap(p, q)
-
-
-def sample_match(p: Distribution, q: Distribution, drafts: int) -> float:
-    """Return the acceptance of sample-and-match: p's mass on the n most likely tokens of q."""
-    return best_fixed(p, q, drafts)
-
-
-def top_and_one(p: Distribution, q: Distribution, drafts: int) -> float:
-    """Return the acceptance of verifier "top-and-one", optimal for its drafts."""
-    return best_top_and_one(p, q, drafts)
-
-
 def coupled(p: Distribution, q: Distribution, drafts: int) -> float:
     """Return the acceptance of coupled verification of n drafts under shared Gumbel noise.
 
@@ -360,11 +345,11 @@ class Rule:
 
 # Every lossless node-by-node verifier, with the drafts that suit it best.
 RULES: tuple[Rule, ...] = (
-    Rule("rejection", "independent", lambda p, q, n: rejection(p, q), best_iid, most=1),
+    Rule("rejection", "independent", lambda p, q, n: overlap(p, q), best_iid, most=1),
     Rule("recursive", "independent", recursive, best_iid, fewest=2),
     Rule("k-seq", "independent", k_seq, best_iid, fewest=2),
     Rule("recursive-distinct", "without replacement", recursive_distinct, best_distinct, fewest=2),
-    Rule("top-and-one", "likeliest and one drawn", top_and_one, best_top_and_one, fewest=2),
-    Rule("sample-match", "likeliest", sample_match, best_fixed),
+    Rule("top-and-one", "likeliest and one drawn", best_top_and_one, best_top_and_one, fewest=2),
+    Rule("sample-match", "likeliest", best_fixed, best_fixed),
     Rule("coupled", "shared noise", coupled, best_distinct),
 )

@@ -20,7 +20,6 @@ from paceline.proof.oracle import (
     ContinuousNoise,
     Joint,
     add_up,
-    enumerate_distribution,
     estimate_runs,
     outcomes,
 )
@@ -96,37 +95,6 @@ def round_outcomes(
             yield (*tokens, verdict.next_token), chance * share
 
 
-def joint_after_round(
-    verifier: Verifier,
-    distribution: DistributionOf,
-    propose: Propose,
-    context: tuple[int, ...],
-    horizon: int,
-    budget: Budget,
-) -> Joint:
-    """Return the exact distribution of `horizon` tokens, the first from one verified draft.
-
-    A horizon above the draft's depth shows the whole round.
-    """
-    joint = add_up(round_outcomes(verifier, distribution, propose, context, budget))
-    return extend(joint, distribution, context, horizon)
-
-
-def whole_loop(
-    logits: LogitsOf,
-    vocabulary: int,
-    verifier: Verifier,
-    propose: Propose,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    budget: Budget,
-) -> Callable[[Randomness], tuple[int, ...]]:
-    """`drafter_loop` with a stateless drafter."""
-    return drafter_loop(
-        logits, vocabulary, verifier, lambda: FunctionDrafter(propose), prompt, params, budget
-    )
-
-
 def drafter_loop(
     logits: LogitsOf,
     vocabulary: int,
@@ -156,39 +124,6 @@ def drafter_loop(
         return tuple(sequence.generated)
 
     return run
-
-
-def joint_of_loop(
-    logits: LogitsOf,
-    vocabulary: int,
-    verifier: Verifier,
-    propose: Propose,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    budget: Budget,
-) -> Joint:
-    """Return the exact output distribution of `whole_loop`; detects draws reused across rounds."""
-    return enumerate_distribution(
-        whole_loop(logits, vocabulary, verifier, propose, prompt, params, budget)
-    )
-
-
-def joint_of_steps(
-    logits: LogitsOf,
-    vocabulary: int,
-    verifier: Verifier,
-    make_drafter: Callable[[], Drafter],
-    prompt: Sequence[int],
-    params: SamplingParams,
-    budget: Budget,
-    steps: int | None = None,
-) -> Joint:
-    """Return the exact distribution of `drafter_loop`, extended after `steps` by the target's."""
-    joint = enumerate_distribution(
-        drafter_loop(logits, vocabulary, verifier, make_drafter, prompt, params, budget, steps)
-    )
-    distribution = processed(logits, params, prompt)
-    return extend(joint, distribution, tuple(prompt), params.max_new_tokens)
 
 
 def max_error(first: Joint, second: Joint) -> float:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from paceline.core.types import SamplingParams, SamplingScheme
 from paceline.proof import negative
-from paceline.proof import negative as negative_chains
-from paceline.proof import negative as negative_trees
 from paceline.proof.cases import (
     PROMPT,
     Case,
@@ -86,18 +84,18 @@ CONTROLS: tuple[Control, ...] = (
     Control("residual of raw logits", _residual_of_raw_logits, draft_sampling("iid chain")),
     _wrong_rule("a second try at matching", negative.MatchesOrRetries, "any tree"),
     _wrong_rule("noise keyed by round", negative.RepeatsNoise, "any tree"),
-    _wrong_rule("block with early exit", negative_chains.BlockWithEarlyExit, "iid chain"),
+    _wrong_rule("block with early exit", negative.BlockWithEarlyExit, "iid chain"),
     _wrong_rule(
         "path selected, distribution unchanged",
-        negative_chains.MultipathByPlainDistribution,
+        negative.MultipathByPlainDistribution,
         "paths",
     ),
-    _wrong_rule("sibling residual not normalised", negative_trees.ForgetsToNormalise, "iid tree"),
-    _wrong_rule("rejected sibling kept in q", negative_trees.KeepsRejected, "branching"),
-    _wrong_rule("siblings sorted by q", negative_trees.SortsSiblings, "branching"),
-    _wrong_rule("repeated draws merged", negative_trees.MergesRepeats, "iid tree"),
-    _wrong_rule("k-seq residual unscaled", negative_trees.CorrectsUnscaled, "paths"),
-    _wrong_rule("likeliest kept in q", negative_trees.ForgetsTheArgmax, "top and one"),
+    _wrong_rule("sibling residual not normalised", negative.ForgetsToNormalise, "iid tree"),
+    _wrong_rule("rejected sibling kept in q", negative.KeepsRejected, "branching"),
+    _wrong_rule("siblings sorted by q", negative.SortsSiblings, "branching"),
+    _wrong_rule("repeated draws merged", negative.MergesRepeats, "iid tree"),
+    _wrong_rule("k-seq residual unscaled", negative.CorrectsUnscaled, "paths"),
+    _wrong_rule("likeliest kept in q", negative.ForgetsTheArgmax, "top and one"),
     _wrong_drafter(
         "likeliest token called drawn",
         Rejection,
@@ -114,13 +112,13 @@ CONTROLS: tuple[Control, ...] = (
         "likeliest siblings called drawn",
         RecursiveDistinct,
         "without_replacement",
-        lambda q, width: grown(negative_trees.ClaimsTheArgmax([width]), q),
+        lambda q, width: grown(negative.ClaimsTheArgmax([width]), q),
     ),
     _wrong_drafter(
         "drawn tree pruned by its own q",
         RecursiveDistinct,
         "without_replacement",
-        lambda q, width: negative_trees.prunes_unlikely(grown(Branching([width, 1]), q), 0.3),
+        lambda q, width: negative.prunes_unlikely(grown(Branching([width, 1]), q), 0.3),
     ),
     _wrong_drafter(
         "draft drawn with the target's draws",

@@ -51,41 +51,23 @@ def top_k_ids(values: LogitArray | ProbArray, k: int) -> IntArray:
     return result
 
 
-# Bound on the relative error of a float32 sum of exponentials over a vocabulary.
-_ROUGH = 1e-5
-
-# Temperature too large for float32 division.
+# From here on no logit is far below the peak.
 _HOT = 1e30
 
 
 def _nucleus(
     logits: LogitArray | ProbArray, peak: float, temperature: float, top_p: float
 ) -> IntArray:
-    # Top-p set, ascending. Mass is summed in float32, and in float64 only where its error could
-    # move the cut. Likely entries are sorted first, all only if those do not reach `top_p`.
-
-    def mass() -> float:
-        return float(np.exp(_scaled(logits, peak, temperature)).sum())
-
-    error = _ROUGH if 1e-3 < temperature < _HOT else 0.0
-    if error:
-        rough = (logits - peak).astype(np.float32, copy=False)
-        if temperature != 1:
-            rough /= temperature
-        goal = top_p * float(np.exp(rough, out=rough).sum())
-    else:
-        goal = top_p * mass()
+    # Top-p set, ascending. Likely entries are sorted first, all only if those do not reach `top_p`.
+    goal = top_p * float(np.exp(_scaled(logits, peak, temperature)).sum())
     for floor in (-5.0, -10.0, -np.inf) if temperature < _HOT else (-np.inf,):
         inside = np.flatnonzero(logits >= peak + floor * temperature)
         likely = logits[inside]
         order = np.argsort(-likely, kind="stable")  # ties to the lower id
         reached = np.cumsum(np.exp(_scaled(likely[order], peak, temperature))).tolist()
-        if reached[-1] >= goal * (1 + error):
+        if reached[-1] >= goal:
             break
-    cut = bisect_left(reached, goal * (1 - error))
-    if cut < bisect_left(reached, goal * (1 + error)):
-        cut = bisect_left(reached, top_p * mass())
-    return np.sort(inside[order[: cut + 1]])
+    return np.sort(inside[order[: bisect_left(reached, goal) + 1]])
 
 
 def _adjust(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from itertools import accumulate
-from operator import mul
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from paceline.core.tree import Builder
-from paceline.core.types import ROOT, Budget, IntArray, ProbArray, TokenTree
+from paceline.core.types import ROOT, Budget
 from paceline.native.library import address
 from paceline.policy.acceptance import HitRates
 from paceline.trees.base import BestFirst
@@ -73,7 +72,12 @@ class CandidateTree(Builder):
     @classmethod
     def chain(cls, steps: List[Offer]) -> CandidateTree:
         """Build a chain; each probability is conditional on the tokens before."""
-        return _Chain(steps)
+        guess, node, reach = cls(), ROOT, 1.0
+        for offer in steps:
+            guess._offers[node] = [offer]
+            reach *= offer[1]
+            node = guess.add(node, offer[0], reach)
+        return guess
 
     @property
     def score(self) -> float:
@@ -93,21 +97,6 @@ class CandidateTree(Builder):
             node = self.nodes.get((node, token))
 
 
-class _Chain(CandidateTree):
-    def __init__(self, steps: List[Offer]) -> None:
-        tokens, chances, _ = zip(*steps, strict=True) if steps else ((), (), ())
-        self.tokens = list(tokens)
-        self.parents = list(range(ROOT, len(steps) - 1))
-        self.scores = list(accumulate(chances, mul))
-        self._steps = steps
-
-    def learn(self, committed: List[int], rates: HitRates) -> None:
-        for token, (offered, _, cell) in zip(committed, self._steps, strict=False):
-            rates.add(cell, offered == token)
-            if offered != token:
-                return
-
-
 # Drafts from native tree expansion (`native/drafting/best_first.hpp`).
 
 
@@ -125,55 +114,23 @@ class Workspace:
             self._chances = np.empty(max(self._nodes, self._offers))
             self.numbers, self.chances = address(self._numbers), address(self._chances)
 
-    def guess(self, nodes: int) -> NativeCandidateTree:
-        """Return the draft of so many nodes that was written."""
+    def guess(self, nodes: int, rates: HitRates) -> CandidateTree:
+        """Return the draft of so many nodes that was written, with cells of `rates`."""
+        # The layout is that of `Growth::write`.
         offers = int(self._numbers[3 * nodes + 1])
-        numbers = self._numbers[: 3 * nodes + 2 + 2 * offers]
-        return NativeCandidateTree(numbers.copy(), self._chances[:nodes].copy())
+        numbers = self._numbers[: 3 * nodes + 2 + 2 * offers].tolist()
+        guess = CandidateTree()
+        for node, score in enumerate(self._chances[:nodes].tolist()):
+            guess.add(numbers[nodes + node], numbers[node], score)
+        begins, pairs = numbers[2 * nodes : 3 * nodes + 2], numbers[3 * nodes + 2 :]
+        for node, (begin, end) in enumerate(pairwise(begins), ROOT):
+            guess._offers[node] = [
+                (pairs[2 * at], 0.0, rates.cells[pairs[2 * at + 1]]) for at in range(begin, end)
+            ]
+        return guess
 
     def offers(self, count: int, rates: HitRates) -> list[Offer]:
         """Return the offers that were written, whose cells are those of `rates`."""
         each = iter(self._numbers[: 2 * count].tolist())
         chances = self._chances[:count].tolist()
         return [(t, p, rates.cells[cell]) for t, cell, p in zip(each, each, chances, strict=True)]
-
-
-class NativeCandidateTree(CandidateTree):
-    """Guess whose offers stay as the library wrote them: few are ever read."""
-
-    def __init__(self, numbers: IntArray, scores: ProbArray) -> None:
-        # The layout is that of `Growth::write`.
-        nodes = len(scores)
-        self._draft = numbers[:nodes], numbers[nodes : 2 * nodes], scores
-        self._rest = numbers[2 * nodes :]
-
-    def __getattr__(self, name: str) -> Any:
-        # Lists of the draft's columns, made on first use.
-        if name not in ("tokens", "parents", "scores"):
-            raise AttributeError(name)
-        self.tokens, self.parents, self.scores = (column.tolist() for column in self._draft)
-        return getattr(self, name)
-
-    def tree(self, source: str = "", origins: tuple[str, ...] = ()) -> TokenTree:
-        tokens, parents, scores = self._draft
-        return TokenTree(tokens, parents, None, source, scores, origins)
-
-    def learn(self, committed: List[int], rates: HitRates) -> None:
-        # As in any guess, but cells are given by their places.
-        rest = self._rest.tolist()
-        pairs = len(self._draft[2]) + 2
-        node = ROOT
-        for depth, token in enumerate(committed, 1):
-            begin, end = (pairs + 2 * at for at in rest[node + 1 : node + 3])
-            for at in range(begin, end, 2):
-                rates.count(rest[at + 1], rest[at] == token)
-                if rest[at] == token:
-                    break
-            child = self._child(node, token) if depth < len(committed) else None
-            if child is None:
-                return
-            node = child
-
-    def _child(self, node: int, token: int) -> int | None:
-        pairs = zip(self.parents, self.tokens, strict=True)
-        return next((child for child, pair in enumerate(pairs) if pair == (node, token)), None)

@@ -73,9 +73,6 @@ def _likeliest(nodes: Iterable[int], scores: list[float], count: int) -> list[in
     return sorted(nodes, key=lambda node: (-scores[node], node))[:count]
 
 
-# Gumbel coupling (Daliri et al.
-
-
 class SharedNoise(LevelExpansion):
     """Children are the top tokens under the Gumbel noise of their position.
 
@@ -98,9 +95,6 @@ class SharedNoise(LevelExpansion):
                 noise = randomness.noise(Draw(names.position, Purpose.NOISE))
             drawn.append(gumbel_top_k(q, noise, count))
         return drawn
-
-
-# Static draft trees, as in Medusa (Cai et al.
 
 
 class Static(TreeExpansion):

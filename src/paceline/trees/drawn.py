@@ -53,9 +53,6 @@ class Branching(LevelExpansion):
         return list(map(children, rows, counts))
 
 
-# I.i.d.
-
-
 class Iid(LevelExpansion):
     """Children sampled independently; repeats are one node drawn several times."""
 
@@ -97,9 +94,6 @@ class TopAndOne(LevelExpansion):
         return list(map(children, rows, counts))
 
 
-# I.i.d.
-
-
 class Paths(TreeExpansion):
     """Several sampled chains. Where nodes run out, later chains end earlier."""
 
@@ -134,9 +128,6 @@ class Paths(TreeExpansion):
                     builder.add(parent, token)
                 path.append(nodes[parent, token])
         return builder.finish(self.kind, paths=[path for path in paths if path])
-
-
-# RSD-S:
 
 
 class _Candidate(NamedTuple):

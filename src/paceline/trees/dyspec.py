@@ -46,9 +46,6 @@ class Dynamic(TreeExpansion):
         return builder.finish(self.kind)
 
 
-# DySpec with a threshold (Xiong et al.
-
-
 class Threshold(TreeExpansion):
     """Draws wherever the reach probability is at least `least`, with one forward per level."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self, get_args
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
@@ -41,6 +41,9 @@ class VerifierContext:
     encode: Callable[[str], list[int]]
     options: Mapping[str, str] = field(default_factory=dict)
 
+
+# All kinds of drafts, however drawn.
+ANY: frozenset[SamplingScheme | None] = frozenset({None, *get_args(SamplingScheme)})
 
 # Chains alone, or trees, of which chains are the simplest.
 Shape = Literal["chain", "tree"]

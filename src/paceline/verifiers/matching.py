@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from paceline.core.types import SamplingScheme, TokenTree, Verdict
 from paceline.sampling.randomness import Draw, Purpose, Randomness
-from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, walk
+from paceline.verifiers.base import ANY, TargetDistributions, Verifier, check_sampling, walk
 
 
 class Greedy(Verifier):
@@ -14,9 +14,7 @@ class Greedy(Verifier):
 
     name: ClassVar[str] = "greedy"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
-        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
-    )
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
     greedy_only: ClassVar[bool] = True
 
     def verify(
@@ -34,9 +32,7 @@ class SampleMatch(Verifier):
 
     name: ClassVar[str] = "sample-match"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
-        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
-    )
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
 
     def verify(
         self, draft: TokenTree, target: TargetDistributions, randomness: Randomness
@@ -60,9 +56,7 @@ class Coupled(Verifier):
 
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
-    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
-        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
-    )
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
     gumbel_coupled: ClassVar[bool] = True
 
     def verify(

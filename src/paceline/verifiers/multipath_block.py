@@ -6,16 +6,14 @@ a sort, and each node takes the number of competing draws that maximises its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
-from statistics import fmean
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from paceline.core.types import ROOT, Distribution, SamplingScheme, TokenTree, Verdict
-from paceline.errors import InvalidOption
 from paceline.sampling.randomness import Randomness
 from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, drawn_mass, row
 from paceline.verifiers.block import verify_path
@@ -132,7 +130,7 @@ class Competition:
         return token if ids is None else int(np.searchsorted(ids, token))
 
 
-# Number of paths to draw for multi-path block verification, from measured acceptance.
+# Expected acceptance by the number of paths, for `paceline bounds`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,25 +177,6 @@ def accepted(chain: MeasuredChain, count: int) -> float:
                     following.append(_State(agreeing + more, weight, lift * share / mass * chance))
         states = sorted(following, reverse=True)
     return total
-
-
-def choose_count(
-    chains: Sequence[MeasuredChain],
-    most: int,
-    cost: Callable[[int], float] = lambda count: 1.0,
-) -> int:
-    """Return the number of paths, 1 to `most`, that commits most tokens per unit of `cost`.
-
-    Raises:
-        InvalidOption: there is no chain, or `most` is below 1.
-    """
-    if not chains or most < 1:
-        raise InvalidOption("choosing a number of paths needs measured chains and 1 or more paths")
-
-    def rate(count: int) -> float:
-        return (1 + fmean(accepted(chain, count) for chain in chains)) / cost(count)
-
-    return max(range(1, most + 1), key=rate)
 
 
 def _share(draws: int, agreeing: int, mass: float, group: float, lower: float) -> float:

@@ -45,9 +45,6 @@ class Recursive(MultiDraft):
         return q
 
 
-# Recursive rejection without replacement (RSD:
-
-
 class RecursiveDistinct(Recursive):
     """Lossless for trees whose siblings were drawn without replacement, in node order."""
 

@@ -18,6 +18,7 @@ from paceline.core.types import ROOT, Distribution, IntArray, SamplingScheme, To
 from paceline.sampling.distributions import AGREE, gumbel_max, one_hot
 from paceline.sampling.randomness import Randomness
 from paceline.verifiers.base import (
+    ANY,
     TargetDistributions,
     Verifier,
     VerifierContext,
@@ -34,9 +35,7 @@ class Reflective(Verifier):
 
     name: ClassVar[str] = "reflective"
     lossless: ClassVar[bool] = False
-    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
-        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
-    )
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
 
     def __init__(self, alpha: float = 0.3, prompt: Sequence[int] = ()) -> None:
         """Set the reflective weight, and the prompt as token ids; `create` encodes `PROMPT`.

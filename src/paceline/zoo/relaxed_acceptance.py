@@ -16,7 +16,7 @@ from paceline.core import tree as trees
 from paceline.core.types import Distribution, SamplingScheme, TokenTree, Verdict
 from paceline.sampling.distributions import gumbel_max
 from paceline.sampling.randomness import Randomness
-from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling, walk
+from paceline.verifiers.base import ANY, TargetDistributions, Verifier, check_sampling, walk
 
 # Added to probabilities inside the logarithm of an entropy, as in Medusa's code.
 _FLOOR = 1e-5
@@ -73,9 +73,7 @@ class RelaxedAcceptance(Verifier):
     """Accept the target's own tokens, and mismatches that `relaxes` accepts."""
 
     lossless: ClassVar[bool] = False
-    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
-        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
-    )
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
     gumbel_coupled: ClassVar[bool] = True
 
     @abstractmethod

@@ -15,7 +15,7 @@ from paceline.core.options import require
 from paceline.core.types import ROOT, Distribution, SamplingScheme, TokenTree, Verdict
 from paceline.sampling.distributions import gumbel_max
 from paceline.sampling.randomness import Randomness
-from paceline.verifiers.base import TargetDistributions, Verifier, check_sampling
+from paceline.verifiers.base import ANY, TargetDistributions, Verifier, check_sampling
 from paceline.zoo.relaxed_acceptance import entropy
 
 
@@ -24,9 +24,7 @@ class Typical(Verifier):
 
     name: ClassVar[str] = "typical"
     lossless: ClassVar[bool] = False
-    accepts: ClassVar[frozenset[SamplingScheme | None]] = frozenset(
-        {None, "iid", "paths", "without_replacement", "top_and_one", "factorised"}
-    )
+    accepts: ClassVar[frozenset[SamplingScheme | None]] = ANY
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3, greedy_next: bool = True) -> None:
         """Set the thresholds; the defaults are those of the authors' `medusa_generate`.

@@ -16,11 +16,11 @@ from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, SamplingParams, SamplingScheme, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import MOST_PARTS
-from paceline.drafters.combine.merged import Blender, Merged, Way
+from paceline.drafters.combine.merged import _LEVELS, Blended, Blender, Merged, Way, _scores
 from paceline.errors import InvalidOption
-from paceline.native.library import library
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
+from paceline.trees.candidates import CandidateTree, Offer
 
 BUDGET = Budget(6, 4)
 
@@ -133,7 +133,70 @@ def test_merged_drafts_are_trees_within_the_budget(
             assert draft.scores[node] <= (1 if parent == ROOT else draft.scores[parent]) + 1e-12
 
 
-@pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
+_ABSENT = -2
+
+
+def blended(blender: Blender, drafts: List[TokenTree], budget: Budget) -> Blended:
+    """The reference of `Blender.blend`."""
+    readers = [_Reader(draft) for draft in drafts]
+
+    def offers(place: tuple[int, ...], reach: float) -> List[Offer]:
+        return _offers(blender, readers, place)
+
+    def follow(place: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return tuple(reader.child(node, token) for reader, node in zip(readers, place, strict=True))
+
+    root = (ROOT,) * len(drafts)
+    guess = CandidateTree.grow(root, budget, offers, follow)
+    places: list[tuple[int, ...]] = []
+    for parent, token in zip(guess.parents, guess.tokens, strict=True):
+        places.append(follow(root if parent == ROOT else places[parent], token))
+    return guess, [_first(place) for place in places]
+
+
+def _offers(blender: Blender, readers: List[_Reader], place: tuple[int, ...]) -> List[Offer]:
+    found: dict[int, tuple[float, int]] = {}
+    for index, (reader, node) in enumerate(zip(readers, place, strict=True)):
+        for token, chance in reader.offers(node):
+            miss, sources = found.get(token, (1.0, 0))
+            found[token] = (miss * (1 - chance), sources | 1 << index)
+    left = 1.0
+    out: list[Offer] = []
+    for token, (miss, sources) in sorted(found.items(), key=_likeliest):
+        level = min(int((1 - miss) * _LEVELS), _LEVELS - 1)
+        chance = left * blender.rates.table[sources][level]
+        left -= chance
+        out.append((token, chance, (sources, level)))
+    return out
+
+
+class _Reader:
+    def __init__(self, draft: TokenTree) -> None:
+        self._nodes: dict[tuple[int, int], int] = {}
+        self._offers: dict[int, list[tuple[int, float]]] = {}
+        scores = _scores(draft)
+        pairs = zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
+        for node, (parent, token) in enumerate(pairs):
+            self._nodes[parent, token] = node
+            above = 1.0 if parent == ROOT else scores[parent]
+            chance = scores[node] / above if above else 0.0
+            self._offers.setdefault(parent, []).append((token, chance))
+
+    def offers(self, node: int) -> List[tuple[int, float]]:
+        return self._offers.get(node, ())
+
+    def child(self, node: int, token: int) -> int:
+        return self._nodes.get((node, token), _ABSENT)
+
+
+def _first(place: tuple[int, ...]) -> int:
+    return next(index for index, node in enumerate(place) if node != _ABSENT)
+
+
+def _likeliest(item: tuple[int, tuple[float, int]]) -> float:
+    return item[1][0]
+
+
 @given(
     st.lists(random_drafts(), min_size=2, max_size=4),
     *(st.integers(0, 12), st.integers(0, 4), st.integers(0, 99), st.booleans()),
@@ -148,8 +211,8 @@ def test_drafts_are_blended_alike_in_python_and_in_c(
     if not scored:
         drafts[0] = replace(drafts[0], scores=None)
     budget = Budget(nodes, depth)
-    plain, plain_sources = blender._in_python(drafts, budget)
-    native, native_sources = blender._in_c(drafts, budget)
+    plain, plain_sources = blended(blender, drafts, budget)
+    native, native_sources = blender.blend(drafts, budget)
     assert native_sources == plain_sources
     assert native.tokens == plain.tokens
     assert native.parents == plain.parents

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.drafters.context_models import TEMPERATURE_KINDS
+from tests.drafters.context_models import KINDS
 
 from paceline.core.types import ROOT, Budget, LogitArray, TokenTree
-from paceline.drafters.statistics.context_model import ContextModel, PlainContextModel
+from paceline.drafters.statistics.context_model import ContextModel
 from paceline.trees.candidates import FLOOR
 
 VOCABULARY = 40
 
-KIND: list[type[ContextModel]] = [PlainContextModel]
+KIND: list[type[ContextModel]] = [ContextModel]
 
 
-@pytest.fixture(params=TEMPERATURE_KINDS, autouse=True)
+@pytest.fixture(params=KINDS, autouse=True)
 def kind(request: pytest.FixtureRequest) -> None:
     """Both kinds, one after the other."""
     KIND[0] = request.param

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.drafters.context_models import ContextTable
 
-from paceline.drafters.statistics.context_model import WIDTH, Context, ContextTable, Distribution
+from paceline.drafters.statistics.context_model import WIDTH, Context, Distribution
 
 Known = dict[Context, tuple[Distribution, float]]
 

@@ -15,10 +15,9 @@ from paceline.core import tree as trees
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, LogitArray, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, NoDrafter
-from paceline.drafters.statistics.recycling import DEPTH, TEMPLATE, WIDTH, Recycling, _rank_into
+from paceline.drafters.statistics.recycling import DEPTH, TEMPLATE, WIDTH, Recycling
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
-from paceline.native.library import library
 from paceline.native.sampling import rank_into
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
@@ -262,16 +261,32 @@ def test_vocabularies_narrower_than_a_row_of_the_matrix_work() -> None:
     trees.validate(drafter.propose([sequence], [FULL])[0])
 
 
-@pytest.mark.skipif(library() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("width", [3, WIDTH, VOCABULARY])
-def test_rows_are_ranked_into_the_matrix_alike_in_python_and_in_c(width: int) -> None:
+def test_rows_are_ranked_into_the_matrix(width: int) -> None:
     logits = np.random.default_rng(0).normal(size=(6, width)).astype(np.float32)
     tokens = [2, 0, 1, 2, 1, 1]
-    plain, native = array("i", [-1] * width * WIDTH), array("i", [-1] * width * WIDTH)
-    _rank_into(logits, tokens, plain)
-    assert rank_into(logits, tokens, native, WIDTH)
-    assert native == plain != array("i", [-1] * width * WIDTH)
-    assert not rank_into(logits.astype(np.float64), tokens, native, WIDTH)
+    table = array("i", [-1] * width * WIDTH)
+    assert rank_into(logits, tokens, table, WIDTH)
+    last = dict(zip(tokens, logits, strict=True))
+    for token in range(width):
+        row = table[token * WIDTH : (token + 1) * WIDTH].tolist()
+        best = np.argsort(-last[token])[:WIDTH].tolist() if token in last else []
+        assert row == best + [-1] * (WIDTH - len(best))
+    assert not rank_into(logits.astype(np.float64), tokens, table, WIDTH)
+
+
+def test_logits_of_any_layout_are_learned() -> None:
+    tables = []
+    for layout in (np.float32, np.float64):
+        drafter = Recycling(VOCABULARY)
+        drafter.open(sequence := start([0, 1]))
+        [draft] = drafter.propose([sequence], [FULL])
+        sequence.tokens.append(2)
+        logits = np.asfortranarray(rows(1 + len(draft), seed=0), dtype=layout)
+        drafter.observe([sequence], [draft], [Verdict((), 2)], [Output(logits)])
+        tables.append(drafter._successors)
+    assert tables[0] == tables[1]
+    assert set(tables[0]) != {-1}
 
 
 def test_plain_steps_are_learned_from_now_and_then() -> None:

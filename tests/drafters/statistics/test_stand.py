@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.proof.joints import joint_after_round
 
 from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, Distribution, SamplingParams, TokenTree, Verdict
@@ -19,7 +20,7 @@ from paceline.engine.stopping import StopRules
 from paceline.errors import IncompatibleDraft
 from paceline.policy.controller import Fixed
 from paceline.proof.cases import Propose
-from paceline.proof.compare import joint_after_round, max_error, target_joint
+from paceline.proof.compare import max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
 from paceline.proof.tabular import TabularDistributions, TabularModel, TabularTarget, processed
 from paceline.sampling.randomness import KeyedRandomness, Randomness

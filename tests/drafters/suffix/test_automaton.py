@@ -7,16 +7,16 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.drafters.automata import TEMPERATURE_KINDS, built
+from tests.drafters.automata import KINDS, PlainAutomaton, built
 
-from paceline.drafters.suffix.automaton import BEST, BREAK, ROOT_STATE, Automaton, PlainAutomaton
+from paceline.drafters.suffix.automaton import BEST, BREAK, ROOT_STATE, Automaton
 
 Text = list[int]
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=20), min_size=1, max_size=4)
 DEPTHS = st.sampled_from([1, 2, 3, 5, 32])
 FEWER = settings(max_examples=50, deadline=None)  # the references are slow
-both = pytest.mark.parametrize("kind", TEMPERATURE_KINDS)
+both = pytest.mark.parametrize("kind", KINDS)
 
 
 def counts(texts: list[Text], depth: int) -> Counter[tuple[int, ...]]:
@@ -55,7 +55,7 @@ def test_counts_and_latest_ends_are_those_of_all_substrings(
     log = automaton.log.tolist()
     assert [token for token in log if token != BREAK] == [t for text in texts for t in text]
     for substring, count in counts(texts, depth).items():
-        state, length = automaton.shorten(state_of(automaton, substring), len(substring))
+        state, length = automaton.read(state_of(automaton, substring), len(substring), ())[:2]
         assert length == len(substring)
         assert automaton.count[state] == count
         assert automaton.end[state] == latest(log, substring)
@@ -85,7 +85,8 @@ def test_substrings_share_a_state_if_and_only_if_they_end_at_the_same_places(
         places = tuple(
             e for e in range(len(log)) if tuple(log[max(0, e - n + 1) : e + 1]) == substring
         )
-        ends.setdefault(automaton.shorten(state_of(automaton, substring), n)[0], set()).add(places)
+        found = automaton.read(state_of(automaton, substring), n, ())[0]
+        ends.setdefault(found, set()).add(places)
     assert all(len(places) == 1 for places in ends.values())
     assert len(set().union(*ends.values(), set())) == len(ends)
 
@@ -104,7 +105,7 @@ def test_followers_are_the_most_frequent_and_latest(
         order = sorted(
             times.items(), key=lambda f: (f[1], latest(log, (*context, f[0]))), reverse=True
         )
-        state, _ = automaton.shorten(state_of(automaton, context), len(context))
+        state, _ = automaton.read(state_of(automaton, context), len(context), ())[:2]
         assert automaton.followers(state) == order[:BEST]
         at_end = tuple(texts[-1][-len(context) :]) == context
         assert automaton.followed(state) == known[context] - at_end
@@ -130,7 +131,7 @@ def test_the_match_is_the_longest_suffix_that_occurred_before(
         if length:
             suffix = tuple(now[end - length :])
             assert place == latest([BREAK, *before], suffix)
-            assert state == automaton.shorten(state_of(automaton, suffix), length)[0]
+            assert state == automaton.read(state_of(automaton, suffix), length, ())[:2][0]
         else:
             assert state == ROOT_STATE
 
@@ -150,7 +151,7 @@ def test_following_a_text_finds_its_longest_known_suffix(
         assert length == max(lengths, default=0)
         if length:
             expected = state_of(automaton, tuple(probe[end - length : end]))
-            assert state == automaton.shorten(expected, length)[0]
+            assert state == automaton.read(expected, length, ())[0]
 
 
 @both
@@ -161,13 +162,13 @@ def test_contexts_stay_valid_while_texts_are_appended(
 ) -> None:
     automaton = built(kind, texts, depth)
     contexts = list(counts(texts, depth))
-    kept = [automaton.shorten(state_of(automaton, c), len(c)) for c in contexts]
+    kept = [automaton.read(state_of(automaton, c), len(c), ())[:2] for c in contexts]
     for text in later:
         automaton.begin()
         automaton.extend(text)
     known = counts([*texts, *later], depth)
     for context, (state, length) in zip(contexts, kept, strict=True):
-        assert automaton.count[automaton.shorten(state, length)[0]] == known[context]
+        assert automaton.count[automaton.read(state, length, ())[0]] == known[context]
 
 
 @both

@@ -130,7 +130,7 @@ def test_readers_find_the_longest_suffix_whatever_happens_to_the_history(
         state = ROOT_STATE
         for token in text[known - length : known]:
             state = reader.texts.step(state, token)
-        assert found == reader.texts.shorten(state, length)[0]
+        assert found == reader.texts.read(state, length, ())[0]
         assert end == reader.texts.end[found]
 
 

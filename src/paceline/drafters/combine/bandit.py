@@ -74,9 +74,6 @@ class Prices:
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-# Discounted Thompson sampling with Gaussian beliefs (Qi et al.
-
-
 class _Own:
     def __init__(self, arms: int) -> None:
         self._trials: ProbArray = np.zeros(arms)

@@ -294,9 +294,7 @@ class FallbackDrafter(CompositeDrafter):
         verdicts: List[Verdict],
         outputs: List[Output],
     ) -> None:
-        # The dearest part first, since it may begin to draft meanwhile.
-        for part in reversed(self.parts):
-            part.observe(sequences, drafts, verdicts, outputs)
+        super().observe(sequences, drafts, verdicts, outputs)
         if len(sequences) == 1:
             seconds = self._clock() - self._begin - self._extra
             self._step.add(seconds)

@@ -17,19 +17,17 @@ from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn
-from paceline.native.library import calls, library
+from paceline.native.library import calls
 from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import MERGED_BELIEF, UNSCORED
 from paceline.sampling.sequence import Sequence
-from paceline.trees.candidates import CandidateTree, Offer, Workspace
+from paceline.trees.candidates import CandidateTree, Workspace
 from paceline.trees.shapes import confident
 
 # Union of several drafts, expanded best-first with learned acceptance probabilities.
 
 # Confidence bins.
 _LEVELS = 10
-
-_ABSENT = -2
 
 # The nodes, and per node the index of the first draft that has it.
 Blended = tuple[CandidateTree, list[int]]
@@ -49,10 +47,7 @@ class Blender:
         self._out = Workspace()
 
     def blend(self, drafts: List[TokenTree], budget: Budget) -> Blended:
-        """Return the most probable nodes of the union, by native kernels if available."""
-        return self._in_python(drafts, budget) if library() is None else self._in_c(drafts, budget)
-
-    def _in_c(self, drafts: List[TokenTree], budget: Budget) -> Blended:
+        """Return the most probable nodes of the union: `native/drafting/blend.hpp`."""
         numbers, scores = [len(draft) for draft in drafts], array("d")
         total = sum(numbers)
         for draft in drafts:
@@ -70,59 +65,7 @@ class Blender:
         )
         if nodes < 0:
             raise MemoryError("no memory to blend drafts")
-        return out.guess(nodes), sources[:nodes].tolist()
-
-    def _in_python(self, drafts: List[TokenTree], budget: Budget) -> Blended:
-        readers = [_Reader(draft) for draft in drafts]
-
-        def offers(place: tuple[int, ...], reach: float) -> List[Offer]:
-            return self._offers(readers, place)
-
-        def follow(place: tuple[int, ...], token: int) -> tuple[int, ...]:
-            return tuple(
-                reader.child(node, token) for reader, node in zip(readers, place, strict=True)
-            )
-
-        root = (ROOT,) * len(drafts)
-        guess = CandidateTree.grow(root, budget, offers, follow)
-        places: list[tuple[int, ...]] = []
-        for parent, token in zip(guess.parents, guess.tokens, strict=True):
-            places.append(follow(root if parent == ROOT else places[parent], token))
-        return guess, [_first(place) for place in places]
-
-    def _offers(self, readers: List[_Reader], place: tuple[int, ...]) -> List[Offer]:
-        found: dict[int, tuple[float, int]] = {}
-        for index, (reader, node) in enumerate(zip(readers, place, strict=True)):
-            for token, chance in reader.offers(node):
-                miss, sources = found.get(token, (1.0, 0))
-                found[token] = (miss * (1 - chance), sources | 1 << index)
-        left = 1.0
-        out: list[Offer] = []
-        for token, (miss, sources) in sorted(found.items(), key=_likeliest):
-            level = min(int((1 - miss) * _LEVELS), _LEVELS - 1)
-            chance = left * self.rates.table[sources][level]
-            left -= chance
-            out.append((token, chance, (sources, level)))
-        return out
-
-
-class _Reader:
-    def __init__(self, draft: TokenTree) -> None:
-        self._nodes: dict[tuple[int, int], int] = {}
-        self._offers: dict[int, list[tuple[int, float]]] = {}
-        scores = _scores(draft)
-        pairs = zip(draft.parents.tolist(), draft.tokens.tolist(), strict=True)
-        for node, (parent, token) in enumerate(pairs):
-            self._nodes[parent, token] = node
-            above = 1.0 if parent == ROOT else scores[parent]
-            chance = scores[node] / above if above else 0.0
-            self._offers.setdefault(parent, []).append((token, chance))
-
-    def offers(self, node: int) -> List[tuple[int, float]]:
-        return self._offers.get(node, ())
-
-    def child(self, node: int, token: int) -> int:
-        return self._nodes.get((node, token), _ABSENT)
+        return out.guess(nodes, self.rates), sources[:nodes].tolist()
 
 
 def _scores(draft: TokenTree) -> list[float]:
@@ -133,14 +76,6 @@ def _scores(draft: TokenTree) -> list[float]:
     for parent in draft.parents.tolist():
         scores.append(UNSCORED * (1.0 if parent == ROOT else scores[parent]))
     return scores
-
-
-def _first(place: tuple[int, ...]) -> int:
-    return next(index for index, node in enumerate(place) if node != _ABSENT)
-
-
-def _likeliest(item: tuple[int, tuple[float, int]]) -> float:
-    return item[1][0]
 
 
 Way = Literal["blend", "graft", "fuse"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +20,7 @@ from paceline.drafters.network.stopping_head import (
 from paceline.drafters.network.trees import TreeDrafts
 from paceline.drafters.network.weights import digest_of, fitting, resized, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.networks.runner import EarlyRunner, Runner
+from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
 
 _LEARNING = ("online", "rate", "save")
@@ -33,11 +32,6 @@ class LoadedNetwork:
 
     runner: Runner
     trees: TreeDrafts | None = None
-
-    @cached_property
-    def early(self) -> EarlyRunner | None:
-        """Return the runner if it can draft while other work goes on."""
-        return self.runner if isinstance(self.runner, EarlyRunner) else None
 
 
 @dataclass(frozen=True, slots=True)

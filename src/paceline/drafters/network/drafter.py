@@ -6,7 +6,7 @@ call. Networks are in `paceline.networks`; the runtime runs them.
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any, ClassVar, Self
@@ -22,14 +22,12 @@ from paceline.drafters.network.build import DrafterParts, LoadedNetwork
 from paceline.drafters.network.online import Online
 from paceline.drafters.network.stopping_head import AcceptanceStop
 from paceline.drafters.network.trees import TreeDrafts
-from paceline.errors import OutOfMemory
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
 from paceline.policy.acceptance import PlattScaling
 from paceline.policy.constants import (
     DRAFT_TEMPERATURE,
     PROMPT_ROWS,
     RECENT_ROWS,
-    STEADY,
     WAITING_ROWS,
 )
 from paceline.sampling.randomness import Draw, Purpose
@@ -50,8 +48,6 @@ class ContextState:
         tokens: those that wait, the root at the end.
         begun: whether the cache holds any rows.
         chain: the last that was drafted, until its verdict is known.
-        budget: of the last requested draft.
-        steady: steps in a row that requested one.
     """
 
     version: LoadedNetwork
@@ -60,8 +56,6 @@ class ContextState:
     tokens: list[int]
     begun: bool = False
     chain: Chain | None = None
-    budget: Budget = field(default_factory=lambda: Budget(0, 0))
-    steady: int = 0
 
     def note(
         self, tokens: list[int], features: LogitArray, target: Any, reads_all: bool = False
@@ -97,14 +91,6 @@ class ContextState:
                 break
         self.features = kept
 
-    def asked(self, budget: Budget) -> None:
-        """Note the budget of a step."""
-        if min(budget.nodes, budget.depth) > 0:
-            self.budget = budget
-            self.steady += 1
-        else:
-            self.steady = 0
-
     def context_update(self, target: Any, least: float, noise: Noise | None) -> ContextUpdate:
         """Return the waiting rows, for a draft that may end below a chance of `least`."""
         new = self.features[0] if len(self.features) == 1 else np.concatenate(self.features)
@@ -113,51 +99,6 @@ class ContextState:
     def taken(self) -> None:
         """Note that the cache holds all rows."""
         self.features, self.tokens, self.begun = [], [], True
-
-
-# Early drafting:
-
-
-class EarlyDraft:
-    """At most one draft in progress."""
-
-    def __init__(self) -> None:
-        self._progress: ContextState | None = None
-
-    def expects(self, progress: ContextState) -> bool:
-        """Return whether a sequence is likely to need a chain, and its network can begin one."""
-        version = progress.version
-        return progress.steady >= STEADY and version.trees is None and version.early is not None
-
-    def has_begun(self, progress: ContextState) -> bool:
-        """Return whether the draft in progress is of this sequence."""
-        return self._progress is progress
-
-    def begin(self, progress: ContextState, context_update: ContextUpdate, depth: int) -> None:
-        """Begin a chain of up to `depth` tokens; one of another sequence is given up."""
-        if self._progress is not None:
-            self.give_up(self._progress)
-        runner = progress.version.early
-        assert runner is not None
-        try:
-            runner.begin(context_update, depth)
-        except OutOfMemory:  # who asks for the draft will hear of it
-            return
-        self._progress = progress
-
-    def finish(self, progress: ContextState) -> Chain | None:
-        """Return this sequence's chain, if begun. Raises OutOfMemory if the rows do not fit."""
-        if not self.has_begun(progress):
-            return None
-        self._progress = None
-        runner = progress.version.early
-        assert runner is not None
-        return runner.finish()
-
-    def give_up(self, progress: ContextState) -> None:
-        """Discard an unused draft; its rows are still in the network's KV cache."""
-        if self.finish(progress) is not None:
-            progress.taken()
 
 
 # Chains of a trained network:
@@ -263,7 +204,6 @@ class TrainedDrafter(Drafter):
         self._lines: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
         self._doubt: AcceptanceStop | None = None
-        self._early = EarlyDraft()
         self.gumbel_coupled = True
 
     @classmethod
@@ -340,19 +280,14 @@ class TrainedDrafter(Drafter):
         self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        # A version drafts for all its sequences in one run, except chains that have begun early.
+        # A version drafts for all its sequences in one run.
         drafts = [trees.EMPTY] * len(sequences)
-        for sequence, budget in zip(sequences, budgets, strict=True):
-            self._progress[sequence.id].asked(budget)
-        if not any(budget.nodes and budget.depth for budget in budgets):
-            return drafts
-        by_version: dict[tuple[LoadedNetwork, bool], list[int]] = {}
+        by_version: dict[LoadedNetwork, list[int]] = {}
         for index, (sequence, budget) in enumerate(zip(sequences, budgets, strict=True)):
             progress = self._progress[sequence.id]
             if min(budget.nodes, budget.depth) > 0 and progress.tokens:
-                apart = self._early.has_begun(progress)
-                by_version.setdefault((progress.version, apart), []).append(index)
-        for (version, _), indices in by_version.items():
+                by_version.setdefault(progress.version, []).append(index)
+        for version, indices in by_version.items():
             parts = [sequences[i] for i in indices], [budgets[i] for i in indices]
             for index, draft in zip(indices, self._draft(version, *parts), strict=True):
                 drafts[index] = draft
@@ -363,21 +298,15 @@ class TrainedDrafter(Drafter):
     ) -> list[TokenTree]:
         progress = [self._progress[sequence.id] for sequence in sequences]
         wanted = [min(b.nodes, b.depth, version.runner.depth) for b in budgets]
-        early = self._early.finish(progress[0])
-        if early is not None:
-            drafted = self._chains(sequences, budgets, [early])
+        context_update = list(map(self._grown, sequences, budgets))
+        if version.trees is not None:
+            drafted = list(map(self._named, version.trees.grow(sequences, budgets, context_update)))
+        elif self._doubt is not None:
+            made = self._doubt.chains(version.runner, context_update, wanted)
+            drafted = list(map(self._named, made))
         else:
-            context_update = list(map(self._grown, sequences, budgets))
-            if version.trees is not None:
-                drafted = list(
-                    map(self._named, version.trees.grow(sequences, budgets, context_update))
-                )
-            elif self._doubt is not None:
-                made = self._doubt.chains(version.runner, context_update, wanted)
-                drafted = list(map(self._named, made))
-            else:
-                chained = version.runner.draft(context_update, max(wanted))
-                drafted = self._chains(sequences, budgets, chained)
+            chained = version.runner.draft(context_update, max(wanted))
+            drafted = self._chains(sequences, budgets, chained)
         for each in progress:
             each.taken()
         return drafted
@@ -422,11 +351,7 @@ class TrainedDrafter(Drafter):
                 features = _committed(output.features, verdict.path)
             else:
                 features = _no_features(1 + len(verdict.path))
-            self._early.give_up(self._progress[sequence.id])
             self._note(sequence, sequence.tokens[-len(features) :], features)
-        if len(sequences) == 1:
-            self._begin_early(sequences[0])
-        for sequence, verdict in zip(sequences, verdicts, strict=True):
             self._learn(sequence, sequence.tokens[-len(verdict.path) - 1 :])
         if self._online is not None:
             self._online.observe(sequences, drafts, verdicts, outputs)
@@ -437,13 +362,6 @@ class TrainedDrafter(Drafter):
             chances, tokens = progress.chain.chances, progress.chain.tokens
             self._line(sequence).learn(chances, tokens, committed)
             progress.chain = None
-
-    def _begin_early(self, sequence: Sequence) -> None:
-        progress = self._progress[sequence.id]
-        if self._doubt is None and not sequence.finish_reason and self._early.expects(progress):
-            budget = progress.budget
-            depth = min(budget.nodes, budget.depth, progress.version.runner.depth)
-            self._early.begin(progress, self._grown(sequence, budget), depth)
 
     def close(self, sequence: Sequence) -> None:
         progress = self._progress.pop(sequence.id, None)

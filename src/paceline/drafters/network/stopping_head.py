@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from paceline.core import tree as trees
 from paceline.core.types import IntArray, LogitArray, ProbArray, TokenTree
 from paceline.errors import InvalidOption
 from paceline.networks.runner import ContextUpdate, Runner
-from paceline.networks.weights import Trained, write_tensors
+from paceline.networks.weights import Trained, read_tensors, write_tensors
 
 # Least probability that the whole chain is accepted, for drafting to go on; the paper's.
 MIN_CHAIN_PROB = 0.7
 
 _KIND = "acceptance"
+_ADVICE = "train one with `paceline train acceptance-head`"
 _EPSILON = 1e-6
 
 
@@ -143,23 +143,17 @@ def load_acceptance_head(path: Path, weights: str) -> AcceptanceHead:
 
     Raises InvalidOption if the file is missing, damaged, of another kind, or of another network.
     """
+    tensors, metadata = read_tensors(path, "acceptance head", _ADVICE)
     try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if metadata.get("kind") != _KIND:
             raise ValueError("it is of another kind")
         head = AcceptanceHead(tensors, float(metadata["rejection"]), metadata)
         if not np.isfinite(head.chances(np.ones((1, head.width), np.float32), np.ones(1))).all():
             raise ValueError("impossible numbers")
-    except (SafetensorError, OSError, LookupError, ValueError) as error:
-        raise InvalidOption(
-            f"{path} holds no acceptance head ({error}): train one with `paceline train "
-            "acceptance-head`"
-        ) from error
+    except (LookupError, ValueError) as error:
+        raise InvalidOption(f"{path} holds no acceptance head ({error}): {_ADVICE}") from error
     if metadata.get("weights") != weights:
         raise InvalidOption(
-            f"{path} was trained with other weights than those that draft: train one with "
-            "`paceline train acceptance-head`"
+            f"{path} was trained with other weights than those that draft: {_ADVICE}"
         )
     return head

@@ -19,8 +19,6 @@ from paceline.drafters.statistics.context_model import PROMPT_WEIGHT, ContextMod
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import CandidateTree, Offer, Place
 
-# PUCT tree expansion (Monte-Carlo tree search), ADED (Liu et al.
-
 # Exploration constants c1 and c2 of the paper.
 _BASE, _SCALE = 32.0, 8.0
 

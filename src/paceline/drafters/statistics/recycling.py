@@ -26,39 +26,15 @@ from paceline.trees.candidates import CandidateTree
 from paceline.trees.shapes import TOKEN_RECYCLING as TEMPLATE
 from paceline.trees.shapes import layout
 
-# Top-k of several logits rows at once.
-
-# Entries that share a maximum. They lie far apart, so that maxima are taken of whole vectors.
-_STRIDE = 32
-
 
 def top_rows(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray]:
     """Return int64 `[n, k]` ids and values of each row's `k` largest entries, largest first."""
     k = min(k, logits.shape[1])
-    return best(logits, k) or _by_numpy(logits, k)
-
-
-def _by_numpy(logits: LogitArray, k: int) -> tuple[IntArray, LogitArray]:
-    count, width = logits.shape
-    columns = width // _STRIDE
-    if columns <= 2 * k:
-        ids = np.broadcast_to(np.arange(width), logits.shape)
-        values = logits
-    else:
-        # The k largest lie in the k columns with the largest maxima, or in the ragged end.
-        blocks = logits[:, : columns * _STRIDE].reshape(count, _STRIDE, columns)
-        widest = np.argpartition(blocks.max(axis=1), columns - k, axis=1)[:, columns - k :]
-        values = np.take_along_axis(blocks, widest[:, None], 2).reshape(count, -1)
-        ids = (widest[:, None] + columns * np.arange(_STRIDE)[:, None]).reshape(count, -1)
-        if columns * _STRIDE < width:
-            rest = np.arange(columns * _STRIDE, width)
-            values = np.concatenate([values, logits[:, rest]], axis=1)
-            ids = np.concatenate([ids, np.broadcast_to(rest, (count, len(rest)))], axis=1)
-    if values.shape[1] > k:
-        chosen = np.argpartition(values, values.shape[1] - k, axis=1)[:, values.shape[1] - k :]
-        values, ids = np.take_along_axis(values, chosen, 1), np.take_along_axis(ids, chosen, 1)
-    order = np.argsort(-values, axis=1, kind="stable")
-    return np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+    found = best(logits, k)
+    if found is None:
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        found = order, np.take_along_axis(logits, order, 1)
+    return found
 
 
 # Recycled successors per token.
@@ -131,8 +107,7 @@ class Recycling(Drafter):
         known = self._successors
         for sequence, draft, output in zip(sequences, drafts, outputs, strict=True):
             rows = [sequence.tokens[self._proposed.pop(sequence.id) - 1], *draft.tokens.tolist()]
-            if not rank_into(output.logits, rows, known, WIDTH):
-                _rank_into(output.logits[: len(rows)], rows, known)
+            rank_into(np.ascontiguousarray(output.logits, np.float32), rows, known, WIDTH)
 
     def close(self, sequence: Sequence) -> None:
         self._proposed.pop(sequence.id, None)
@@ -180,10 +155,3 @@ class Recycling(Drafter):
             if hit == ROOT:
                 return
             node = hit
-
-
-def _rank_into(logits: LogitArray, tokens: list[int], table: array[int]) -> None:
-    # Reference implementation of `rank_into`.
-    best, _ = top_rows(logits, WIDTH)
-    for token, row in zip(tokens, best.tolist(), strict=True):
-        table[token * WIDTH : token * WIDTH + len(row)] = array("i", row)

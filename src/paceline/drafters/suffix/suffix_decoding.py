@@ -7,19 +7,11 @@ lengths of both sources offer tokens, longest first, as in prediction by partial
 from __future__ import annotations
 
 from array import array
-from operator import itemgetter
 from typing import ClassVar, Literal
 
 from paceline.core.types import Budget
-from paceline.drafters.candidates import Evidence, evidence_rates, weigh
-from paceline.drafters.suffix.automaton import (
-    BEST,
-    ROOT_STATE,
-    Automaton,
-    Match,
-    NativeAutomaton,
-    Outlook,
-)
+from paceline.drafters.candidates import evidence_rates, weigh
+from paceline.drafters.suffix.automaton import BEST, Automaton, Match
 from paceline.drafters.suffix.history import CAPACITY, HistoryDrafter, SequenceText
 from paceline.errors import InvalidOption
 from paceline.native.library import calls
@@ -27,51 +19,12 @@ from paceline.policy.acceptance import HitRates
 from paceline.policy.constants import BLEND_CONTEXTS, OTHER_SOURCE, TRIED_CONTEXTS
 from paceline.trees.candidates import CandidateTree, Offer, Workspace
 
-# Tree expansion of `SuffixDecoding` in C++ (`native/drafting/suffixes.hpp`):
-
 # Offers of one length of context, from both texts.
 _MOST = 2 * BEST
-
-
-class NativeSuffixes:
-    """Expand trees from two suffix automata."""
-
-    def __init__(self, contexts: int) -> None:
-        # So many lengths of context per text offer tokens for one node.
-        self._contexts = contexts
-        self._out = Workspace()
-
-    def grow(
-        self,
-        texts: tuple[NativeAutomaton, NativeAutomaton],
-        matches: tuple[Match, Match],
-        budget: Budget,
-        rates: HitRates,
-    ) -> CandidateTree:
-        """Expand the most probable nodes after both contexts. MemoryError: no room for them."""
-        (own, other), (here, there) = texts, matches
-        at, known = array("i", (*here[:2], *there[:2])), rates.flat
-        nodes, out = budget.nodes, self._out
-        out.fit(nodes, (1 + nodes) * self._contexts * _MOST)
-        count = calls("grow_").suffixes(
-            *(own.address, other.address, at.buffer_info()[0], nodes, budget.depth),
-            *(self._contexts, known.buffer_info()[0], out.numbers, out.chances),
-        )
-        if count < 0:
-            raise MemoryError("no memory to grow a draft")
-        return out.guess(count)
-
 
 Mode = Literal["path", "tree", "blend"]
 
 _OWN, _HISTORY = 0, 1
-
-_length = itemgetter(1)  # of `Evidence`
-
-# In the sequence's own text, and in the history.
-_Place = tuple[Outlook, Outlook]
-
-_NOWHERE: Outlook = (ROOT_STATE, 0, [])
 
 
 class SuffixDecoding(HistoryDrafter):
@@ -85,7 +38,7 @@ class SuffixDecoding(HistoryDrafter):
             raise InvalidOption(f"mode {mode!r} is unknown: use path, tree or blend")
         super().__init__(capacity)
         self._mode = mode
-        self._native = NativeSuffixes(BLEND_CONTEXTS)
+        self._out = Workspace()
 
     def _start_rates(self, sources: int) -> HitRates:
         return evidence_rates(1.0, *[OTHER_SOURCE] * (sources - 1))
@@ -96,29 +49,17 @@ class SuffixDecoding(HistoryDrafter):
         return [draft(own.text, own.text.match, reader.match, budget)]
 
     def _blend(self, text: Automaton, own: Match, other: Match, budget: Budget) -> CandidateTree:
-        history = self.history.texts
-        if isinstance(text, NativeAutomaton) and isinstance(history, NativeAutomaton):
-            return self._native.grow((text, history), (own, other), budget, self._rates)
-
-        def offers(place: _Place, reach: float) -> list[Offer]:
-            (_, _, seen), (_, _, other) = place
-            found: list[Evidence] = [(_OWN, *each) for each in seen]
-            if other:
-                found += [(_HISTORY, *each) for each in other]
-                found.sort(key=_length, reverse=True)  # of equal ones the own text's first
-            return weigh(found, self._rates.table, reach)
-
-        def follow(place: _Place, token: int) -> _Place:
-            own, other = place
-            # Where the history no longer goes along, only single tokens could be found in it.
-            there = history.outlook(*other[:2], token, BLEND_CONTEXTS) if other[0] else _NOWHERE
-            return text.outlook(*own[:2], token, BLEND_CONTEXTS), there
-
-        place = (
-            text.outlook(*own[:2], None, BLEND_CONTEXTS),
-            history.outlook(*other[:2], None, BLEND_CONTEXTS),
+        # The most probable nodes after both contexts: `native/drafting/suffixes.hpp`.
+        at, known = array("i", (*own[:2], *other[:2])), self._rates.flat
+        nodes, out = budget.nodes, self._out
+        out.fit(nodes, (1 + nodes) * BLEND_CONTEXTS * _MOST)
+        count = calls("grow_").suffixes(
+            *(text.address, self.history.texts.address, at.buffer_info()[0], nodes, budget.depth),
+            *(BLEND_CONTEXTS, known.buffer_info()[0], out.numbers, out.chances),
         )
-        return CandidateTree.grow(place, budget, offers, follow)
+        if count < 0:
+            raise MemoryError("no memory to grow a draft")
+        return out.guess(count, self._rates)
 
     def _best_context(
         self, text: Automaton, own: Match, other: Match, budget: Budget

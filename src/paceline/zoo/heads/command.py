@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import typer
 
@@ -16,12 +15,6 @@ from paceline.errors import InvalidOption
 from paceline.version import __version__
 
 if TYPE_CHECKING:
-    from paceline.zoo.heads.training import Kind
-
-# How a head of a verifier comes about:
-
-if TYPE_CHECKING:
-    pass
     from paceline.registry.loaded import Loaded
     from paceline.training.classifier_metrics import ClassifierMetrics, Figure
     from paceline.zoo.heads.training import ExampleStore
@@ -178,10 +171,14 @@ Cost = Annotated[
 Penalty = Annotated[float, typer.Option(help="L2 penalty of the fit.")]
 
 
+Kind = Literal["judge", "pivot"]
+
+
 @dataclass(frozen=True, kw_only=True)
-class HeadOptions(ABC):
+class HeadOptions:
     """What both commands take; each adds its own defaults."""
 
+    kind: ClassVar[Kind]
     prompts: Prompts
     out: Out
     examples: Examples = None
@@ -203,11 +200,6 @@ class HeadOptions(ABC):
     as_json: o.AsJson = False
 
     @property
-    @abstractmethod
-    def kind(self) -> Kind:
-        """Of the head."""
-
-    @property
     def names(self) -> list[str]:
         """The drafters."""
         return o.drafter_names([self.drafters], "--drafters")
@@ -216,18 +208,12 @@ class HeadOptions(ABC):
     def command(self) -> str:
         """A command line that makes the same head; files by their names alone."""
         parts = ["paceline", "train", self.kind, *(path.name for path in self.prompts)]
-        for key in ("drafters", "limit", "new_tokens", "per_prompt", "ahead", "samples", "margin"):
+        for key in (
+            *("drafters", "limit", "new_tokens", "per_prompt", "ahead", "samples", "margin"),
+            *("cost", "penalty", "held_out", "seed", "model"),
+        ):
             if getattr(self, key) is not None and (key, self.kind) != ("samples", "judge"):
                 parts += [f"--{key.replace('_', '-')}", str(getattr(self, key))]
-        parts += [
-            "--cost",
-            str(self.cost),
-            "--penalty",
-            str(self.penalty),
-            "--held-out",
-            str(self.held_out),
-        ]
-        parts += ["--seed", str(self.seed), "--model", self.model]
         return " ".join(parts)
 
     def check(self) -> None:
@@ -252,33 +238,25 @@ class HeadOptions(ABC):
 class JudgeOptions(HeadOptions):
     """Those of `judge`, whose continuations are greedy: one is all there are."""
 
+    kind: ClassVar[Kind] = "judge"
     out: Out = Path("judge.safetensors")
     per_prompt: PerPrompt = 12
     margin: Annotated[
         float, typer.Option(help="Acceptable: at most so many nats per token lost.")
     ] = 0.3
 
-    @property
-    def kind(self) -> Kind:
-        """Its name."""
-        return "judge"
-
 
 @dataclass(frozen=True, kw_only=True)
 class PivotOptions(HeadOptions):
     """Those of `pivot`."""
 
+    kind: ClassVar[Kind] = "pivot"
     out: Out = Path("pivot.safetensors")
     per_prompt: PerPrompt = 8
     samples: Annotated[int, typer.Option(help="Sampled continuations per token.")] = 2
     margin: Annotated[
         float, typer.Option(help="Pivotal: more than such a share of agreement lost.")
     ] = 0.1
-
-    @property
-    def kind(self) -> Kind:
-        """Its name."""
-        return "pivot"
 
 
 @o.spread_options

@@ -100,9 +100,6 @@ class Headed(RelaxedAcceptance):
         return rule
 
 
-# Judge Decoding (Bachmann et al.
-
-
 class Judge(Headed):
     """Relaxed acceptance of mismatches that the head finds acceptable."""
 

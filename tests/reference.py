@@ -1,4 +1,4 @@
-"""The reference of all commands, docs/cli.md: `python -m paceline.cli.reference [--check]`."""
+"""The reference of all commands, docs/cli.md: `python -m tests.reference [--check]`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import typer
 
 from paceline.cli.app import app
 
-PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 _INTRODUCTION = """\
 # Commands
 
 Every command with its help, plugins included. This page is written by
-`python -m paceline.cli.reference` and compared by a test. `paceline COMMAND --help` prints the
+`python -m tests.reference` and compared by a test. `paceline COMMAND --help` prints the
 same. Errors end as one line on standard error with exit code 2, Ctrl-C with 130.
 """
 
