@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,15 +45,6 @@ class Lookup:
         self.program.run(counts, {"ids": ids, "which": which}, threads)
         return self.program.read(self.out, len(which)).copy()
 
-    def begin(self, ids: list[int], which: list[int], threads: int = 2) -> None:
-        counts = {"rows": len(ids), "picked": len(which)}
-        whole = len(self.program.names)
-        self.program.begin(counts, {"ids": ids, "which": which}, threads, whole)
-
-    def finish(self, picked: int) -> Any:
-        self.program.finish()
-        return self.program.read(self.out, picked).copy()
-
     def expected(self, ids: list[int], which: list[int]) -> tuple[Any, Any]:
         rows = np.concatenate([self.table, self.extra])[ids][which]
         factor = 1 / np.sqrt((rows.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-5)
@@ -82,70 +72,6 @@ def test_programs_can_be_freed_while_their_weights_are_read_ahead() -> None:
         for _ in range(2):  # so that it follows itself
             made.run([1, 2], [0])
         del made
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_what_was_begun_is_what_would_have_been_run(threads: int) -> None:
-    """Whatever else runs meanwhile, of this thread or of another."""
-    made, other = Lookup(), Lookup(1)
-    expected = made.run([3, 1, 7], [0, 2], threads)
-    for round in range(100):
-        made.run([5, 5, 5], [0, 0])
-        made.begin([3, 1, 7], [0, 2], threads)
-        if round % 2:
-            other.run([2, 4], [1])
-        time.sleep(0.002 if round % 10 == 9 else 0)  # now and then the pool falls asleep
-        assert np.array_equal(made.finish(2), expected)
-    assert made.program.ran == len(made.program.names)
-
-
-def test_several_may_be_begun() -> None:
-    programs = [Lookup(seed) for seed in range(3)]
-    expected = [made.run([3, 1], [1, 0]) for made in programs]
-    for _ in range(50):
-        for made in programs:
-            made.run([4, 4], [0, 0])
-        for made in programs:
-            made.begin([3, 1], [1, 0])
-        for made, known in zip(reversed(programs), reversed(expected), strict=True):
-            assert np.array_equal(made.finish(2), known)
-
-
-def test_programs_begin_in_several_threads() -> None:
-    programs = [Lookup(seed) for seed in range(3)]
-    wrong: list[int] = []
-
-    def work(index: int) -> None:
-        ids, which = [index, 7, index + 4], [2, 0]
-        expected = programs[index].run(ids, which)
-        for round in range(200):
-            if round % 3 == index:
-                programs[index].run(ids, which)
-            programs[index].begin(ids, which)
-            if not np.array_equal(programs[index].finish(2), expected):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert not wrong
-
-
-def test_what_was_begun_may_fail_or_be_left() -> None:
-    made = Lookup()
-    expected = made.run([1], [0])
-    made.program.begin({"rows": 1 << 50, "picked": 1}, {"ids": [1], "which": [0]}, 2, 4)
-    with pytest.raises(OutOfMemory, match="forward of this size"):
-        made.program.finish()
-    made.program.finish()  # once is enough
-    assert np.array_equal(made.run([1], [0]), expected)
-    for _ in range(20):
-        left = Lookup()
-        left.begin([1], [0])
-        del left
-    assert np.array_equal(made.run([1], [0]), expected)
 
 
 def test_nothing_is_picked() -> None:
@@ -183,21 +109,6 @@ def test_in_a_process_that_was_forked_off() -> None:
     assert ours.poll(30), "the pool waits for threads that are not there"
     assert np.array_equal(ours.recv(), expected)
     child.join()
-
-
-def test_what_was_begun_before_a_fork_is_finished_on_both_sides() -> None:
-    made = Lookup()
-    expected = made.run([3, 1], [0, 1])
-    made.run([5, 5], [0, 1])
-    made.begin([3, 1], [0, 1])
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=lambda: theirs.send(made.finish(2)))
-    child.start()
-    assert ours.poll(30), "it waits for threads that are not there"
-    assert np.array_equal(ours.recv(), expected)
-    child.join()
-    assert np.array_equal(made.finish(2), expected)
 
 
 def test_too_many_rows_are_refused_and_cost_nothing() -> None:

@@ -16,7 +16,7 @@ from paceline.errors import InvalidOption, ModelError
 from paceline.native.program import Program
 from paceline.networks.base import Network
 from paceline.networks.catalogue import build
-from paceline.networks.runner import Branch, Chain, ContextUpdate, EarlyRunner, Runner
+from paceline.networks.runner import Branch, Chain, ContextUpdate, Runner
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import quantize
 from paceline.runtimes.cpu.networks.ops import NativeOps
@@ -146,47 +146,6 @@ def test_chains_end_where_what_is_behind_would_not_stand(name: str) -> None:
         np.testing.assert_array_equal(chain.chances, whole[0].chances[:expected])
     assert [len(chain.tokens) for chain in drafted(1.1, 1.1)] == [1, 1]
     assert [len(chain.tokens) for chain in drafted(1.1, 0.0)] == [len(stands)] * 2
-
-
-@pytest.mark.parametrize("name", ["hydra", "eagle3", "block-parallel", "ctc"])
-def test_a_draft_that_was_begun_is_the_one_that_would_have_been_made(name: str) -> None:
-    """Whatever is asked for before it is taken."""
-    trained, runner = ready("cpu", name)
-    network = trained.network
-    assert isinstance(runner, EarlyRunner)
-    features, tokens = texts(2, 60)
-
-    def rows(which: int, begin: int, end: int) -> tuple[Any, Any]:
-        known, follow = context_rows(network, features[which], tokens[which], begin, end)
-        return known.astype(np.float32), follow
-
-    def same(one: Chain, other: Chain) -> None:
-        assert one.tokens == other.tokens
-        assert np.array_equal(one.chances, other.chances)
-        assert one.runner_ups == other.runner_ups
-
-    def disturb() -> None:
-        cache = runner.open()
-        runner.draft([ContextUpdate(cache, *rows(1, 0, 9))], network.depth)
-        runner.start([ContextUpdate(cache, *rows(1, 9, 12))])
-        runner.release(cache)
-
-    early, usual = runner.open(), runner.open()
-    for begin, end in ((0, 20), (20, 21), (21, 25), (25, 27)):
-        given = rows(0, begin, end)
-        [expected] = runner.draft([ContextUpdate(usual, *given)], network.depth)
-        runner.begin(ContextUpdate(early, *given), network.depth)
-        if begin != 20:
-            disturb()
-        same(runner.finish(), expected)
-    # One that nobody takes leaves its rows in the cache.
-    runner.begin(ContextUpdate(early, *rows(0, 27, 30)), network.depth)
-    [chain] = runner.draft([ContextUpdate(early, *rows(0, 30, 33))], network.depth)
-    [expected] = runner.draft([ContextUpdate(usual, *rows(0, 27, 33))], network.depth)
-    same(chain, expected)
-    runner.begin(ContextUpdate(early, *rows(0, 33, 34)), network.depth)
-    runner.release(early)
-    runner.release(usual)
 
 
 def test_a_step_of_hydra_is_eight_operations() -> None:

@@ -122,8 +122,6 @@ _SIGNATURES = {
     "winner_wide": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
     "best": (_LONG, _ADDRESS, _LONG, _LONG, _LONG, _ADDRESS, _ADDRESS),
     "run": (ctypes.c_char_p, _ADDRESS, _LONG, _INT, _ADDRESS, _ADDRESS, _ADDRESS),
-    "begin": (None, _ADDRESS, _LONG, _INT, _ADDRESS, _ADDRESS),
-    "finish": (ctypes.c_char_p, _ADDRESS),
     "ran": (_LONG, _ADDRESS),
     "read": (_ADDRESS, _ADDRESS, _INT),
     "automaton_new": (_ADDRESS, _INT),

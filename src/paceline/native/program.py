@@ -243,19 +243,6 @@ class Program:
             )
         )
 
-    def begin(
-        self, counts: Mapping[str, int], inputs: Mapping[str, Any], threads: int, operations: int
-    ) -> None:
-        """Start the first operations in the background; call only `finish` next."""
-        self._bind(counts, inputs)
-        self._library.paceline_begin(
-            self._address, operations, threads, self._numbers, self._pointers
-        )
-
-    def finish(self) -> None:
-        """Wait for `begin`. Raises as `run`."""
-        _check(self._library.paceline_finish(self._address))
-
     def read(self, of: Columns, rows: int) -> LogitArray:
         """Return float32 `[rows, width]`, a view of a buffer that the next run overwrites."""
         if not rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -120,19 +120,6 @@ class Runner(Protocol):
 
     def hidden(self, branch: Branch) -> LogitArray:
         """Return a branch's state, float32 `[slots, ...]`."""
-        ...
-
-
-@runtime_checkable
-class EarlyRunner(Runner, Protocol):
-    """Runner that drafts asynchronously."""
-
-    def begin(self, context_update: ContextUpdate, depth: int) -> None:
-        """Begin `draft` for one sequence, and return; after OutOfMemory nothing has begun."""
-        ...
-
-    def finish(self) -> Chain:
-        """Wait for the draft begun last. Other calls are allowed before, and wait for it."""
         ...
 
 

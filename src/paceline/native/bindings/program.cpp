@@ -155,17 +155,6 @@ const char* paceline_run(Program* program, int64_t operations, int32_t threads,
     return failure([&] { program->run(operations, threads, {counts, inputs}, seconds); });
 }
 
-// Begins to run them, and returns. What it is given must stay as it is until `paceline_finish`,
-// which says what `paceline_run` says.
-void paceline_begin(Program* program, int64_t operations, int32_t threads, const int64_t* counts,
-                    const int32_t* const* inputs) {
-    program->begin(operations, threads, {counts, inputs});
-}
-
-const char* paceline_finish(Program* program) {
-    return failure([&] { program->finish(); });
-}
-
 // Operations of the last run.
 int64_t paceline_ran(Program* program) { return program->ran(); }
 

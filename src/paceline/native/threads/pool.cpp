@@ -71,38 +71,6 @@ Pool::Turn::Turn(int threads) : alone_(shared().turns_) {
 
 Pool::Turn::~Turn() { shared().busy_ = false; }
 
-void Pool::begin(Task& task, int threads) {
-    const std::lock_guard<std::mutex> alone(turns_);
-    start(std::min(threads, kMost));
-    task.done = false;
-    task.process = process_;
-    Task* none = nullptr;
-    task.posted = threads > 1 && task_.compare_exchange_strong(none, &task);
-    if (!task.posted) return;
-    wake();
-}
-
-void Pool::finish(Task& task) {
-    Task* waiting = &task;
-    const bool mine = !task.posted || task_.compare_exchange_strong(waiting, nullptr);
-    if (mine || task.process != process_) {  // or no thread can do it
-        task.run();
-        task.done = true;
-    }
-    for (int looks = 0; !task.done;) {
-        if (!help(0)) wait(looks);
-    }
-}
-
-// Runs the task that waits.
-bool Pool::attend(int index) {
-    Task* task = index == 1 && task_ ? task_.exchange(nullptr) : nullptr;
-    if (!task) return false;
-    task->run();
-    task->done = true;
-    return true;
-}
-
 void Pool::run(int64_t count, Run run, const void* body, size_t size) {
     const int64_t threads = this->threads();
     wanted_ += count;
@@ -150,7 +118,6 @@ bool Pool::help(int index) {
         }
     }
     if (!done) return false;
-    // Two threads may count here: one may wait for a task and help.
     own.finished.fetch_add(done, std::memory_order_release);
     return true;
 }
@@ -167,8 +134,6 @@ void Pool::work(int index) {
                 until = Clock::now() + kAwake;
             } else if (busy_.load(std::memory_order_relaxed)) {
                 wait(looks);
-            } else if (attend(index)) {
-                until = Clock::now() + kAwake;
             } else {
                 // Only pauses: the other hyperthread may be computing the next work.
                 for (int i = 0; i < 8; ++i) pause();
@@ -182,7 +147,7 @@ void Pool::work(int index) {
 void Pool::sleep() {
     std::unique_lock<std::mutex> lock(sleeping_);
     ++sleepers_;
-    wake_.wait(lock, [&] { return busy_.load() || task_.load(); });
+    wake_.wait(lock, [&] { return busy_.load(); });
     --sleepers_;
 }
 
@@ -195,14 +160,12 @@ void Pool::wake() {
 // In a process that was forked off there are no threads, and a thread that is gone may have held
 // what others wait for.
 void Pool::forked() {
-    ++process_;
     started_ = 1;
     new (&turns_) std::mutex;
     new (&sleeping_) std::mutex;
     new (&wake_) std::condition_variable;
     sleepers_ = 0;
     busy_ = false;
-    task_ = nullptr;
 }
 
 // Starts threads that are missing.

@@ -11,7 +11,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <type_traits>
 
@@ -61,20 +60,6 @@ class Pool {
         Rounding rounding_;
     };
 
-    // Background work; takes a turn of its own.
-    struct Task {
-        std::function<void()> run;  // throws nothing
-        bool posted = false;
-        int process = 0;
-        std::atomic<bool> done{true};
-    };
-
-    // Posts a task, unless another one is waiting or there is one thread.
-    void begin(Task& task, int threads);
-
-    // Helps until the task is done; runs it if no thread has taken it.
-    void finish(Task& task);
-
     // Threads of the turn that is on.
     int threads() const { return active_.load(std::memory_order_relaxed); }
 
@@ -95,7 +80,6 @@ class Pool {
     int64_t finished() const;
     bool help(int index);
     void work(int index);
-    bool attend(int index);
     void wake();
     void sleep();
     void start(int threads);
@@ -115,11 +99,9 @@ class Pool {
     alignas(128) uint64_t loop_ = 0;
     int64_t wanted_ = 0;  // of `finished`
 
-    std::atomic<Task*> task_{nullptr};
     std::mutex turns_, sleeping_;
     std::condition_variable wake_;
     int started_ = 1;
-    int process_ = 0;  // forks since the first
 };
 
 // Calls `body` for 0 to `count` - 1, on all threads of the turn if `parallel`.

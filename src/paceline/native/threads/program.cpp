@@ -2,13 +2,8 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <utility>
 
 namespace paceline {
-
-Program::~Program() {
-    if (!task_.done) Pool::shared().finish(task_);
-}
 
 int32_t Program::buffer(int32_t count, int64_t width, bool quantized) {
     buffers_.push_back({count, width, 0, quantized, nullptr, {}});
@@ -42,24 +37,6 @@ void Program::run(int64_t operations, int threads, const Call& call, double* sec
         operations_[ran_](call);
         if (seconds) seconds[ran_] += std::chrono::duration<double>(Clock::now() - begin).count();
     }
-}
-
-void Program::begin(int64_t operations, int threads, const Call& call) {
-    if (!task_.done) Pool::shared().finish(task_);
-    thrown_ = nullptr;
-    task_.run = [=] {
-        try {
-            run(operations, threads, call, nullptr);
-        } catch (...) {
-            thrown_ = std::current_exception();
-        }
-    };
-    Pool::shared().begin(task_, threads);
-}
-
-void Program::finish() {
-    if (!task_.done) Pool::shared().finish(task_);
-    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
 }
 
 }  // namespace paceline

@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -36,7 +35,6 @@ class Program {
     void add(Operation operation) { operations_.push_back(std::move(operation)); }
 
     Program() = default;
-    ~Program();
     Program(const Program&) = delete;
 
     // Ends the run after the current operation.
@@ -48,12 +46,6 @@ class Program {
     // Runs the first so many operations on so many threads; adds to `seconds`, unless null, what
     // each took. Throws std::bad_alloc, and what operations throw.
     void run(int64_t operations, int threads, const Call& call, double* seconds);
-
-    // Begins to run them while the caller does other things; what `call` points to must stay.
-    void begin(int64_t operations, int threads, const Call& call);
-
-    // Returns when it has run. Throws what running threw.
-    void finish();
 
     // These throw std::invalid_argument if the rows are quantized.
     Rows<float> rows(View view) { return {at(view), buffers_[view.buffer].width}; }
@@ -95,8 +87,6 @@ class Program {
 
     std::vector<Buffer> buffers_;
     std::vector<Operation> operations_;
-    Pool::Task task_;
-    std::exception_ptr thrown_;
     int64_t ran_ = 0;
     bool stopped_ = false;
 };

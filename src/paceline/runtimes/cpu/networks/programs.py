@@ -88,16 +88,6 @@ class Chains:
         program.run(self._ops.counts(sequences, rows), inputs, threads, operations=until)
         return bisect_right(self.ends, program.ran)
 
-    def begin(self, rows: int, inputs: Mapping[str, Input], threads: int, until: int) -> None:
-        """Start `run` for one sequence in the background."""
-        self._ops.program.begin(self._ops.counts(1, rows), inputs, threads, until)
-
-    def finish(self) -> int:
-        """Wait for `begin`; results as of `run`."""
-        program = self._ops.program
-        program.finish()
-        return bisect_right(self.ends, program.ran)
-
     def drafted(self, sequences: int, steps: int) -> tuple[IntArray, LogitArray]:
         """Return ids and probabilities of argmax and runner-up, `[sequences, steps * width, 2]`."""
         slots = self._network.width

@@ -138,8 +138,6 @@ class CpuRunner:
         self._ids = ids
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
-        self._begun: tuple[ContextUpdate, int] | None = None
-        self._finished: Chain | None = None
 
     @property
     def depth(self) -> int:
@@ -156,11 +154,9 @@ class CpuRunner:
         return NetworkCache(PagedCache(self._pool), Tail(self._network))
 
     def release(self, cache: NetworkCache) -> None:
-        self._settle()
         cache.paged.release()
 
     def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
-        self._settle()
         network = self._network
         steps, until = self._steps(depth)
         steps = self._take_in(self._chains, context_update, until, steps * network.width)
@@ -168,37 +164,12 @@ class CpuRunner:
             return []
         return chains(network, *self._chains.drafted(len(context_update), steps), depth)
 
-    def begin(self, context_update: ContextUpdate, depth: int) -> None:
-        """Start a draft of one sequence with few new rows on other threads."""
-        self._settle()
-        steps, until = self._steps(depth)
-        rows, inputs = self._inputs([context_update], steps * self._network.width)
-        self._chains.begin(rows, inputs, self._threads, until)
-        self._begun = context_update, depth
-
-    def finish(self) -> Chain:
-        """Return what `begin` started."""
-        self._settle()
-        chain, self._finished = self._finished, None
-        assert chain is not None
-        return chain
-
-    def _settle(self) -> None:
-        # Wait for a draft in the background and copy its results: the buffers are needed.
-        if self._begun is None:
-            return
-        (context_update, depth), self._begun = self._begun, None
-        steps = self._chains.finish()
-        self._taken([context_update])
-        [self._finished] = chains(self._network, *self._chains.drafted(1, steps), depth)
-
     def _steps(self, depth: int) -> tuple[int, int]:
         # Steps of so many tokens, and their operations.
         steps = min(-(-depth // self._network.width), self._network.steps)
         return steps, self._chains.ends[steps - 1] if steps else self._chains.taken_in
 
     def start(self, context_update: Sequence[ContextUpdate]) -> list[Branch]:
-        self._settle()
         if self._roots is None:
             self._roots = Chains(self._parts, self._ids)
         self._take_in(self._roots, context_update, self._roots.started, self._roots.behind)
@@ -209,7 +180,6 @@ class CpuRunner:
         ]
 
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
-        self._settle()
         if self._branches is None:
             self._branches = Branches(self._parts, self._chains, self._threads)
         return self._branches.advance(asked)
