@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -12,13 +13,10 @@ _BESIDE = Path(build.__file__).parent / "lib"  # ignored by git; names hold the 
 
 def pytest_configure() -> None:
     library.library()
-    for path in build._cache().glob("*.so"):
-        if not (_BESIDE / path.name).exists() and path.name.startswith(_names()):
-            _BESIDE.mkdir(exist_ok=True)
-            part = _BESIDE / f"{path.name}.{id(path)}"
-            shutil.copy(path, part)
-            part.replace(_BESIDE / path.name)
-
-
-def _names() -> tuple[str, ...]:
-    return tuple(build._name(level) for level in build.LEVELS)
+    found = library.found()
+    if found is None or (_BESIDE / found[1].name).exists():
+        return
+    _BESIDE.mkdir(exist_ok=True)
+    part = _BESIDE / f"{found[1].name}.{os.getpid()}"
+    shutil.copy(found[1], part)
+    part.replace(_BESIDE / found[1].name)
