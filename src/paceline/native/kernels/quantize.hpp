@@ -56,8 +56,8 @@ PACELINE_INLINE void quantize_group(const Vec (&values)[2], QuantizedGroup& to) 
         std::memcpy(whole, &sound, sizeof whole);
         int32_t total = 0;
         for (int lane = 0; lane < kLanes; ++lane) {
-            const int32_t code = codes[lane] - 0x4B400000;
-            to.numbers[h * kLanes + lane] = int8_t(code);
+            const auto code = int8_t(uint32_t(codes[lane]) - 0x4B400000u);  // of odd numbers any
+            to.numbers[h * kLanes + lane] = code;
             total += code;
             odd |= ~whole[lane];
         }
