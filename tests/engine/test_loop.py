@@ -268,7 +268,7 @@ def test_sources_name_who_proposed_each_token() -> None:
         (SamplingParams(frequency_penalty=0.5), False),
     ],
 )
-def test_the_likeliest_tokens_are_asked_for_where_they_are_what_wins(
+def test_the_most_probable_tokens_are_asked_for_where_they_are_what_wins(
     params: SamplingParams, asked: bool
 ) -> None:
     asks = []

@@ -153,7 +153,7 @@ def check_ragged_batches(target: Target, tolerance: float) -> None:
     assert target.forward([]) == []
 
 
-def check_likeliest(target: Target) -> None:
+def check_most_probable(target: Target) -> None:
     """Who asks hears what the rows of logits say, or nothing; who does not ask hears nothing."""
     passes = [
         Pass(cache_with(target, PROMPT[:size]), PROMPT[size:], draft, argmax=asked)

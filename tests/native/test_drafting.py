@@ -72,7 +72,7 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 11, 16, 17, 1000])
-def test_the_likeliest_tokens_are_the_first_of_the_highest(size: int) -> None:
+def test_the_most_probable_tokens_are_the_first_of_the_highest(size: int) -> None:
     """Whatever stands behind the logits in their buffer, and with their shares of the softmax; what
     is impossible is second with no share."""
     logits = np.full((5, 1024), 9e9, dtype=np.float32)

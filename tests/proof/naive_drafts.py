@@ -45,7 +45,7 @@ def distinct(q: ProbArray, drafts: int) -> Tuples:
     return out
 
 
-def likeliest_and_one(q: ProbArray, drafts: int) -> Tuples:
+def most_probable_and_one(q: ProbArray, drafts: int) -> Tuples:
     """The most likely tokens, and one drawn from the rest, if there is any."""
     order = np.argsort(-q, kind="stable").tolist()
     top = order[: min(drafts, np.count_nonzero(q)) - 1]

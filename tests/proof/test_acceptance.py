@@ -121,7 +121,7 @@ def test_no_rule_exceeds_its_bound(rule: Rule, drafts: int) -> None:
 def test_the_optimal_rules_attain_their_bounds(drafts: int) -> None:
     for seed in range(4):
         p, q = pair(seed, 6)
-        tuples = naive.likeliest_and_one(q.probs, drafts)
+        tuples = naive.most_probable_and_one(q.probs, drafts)
         found = BY_NAME["top-and-one"].acceptance(p, q, drafts)
         assert found == pytest.approx(naive.best_over_all_subsets(p.probs, tuples), abs=1e-12)
         tuples = naive.argmax(q.probs, drafts)

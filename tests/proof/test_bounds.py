@@ -21,8 +21,8 @@ Tuples = Callable[[ProbArray, int], naive.Tuples]
 TEMPERATURE_KINDS: dict[str, tuple[Best, Tuples]] = {
     "independent": (best_iid, naive.independent),
     "distinct": (best_distinct, naive.distinct),
-    "likeliest and one": (best_top_and_one, naive.likeliest_and_one),
-    "likeliest": (best_fixed, naive.argmax),
+    "top and one": (best_top_and_one, naive.most_probable_and_one),
+    "argmax": (best_fixed, naive.argmax),
 }
 
 

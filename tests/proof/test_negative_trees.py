@@ -72,6 +72,6 @@ def test_pruning_by_the_tokens_own_probability_is_caught(
     assert error(verifier, prunes_unlikely(grown(growth, Q.distribution), 0.0), depth=2) < EXACT
 
 
-def test_the_likeliest_children_under_the_ratio_are_caught() -> None:
+def test_the_most_probable_children_under_the_ratio_are_caught() -> None:
     assert error(RecursiveDistinct(), grown(ClaimsTheArgmax([2]), Q.distribution)) > VISIBLE
     assert error(RecursiveDistinct(), grown(Branching([2]), Q.distribution)) < EXACT

@@ -53,7 +53,7 @@ def test_chain_equals_one_at_a_time(target, size, length):
     target.release(cache)
 
 
-def test_likeliest_tokens_come_with_the_rows(target):
+def test_most_probable_tokens_come_with_the_rows(target):
     cache = opened(target, prompt(40, 1))
     asked = Pass(cache, TOKENS[:1], trees.chain(TOKENS[1:9]), argmax=True)
     [output] = target.forward([asked])

@@ -67,7 +67,7 @@ def test_cache_operations(target: TransformersTarget) -> None:
     contract.check_truncate(target, TOLERANCE)
     contract.check_fork(target, TOLERANCE)
     contract.check_ragged_batches(target, TOLERANCE)
-    contract.check_likeliest(target)
+    contract.check_most_probable(target)
     contract.check_long_prefill(target, TOLERANCE)
 
 

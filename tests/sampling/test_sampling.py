@@ -336,7 +336,7 @@ def test_a_winner_among_broken_logits_is_an_error_that_names_the_node() -> None:
         distributions.sample(0, 3, KeyedRandomness(0))
 
 
-def test_the_likeliest_token_of_a_forward_wins_where_nothing_else_is_asked_for() -> None:
+def test_the_most_probable_token_of_a_forward_wins_where_nothing_else_is_asked_for() -> None:
     """Said of the root to be 3, and unknown at the node, whose largest logit is that of 2."""
     logits = np.eye(3, SIZE, k=1, dtype=np.float32)
     draft = TokenTree(np.array([3, 5]), np.array([ROOT, 0]))

@@ -145,7 +145,7 @@ def test_fewer_tokens_bound_a_divergence_from_below(name: str) -> None:
     assert values[3] == values[4] == whole
 
 
-def test_one_likeliest_token_by_hand() -> None:
+def test_one_argmax_token_by_hand() -> None:
     student = torch.tensor([[0.3, 0.2, 0.5]], dtype=torch.float64).log()
     teacher = torch.tensor([[0.1, 0.7, 0.2]], dtype=torch.float64).log()
     rest = torch.tensor([0]), torch.ones(1)

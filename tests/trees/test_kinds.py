@@ -91,7 +91,7 @@ def test_branching_draws_one_after_another() -> None:
     assert max_error(law_of(Branching([2]), Budget(2, 1)), wanted) < 1e-12
 
 
-def test_top_and_one_takes_the_likeliest_and_draws_the_last() -> None:
+def test_top_and_one_takes_the_most_probable_and_draws_the_last() -> None:
     distribution = from_dense(np.array([0.1, 0.3, 0.2, 0.3, 0.1]))
     found = enumerate_distribution(
         lambda r: drawn_at_the_root(

@@ -49,14 +49,14 @@ def test_acceptance_is_the_closed_form_and_the_optimum(seed: int, drafts: int) -
     assert closed == pytest.approx(best_acceptance(p, inside), abs=1e-12)
 
 
-def test_the_likeliest_tokens_are_worth_more_than_drawn_ones_where_the_draft_is_sure() -> None:
+def test_the_most_probable_tokens_are_worth_more_than_drawn_ones_where_the_draft_is_sure() -> None:
     p, q = constant(0.6, 0.2, 0.1, 0.1), constant(0.7, 0.1, 0.1, 0.1)
     optimal = mean_accepted(OptimalTopAndOne(), TopAndOne([2]), p, q, Budget(2, 1))
     drawn = mean_accepted(Recursive(), Iid([2]), p, q, Budget(2, 1))
     assert optimal > drawn + 0.01
 
 
-def test_a_correction_among_the_likeliest_goes_on_below_them() -> None:
+def test_a_correction_among_the_most_probable_goes_on_below_them() -> None:
     """The drawn token is refused, the most likely one corrects it, and its own child is tried."""
     row = from_dense(np.array([0.6, 0.4]))
     below = from_dense(np.array([0.0, 1.0]))
@@ -69,7 +69,7 @@ def test_a_correction_among_the_likeliest_goes_on_below_them() -> None:
     assert verdict.path == (0, 2)
 
 
-def test_likeliest_tokens_that_leave_nothing_to_draw_from_are_refused() -> None:
+def test_most_probable_tokens_that_leave_nothing_to_draw_from_are_refused() -> None:
     row = from_dense(np.array([0.5, 0.5, 0.0]))
     draft = tree([0, 1, 2], [ROOT] * 3, DraftSampling("top_and_one", {ROOT: row}))
     with pytest.raises(IncompatibleDraft, match="'top-and-one': the siblings of node 2 leave"):

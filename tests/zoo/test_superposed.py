@@ -83,7 +83,7 @@ def test_forwards_weights_and_order(k: int, alpha: float) -> None:
         assert shares == sorted(shares, reverse=True)
 
 
-def test_the_first_tokens_are_the_likeliest_ones() -> None:
+def test_the_first_tokens_are_the_most_probable_ones() -> None:
     drafts, _ = superpose(Superposed(), PROMPT, 3, 1)
     logits = MODEL.logits(tuple(PROMPT)).astype(float)
     best = np.argsort(-logits)[:3]

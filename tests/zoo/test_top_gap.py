@@ -73,7 +73,7 @@ def test_rank_and_gap_by_hand(beta: int, gap: float, accepted: set[int]) -> None
         assert verdict.next_token == 0
 
 
-def test_of_several_the_likeliest_is_followed_and_the_own_token_before_all() -> None:
+def test_of_several_the_most_probable_is_followed_and_the_own_token_before_all() -> None:
     for tokens, expected in (([3, 2, 1], 2), ([2, 3], 0), ([1, 0], 1)):
         draft = TokenTree(np.array(tokens), np.full(len(tokens), ROOT))
         distributions = TabularDistributions(certain, (0,), draft, soft)

@@ -26,7 +26,7 @@ def typical(probs: list[float], token: int, epsilon: float, delta: float) -> boo
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @settings(max_examples=12, deadline=None)
 @given(params=requests())
-def test_every_committed_token_is_typical_or_the_likeliest(
+def test_every_committed_token_is_typical_or_the_most_probable(
     drafter: str, params: SamplingParams
 ) -> None:
     truth = Truth.of(params)
@@ -41,7 +41,7 @@ def test_every_committed_token_is_typical_or_the_likeliest(
             context = (*context, token)
 
 
-def test_drafts_pass_that_are_not_likeliest() -> None:
+def test_drafts_pass_that_are_not_most_probable() -> None:
     params = SamplingParams(temperature=1.0, max_new_tokens=40)
     truth = Truth.of(params)
     steps = run(Typical(), DRAFTERS["nearly"], params)

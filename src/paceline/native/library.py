@@ -117,7 +117,7 @@ _SIGNATURES = {
     ),
     "attend_slots": (None, _ADDRESS, ctypes.POINTER(Heads), _INT, View, View),
     "peaks": (_LONG,),
-    "likeliest": (None, _ADDRESS, View, _LONG, View),
+    "argmax": (None, _ADDRESS, View, _LONG, View),
     "winner": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
     "winner_wide": (_LONG, _ADDRESS, _LONG, _ADDRESS, ctypes.c_char_p),
     "best": (_LONG, _ADDRESS, _LONG, _LONG, _LONG, _ADDRESS, _ADDRESS),

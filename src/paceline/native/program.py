@@ -205,7 +205,7 @@ class Program:
             A buffer whose first column holds the indices as int32 bits.
         """
         to = self.buffer(rows, self._library.paceline_peaks())
-        self._add("likeliest", "likeliest", _view(at), at.width, _view(to))
+        self._add("argmax", "argmax", _view(at), at.width, _view(to))
         return to
 
     @property

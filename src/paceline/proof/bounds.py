@@ -349,7 +349,7 @@ RULES: tuple[Rule, ...] = (
     Rule("recursive", "independent", recursive, best_iid, fewest=2),
     Rule("k-seq", "independent", k_seq, best_iid, fewest=2),
     Rule("recursive-distinct", "without replacement", recursive_distinct, best_distinct, fewest=2),
-    Rule("top-and-one", "likeliest and one drawn", best_top_and_one, best_top_and_one, fewest=2),
-    Rule("sample-match", "likeliest", best_fixed, best_fixed),
+    Rule("top-and-one", "top and one drawn", best_top_and_one, best_top_and_one, fewest=2),
+    Rule("sample-match", "argmax", best_fixed, best_fixed),
     Rule("coupled", "shared noise", coupled, best_distinct),
 )

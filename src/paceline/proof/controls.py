@@ -95,9 +95,9 @@ CONTROLS: tuple[Control, ...] = (
     _wrong_rule("siblings sorted by q", negative.SortsSiblings, "branching"),
     _wrong_rule("repeated draws merged", negative.MergesRepeats, "iid tree"),
     _wrong_rule("k-seq residual unscaled", negative.CorrectsUnscaled, "paths"),
-    _wrong_rule("likeliest kept in q", negative.ForgetsTheArgmax, "top and one"),
+    _wrong_rule("argmax kept in q", negative.ForgetsTheArgmax, "top and one"),
     _wrong_drafter(
-        "likeliest token called drawn",
+        "argmax called drawn",
         Rejection,
         "iid",
         lambda q, width: negative.top_one_as_sampled(q),
@@ -109,7 +109,7 @@ CONTROLS: tuple[Control, ...] = (
         lambda q, width: negative.drops_unlikely(q, 0.3),
     ),
     _wrong_drafter(
-        "likeliest siblings called drawn",
+        "most probable siblings called drawn",
         RecursiveDistinct,
         "without_replacement",
         lambda q, width: grown(negative.ClaimsTheArgmax([width]), q),

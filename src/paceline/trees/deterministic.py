@@ -60,15 +60,15 @@ class ExpandRerank(TreeExpansion):
                     if chance > 0:
                         level.append(builder.add(parent, q.token(index), above * chance))
             # Children score no higher than their parent, so those of the last would come too late.
-            best = _likeliest(range(len(scores)), scores, budget.nodes - 1)
+            best = _best(range(len(scores)), scores, budget.nodes - 1)
             hopeful = {node for node in best if scores[node] >= self._floor}
-            beam = _likeliest(hopeful.intersection(level), scores, self._width)
+            beam = _best(hopeful.intersection(level), scores, self._width)
         stored = builder.finish(self.kind)
-        kept = sorted(_likeliest(range(len(scores)), scores, budget.nodes))
+        kept = sorted(_best(range(len(scores)), scores, budget.nodes))
         return trees.take(stored, np.array(kept, dtype=np.int64))
 
 
-def _likeliest(nodes: Iterable[int], scores: list[float], count: int) -> list[int]:
+def _best(nodes: Iterable[int], scores: list[float], count: int) -> list[int]:
     # Ties go to the elder node.
     return sorted(nodes, key=lambda node: (-scores[node], node))[:count]
 

@@ -162,7 +162,7 @@ def _offers(blender: Blender, readers: List[_Reader], place: tuple[int, ...]) ->
             found[token] = (miss * (1 - chance), sources | 1 << index)
     left = 1.0
     out: list[Offer] = []
-    for token, (miss, sources) in sorted(found.items(), key=_likeliest):
+    for token, (miss, sources) in sorted(found.items(), key=_best):
         level = min(int((1 - miss) * _LEVELS), _LEVELS - 1)
         chance = left * blender.rates.table[sources][level]
         left -= chance
@@ -193,7 +193,7 @@ def _first(place: tuple[int, ...]) -> int:
     return next(index for index, node in enumerate(place) if node != _ABSENT)
 
 
-def _likeliest(item: tuple[int, tuple[float, int]]) -> float:
+def _best(item: tuple[int, tuple[float, int]]) -> float:
     return item[1][0]
 
 

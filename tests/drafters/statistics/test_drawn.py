@@ -129,7 +129,7 @@ def test_rounds_at_different_positions_draw_differently() -> None:
 
 
 @pytest.mark.parametrize("stood", [False, True])
-def test_drafts_grow_where_acceptance_was_likeliest(stood: bool) -> None:
+def test_drafts_grow_where_acceptance_was_most_probable(stood: bool) -> None:
     """Below the first child if first children stand, else beside it."""
     table = {(): [0.5, 0.4], (0,): [0.5, 0.4], (1,): [0.5, 0.4]}
     accepted = acceptance_rates()

@@ -105,5 +105,5 @@ def test_long_searches_prefer_what_is_likely() -> None:
     assert sum(guess.scores) > 0.8 * sum(best.scores)
 
 
-def test_the_first_trial_takes_the_likeliest() -> None:
+def test_the_first_trial_takes_the_most_probable() -> None:
     assert search(TABLE, Budget(3, 3), 1).tokens == [1, 1, 0]

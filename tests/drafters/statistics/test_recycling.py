@@ -161,7 +161,7 @@ def drafters(draw: st.DrawFn) -> Recycling:
 
 @settings(max_examples=20, deadline=None)
 @given(drafters(), st.integers(0, VOCABULARY - 1), st.integers(0, 6))
-def test_reduced_trees_hold_the_likeliest_known_nodes(
+def test_reduced_trees_hold_the_most_probable_known_nodes(
     drafter: Recycling, token: int, depth: int
 ) -> None:
     drafter.propose([start([token])], [FULL])

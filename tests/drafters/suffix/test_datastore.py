@@ -87,7 +87,7 @@ def naive(tokens: list[int], text: Text, depth: int) -> dict[Text, float]:
     st.integers(0, 12),
     st.integers(0, 4),
 )
-def test_the_draft_holds_the_likeliest_paths_of_the_retrieved_tries(
+def test_the_draft_holds_the_most_probable_paths_of_the_retrieved_tries(
     folder: Path, tokens: list[int], prompt: list[int], nodes: int, depth: int
 ) -> None:
     drafter = store(tokens, folder)

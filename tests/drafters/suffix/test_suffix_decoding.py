@@ -148,7 +148,7 @@ PROMPT = st.lists(st.integers(0, 2), min_size=1, max_size=20)
 
 @settings(max_examples=50, deadline=None)
 @given(OUTPUTS, PROMPT, st.integers(0, 12), st.integers(0, 3))
-def test_a_blend_drafts_the_likeliest_paths(
+def test_a_blend_drafts_the_most_probable_paths(
     outputs: list[list[int]], prompt: list[int], nodes: int, depth: int
 ) -> None:
     drafter, texts = told("blend", outputs)

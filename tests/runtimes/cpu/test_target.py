@@ -61,7 +61,7 @@ def test_the_contract(target: Any) -> None:
     contract.check_keep(target, contract.ACROSS, 0)
     contract.check_truncate(target, 0)
     contract.check_fork(target, 0)
-    contract.check_likeliest(target)
+    contract.check_most_probable(target)
     contract.check_ragged_batches(target, 0)
 
 

@@ -84,8 +84,8 @@ def test_ragged_batches(target: TorchTarget) -> None:
     contract.check_ragged_batches(target, STRICT)
 
 
-def test_likeliest_tokens(target: TorchTarget) -> None:
-    contract.check_likeliest(target)
+def test_most_probable_tokens(target: TorchTarget) -> None:
+    contract.check_most_probable(target)
 
 
 def test_prefill_in_chunks(target: TorchTarget) -> None:

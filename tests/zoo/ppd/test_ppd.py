@@ -148,7 +148,7 @@ def test_drafts_fit_budgets_and_no_token_stands_behind_a_prompt_token(
             assert (draft.tokens < VOCABULARY).any() == (rows > 0)
 
 
-def test_candidates_are_the_likeliest_tokens_of_the_accepted_nodes_prompt_tokens() -> None:
+def test_candidates_are_the_most_probable_tokens_of_the_accepted_nodes_prompt_tokens() -> None:
     drafter = PPD(ACCURACIES, VOCABULARY)
     sequence = Sequence.start(0, [1, 2, 3], SamplingParams())
     # Root: one prompt token. Node 0: two. Node 0 is accepted.

@@ -24,12 +24,12 @@ int64_t paceline_winner_wide(const double* logits, int64_t size, const Choice* c
     return gumbel_argmax(logits, size, *choice, *key);
 }
 
-// Width of an output row of `paceline_likeliest`.
+// Width of an output row of `paceline_argmax`.
 int64_t paceline_peaks() { return kPieces * kNumbers; }
 
 // Into the first column of `to`, for as many rows as it has, the bits of the place of each row's
 // largest logit; -1 if one is infinite or no number.
-void paceline_likeliest(Program* program, View logits, int64_t width, View to) {
+void paceline_argmax(Program* program, View logits, int64_t width, View to) {
     program->add([=](const Call& call) {
         const int64_t rows = program->count(to, call);
         if (rows == 0) return;

@@ -52,6 +52,8 @@ PREFIX_TOKENS = 4_096
 # Storage of keys and values by name.
 KV_PRECISIONS: dict[str, KvDtype] = {"fp16": "fp16", "fp32": "fp32"}
 
+# Subsets of layers that stay recorded.
+_PARTIAL = 8
 _WARM_UPS = 3
 _NO_ROOM = "no memory to load the model: free some, or load a smaller model"
 
@@ -138,7 +140,7 @@ class Batch:
             "rows": len(self.ids),
             "logits": len(self.logit_rows),
             "features": len(self.feature_rows),
-            "likeliest": len(self.logit_rows) if self.argmax else 0,
+            "argmax": len(self.logit_rows) if self.argmax else 0,
         }
 
     def inputs(self) -> dict[str, list[int] | npt.NDArray[np.int32]]:
@@ -277,7 +279,7 @@ class Forward:
         logits = families.head(ops, config, ops.given(self._hidden, "logits"))
         self._logits_rows = logits  # keeps its buffer
         self._logits: Columns = logits.columns()
-        self._argmax = program.argmax(self._logits, "likeliest")
+        self._argmax = program.argmax(self._logits, "argmax")
         self.seconds = 0.0
 
     def run(self, batch: Batch, threads: int, given: LogitArray | None = None) -> None:
@@ -301,7 +303,7 @@ class Forward:
 
     def argmax(self, batch: Batch) -> list[int]:
         """Return the argmax by logit row; empty if no pass asked for it."""
-        rows = batch.counts()["likeliest"]
+        rows = batch.counts()["argmax"]
         if not rows:
             return []
         found: list[int] = self._program.read(self._argmax, rows).view(np.int32)[:, 0].tolist()
@@ -529,6 +531,8 @@ class CpuTarget:
         given = check_blocks(blocks, layers, self.config.layers)
         chosen = tuple(range(self.config.layers) if layers is None else layers)
         if (chosen, given) not in self._partial:
+            if len(self._partial) == _PARTIAL:
+                del self._partial[next(iter(self._partial))]
             self._partial[chosen, given] = self._recorded(chosen, given)
         forward, batch = self._partial[chosen, given], Batch()
         try:
