@@ -36,6 +36,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("export", "drafters in the layout of other engines"),
     ("training", "training data, drafter training, scaling studies"),
     ("tuning", "the search behind `paceline tune`"),
+    ("serving", "the HTTP server, and batches of requests in files"),
     ("cli", "commands"),
     ("zoo", "methods that no default uses: plugins by entry points, never imported by the others"),
 )
@@ -44,7 +45,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 46_000, "modules": 260, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 50_000, "modules": 290, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):

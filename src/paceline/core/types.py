@@ -247,6 +247,10 @@ class SamplingParams:
         stop_loops: end on repetition (`loops.ends_in_loop`).
         logprobs: number of most likely tokens to report (log-softmax of raw logits); 0 reports
             only the committed token, None nothing.
+        prompt_logprobs: the same of every prompt token but the first.
+        min_tokens: end tokens and stop tokens have probability 0 before so many tokens.
+        allowed_tokens: if not empty, all others are banned.
+        keep_stop: the stop string that ended the text stays in it.
     """
 
     temperature: float = 0.0
@@ -266,6 +270,10 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_loops: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    allowed_tokens: tuple[int, ...] = ()
+    keep_stop: bool = False
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, rule: str) -> None:

@@ -17,7 +17,7 @@ from paceline.engine.requests import Prompt as Prompt
 from paceline.engine.requests import parameters, token_ids
 from paceline.engine.scheduler import Limits, Request, Scheduler
 from paceline.engine.stopping import Transcript
-from paceline.errors import InvalidOption, OutOfMemory, PromptError
+from paceline.errors import InvalidOption, OutOfMemory, PacelineError, PromptError
 from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Sequence
 
@@ -28,6 +28,8 @@ class Completion:
 
     `text` is without end tokens and cut before a stop string; `token_ids` has the end token, if one
     came. `sources` names per token the drafter that proposed it, or None if the target chose it.
+    `cached_tokens` of the prompt were found in the prefix cache. `prompt_logprobs` begins with the
+    second token.
     """
 
     text: str
@@ -37,12 +39,15 @@ class Completion:
     prompt_tokens: int
     finish_reason: FinishReason
     stats: GenerationStats
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Event(NamedTuple):
-    """Result of one step for one request; `completion` is set once the request has ended.
+    """Result of one step for one request; `completion` or `error` is set once it has ended.
 
-    `text` is text that became final: empty while a character or stop string is incomplete.
+    `text` is text that became final: empty while a character or stop string is incomplete. An
+    error is one of this request alone.
     """
 
     request: int
@@ -50,6 +55,8 @@ class Event(NamedTuple):
     token_ids: tuple[int, ...]
     sources: tuple[str | None, ...]
     completion: Completion | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: PacelineError | None = None
 
 
 class Engine:
