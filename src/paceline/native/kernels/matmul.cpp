@@ -7,7 +7,7 @@
 namespace paceline {
 namespace {
 
-constexpr int kAhead = 4096;  // prefetch distance in bytes
+constexpr int kAhead = 8192;  // prefetch distance in bytes
 constexpr int kFew = 16;      // rows that every thread quantizes for itself: others' are far away
 
 // Results of a tile.
