@@ -17,10 +17,15 @@ from paceline.proof import engine_factory as peers
 BOTH = ("plain", "prompt lookup")
 
 DRAFT = ("draft model",)
+_COPIES = "suffix-automaton+recycling>draft-model"
 ENGINES: dict[str, tuple[str, Mapping[str, str], Sequence[str]]] = {
     "paceline": ("paceline", {}, ("plain", "auto")),
     "paceline-draft": ("paceline", {"drafter": "draft-model"}, DRAFT),
-    "paceline-copies-draft": ("paceline", {"drafter": "suffix-automaton>draft-model"}, DRAFT),
+    "paceline-copies-draft": (
+        "paceline",
+        {"drafter": "suffix-automaton+recycling>draft-model"},
+        DRAFT,
+    ),
     "llama-cpp": ("llama-cpp", {}, BOTH),
     "llama-cpp-draft": ("llama-cpp", {"draft": "model"}, DRAFT),
     "llama-cpp-python": ("llama-cpp-python", {}, BOTH),

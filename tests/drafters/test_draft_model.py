@@ -444,6 +444,21 @@ def test_a_draft_model_without_memory_leaves_no_cache_behind() -> None:
     assert all(cache.released for cache in (*big.caches, *small.caches))
 
 
+@pytest.mark.parametrize("length", [3, 19, 20, 21, 60])
+def test_of_a_long_prompt_only_the_end_is_read(length: int) -> None:
+    small, prompt = Watched(SMALL), [each % VOCABULARY for each in range(length)]
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([1]), recent=20)
+    sequence = Sequence.start(0, prompt, SAMPLED)
+    drafter.open(sequence)
+    [draft] = drafter.propose([sequence], [Budget(3, 3)])
+    cached = small.caches[0].tokens
+    assert cached == [*prompt, *draft.tokens[:2].tolist()][-len(cached) :]
+    assert len(cached) == min(length, 20) + 2
+    drafter.close(sequence)
+    [sequence] = decode(decoder_of(drafter, Coupled()), [prompt], SAMPLED)
+    assert [sequence.generated] == plain([prompt], SAMPLED, Coupled())
+
+
 def test_close_releases_once_and_may_be_repeated() -> None:
     small = Watched(SMALL)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
@@ -465,5 +480,5 @@ def test_a_named_growth_is_used_and_greedy_requests_get_branches() -> None:
     assert len(draft) == 6
     assert len(set(draft.parents.tolist())) < 6  # some node has two children
     assert draft.scores is not None
-    with pytest.raises(InvalidOption, match="has no option 'size': use growth"):
+    with pytest.raises(InvalidOption, match="has no option 'size': use growth or recent"):
         DraftModel.create(replace(context, options={"size": "3"}))

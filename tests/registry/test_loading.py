@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -354,8 +355,8 @@ def test_cache_precision_is_refused_where_there_is_none(model: str) -> None:
 
 
 def test_a_smaller_sibling_beside_the_file_drafts(tmp_path: Path) -> None:
-    """Of the same tokens and architecture, at most half as large; any other file is passed over."""
-    large = tiny_config(layers=8)
+    """Of the same tokens and architecture, at most a fifth as large; others are passed over."""
+    large = replace(tiny_config(layers=8), ffn_size=1024)
     path = save_gguf(tmp_path / "large.gguf", large)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     save_gguf(tmp_path / "other.gguf", tiny_config("qwen2", layers=1))
@@ -364,10 +365,10 @@ def test_a_smaller_sibling_beside_the_file_drafts(tmp_path: Path) -> None:
     assert engine.config["draft_model"] is None
     small = save_gguf(tmp_path / "small.gguf", tiny_config(layers=1))
     engine = load(str(path), runtime="cpu", progress=False)
-    assert engine.config["drafter"] == "suffix-automaton>draft-model"
+    assert engine.config["drafter"] == "suffix-automaton+recycling>draft-model"
     assert engine.config["draft_model"] == str(small)
     text = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
     plain = load(str(path), runtime="cpu", drafter="none", progress=False)
     assert plain.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True).token_ids == text.token_ids
     named = load(str(path), runtime="cpu", draft_model=str(small), progress=False)
-    assert named.config["drafter"] == "suffix-automaton>draft-model"
+    assert named.config["drafter"] == "suffix-automaton+recycling>draft-model"

@@ -7,7 +7,6 @@ rule.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
 from itertools import takewhile
@@ -16,6 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from paceline.core import tree as trees
+from paceline.core.options import arguments
 from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, Distribution, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
@@ -30,8 +30,13 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft-model"
 
-    def __init__(self, model: Target, vocab_size: int, growth: TreeExpansion) -> None:
-        """Bind the draft model. Raises InvalidOption if its vocabulary is not of `vocab_size`."""
+    def __init__(
+        self, model: Target, vocab_size: int, growth: TreeExpansion, recent: int = 256
+    ) -> None:
+        """Bind the draft model, which reads at most the last `recent` tokens of a prompt.
+
+        Raises InvalidOption if its vocabulary is not of `vocab_size`.
+        """
         theirs = model.capabilities.vocab_size
         if theirs != vocab_size:
             raise InvalidOption(
@@ -41,18 +46,25 @@ class DraftModel(Drafter):
         self._model = model
         self._expansion = growth
         self.kind = growth.kind
+        self._recent = recent
         self._caches: dict[int, Any] = {}
+        self._begins: dict[int, int] = {}  # first token that the draft model has read
         self._trunks: dict[int, tuple[int, List[int]]] = {}
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """Load the draft model; the option `growth` or the verifier selects the tree expansion.
 
+        `recent` limits what it reads of a prompt, in tokens.
+
         Raises InvalidOption for an unknown option, or an expansion that the verifier does not take.
         """
-        named = _expansion(cls.name, context.options)
-        growth = expansion_for(context.accepts, context.shape, **named)
-        return cls(cls._load(context), context.target.vocab_size, growth)
+        others = {key: text for key, text in context.options.items() if key != "growth"}
+        for key in others.keys() - {"recent"}:
+            raise InvalidOption(f"drafter '{cls.name}' has no option {key!r}: use growth or recent")
+        chosen = arguments(cls, "drafter", others, "model", "vocab_size", "growth")
+        growth = expansion_for(context.accepts, context.shape, context.options.get("growth", ""))
+        return cls(cls._load(context), context.target.vocab_size, growth, **chosen)
 
     @classmethod
     def _load(cls, context: DrafterContext) -> Target:
@@ -60,8 +72,10 @@ class DraftModel(Drafter):
 
     def open(self, sequence: Sequence) -> None:
         cache = self._caches[sequence.id] = self._model.open()
+        # Of a long prompt only the end: to read it all takes as long as many drafts save.
+        begin = self._begins[sequence.id] = max(0, len(sequence.tokens) - self._recent)
         if self._room(sequence):
-            self._model.prefill(cache, sequence.tokens[:-1])
+            self._model.prefill(cache, sequence.tokens[begin:-1])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
@@ -91,6 +105,7 @@ class DraftModel(Drafter):
 
     def close(self, sequence: Sequence) -> None:
         self._trunks.pop(sequence.id, None)
+        self._begins.pop(sequence.id, None)
         cache = self._caches.pop(sequence.id, None)
         if cache is not None:
             self._model.release(cache)
@@ -104,9 +119,9 @@ class DraftModel(Drafter):
             self._shorten(sequence, min(begin + agreed, len(sequence.tokens) - 1))
 
     def _shorten(self, sequence: Sequence, length: int) -> None:
-        cache = self._caches[sequence.id]
-        if cache.length > length:
-            self._model.truncate(cache, length)
+        cache, begin = self._caches[sequence.id], self._begins[sequence.id]
+        if cache.length > length - begin:
+            self._model.truncate(cache, max(0, length - begin))
 
     def _room(self, sequence: Sequence) -> int:
         # Remaining tokens of the draft model's context window.
@@ -127,7 +142,8 @@ class DraftModel(Drafter):
             fed = np.array(sorted(node for node in above if node >= trunk), dtype=np.int64)
             cache = self._caches[sequence.id]
             draft = trees.take(tree, fed) if len(fed) else None
-            passes.append(Pass(cache, known[cache.length :], draft))
+            begin = self._begins[sequence.id]
+            passes.append(Pass(cache, known[begin + cache.length :], draft))
             rows.append([0 if n < trunk else 1 + int(np.searchsorted(fed, n)) for n in nodes])
         outputs = self._model.forward(passes)
         for each in passes:
@@ -154,13 +170,6 @@ def _trunk(tree: TokenTree) -> int:
     while trunk < len(tree) and (tree.parents[trunk + 1 :] >= trunk).all():
         trunk += 1
     return trunk
-
-
-def _expansion(name: str, options: Mapping[str, str]) -> dict[str, str]:
-    for key in options:
-        if key != "growth":
-            raise InvalidOption(f"drafter '{name}' has no option {key!r}: use growth")
-    return {"named": options["growth"]} if options else {}
 
 
 class Quantised(DraftModel):

@@ -162,12 +162,13 @@ class FirstLayers:
 def smaller_sibling(source: ModelSource) -> Path | None:
     """Return the smallest GGUF file beside a model's with its architecture and vocabulary.
 
-    None if no file has at most half of the model's size. Files that cannot be read are passed over.
+    None if no file has at most a fifth of the model's size: a larger one drafts too slowly to pay
+    without being asked for. Files that cannot be read are passed over.
     """
     if not isinstance(source, GGUFSource):
         return None
     sizes = {path: path.stat().st_size for path in source.path.parent.glob("*.gguf")}
-    most = source.path.stat().st_size // 2
+    most = source.path.stat().st_size // 5
     for path in sorted((path for path, size in sizes.items() if size <= most), key=sizes.get):  # type: ignore[arg-type]
         try:
             if source.has_vocabulary_of(GGUFFile(path)):

@@ -32,8 +32,9 @@ DEFAULT_DRAFTER = "suffix-automaton"
 # The same, for a target that can also be loaded at a lower precision.
 _DEFAULT_COARSER = "suffix-automaton>quantised"
 
-# The same, for a target with a draft model: one that is named, or lies beside the target's file.
-_DEFAULT_MODEL = "suffix-automaton>draft-model"
+# The same, for a target with a draft model: one that is named, or a small one
+# beside the target's file.
+_DEFAULT_MODEL = "suffix-automaton+recycling>draft-model"
 
 # The same, for a target with a shipped draft network. Sampled requests also need a verifier that
 # uses the Gumbel noise that the network drafts with.
