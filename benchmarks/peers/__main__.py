@@ -170,6 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=_count, default=1, help="prompts answered together")
     parser.add_argument("--threads", type=_count, default=2, help="of every engine")
     parser.add_argument("--out", type=Path, help="folder for results; the same one goes on")
+    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     arguments = parser.parse_args(argv)
     try:
@@ -180,6 +181,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             (arguments.out / "results.md").write_text(report.markdown(results), encoding="utf-8")
             if not report.plot(results["rows"], arguments.out / "speeds.svg"):
                 _say("no plot: pip install 'paceline[report]'", keep=True)
+        if arguments.record is not None and results["rows"]:
+            report.record(results, arguments.record)
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.peers.table import Row
 
+from paceline.measure import results as records
 from paceline.measure.report import aligned
 
 _TITLES = (
@@ -69,6 +70,42 @@ def markdown(results: Mapping[str, Any]) -> str:
         f"{settings['threads']} threads, greedy.\n\n"
         + "\n".join([*lines, "", *_notes(results), "", *_categories(results), "", *about])
         + "\n"
+    )
+
+
+def record(results: Mapping[str, Any], name: str) -> None:
+    """Write docs/results/data/NAME.json."""
+    settings, about = results["settings"], results["about"]
+    rows = sorted(results["rows"], key=lambda row: -row["tokens_per_second"])
+    drafting = "".join(
+        f" {each} drafts with {said['drafting']}."
+        for each, said in about.items()
+        if "drafting" in said
+    )
+    left_out = "".join(f" Not run: {each} ({why})." for each, why in results["not_run"].items())
+    records.record(
+        Path("docs/results/data") / f"{name}.json",
+        f"{settings['model']} beside other engines"
+        + (f", {settings['batch']} prompts together" if settings["batch"] > 1 else ""),
+        "peers",
+        f"python -m benchmarks.peers --model FILE --prompts FILE --limit {settings['prompts']} "
+        f"--rounds {results['rounds']} --max-new-tokens {settings['max_new_tokens']} "
+        f"--only {' '.join(settings['engines'])}",
+        ("engine", "mode", "weights", "tokens/s", "10 to 90%", "to best", "identical"),
+        [
+            [
+                row["engine"],
+                row["mode"],
+                about.get(row["engine"], {}).get("weights"),
+                round(row["tokens_per_second"], 1),
+                f"{row['low']:.0f} to {row['high']:.0f}",
+                with_range(row["to_best"], row["to_best_range"]),
+                None if row["identical"] is None else f"{row['identical']:.0%}",
+            ]
+            for row in rows
+        ],
+        note=f"Greedy, {settings['threads']} threads, by turns. Ratios are medians of ratios in a "
+        f"turn to {rows[0]['best']}, the best peer, with their 10 to 90%.{drafting}{left_out}",
     )
 
 

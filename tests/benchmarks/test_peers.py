@@ -18,6 +18,7 @@ from benchmarks.peers.batches import BatchEngine
 from benchmarks.peers.timing import Batch, Configuration, Race, Samples, Turn
 
 from paceline.errors import EngineFailed, InvalidOption
+from paceline.measure import results as records
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import resolve
 from paceline.proof.audited_engine import Timing
@@ -275,9 +276,17 @@ def test_the_command(
     assert json.loads((out / "results.json").read_text("utf-8")) == results
 
     started.clear()
-    assert command.main(line) == 0
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "docs" / "results" / "data"
+    data.mkdir(parents=True)
+    assert command.main([*line, "--record", "peers-tiny"]) == 0
     assert started == []
     assert json.loads(capsys.readouterr().out)["rows"] == results["rows"]
+    kept = records.load(data)["peers-tiny"]
+    assert {tuple(row[:2]) for row in kept["rows"]} == {
+        (row["engine"], row["mode"]) for row in results["rows"]
+    }
+    assert "Not run: genai" in kept["note"]
 
     assert command.main([*line[:-3], "--max-new-tokens", "6", "--out", str(out)]) == 2
     assert "other settings" in capsys.readouterr().err
