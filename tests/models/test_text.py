@@ -506,3 +506,9 @@ def test_streams_show_the_special_tokens_that_are_asked_for() -> None:
         stream = TOKENIZER.stream([1])
         got = "".join(stream.feed(ids[i : i + size]) for i in range(0, len(ids), size))
         assert got + stream.finish() == "<|im_start|>the"
+
+
+def test_what_a_template_reads_is_known() -> None:
+    assert with_template(QWEN).reads("tools")
+    assert not with_template(CHAT_TEMPLATE).reads("tools")
+    assert not Tokenizer(CORE).reads("tools")

@@ -138,9 +138,9 @@ class Tokenizer:
             raise PromptError("the model has no chat template: give plain text (--raw)")
         given = {"tools": list(tools) if tools else None, **arguments}
         try:
-            template, reads = self._template
+            template, _ = self._template
             for name in ("tools", "documents"):
-                if given.get(name) and name not in reads:
+                if given.get(name) and not self.reads(name):
                     raise PromptError(f"the chat template reads no {name}: leave them out")
             told = [self._spell(_message(message, self._joins_parts)) for message in messages]
             if continue_final_message:
@@ -163,6 +163,10 @@ class Tokenizer:
         ids = self._encode_rendered(text)
         begin = list(self.around[0]) if self._begins_chats else []
         return ids if ids[: len(begin)] == begin else begin + ids
+
+    def reads(self, name: str) -> bool:
+        """Return whether the chat template reads `name`, such as "tools"."""
+        return self.chat_template is not None and name in self._template[1]
 
     def stream(self, shown: Collection[int] = ()) -> StreamDecoder:
         """Return a decoder that leaves out special tokens, but for those `shown`."""

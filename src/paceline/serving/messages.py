@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import PromptError
+from paceline.serving.answers.style import HERMES
 
 Message = dict[str, Any]
 
@@ -115,24 +116,23 @@ def describe_tools(messages: Sequence[Message], tools: Sequence[Message]) -> lis
     message of the user.
     """
     out: list[Message] = []
+    previous = ""
     for message in messages:
-        calls = message.get("tool_calls") or ()
-        text = content_text(message)
-        if message["role"] == "tool":
+        role, text = message["role"], content_text(message)
+        if role == "tool":
             text = f"<tool_response>\n{text}\n</tool_response>"
-            if out and out[-1].get("tool_call_id"):
-                out[-1]["content"] += "\n" + text
-            else:
-                out.append({"role": "user", "content": text, "tool_call_id": True})
-            continue
-        written = [text] if text else []
-        for call in calls:
-            name, arguments = json.dumps(call["function"]["name"]), call["function"]["arguments"]
-            body = f'{{"name": {name}, "arguments": {arguments}}}'
-            written.append(f"<tool_call>\n{body}\n</tool_call>")
-        out.append({"role": message["role"], "content": "\n".join(written)})
-    for message in out:
-        message.pop("tool_call_id", None)
+        if previous == "tool" and role in ("tool", "user"):
+            out[-1]["content"] += "\n" + text
+        else:
+            written = [text] if text else []
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                name, arguments = json.dumps(function["name"]), function["arguments"]
+                body = f'{{"name": {name}, "arguments": {arguments}}}'
+                written.append(f"{HERMES.before}{body}{HERMES.after}")
+            content = "\n".join(written)
+            out.append({"role": "user" if role == "tool" else role, "content": content})
+        previous = role
     if tools:
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         system = _DESCRIPTION.format(tools=lines)
