@@ -444,13 +444,14 @@ def test_the_longest_token_counts_and_spaces_are_swallowed() -> None:
     from tokenizers import AddedToken
 
     core = tiny_tokenizer()
-    core.add_special_tokens([AddedToken("<|im_end|>2", rstrip=True)])
+    core.add_special_tokens([AddedToken("<|im_end|>2", rstrip=True), "<<x>>"])
     tokenizer = Tokenizer(core, chat_template="<|im_end|>2  {{ messages[0].content }}")
     last = tokenizer.special_ids["<|im_end|>2"]
-    ids = tokenizer.chat([{"role": "user", "content": "<|im_end|>2<|im_end|>"}])
+    content = "<|im_end|>2<|im_end|><<x>>"
+    ids = tokenizer.chat([{"role": "user", "content": content}])
     assert ids[0] == last
-    assert not set(ids[1:]) & {0, 1, 2, last}
-    assert tokenizer.decode(ids, skip_special=False) == "<|im_end|>2" + "<|im_end|>2<|im_end|>"
+    assert not set(ids[1:]) & set(tokenizer.special_ids.values())
+    assert tokenizer.decode(ids, skip_special=False) == "<|im_end|>2" + content
 
 
 def test_a_vocabulary_without_special_tokens() -> None:

@@ -219,6 +219,8 @@ def test_tools_in_words() -> None:
         {"role": "user", "content": results[2]},
     ]
     assert describe_tools(messages, []) == [messages[0], *rest]
+    nameless = {"function": CALL["function"]}
+    assert "id" not in chat_messages(called(nameless))[0]["tool_calls"][0]
     assert describe_tools([USER], [READ])[0]["content"].startswith("You may call")
     parser = AnswerParser(HERMES, ["f"])
     parser.feed(rest[1]["content"])
