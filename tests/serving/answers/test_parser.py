@@ -92,6 +92,8 @@ def test_a_whole_answer_of_every_part() -> None:
         (HERMES, '\n <tool_call>[{"name": "f", "arguments": {"a": 1}}]</tool_call>\n'),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}}'),  # ended by a token
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>'),  # one brace lost
+        (HERMES, '{"name": "f", "arguments": {"a": 1}}'),
+        (HERMES, '```json\n{"name": "f", "arguments": {"a": 1}}\n```\n'),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}'),
         (LLAMA, '\n{"type": "function", "name": "f", "parameters": {"a": 1}}'),
         (LLAMA, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}'),
@@ -112,6 +114,8 @@ def test_a_call_of_every_family(style: Style, text: str) -> None:
         (HERMES, '<tool_call>{"name":"f"}</tool_call>\n<tool_call>{"name":"f"}</tool_call>'),
         (HERMES, '<tool_call>{"name":"f"}\n{"name":"f"}</tool_call>'),
         (HERMES, '<tool_call>{"name":"f"}<tool_call>{"name":"f"}'),
+        (HERMES, '```json\n[{"name":"f"}, {"name":"f"}]\n```'),
+        (HERMES, '```json\n{"name":"f"}\n```\n<tool_call>{"name":"f"}\n</tool_call>'),
         (LLAMA, '{"name": "f"}; {"name": "f"}'),
         (MISTRAL, '[TOOL_CALLS] [{"name":"f"}, {"name":"f"}]'),
         (MISTRAL, '[TOOL_CALLS] [{"name":"f"}] [TOOL_CALLS] [{"name":"f"}]'),
@@ -145,6 +149,9 @@ def test_several_calls_and_calls_without_arguments(style: Style, text: str) -> N
         '<tool_call>{}</tool_call> <tool_call>{"x": 1}',
         '{"city": "f"} ',
         'x {"name": "f"}',
+        'x\n```json\n{"name": "f"}\n```',
+        '```json\n{"a": 1}\n```',
+        '```js\n{"name": "f"}\n```',
         '[{"name": "f"}]',
     ],
 )
@@ -242,6 +249,8 @@ CASES = [
     (LLAMA, '{"name": "f", "parameters": {"a": {}}}; {"name": "f"}; <|python_tag|>f(1)'),
     (MISTRAL, '[TOOL_[TOOL_CALLS] [{"name":"f","arguments":{}}, {"name":"f"}, {"nam'),
     (FENCED, 'Sure ``\n```tool_code\n{"name":"f"}\n```\n``` x'),
+    (HERMES, '\n``json ```json\n{"name":"f"}'),
+    (HERMES, '\n```json\n{"name":"f"}\n``` ```json <tool_call>{"name":"f"}\n``` '),
     (GRANITE, '<|tool_<|tool_call|>[{"arguments":{"a":[]},"name":"f"},'),
 ]
 LONG = (
@@ -265,9 +274,23 @@ def test_every_pair_of_cuts(style: Style, text: str, step: int) -> None:
 
 FRAGMENTS = [
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|python_tag|>"),
-    *("```tool_code", "```", "<|tool_call|>", "{", "}", "[", "]", '"', ",", ":", ";", " ", "\n"),
+    *(
+        "```tool_code",
+        "```json",
+        "<|tool_call|>",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ",",
+        ":",
+        ";",
+        " ",
+        "\n",
+    ),
     *('{"name": "f", "arguments": {', '"name"', '"arguments": ', '{"name": "f"}', '"f"', "\\u12"),
-    *("-1.5e3", "true", "null", "é", "\U0001f600", "\ud800", "\x00", "<", "x"),
+    *("```", "-1.5e3", "true", "null", "é", "\U0001f600", "\ud800", "\x00", "<", "x"),
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=14).map("".join)
 

@@ -36,6 +36,9 @@ def call_id(request: str, index: int) -> str:
     return hashlib.sha256(f"{request}:{index}".encode()).hexdigest()[:9]
 
 
+_FENCE = "```json"  # around a call at the beginning of an answer; Qwen's coders write it
+
+
 def _run_before(marker: str) -> re.Pattern[str]:
     first = re.escape(marker[:1])
     return re.compile(rf"[^{first}]*[^{first}{SPACE}]" if marker else ".+", re.DOTALL)
@@ -72,7 +75,8 @@ class AnswerParser:
         self.calls = 0
         self._names = frozenset(names)
         self._begin = style.begin if names else ""
-        self._end = style.end
+        self._style = style
+        self._end = style.end  # of the calls that are read
         self._think = style.think or ("", "")
         self._runs = [_run_before(marker) for marker in (self._begin, self._think[1])]
         self._request = request
@@ -82,6 +86,7 @@ class AnswerParser:
         self._pending: list[str] = []
         self._space: list[str] = []
         self._held = ""
+        self._marker = ""  # read last
         self._said = False  # reasoning or content, in its present part
         self._listed = False
         self._index = 0
@@ -145,10 +150,11 @@ class AnswerParser:
             self._space.append(char)
         elif not self._held and char == "{" and self._names and not self._said:
             self._open(char)
-        elif self._marks(char, self._begin):
+        elif self._marks(char, self._begin, _FENCE if self._names and not self._said else ""):
             if not self._held:
-                self._pending = [*self._space, self._begin]
+                self._pending = [*self._space, self._marker]
                 self._space.clear()
+                self._end = "```" if self._marker == _FENCE else self._style.end
                 self._state = self._opened
         else:
             self._say("content")
@@ -212,14 +218,14 @@ class AnswerParser:
                     return run.end()
         return at
 
-    def _marks(self, char: str, marker: str) -> bool:
+    def _marks(self, char: str, *markers: str) -> bool:
         # Hold a character; False if what is held does not begin a marker. Nothing is held once
-        # the marker is whole.
+        # a marker is whole.
         self._held += char
-        if self._held == marker:
-            self._held = ""
+        if self._held in markers:
+            self._marker, self._held = self._held, ""
             return True
-        return marker.startswith(self._held)
+        return any(marker.startswith(self._held) for marker in markers)
 
     def _say(self, kind: Literal["reasoning", "content"]) -> None:
         # The first character held begins no marker; those behind it may.
