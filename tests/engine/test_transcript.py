@@ -98,3 +98,13 @@ def test_stops_of_several_bytes(stop: str) -> None:
     transcript = Transcript(TOKENIZER, (stop,))
     found = [transcript.feed(token) for token in TOKENIZER.encode("a€b")]
     assert any(found) == (stop == "€")  # bytes that are not a character yet match nothing
+
+
+def test_special_tokens_are_shown_on_demand() -> None:
+    ids = TOKENIZER.encode("<|im_start|>the<|im_end|>")
+    for shown, text in (((), "the"), ((1,), "<|im_start|>the")):
+        transcript = Transcript(TOKENIZER, ("STOP",), shown)
+        for token in ids:
+            assert not transcript.feed(token)
+        transcript.finish()
+        assert transcript.take() == text

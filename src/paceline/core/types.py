@@ -251,6 +251,7 @@ class SamplingParams:
         min_tokens: end tokens and stop tokens have probability 0 before so many tokens.
         allowed_tokens: if not empty, all others are banned.
         keep_stop: the stop string that ended the text stays in it.
+        shown_tokens: special tokens that the text shows; it leaves out all others.
     """
 
     temperature: float = 0.0
@@ -274,6 +275,7 @@ class SamplingParams:
     min_tokens: int = 0
     allowed_tokens: tuple[int, ...] = ()
     keep_stop: bool = False
+    shown_tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, rule: str) -> None:

@@ -199,7 +199,8 @@ class Engine:
             )
         sequence = Sequence.start(self._next_id, ids, params, speculation=speculation)
         self._next_id += 1
-        self.scheduler.add(Request(sequence, Transcript(self.tokenizer, params.stop)))
+        transcript = Transcript(self.tokenizer, params.stop, params.shown_tokens)
+        self.scheduler.add(Request(sequence, transcript))
         return sequence.id
 
     def step(self) -> list[Event]:

@@ -80,8 +80,8 @@ class StopRules:
 class Transcript:
     """Text of a sequence; releases the part that can no longer change."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: List[str]) -> None:
-        self._decoder = tokenizer.stream()
+    def __init__(self, tokenizer: Tokenizer, stops: List[str], shown: List[int] = ()) -> None:
+        self._decoder = tokenizer.stream(shown)
         self._stops = StopStrings(stops)
         # Ends before the stop string once one was found.
         self.text = ""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+# Stands, while a template is rendered, inside special tokens that a message spells; and where a
+# message to be continued ends. Nobody writes so many deletes.
+_SPELLED = "\x7f" * 3
+_CONTINUED = "\x7f" * 7
 # What a template may raise while it is read or rendered, beside Jinja's own errors.
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -93,26 +98,39 @@ class Tokenizer:
         """Decode `ids`; bytes that are not UTF-8 become U+FFFD."""
         return self.core.decode(list(ids), skip_special_tokens=skip_special)
 
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of the special tokens by text: those that texts leave out."""
+        added = self.core.get_added_tokens_decoder()
+        return {token.content: index for index, token in added.items() if token.special}
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **arguments: Any,
     ) -> list[int]:
         """Encode a conversation by the chat template.
+
+        Special tokens come from the template alone: where messages, tools or arguments spell one,
+        it is encoded as plain text.
 
         Args:
             messages: each with "role" and "content" (text, or parts of type "text"), and whatever
                 else the template reads, such as "tool_calls".
             tools: JSON schemas of functions that the model may call.
             add_generation_prompt: end with the head of the answer.
+            continue_final_message: end within the last message, an assistant's: the answer goes on
+                with it. There is no generation prompt then.
             arguments: of the template, such as `documents` or `enable_thinking`.
 
         Raises:
-            PromptError: there is no template, it refuses the messages, or it reads no tools or
-                documents but some are given. Other arguments that it does not read change nothing.
+            PromptError: there is no template, it refuses the messages, it reads no tools or
+                documents but some are given, or the message to continue is not an assistant's text.
+                Other arguments that it does not read change nothing.
         """
         import jinja2
 
@@ -120,15 +138,17 @@ class Tokenizer:
             raise PromptError("the model has no chat template: give plain text (--raw)")
         given = {"tools": list(tools) if tools else None, **arguments}
         try:
-            template, reads = self._template
+            template, _ = self._template
             for name in ("tools", "documents"):
-                if given.get(name) and name not in reads:
+                if given.get(name) and not self.reads(name):
                     raise PromptError(f"the chat template reads no {name}: leave them out")
+            told = [self._spell(_message(message, self._joins_parts)) for message in messages]
+            if continue_final_message:
+                told = [*told[:-1], _continued(told)]
             text = template.render(
-                **self.special_tokens,
-                **given,
-                messages=[_message(message, self._joins_parts) for message in messages],
-                add_generation_prompt=add_generation_prompt,
+                **{**self._spell(given), **self.special_tokens},
+                messages=told,
+                add_generation_prompt=add_generation_prompt and not continue_final_message,
             )
         except (*_REFUSALS, jinja2.TemplateError) as error:
             reason = " ".join(str(error).split())
@@ -136,12 +156,21 @@ class Tokenizer:
                 f"the chat template refuses these messages ({reason}): change them or give plain "
                 "text (--raw)"
             ) from error
-        ids = self.encode(text)
+        if continue_final_message:
+            text, found, _ = text.rpartition(_CONTINUED)
+            if not found:
+                raise PromptError("the chat template leaves out the last message: it cannot go on")
+        ids = self._encode_rendered(text)
         begin = list(self.around[0]) if self._begins_chats else []
         return ids if ids[: len(begin)] == begin else begin + ids
 
-    def stream(self, skip_special: bool = True) -> StreamDecoder:
-        return StreamDecoder(self, skip_special)
+    def reads(self, name: str) -> bool:
+        """Return whether the chat template reads `name`, such as "tools"."""
+        return self.chat_template is not None and name in self._template[1]
+
+    def stream(self, shown: Collection[int] = ()) -> StreamDecoder:
+        """Return a decoder that leaves out special tokens, but for those `shown`."""
+        return StreamDecoder(self, frozenset(self.special_ids.values()).difference(shown))
 
     @cached_property
     def context_free(self) -> bool:
@@ -151,9 +180,85 @@ class Tokenizer:
         return isinstance(self.core.decoder, ByteLevel)
 
     @cached_property
-    def pieces(self) -> tuple[dict[int, str], dict[int, str]]:
-        # Caches of single-token texts: special tokens shown, special tokens skipped.
-        return {}, {}
+    def pieces(self) -> dict[int, str]:
+        # Texts of single tokens, of special ones too.
+        return {}
+
+    # Special tokens that clients spell:
+
+    def _spell(self, value: Any) -> Any:
+        # A copy in which no string holds a special token, or ends as one begins: a template may
+        # join strings.
+        if isinstance(value, Mapping):
+            return {self._spell(key): self._spell(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._spell(each) for each in value]
+        if not isinstance(value, str):
+            return value
+        out, done = "", 0
+        for begin, end in self._special_spans(value):
+            out += value[done : begin + 1] + _SPELLED + value[begin + 1 : end]
+            done = end
+        out += value[done:]
+        sizes = range(1, min(len(value), self._special_sizes[0]))
+        ends = any(value[-size:] in self._special_heads for size in sizes)
+        return out + _SPELLED if ends else out
+
+    def _encode_rendered(self, text: str) -> list[int]:
+        # Texts between special tokens are encoded each by itself, as the tokenizer does.
+        if _SPELLED not in text:
+            return self.encode(text)
+        ids: list[int] = []
+        done = 0
+        for begin, end in [*self._special_spans(text), (len(text), len(text))]:
+            part = text[done:begin].replace(_SPELLED, "")
+            ids += self._without_special.encode(part, add_special_tokens=False).ids
+            ids += self.encode(text[begin:end])
+            done = end
+        return ids
+
+    def _special_spans(self, text: str) -> list[tuple[int, int]]:
+        # Special tokens in `text`, leftmost first, the longest at a place, with the spaces that
+        # some swallow.
+        spans: list[tuple[int, int]] = []
+        for hit in self._special_firsts.finditer(text):
+            begin = hit.start()
+            if spans and begin < spans[-1][1]:
+                continue
+            for size in self._special_sizes:
+                token = self.special_ids.get(text[begin : begin + size])
+                if token is not None:
+                    end = begin + size
+                    while token in self._swallowing and text[end : end + 1].isspace():
+                        end += 1
+                    spans.append((begin, end))
+                    break
+        return spans
+
+    @cached_property
+    def _special_firsts(self) -> re.Pattern[str]:
+        firsts = {token[0] for token in self.special_ids}
+        return re.compile("|".join(map(re.escape, sorted(firsts))) or r"(?!)")
+
+    @cached_property
+    def _special_sizes(self) -> list[int]:
+        return sorted({len(token) for token in self.special_ids}, reverse=True) or [0]
+
+    @cached_property
+    def _special_heads(self) -> set[str]:
+        return {token[:size] for token in self.special_ids for size in range(1, len(token))}
+
+    @cached_property
+    def _swallowing(self) -> set[int]:
+        added = self.core.get_added_tokens_decoder()
+        return {index for index, token in added.items() if token.rstrip}
+
+    @cached_property
+    def _without_special(self) -> tokenizers.Tokenizer:
+        # The tokenizer that takes special tokens for text. Seconds for a large vocabulary, once.
+        core = copy.deepcopy(self.core)
+        core.encode_special_tokens = True
+        return core
 
     @cached_property
     def _template(self) -> tuple[jinja2.Template, set[str]]:
@@ -183,10 +288,10 @@ class Tokenizer:
 class StreamDecoder:
     """Incremental detokeniser that holds back incomplete UTF-8 characters."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
-        self._pieces = tokenizer.pieces[skip_special]
+        self._hidden = hidden
+        self._pieces = tokenizer.pieces
         # Ids of the last piece and those after it. The last piece is decoded again each time
         # because some tokenizers treat the start of a text differently.
         self._window: list[int] = []
@@ -194,6 +299,7 @@ class StreamDecoder:
 
     def feed(self, ids: Sequence[int]) -> str:
         """Return the text that `ids` complete."""
+        ids = [token for token in ids if token not in self._hidden]
         if len(ids) == 1 and not self._window and self._tokenizer.context_free:
             piece = self._pieces.get(ids[0])
             if piece is None:  # decoding takes much longer than looking up
@@ -217,7 +323,7 @@ class StreamDecoder:
         return rest
 
     def _text(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, self._skip_special)
+        return self._tokenizer.decode(ids, skip_special=False)
 
 
 class StopStrings:
@@ -262,6 +368,18 @@ def _message(message: Mapping[str, Any], join: bool) -> dict[str, Any]:
     return out
 
 
+def _continued(messages: list[Any]) -> dict[str, Any]:
+    # The last message, with a mark where it goes on.
+    message = messages[-1] if messages else {}
+    content = message.get("content")
+    if message.get("role") != "assistant" or message.get("tool_calls") or content is None:
+        raise PromptError("only an assistant's text can be continued: end with such a message")
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUED}
+    *before, last = content
+    return {**message, "content": [*before, {**last, "text": last["text"] + _CONTINUED}]}
+
+
 def _tool_call(call: Any) -> Any:
     # Clients send arguments as a JSON string; templates write them as JSON themselves.
     if not isinstance(call, Mapping):
@@ -282,13 +400,14 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Unlike jinja2's own filter this one does not escape HTML.
-    return json.dumps(
+    text = json.dumps(
         value,
         ensure_ascii=ensure_ascii,
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
     )
+    return text.replace(json.dumps(_SPELLED)[1:-1], _SPELLED)
 
 
 def _raise_exception(message: str) -> None:

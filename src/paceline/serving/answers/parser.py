@@ -1,0 +1,305 @@
+"""Split an answer into reasoning, content and calls as it comes.
+
+Every state takes one character, so that the result does not depend on how the text was cut. Runs
+that cannot begin a marker are taken at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Literal
+
+from paceline.serving.answers.call import SPACE, CallReader
+from paceline.serving.answers.style import Style
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer.
+
+    The first of a call has its `id` and `name` and no text; pieces of its arguments follow.
+    """
+
+    kind: Literal["reasoning", "content", "call"]
+    text: str
+    index: int = 0
+    id: str = ""
+    name: str = ""
+
+
+def call_id(request: str, index: int) -> str:
+    """Return the id of a request's call: nine letters and digits, as Mistral's templates demand."""
+    return hashlib.sha256(f"{request}:{index}".encode()).hexdigest()[:9]
+
+
+_FENCE = "```json"  # around a call at the beginning of an answer; Qwen's coders write it
+
+
+def _run_before(marker: str) -> re.Pattern[str]:
+    first = re.escape(marker[:1])
+    return re.compile(rf"[^{first}]*[^{first}{SPACE}]" if marker else ".+", re.DOTALL)
+
+
+class AnswerParser:
+    """Parse one answer.
+
+    A call is given out once its name and the first character of its arguments are read. What
+    cannot become a call is content, markers included. White space before a call and after the last
+    one is left out, and so are line breaks next to tags of reasoning.
+
+    To parse an answer that continues a message, feed that message first and drop its deltas.
+
+    Attributes:
+        calls: number of calls whose arguments were read to the end.
+    """
+
+    def __init__(
+        self,
+        style: Style,
+        names: Collection[str] = (),
+        *,
+        inside: bool = False,
+        request: str = "",
+    ) -> None:
+        """Start an answer.
+
+        Args:
+            names: of the tools that were offered; no other name makes a call.
+            inside: the prompt ends inside reasoning (`Style.inside`).
+            request: what ids of calls are made from.
+        """
+        self.calls = 0
+        self._names = frozenset(names)
+        self._begin = style.begin if names else ""
+        self._style = style
+        self._end = style.end  # of the calls that are read
+        self._think = style.think or ("", "")
+        self._runs = [_run_before(marker) for marker in (self._begin, self._think[1])]
+        self._request = request
+        self._out: list[Delta] = []
+        # Read and not yet given out: the text of what may become a call; then white space, and
+        # behind it what may become a marker.
+        self._pending: list[str] = []
+        self._space: list[str] = []
+        self._held = ""
+        self._marker = ""  # read last
+        self._said = False  # reasoning or content, in its present part
+        self._listed = False
+        self._index = 0
+        self._call = CallReader()
+        self._given = False
+        self._state: Callable[[str], None] = self._text
+        if style.think is not None:
+            self._state = self._reasoning if inside else self._start
+
+    def feed(self, piece: str) -> list[Delta]:
+        """Add text; return what is certain with it."""
+        at = 0
+        while at < len(piece):
+            at = self._run(piece, at)
+            if at < len(piece):
+                self._state(piece[at])
+                at += 1
+        return self._take()
+
+    def finish(self) -> list[Delta]:
+        """Return what was held back; no text follows."""
+        kind: Literal["reasoning", "content"] = "content"
+        if self._state == self._reasoning:
+            kind = "reasoning"
+        self._count()
+        left = self._drain()
+        if left.strip(SPACE) or not self._index:
+            self._emit(kind, left)
+        return self._take()
+
+    # States:
+
+    def _start(self, char: str) -> None:
+        # Reasoning begins an answer or is none.
+        if not self._held and char in SPACE:
+            self._space.append(char)
+        elif self._marks(char, self._think[0]):
+            if not self._held:
+                self._drain()
+                self._state = self._reasoning
+        else:
+            self._again(self._text)
+
+    def _reasoning(self, char: str) -> None:
+        if not self._held and char == "\n":
+            self._space.append(char)
+        elif self._marks(char, self._think[1]):
+            if not self._held:
+                self._drain()
+                self._state, self._said = self._gap, False
+        else:
+            self._say("reasoning")
+
+    def _gap(self, char: str) -> None:
+        if char != "\n":
+            self._state = self._text
+            self._text(char)
+
+    def _text(self, char: str) -> None:
+        if not self._held and char in SPACE:
+            self._space.append(char)
+        elif not self._held and char == "{" and self._names and not self._said:
+            self._open(char)
+        elif self._marks(char, self._begin, _FENCE if self._names and not self._said else ""):
+            if not self._held:
+                self._pending = [*self._space, self._marker]
+                self._space.clear()
+                self._end = "```" if self._marker == _FENCE else self._style.end
+                self._state = self._opened
+        else:
+            self._say("content")
+
+    def _opened(self, char: str) -> None:
+        if char == "{":
+            self._open(char)
+        elif char in SPACE or (char == "[" and not self._listed):
+            self._pending.append(char)
+            self._listed = self._listed or char == "["
+        else:
+            self._fail(char)
+
+    def _object(self, char: str) -> None:
+        call = self._call
+        if not call.feed(char) or (call.name is not None and call.name not in self._names):
+            self._fail(char)
+            return
+        if self._given:
+            self._emit("call", call.take())
+        else:
+            self._pending.append(char)
+        if call.name is not None and not self._given:
+            arguments = call.take() or ("{}" if call.done else "")
+            if arguments:
+                self._give(call.name, arguments)
+        if call.done:
+            self._close()
+
+    def _after(self, char: str) -> None:
+        if not self._held and char in SPACE:
+            self._space.append(char)
+        elif not self._held and self._listed and char == "]":
+            self._listed = False
+            self._space.clear()
+        elif not self._held and char == ("," if self._listed else ";"):
+            self._pending = [*self._space, char]
+            self._space.clear()
+            self._state = self._opened
+        elif not self._held and char == "{":
+            self._open(char)
+        elif self._marks(char, self._end):
+            if not self._held:
+                self._drain()
+                self._listed = False
+                self._state = self._text
+        else:
+            self._listed = False
+            self._again(self._text)
+
+    # What states share:
+
+    def _run(self, piece: str, at: int) -> int:
+        # Say what text begins no marker and ends in no white space; return where it ends.
+        if self._said and not self._held and piece[at] not in SPACE:
+            thinks = self._state == self._reasoning
+            if thinks or self._state == self._text:
+                run = self._runs[thinks].match(piece, at)
+                if run is not None:
+                    self._emit("reasoning" if thinks else "content", self._drain() + run[0])
+                    return run.end()
+        return at
+
+    def _marks(self, char: str, *markers: str) -> bool:
+        # Hold a character; False if what is held does not begin a marker. Nothing is held once
+        # a marker is whole.
+        self._held += char
+        if self._held in markers:
+            self._marker, self._held = self._held, ""
+            return True
+        return any(marker.startswith(self._held) for marker in markers)
+
+    def _say(self, kind: Literal["reasoning", "content"]) -> None:
+        # The first character held begins no marker; those behind it may.
+        first, rest = self._held[0], self._held[1:]
+        self._held = ""
+        space = self._drain()
+        self._emit(kind, first if kind == "reasoning" and not self._said else space + first)
+        self._said = True
+        for char in rest:
+            self._state(char)
+
+    def _again(self, state: Callable[[str], None]) -> None:
+        self._state = state
+        for char in self._drain():
+            self._state(char)
+
+    def _open(self, char: str) -> None:
+        self._pending += self._space
+        self._space.clear()
+        self._call = CallReader()
+        self._state = self._object
+        self._object(char)
+
+    def _give(self, name: str, arguments: str) -> None:
+        self._given = True
+        self._pending.clear()
+        identifier = call_id(self._request, self._index)
+        self._out.append(Delta("call", "", self._index, identifier, name))
+        self._emit("call", arguments)
+
+    def _close(self) -> None:
+        # The object has ended.
+        if self._given:
+            self._count()
+            self._state = self._after
+        else:
+            self._refuse()
+
+    def _fail(self, char: str) -> None:
+        # A call that was given out cannot be taken back: it stays as it is, and the rest is text.
+        whole = self._given and self._call.whole
+        self._count()
+        if whole:
+            self._state = self._after
+        else:
+            self._refuse()
+        self._state(char)
+
+    def _refuse(self) -> None:
+        self._emit("content", self._drain())
+        self._said, self._listed = True, False
+        self._state = self._text
+
+    def _count(self) -> None:
+        if self._given:
+            self.calls += self._call.whole or self._call.done
+            self._index += 1
+            self._given = False
+
+    def _drain(self) -> str:
+        text = "".join([*self._pending, *self._space, self._held])
+        self._pending.clear()
+        self._space.clear()
+        self._held = ""
+        return text
+
+    def _emit(self, kind: Literal["reasoning", "content", "call"], text: str) -> None:
+        if text:
+            self._out.append(Delta(kind, text, self._index if kind == "call" else 0))
+
+    def _take(self) -> list[Delta]:
+        merged = []
+        for _, group in groupby(self._out, key=lambda delta: (delta.kind, delta.index, delta.id)):
+            first, *rest = group
+            merged.append(replace(first, text=first.text + "".join(delta.text for delta in rest)))
+        self._out.clear()
+        return merged

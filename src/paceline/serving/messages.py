@@ -1,0 +1,234 @@
+"""Messages and tools of requests, from the shapes that clients send to those of templates.
+
+Nothing is fetched. Errors are PromptError and name the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import PromptError
+from paceline.serving.answers.style import HERMES
+
+Message = dict[str, Any]
+
+_ROLES = {"developer": "system", **{name: name for name in ("system", "user", "assistant", "tool")}}
+_TEXTS = ("text", "input_text", "output_text")
+_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
+_DESCRIPTION = """\
+You may call functions. They are described here, a JSON object each, within <tools></tools>:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments within <tool_call></tool_call>:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def chat_messages(messages: Any, field: str = "messages") -> list[Message]:
+    """Read the messages of a chat request.
+
+    "developer" becomes "system". A `refusal` is the text of a message without content; what has
+    neither is empty. Parts of content become parts of type "text".
+    """
+    return [_message(each, f"{field}[{i}]") for i, each in enumerate(_list(messages, field, 1))]
+
+
+def response_messages(items: Any, instructions: str | None = None) -> list[Message]:
+    """Read the `input` of a Responses request, and its `instructions` as a system message.
+
+    Calls join the assistant's message before them; items of reasoning are left out.
+    """
+    out: list[Message] = []
+    if instructions is not None:
+        out.append({"role": "system", "content": _string(instructions, "instructions")})
+    if isinstance(items, str):
+        return [*out, {"role": "user", "content": items}]
+    for i, item in enumerate(_list(items, "input", 1)):
+        field = f"input[{i}]"
+        kind = _object(item, field).get("type", "message")
+        if kind == "message":
+            out.append(_message(item, field))
+        elif kind == "function_call":
+            call = {"id": item.get("call_id"), "function": item}
+            if not out or out[-1]["role"] != "assistant":
+                out.append({"role": "assistant", "content": ""})
+            out[-1].setdefault("tool_calls", []).append(_call(call, field, field))
+        elif kind == "function_call_output":
+            result = {
+                "role": "tool",
+                "tool_call_id": item.get("call_id"),
+                "content": item.get("output"),
+            }
+            out.append(_message(result, field, names={"content": "output"}))
+        elif kind != "reasoning":
+            raise PromptError(
+                f"{field}.type is {kind!r}: it must be message, function_call, "
+                "function_call_output or reasoning"
+            )
+    return out
+
+
+def read_tools(tools: Any, field: str = "tools") -> list[Message]:
+    """Read tools of a chat request, or of a Responses request, where functions are flat."""
+    out: list[Message] = []
+    for i, tool in enumerate(_list(tools, field, 0)):
+        place = f"{field}[{i}]"
+        kind = _object(tool, place).get("type")
+        if kind != "function":
+            raise PromptError(f"{place}.type is {kind!r}: only functions can be called")
+        nested = "function" in tool
+        inner = f"{place}.function" if nested else place
+        function = {**_object(tool["function"] if nested else tool, inner)}
+        function.pop("type", None)
+        name = function.get("name")
+        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
+            raise PromptError(
+                f"{inner}.name is {name!r}: it must be 1 to 64 letters, digits, '_', '-' or '.'"
+            )
+        if name in (each["function"]["name"] for each in out):
+            raise PromptError(f"{inner}.name {name!r} stands twice: give each function its own")
+        function["parameters"] = _object(
+            function.get("parameters") or {"type": "object", "properties": {}},
+            f"{inner}.parameters",
+        )
+        out.append({"type": "function", "function": function})
+    return out
+
+
+def template_arguments(arguments: Any, field: str = "chat_template_kwargs") -> dict[str, Any]:
+    """Read arguments of the chat template; those that requests have fields for are refused."""
+    given = dict(_object(arguments, field))
+    for name in _OWN:
+        if name in given:
+            raise PromptError(f"{field}.{name} cannot be set: use the request's own field")
+    return given
+
+
+def describe_tools(messages: Sequence[Message], tools: Sequence[Message]) -> list[Message]:
+    """Put tools, calls and results into words, for models whose template reads no tools.
+
+    Tools go to the system message; calls are written as `HERMES` reads them; results become a
+    message of the user.
+    """
+    out: list[Message] = []
+    previous = ""
+    for message in messages:
+        role, text = message["role"], content_text(message)
+        if role == "tool":
+            text = f"<tool_response>\n{text}\n</tool_response>"
+        if previous == "tool" and role in ("tool", "user"):
+            out[-1]["content"] += "\n" + text
+        else:
+            written = [text] if text else []
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                name, arguments = json.dumps(function["name"]), function["arguments"]
+                body = f'{{"name": {name}, "arguments": {arguments}}}'
+                written.append(f"{HERMES.before}{body}{HERMES.after}")
+            content = "\n".join(written)
+            out.append({"role": "user" if role == "tool" else role, "content": content})
+        previous = role
+    if tools:
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        system = _DESCRIPTION.format(tools=lines)
+        if out and out[0]["role"] == "system":
+            system = f"{out.pop(0)['content']}\n\n{system}"
+        out.insert(0, {"role": "system", "content": system})
+    return out
+
+
+def content_text(message: Message) -> str:
+    """Return a read message's content as one text."""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _message(message: Any, field: str, names: Mapping[str, str] | None = None) -> Message:
+    # `names` are those of fields that the client knows by another.
+    role = _object(message, field).get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise PromptError(f"{field}.role is {role!r}: it must be one of {', '.join(_ROLES)}")
+    out: Message = {"role": _ROLES[role]}
+    called = (names or {}).get("content", "content")
+    content = message.get("content")
+    if content is None:
+        content = message.get("refusal")
+    if content is None and role != "assistant":
+        raise PromptError(f"{field}.{called} is missing: give text")
+    out["content"] = _content(content, f"{field}.{called}")
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if message.get(name) is not None:
+            out[name] = _string(message[name], f"{field}.{name}")
+    if message.get("function_call") is not None:
+        raise PromptError(f"{field}.function_call is not read: use tool_calls")
+    calls = message.get("tool_calls")
+    if calls:
+        place = f"{field}.tool_calls"
+        if role != "assistant":
+            raise PromptError(f"{place} belongs to messages of an assistant, not of a {role}")
+        out["tool_calls"] = [
+            _call(call, f"{place}[{i}]", f"{place}[{i}].function")
+            for i, call in enumerate(_list(calls, place, 0))
+        ]
+    return out
+
+
+def _content(content: Any, field: str) -> str | list[Message]:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for i, part in enumerate(_list(content, field, 0)):
+        kind = _object(part, f"{field}[{i}]").get("type")
+        if kind not in (*_TEXTS, "refusal"):
+            raise PromptError(f"{field}[{i}].type is {kind!r}: only text is read")
+        key = "refusal" if kind == "refusal" else "text"
+        parts.append({"type": "text", "text": _string(part.get(key), f"{field}[{i}].{key}")})
+    return parts
+
+
+def _call(call: Any, field: str, inner: str) -> Message:
+    # `inner` is where name and arguments stand.
+    kind = _object(call, field).get("type") or "function"
+    if kind != "function":
+        raise PromptError(f"{field}.type is {kind!r}: only functions can be called")
+    function = _object(call.get("function"), inner)
+    out: Message = {
+        "type": "function",
+        "function": {
+            "name": _string(function.get("name"), f"{inner}.name"),
+            "arguments": _string(function.get("arguments"), f"{inner}.arguments"),
+        },
+    }
+    if call.get("id") is not None:
+        out["id"] = _string(call["id"], f"{field}.id")
+    return out
+
+
+def _object(value: Any, field: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PromptError(f"{field} must be an object, not {_short(value)}")
+    return value
+
+
+def _list(value: Any, field: str, least: int) -> Sequence[Any]:
+    if not isinstance(value, list | tuple) or len(value) < least:
+        raise PromptError(f"{field} must be a list{' that is not empty' * least}")
+    return value
+
+
+def _string(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise PromptError(f"{field} must be text, not {_short(value)}")
+    return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:40] + "..."
