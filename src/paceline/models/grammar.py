@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,15 @@ from paceline.models.text import Tokenizer
 if TYPE_CHECKING:
     import llguidance
 
-# Compiled grammars that are kept.
+# Grammars that are kept.
 _KEPT = 64
+# Counts of work, and not of time: at most about a tenth of a second at once.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "verbose_errors": False,
+}
 # Compact, since a model that may write white space can do so without an end.
 _COMPACT = {"whitespace_flexible": False}
 # As chat templates show calls to the model.
@@ -28,13 +35,20 @@ _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fal
 
 
 class GrammarState:
-    """One sequence's place in a grammar (`ConstraintState`)."""
+    """One sequence's place in a grammar (`ConstraintState`).
+
+    `mask` and `commit` raise InvalidOption where a limit of work is met.
+    """
 
     def __init__(
-        self, begin: llguidance.LLMatcher, ends: frozenset[int], vocabulary: int, named: str
+        self,
+        begin: Callable[[], llguidance.LLMatcher],
+        ends: frozenset[int],
+        vocabulary: int,
+        named: str,
     ) -> None:
         self._begin = begin
-        self._matcher = begin.deep_copy()
+        self._matcher = begin()
         self._ends = ends
         self._named = named
         self._end_mask = np.zeros(vocabulary, np.bool_)
@@ -45,7 +59,6 @@ class GrammarState:
         self._masks: dict[tuple[int, ...], BoolArray] = {}  # since the last commit
 
     def mask(self, path: Sequence[int] = ()) -> BoolArray:
-        """Return the mask of `ConstraintState`. Raises InvalidOption: beyond the work limits."""
         key = tuple(path)
         known = self._masks.get(key)
         if known is None:
@@ -69,6 +82,7 @@ class GrammarState:
 
     def commit(self, tokens: Sequence[int]) -> None:
         count = self.valid(tokens)
+        self._check()
         if count < len(tokens):
             raise InvalidOption(
                 f"token {tokens[count]} is not what {self._named} allows there: leave out the "
@@ -81,13 +95,14 @@ class GrammarState:
 
     def _mask(self, path: tuple[int, ...]) -> BoolArray:
         size = len(self._end_mask)
-        if self.valid(path) < len(path):
+        allowed = self.valid(path)
+        self._check()
+        if allowed < len(path):
             return np.ones(size, np.bool_)
         if self._ended or len(self._path) < len(path):
             return self._end_mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            raise InvalidOption(f"{self._named} needs too much work here: {self._fault()}")
+        self._check()
         mask = np.zeros(size, np.bool_)
         known = np.unpackbits(bits, bitorder="little")[:size]  # the model's rows may be more
         mask[: len(known)] = known
@@ -96,35 +111,36 @@ class GrammarState:
     def _read(self, text: Sequence[int]) -> int:
         # Brings the matcher behind `text`, as far as that is allowed.
         if self._matcher.is_error():
-            self._matcher, self._path = self._begin.deep_copy(), []
+            self._matcher, self._path = self._begin(), []
             self._matcher.consume_tokens(self._committed)
         same = sum(takewhile(bool, map(operator.eq, self._path, text)))
         if same < len(self._path):
             self._matcher.rollback(len(self._path) - same)
-        read = same + self._matcher.try_consume_tokens(list(text[same:]))
+        read: int = same + self._matcher.try_consume_tokens(list(text[same:]))
         self._path = list(text[:read])
         return read
 
-    def _fault(self) -> str:
-        return _one_line(self._matcher.get_error()) + "; make it simpler"
+    def _check(self) -> None:
+        # The matcher never raises; what ends it are its limits of work.
+        if self._matcher.is_error():
+            reason = _one_line(self._matcher.get_error())
+            raise InvalidOption(f"{self._named} needs too much work: {reason}; make it simpler")
 
 
 class Grammar:
     """A compiled grammar for one tokenizer (`Constraint`)."""
 
-    def __init__(
-        self, begin: llguidance.LLMatcher, ends: frozenset[int], vocabulary: int, named: str
-    ) -> None:
-        self._arguments = begin, ends, vocabulary, named
+    def __init__(self, start: Callable[[], GrammarState]) -> None:
+        self._start = start
 
     def start(self) -> GrammarState:
-        return GrammarState(*self._arguments)
+        return self._start()
 
 
 class Grammars:
     """Makes constraints for one model. All methods raise InvalidOption if a grammar is wrong.
 
-    The grammars used last are kept compiled.
+    The grammars used last are kept.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
@@ -183,7 +199,7 @@ class Grammars:
         """Return one of several texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(t, str) for t in texts):
             raise InvalidOption("choices are a list of one text or more")
-        made = f"start: {' | '.join(map(_quoted, texts))}"
+        made = f"start: TEXT\nTEXT: {' | '.join(map(_quoted, texts))}"
         return self._compile(self._library.LLMatcher.grammar_from_lark(made), "the choice")
 
     def tool_calls(
@@ -253,13 +269,16 @@ class Grammars:
             ) from error
 
     def _compiled(self, made: str, named: str) -> Grammar:
-        limits = self._library.LLParserLimits(verbose_errors=False)
-        matcher = self._library.LLMatcher(self._words, made, log_level=0, limits=limits)
-        if matcher.is_error():
-            reason = _one_line(matcher.get_error())
+        # Copies of one matcher would share what they have worked out, and the limits of that: one
+        # text could end another.
+        limits = self._library.LLParserLimits(**_LIMITS)
+        matcher = partial(self._library.LLMatcher, self._words, made, log_level=0, limits=limits)
+        made_once = matcher()
+        if made_once.is_error():
+            reason = _one_line(made_once.get_error())
             raise InvalidOption(f"{named} cannot be used: {reason}; change it")
         ends = frozenset(self._tokenizer.eos_token_ids)
-        return Grammar(matcher, ends, self._vocabulary, named)
+        return Grammar(partial(GrammarState, matcher, ends, self._vocabulary, named))
 
     def _by_schema(self, schema: Mapping[str, Any] | str, style: Any, of: str) -> str:
         text = schema if isinstance(schema, str) else _json(schema, of)
@@ -269,8 +288,12 @@ class Grammars:
             raise InvalidOption(f"{of} is not JSON: {error}; change it") from error
         if not isinstance(given, dict):
             raise InvalidOption(f"{of} must be an object, not {text[:40]}")
-        made: str = self._library.LLMatcher.grammar_from_json_schema(text, overrides=style)
-        return made
+        try:
+            return self._library.LLMatcher.grammar_from_json_schema(text, overrides=style)
+        except ValueError as error:  # nested too deeply
+            raise InvalidOption(
+                f"{of} cannot be used: {_one_line(str(error))}; change it"
+            ) from error
 
     def _call(self, name: str, schema: Any, keys: tuple[str, str]) -> str:
         # One tool's call in Lark. Its schema stays a root, to which "$ref" may lead.
