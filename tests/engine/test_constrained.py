@@ -21,7 +21,7 @@ from tests.helpers.words import Words
 
 from paceline.core import tree as trees
 from paceline.core.constraint import Constraint
-from paceline.core.types import SamplingParams, Speculation, TokenTree
+from paceline.core.types import Budget, SamplingParams, Speculation, TokenTree
 from paceline.drafters.base import NoDrafter
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.engine.constrained import constrained
@@ -128,6 +128,16 @@ def test_rows_beyond_memory_are_not_drafted() -> None:
     assert word.startswith(answer.text)
 
 
+def test_limits_of_a_request_hold_for_runs() -> None:
+    grammar = GRAMMARS.json_schema(SCHEMA)
+    engine = make(drafter=Recycling(VOCABULARY))
+    options: dict[str, Any] = {"constraint": grammar, "max_new_tokens": 30}
+    answer = engine.generate("dog", speculation=Speculation(nodes=2), **options)
+    assert answer.stats.block_efficiency <= 3
+    assert answer.stats.drafted_tokens <= 2 * answer.stats.target_forwards
+    assert key(answer) == key(make().generate("dog", **options))
+
+
 def test_drawn_drafts_know_the_constraint_or_are_rejected() -> None:
     model = TabularModel(VOCABULARY, 1, seed=9, sharpness=1.0)
     engine = make(drafter=FunctionDrafter(sampled_chain(model.distribution)), verifier=Rejection())
@@ -174,10 +184,12 @@ def test_end_tokens_go_on_where_they_are_ignored() -> None:
 WORDS = Words([(1, 2, 3), (1, 2, 4, 5)], 9)
 
 
-def shaped(draft: TokenTree, run: int = 9, branches: bool = True) -> set[tuple[int, ...]]:
+def shaped(
+    draft: TokenTree, run: int = 9, branches: bool = True, nodes: int = 9
+) -> set[tuple[int, ...]]:
     """Paths of a draft once it was constrained."""
     sequence = Sequence.start(0, [0], SamplingParams(), constraint=WORDS)
-    out = constrained(sequence, draft, run, branches)
+    out = constrained(sequence, draft, Budget(nodes, run), branches)
     trees.validate(out)
     return {tuple(out.tokens[list(path)].tolist()) for path in trees.leaf_paths(out)}
 
@@ -190,6 +202,8 @@ def test_drafts_are_cut_and_runs_put_before_them() -> None:
     assert shaped(trees.EMPTY, run=0) == set()
     assert shaped(trees.chain([7, 1])) == {(1, 2)}
     assert shaped(trees.chain([1, 2, 4, 7])) == {(1, 2, 4)}
+    assert shaped(draft, nodes=3) == {(1, 2, 3)}
+    assert shaped(draft, nodes=1) == {(1,)}
     assert shaped(draft, branches=False) == {(1, 2)}
     assert shaped(trees.chain([1, 2, 4]), branches=False) == {(1, 2, 4)}
 

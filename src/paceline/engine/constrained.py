@@ -8,15 +8,15 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.constraint import ConstraintState
-from paceline.core.types import ROOT, TokenTree
+from paceline.core.types import ROOT, Budget, TokenTree
 from paceline.sampling.sequence import Sequence
 
 # Name of the drafter of forced runs.
 SOURCE = "grammar"
 
 
-def constrained(sequence: Sequence, draft: TokenTree, run: int, branches: bool) -> TokenTree:
-    """Return a deterministic draft cut to what may be said, with a forced run of at most `run`.
+def constrained(sequence: Sequence, draft: TokenTree, most: Budget, branches: bool) -> TokenTree:
+    """Return a deterministic draft cut to what may be said, with a forced run, within `most`.
 
     The target decides about the run like about any draft. `branches`: drafts may be trees, else the
     run stands for a draft that does not go the same way. Drawn drafts are returned as they are:
@@ -26,11 +26,13 @@ def constrained(sequence: Sequence, draft: TokenTree, run: int, branches: bool) 
     if state is None or draft.sampling is not None:
         return draft
     draft = _allowed(state, draft)
+    run = min(most.nodes, most.depth)
     forced = state.forced()[:run] if run else ()
     if not forced:
         return draft
     chain = trees.chain(forced, SOURCE, scores=np.ones(len(forced)))
     merged = trees.merge(chain, draft)
+    merged = trees.limit(merged, most.nodes, most.depth)
     return merged if branches or trees.is_chain(merged) else chain
 
 

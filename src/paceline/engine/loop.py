@@ -146,17 +146,20 @@ class AutoregressiveDecoder:
 
     def _constrained(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         # Forced runs may exceed budgets, which are for guesses, but not memory.
-        room = [self._cap(s, Budget(s.room, s.room)) for s in sequences]
+        nothing, whole = Budget(0, 0), self.target.capabilities.max_context
         runs = None in self.verifier.accepts
+        most = [self._cap(s, Budget(whole, whole)) if runs else nothing for s in sequences]
         branches = self.verifier.shape == "tree" and self.target.capabilities.tree
         out = [
-            constrained(sequence, draft, most.depth if runs else 0, branches)
-            for sequence, draft, most in zip(sequences, drafts, room, strict=True)
+            constrained(sequence, draft, each, branches)
+            for sequence, draft, each in zip(sequences, drafts, most, strict=True)
         ]
         sizes = [Budget(len(draft), len(draft)) for draft in out]
         if fitted(self.memory, sequences, sizes) == sizes:
             return out
-        return [constrained(s, d, 0, branches) for s, d in zip(sequences, drafts, strict=True)]
+        return [
+            constrained(s, d, nothing, branches) for s, d in zip(sequences, drafts, strict=True)
+        ]
 
     def _passes(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Pass]:
         needs = self.drafter.needs_of(sequences)
