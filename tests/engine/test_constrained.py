@@ -24,6 +24,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.types import Budget, SamplingParams, Speculation, TokenTree
 from paceline.drafters.base import NoDrafter
 from paceline.drafters.statistics.recycling import Recycling
+from paceline.engine import loop
 from paceline.engine.constrained import constrained
 from paceline.engine.engine import Engine, Event
 from paceline.errors import BadLogits, InvalidOption
@@ -120,12 +121,24 @@ def test_preempted_texts_go_on_as_if_nothing_had_happened(name: str, temperature
     assert engine.scheduler.preemptions > 5
 
 
-def test_rows_beyond_memory_are_not_drafted() -> None:
-    """A long forced run where there are blocks for plain decoding alone."""
-    word = "the lazy dog jumps over the quick brown fox" * 3
-    engine, _ = make_paged(4, drafter=Recycling(VOCABULARY))
-    answer = engine.generate("dog", constraint=GRAMMARS.choice([word]), max_new_tokens=30)
-    assert word.startswith(answer.text)
+def test_rows_beyond_memory_are_not_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar = GRAMMARS.choice(["the lazy dog jumps over the quick brown fox"])
+    drafted = make().generate("dog", constraint=grammar, max_new_tokens=60)
+    assert "grammar" in drafted.sources
+    monkeypatch.setattr(loop, "fitted", lambda memory, sequences, sizes: [Budget(0, 0)])
+    plain = make().generate("dog", constraint=grammar, max_new_tokens=60)
+    assert set(plain.sources) == {None}
+    assert key(plain) == key(drafted)
+
+
+def test_proposals_are_distributions_of_what_may_be_said() -> None:
+    sampler = Sequence.start(0, [0], SamplingParams(temperature=1.0), constraint=WORDS).sampler
+    logits = np.zeros(9, np.float32)
+    assert sampler.proposal(logits, (1, 2)).dense().tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, 0, 0]
+    logits[:] = np.nan
+    for each in (sampler, Sequence.start(0, [0], SamplingParams()).sampler):
+        with pytest.raises(BadLogits, match="NaN"):
+            each.proposal(logits)
 
 
 def test_limits_of_a_request_hold_for_runs() -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -333,6 +334,9 @@ def test_a_pattern_with_many_states_takes_no_long_time(pattern: str) -> None:
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidOption, match="no end token"):
         Grammars(Tokenizer(tiny_tokenizer(320)), 320)
+    odd: Any = SimpleNamespace(to_str=lambda: "{}")
+    with pytest.raises(InvalidOption, match="do not read this tokenizer"):
+        Grammars(Tokenizer(odd, eos_token_ids=(END,)), WIDTH)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RuntimeUnavailable, match=r"paceline\[grammar\]"):
         Grammars(TOKENIZER, WIDTH)
