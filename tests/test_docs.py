@@ -146,6 +146,13 @@ def test_examples_and_readme_compile(path: Path) -> None:
         compile(block, "README.md", "exec")
 
 
+@pytest.mark.real
+def test_the_example_of_constraints_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = blocks((ROOT / "docs" / "constraints.md").read_text(), "python")
+    exec(block, {})
+    assert capsys.readouterr().out.startswith("{'name': '")
+
+
 def example() -> ModuleType:
     spec = importlib.util.spec_from_file_location("own", ROOT / "examples" / "own_drafter.py")
     assert spec is not None

@@ -7,15 +7,17 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.cli import fakes
-from tests.cli.conftest import Command, press_in_step
+from tests.cli.conftest import Command, one_line, press_in_step
 
 from paceline.cli.output import Painter
 from paceline.core.target import RuntimeOptions
 from paceline.engine.engine import Engine
+from paceline.registry import loading
 from paceline.registry.assembly import DEFAULT_DRAFTER
 
 pytestmark = pytest.mark.usefixtures("loads")
@@ -232,3 +234,41 @@ def test_the_real_model_from_the_outside(monkeypatch: pytest.MonkeyPatch) -> Non
     assert report["config"]["runtime"] == "cpu"
     assert report["config"]["precision"] == "file"
     assert report["text"].strip()
+
+
+@pytest.fixture
+def with_end(loads: list[RuntimeOptions], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's tokenizer names an end token, which constraints need."""
+    made = fakes.loaded()
+    made.tokenizer.eos_token_ids = (2,)
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: made)
+
+
+@pytest.mark.usefixtures("with_end")
+def test_constrained_texts(command: Command, tmp_path: Path) -> None:
+    schema = tmp_path / "answer.json"
+    schema.write_text('{"enum": ["ok"]}')
+    (tmp_path / "a.lark").write_text('start: "ab"')
+    (tmp_path / "a.gbnf").write_text('root ::= "cd"')
+    for options, text in (
+        (("--json-schema", '{"const": 12}'), "12"),
+        (("--json-schema", str(schema)), '"ok"'),
+        (("--regex", "fox"), "fox"),
+        (("--grammar", str(tmp_path / "a.lark")), "ab"),
+        (("--grammar", str(tmp_path / "a.gbnf")), "cd"),
+    ):
+        assert command("generate", "the fox", *options).out == f"{text}\n"
+
+
+def test_wrong_constraints_are_named(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.lark").write_bytes(b"\xff")
+    for options, named in (
+        (("--regex", "a", "--json-schema", "{}"), "one of"),
+        (("--json-schema", "nowhere.json"), "nowhere.json"),
+        (("--grammar", "a.txt"), "a.txt"),
+        (("--grammar", str(tmp_path / "a.lark")), "a.lark"),
+        (("--regex", "a", "--first-of", "2", "--temperature", "1"), "--first-of"),
+    ):
+        outcome = command("generate", "the fox", *options)
+        assert one_line(outcome)
+        assert named in outcome.err

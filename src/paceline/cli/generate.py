@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -47,6 +49,13 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="No chat template; a begin token as the model asks.")
     ] = False,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The text is JSON by this schema: a file, or JSON itself.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole text matches this pattern.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="The text is of this grammar: FILE.lark or FILE.gbnf.")
+    ] = None,
     as_json: o.AsJson = False,
     first_of: Annotated[
         int,
@@ -75,6 +84,9 @@ def generate(
     if first_of > 1 and (params.greedy or color):
         wrong = "--color" if color else "--temperature 0"
         raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
+    constrain = _constraint(json_schema, regex, grammar)
+    if first_of > 1 and constrain is not None:
+        raise InvalidOption("--first-of does not go with a constraint: leave out one of the two")
     o.runtime_options(place, room)
     o.check_names(place.runtime, drafter, speculation=rules)
     text = _read(prompt, raw)
@@ -103,7 +115,8 @@ def generate(
             )
             completion = found.completion
         else:
-            request = engine.add(text, params, raw=raw, system=system)
+            constraint = None if constrain is None else constrain(engine)
+            request = engine.add(text, params, raw=raw, system=system, constraint=constraint)
             completion = follow(engine, request, interrupt, (lambda _: None) if as_json else show)
     if as_json:
         config = {**engine.config, **asdict(params), "system": system, "raw": raw}
@@ -136,6 +149,33 @@ def _read(prompt: str, raw: bool) -> str:
     if not (text if raw else text.strip()):
         raise PromptError("the prompt is empty: give some text")
     return text
+
+
+def _constraint(
+    json_schema: str | None, regex: str | None, grammar: Path | None
+) -> Callable[[Any], Any] | None:
+    # What makes the constraint once there is an engine. Files are read at once.
+    if sum(each is not None for each in (json_schema, regex, grammar)) > 1:
+        raise InvalidOption("give one of --json-schema, --regex and --grammar")
+    if regex is not None:
+        return lambda engine: engine.grammar.regex(regex)
+    if json_schema is not None:
+        inline = json_schema.lstrip().startswith("{")
+        schema = json_schema if inline else _file(Path(json_schema))
+        return lambda engine: engine.grammar.json_schema(schema)
+    if grammar is None:
+        return None
+    if grammar.suffix not in (".lark", ".gbnf"):
+        raise InvalidOption(f"--grammar takes FILE.lark or FILE.gbnf, not {grammar}")
+    rules = _file(grammar)
+    return lambda engine: getattr(engine.grammar, grammar.suffix[1:])(rules)
+
+
+def _file(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidOption(f"{path} cannot be read as a text file: name another") from error
 
 
 def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,16 @@ from paceline.core.types import BoolArray
 class ConstraintState(Protocol):
     """What one sequence may say next. Only `commit` changes it.
 
-    A `path` is drafted tokens behind the committed ones, all of them allowed.
+    A `path` is drafted tokens behind the committed ones. What was asked before, and in which
+    order, changes no answer.
     """
 
     def mask(self, path: Sequence[int] = ()) -> BoolArray:
-        """Return bool `[vocabulary]`: tokens that may follow; end tokens where it may end here."""
+        """Return bool `[vocabulary]`: tokens that may follow; end tokens where it may end here.
+
+        After an end token only end tokens may follow. After a path that is not allowed itself,
+        which no text takes, anything may.
+        """
         ...
 
     def valid(self, path: Sequence[int]) -> int:
@@ -23,7 +28,10 @@ class ConstraintState(Protocol):
         ...
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that must come next as far as they are known; often none."""
+        """Return the tokens that must come next as far as they are known; often none.
+
+        Where several tokens spell the same text, one way of them.
+        """
         ...
 
     def commit(self, tokens: Sequence[int]) -> None:

@@ -151,7 +151,7 @@ class DraftModel(Drafter):
                 self._model.keep(each.cache, len(each.pending), ())
         return [
             [
-                sequence.sampler.distribution(
+                sequence.sampler.proposal(
                     output.logits[row],
                     tree.tokens[list(trees.path_to(tree, node))].tolist(),
                     soft=self._expansion.soft,

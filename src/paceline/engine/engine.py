@@ -6,9 +6,11 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import cached_property
 from time import perf_counter
 from typing import Any, NamedTuple, overload
 
+from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
 from paceline.core.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
 from paceline.engine.loop import AutoregressiveDecoder, Commit
@@ -18,6 +20,7 @@ from paceline.engine.requests import parameters, token_ids
 from paceline.engine.scheduler import Limits, Request, Scheduler
 from paceline.engine.stopping import Transcript
 from paceline.errors import InvalidOption, OutOfMemory, PacelineError, PromptError
+from paceline.models.grammar import Grammars
 from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Sequence
 
@@ -113,8 +116,8 @@ class Engine:
             prompt: text or chat messages; a list of these is decoded as a ragged batch, and a
                 list is returned.
             params: single fields may be given as keywords instead.
-            **options: fields of `SamplingParams`, and `raw`, `system` and `speculation` as in
-                `add`.
+            **options: fields of `SamplingParams`, and `raw`, `system`, `speculation` and
+                `constraint` as in `add`.
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
@@ -161,6 +164,7 @@ class Engine:
         raw: bool = False,
         system: str | None = None,
         speculation: Speculation = UNLIMITED,
+        constraint: Constraint | None = None,
         **options: Any,
     ) -> int:
         """Queue a request and return its id.
@@ -170,6 +174,7 @@ class Engine:
             raw: do not apply the chat template.
             system: system message before a text prompt.
             speculation: limits of the drafts for this request; the output is the same.
+            constraint: what the text must be, of `grammar` or one of your own.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -197,7 +202,9 @@ class Engine:
                 f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
                 "which one must stay free: shorten the prompt"
             )
-        sequence = Sequence.start(self._next_id, ids, params, speculation=speculation)
+        sequence = Sequence.start(
+            self._next_id, ids, params, speculation=speculation, constraint=constraint
+        )
         self._next_id += 1
         transcript = Transcript(self.tokenizer, params.stop, params.shown_tokens)
         self.scheduler.add(Request(sequence, transcript))
@@ -234,6 +241,14 @@ class Engine:
                     self._mail[request].append(Event(request, text, (), (), completion))
                 return completion
         return None
+
+    @cached_property
+    def grammar(self) -> Grammars:
+        """Return constraints by JSON schema, regular expression, grammar, choices or tools.
+
+        RuntimeUnavailable: the extra `grammar` is not installed.
+        """
+        return Grammars(self.tokenizer, self.decoder.target.capabilities.vocab_size)
 
     @property
     def pending(self) -> int:

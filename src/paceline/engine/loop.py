@@ -14,6 +14,7 @@ from paceline.core.metrics import Clock
 from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, FinishReason, TokenTree, Verdict
 from paceline.drafters.base import Drafter
+from paceline.engine.constrained import constrained
 from paceline.engine.memory import fitted, memory_of
 from paceline.engine.prefill import Chunk, Prefiller
 from paceline.engine.stopping import StopRules, TextWatch
@@ -108,6 +109,8 @@ class AutoregressiveDecoder:
         budgets = self._budgets(sequences)
         with clock("draft"):
             proposed = self.drafter.propose(sequences, budgets)
+            if any(each.sampler.constraint is not None for each in sequences):
+                proposed = self._constrained(sequences, proposed)
         drafts = self.controller.select(sequences, proposed)
         shown = list(map(self.verifier.extend, drafts))
         passes = self._passes(sequences, shown)
@@ -140,6 +143,23 @@ class AutoregressiveDecoder:
     def _budgets(self, sequences: List[Sequence]) -> list[Budget]:
         capped = list(map(self._cap, sequences, self.controller.budgets(sequences)))
         return fitted(self.memory, sequences, capped)
+
+    def _constrained(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
+        # Forced runs may exceed budgets, which are for guesses, but not memory.
+        nothing, whole = Budget(0, 0), self.target.capabilities.max_context
+        runs = None in self.verifier.accepts
+        most = [self._cap(s, Budget(whole, whole)) if runs else nothing for s in sequences]
+        branches = self.verifier.shape == "tree" and self.target.capabilities.tree
+        out = [
+            constrained(sequence, draft, each, branches)
+            for sequence, draft, each in zip(sequences, drafts, most, strict=True)
+        ]
+        sizes = [Budget(len(draft), len(draft)) for draft in out]
+        if fitted(self.memory, sequences, sizes) == sizes:
+            return out
+        return [
+            constrained(s, d, nothing, branches) for s, d in zip(sequences, drafts, strict=True)
+        ]
 
     def _passes(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Pass]:
         needs = self.drafter.needs_of(sequences)

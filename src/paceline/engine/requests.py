@@ -23,7 +23,7 @@ def parameters(
     unknown = set(options) - set(SamplingParams.__slots__)
     if unknown:
         raise InvalidOption(
-            f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, "
+            f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, constraint, "
             f"{', '.join(SamplingParams.__slots__)}"
         )
     if isinstance(options.get("stop"), str):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from paceline.core.constraint import Constraint
 from paceline.core.types import Budget, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
@@ -104,6 +105,7 @@ def drafter_loop(
     params: SamplingParams,
     budget: Budget,
     steps: int | None = None,
+    constraint: Constraint | None = None,
 ) -> Callable[[Randomness], tuple[int, ...]]:
     """Return the shipped decode loop as a function of its randomness, ended after `steps` if given.
 
@@ -115,7 +117,7 @@ def drafter_loop(
         controller = Fixed(budget.nodes, budget.depth)
         stops = StopRules((), target.capabilities.max_context)
         decoder = AutoregressiveDecoder(target, make_drafter(), verifier, controller, stops)
-        sequence = Generation.start(0, prompt, params)
+        sequence = Generation.start(0, prompt, params, constraint=constraint)
         sequence.randomness = randomness
         decoder.open(sequence)
         while sequence.finish_reason is None and sequence.stats.target_forwards != steps:
@@ -212,7 +214,12 @@ class Finding:
 
 
 def examine(
-    verifier: Verifier, drafts: Draftable, case: Case, grid: Grid, seed_exact: bool = False
+    verifier: Verifier,
+    drafts: Draftable,
+    case: Case,
+    grid: Grid,
+    seed_exact: bool = False,
+    constraint: Constraint | None = None,
 ) -> Finding | LeftOut:
     """Run one case, by enumeration if possible; errors of verifier or drafter are findings.
 
@@ -220,8 +227,8 @@ def examine(
     """
     budget = drafts.budget(case.width, case.depth)
     target, drafter = case.models()
-    distribution = processed(target, case.params, PROMPT)
-    q = processed(drafter, case.draft_params, PROMPT)
+    distribution = processed(target, case.params, PROMPT, constraint)
+    q = processed(drafter, case.draft_params, PROMPT, constraint)
     propose = drafts.build and drafts.build(q, case.vocabulary, case.width)
 
     def make_drafter() -> Drafter:
@@ -230,7 +237,10 @@ def examine(
         return NoDrafter() if propose is None else FunctionDrafter(propose)
 
     def loop(make: Callable[[], Drafter]) -> Run:
-        return drafter_loop(target, case.vocabulary, verifier, make, PROMPT, case.params, budget)
+        return drafter_loop(
+            *(target, case.vocabulary, verifier, make, PROMPT, case.params, budget),
+            constraint=constraint,
+        )
 
     run: Run
     weighted: Iterator[tuple[tuple[int, ...], float]]

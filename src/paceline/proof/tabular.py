@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 
+from paceline.core.constraint import Constraint
 from paceline.core.target import Output, Pass
 from paceline.core.tree import path_to
 from paceline.core.types import (
@@ -57,14 +58,18 @@ class TabularModel:
         return Distribution(weights / weights.sum(), None, self.vocabulary)
 
 
-def processed(logits: LogitsOf, params: SamplingParams, prompt: Sequence[int]) -> DistributionOf:
+def processed(
+    logits: LogitsOf,
+    params: SamplingParams,
+    prompt: Sequence[int],
+    constraint: Constraint | None = None,
+) -> DistributionOf:
     """Return the target's distribution: logits through the shipped `Sampler`, cached."""
+    sampler = Sampler(params, prompt, None if constraint is None else constraint.start())
 
     @cache
     def distribution(context: tuple[int, ...]) -> Distribution:
-        sampler = Sampler(params, prompt)
-        sampler.commit(context[len(prompt) :])
-        return sampler.distribution(logits(context))
+        return sampler.distribution(logits(context), context[len(prompt) :])
 
     return distribution
 

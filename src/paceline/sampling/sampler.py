@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.core.constraint import ConstraintState
 from paceline.core.target import Output
 from paceline.core.tree import node_name
 from paceline.core.types import (
@@ -22,7 +23,7 @@ from paceline.core.types import (
     TokenLogprob,
     TokenTree,
 )
-from paceline.errors import BadLogits
+from paceline.errors import BadLogits, InvalidOption, PacelineError
 from paceline.native.sampling import Race
 from paceline.sampling.distributions import one_hot
 from paceline.sampling.gumbel import GumbelNoise, block_maxima, gumbel_argmax, gumbel_race
@@ -133,7 +134,8 @@ def _peak(x: LogitArray | ProbArray) -> float:
         raise BadLogits(
             "the logits hold NaN or infinity: the model or its weights are broken"
             if math.isnan(peak) or peak > 0
-            else "every token is banned or has probability 0: relax banned tokens or biases"
+            else "every token is banned or has probability 0: relax banned tokens, biases or the "
+            "constraint"
         )
     return peak
 
@@ -147,10 +149,19 @@ def _argmax(x: LogitArray | ProbArray) -> int:
 
 
 class Sampler:
-    """Next-token distribution of a request, given logits and the path inside a draft."""
+    """Next-token distribution of a request, given logits and the path inside a draft.
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+    Tokens that `constraint` forbids after the path are banned.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Sequence[int],
+        constraint: ConstraintState | None = None,
+    ) -> None:
         self.params = params
+        self.constraint = constraint
         self._soft = replace(params, temperature=1.0) if params.greedy else params
         self._prompt = np.unique(np.asarray(prompt, dtype=np.int64))
         self._output: Counter[int] = Counter()
@@ -165,9 +176,13 @@ class Sampler:
         truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._whole = not params.greedy and not truncated
         self._race = None if params.greedy else Race(params)
-        self._argmax_ids = params.greedy and self._plain and not params.forced_tokens
+        self._argmax_ids = (
+            params.greedy and self._plain and not params.forced_tokens and constraint is None
+        )
 
     def commit(self, tokens: Sequence[int]) -> None:
+        if self.constraint is not None:
+            self.constraint.commit(tokens)
         if not self._plain:
             self._output.update(tokens)
         self._generated += len(tokens)
@@ -178,11 +193,12 @@ class Sampler:
         """Return the distribution of the token after the committed ones and the drafted `path`.
 
         `logits` is float32 `[vocabulary]` at the end of the path. `soft` uses temperature 1 for a
-        greedy request. Raises BadLogits if logits hold NaN, or nothing finite.
+        greedy request. Raises BadLogits if logits hold NaN, or nothing finite, and InvalidOption if
+        the constraint forbids a forced token.
         """
         params = self._soft if soft else self.params
         size = len(logits)
-        forced = params.forced_tokens.get(self._generated + len(path))
+        forced = self._forced(path)
         if forced is not None:
             return one_hot(forced, size)
         x = self._adjusted(logits, path)
@@ -190,6 +206,21 @@ class Sampler:
             return one_hot(_argmax(x), size)
         ids, scaled = _truncate(x, params)
         return _softmax(scaled, ids, size)
+
+    def proposal(
+        self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False
+    ) -> Distribution:
+        """Return `distribution` of a drafter's logits; BadLogits if they hold NaN.
+
+        A guess may lead to where constraint and bans leave nothing. The text need not get there,
+        so that is no error of a draft.
+        """
+        try:
+            return self.distribution(logits, path, soft=soft)
+        except PacelineError:
+            if self.constraint is None:
+                raise
+            return one_hot(_argmax(logits), len(logits))
 
     @property
     def greedy_argmax(self) -> bool:
@@ -200,11 +231,10 @@ class Sampler:
         self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
     ) -> int:
         """Return the Gumbel-max token at an absolute position, without computing a distribution."""
-        params = self.params
-        forced = params.forced_tokens.get(self._generated + len(path))
+        forced = self._forced(path)
         if forced is not None:
             return forced
-        x = logits if self._plain else self._adjusted(logits, path)
+        x = self._adjusted(logits, path)
         if self._race is None:
             return _argmax(x)
         noise = randomness.noise(Draw(position, Purpose.NOISE))
@@ -222,11 +252,23 @@ class Sampler:
         ids, scaled = _truncate(logits, self.params)
         return gumbel_argmax(np.arange(len(scaled)) if ids is None else ids, scaled, noise)
 
+    def _forced(self, path: Sequence[int]) -> int | None:
+        token = self.params.forced_tokens.get(self._generated + len(path))
+        if token is None or self.constraint is None or self.constraint.mask(path)[token]:
+            return token
+        raise InvalidOption(
+            f"forced_tokens wants token {token} at {self._generated + len(path)}, where the "
+            "constraint forbids it: leave out one of the two"
+        )
+
     def _adjusted(self, logits: LogitArray, path: Sequence[int]) -> LogitArray | ProbArray:
-        if self._plain:
-            return logits
-        output = self._output + Counter(path) if path else self._output
-        return _adjust(logits, self.params, self._prompt, output)
+        x: LogitArray | ProbArray = logits
+        if not self._plain:
+            output = self._output + Counter(path) if path else self._output
+            x = _adjust(logits, self.params, self._prompt, output)
+        if self.constraint is not None:
+            x = np.where(self.constraint.mask(path), x, x.dtype.type(-np.inf))
+        return x
 
 
 class TreeDistributions:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
 from paceline.core.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
 from paceline.sampling.randomness import KeyedRandomness, Randomness
@@ -43,6 +44,7 @@ class Sequence:
         params: SamplingParams,
         stream: int = 0,
         speculation: Speculation = UNLIMITED,
+        constraint: Constraint | None = None,
     ) -> Sequence:
         """Create a sequence; `stream` separates samples of one request."""
         return cls(
@@ -50,7 +52,7 @@ class Sequence:
             list(prompt),
             len(prompt),
             params,
-            Sampler(params, prompt),
+            Sampler(params, prompt, None if constraint is None else constraint.start()),
             KeyedRandomness(params.seed, stream),
             speculation,
         )

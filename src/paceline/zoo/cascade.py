@@ -84,6 +84,7 @@ class Ahead:
 class _AheadSampler(Sampler):
     def __init__(self, sampler: Sampler) -> None:
         self.params = sampler.params
+        self.constraint = sampler.constraint
         self._sampler = sampler
         self._drafted: list[int] = []
 

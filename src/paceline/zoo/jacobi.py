@@ -80,7 +80,7 @@ class Jacobi(Drafter):
                 path = guesses[end - begin : position - begin]
                 row = output.logits[rows[position - begin]]
                 try:
-                    known[position] = sequence.sampler.distribution(row, path)
+                    known[position] = sequence.sampler.proposal(row, path)
                 except BadLogits:
                     # A guess that could not stand may leave nothing possible after it.
                     known.pop(position, None)

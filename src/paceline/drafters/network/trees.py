@@ -133,10 +133,10 @@ def draft_sampling(
 
     `ids` are int64 `[draft vocabulary]`, ascending token ids of the float32 `logits`.
     """
-    if _names_tokens(sampler.params):
+    if sampler.constraint is not None or _names_tokens(sampler.params):
         wide = np.full(size, _NEVER, dtype=np.float32)
         wide[ids] = logits
-        return sampler.distribution(wide, path, soft=soft)
+        return sampler.proposal(wide, path, soft=soft)
     distribution = sampler.distribution(logits, path, soft=soft)
     return Distribution(
         distribution.probs, ids if distribution.ids is None else ids[distribution.ids], size

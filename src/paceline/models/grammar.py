@@ -1,0 +1,349 @@
+"""Constraints by llguidance: JSON Schema, regular expressions, Lark, GBNF, choices, tool calls."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
+from itertools import groupby, takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.core.types import BoolArray
+from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.text import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+# Grammars that are kept.
+_KEPT = 64
+# Counts of work, and not of time. The first is what ambiguous rules meet: time grows with its cube.
+_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 400,
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "verbose_errors": False,
+}
+# Compact, since a model that may write white space can do so without an end.
+_COMPACT = {"whitespace_flexible": False}
+# As chat templates show calls to the model.
+_SPACED = {**_COMPACT, "item_separator": ", ", "key_separator": ": "}
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class GrammarState:
+    """One sequence's place in a grammar (`ConstraintState`).
+
+    `mask` and `commit` raise InvalidOption where a limit of work is met.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], llguidance.LLMatcher],
+        ends: frozenset[int],
+        vocabulary: int,
+        named: str,
+    ) -> None:
+        self._begin = begin
+        self._matcher = begin()
+        self._ends = ends
+        self._named = named
+        self._end_mask = np.zeros(vocabulary, np.bool_)
+        self._end_mask[[end for end in ends if end < vocabulary]] = True
+        self._committed: list[int] = []
+        self._ended = False
+        self._path: list[int] = []  # what the matcher has read behind the committed tokens
+        self._masks: dict[tuple[int, ...], BoolArray] = {}  # since the last commit
+
+    def mask(self, path: Sequence[int] = ()) -> BoolArray:
+        key = tuple(path)
+        known = self._masks.get(key)
+        if known is None:
+            known = self._masks[key] = self._mask(key)
+        return known
+
+    def valid(self, path: Sequence[int]) -> int:
+        text = [] if self._ended else list(takewhile(lambda token: token not in self._ends, path))
+        read = self._read(text)
+        if read < len(text) or read == len(path):
+            return read
+        if not (self._ended or self._matcher.is_accepting()):
+            return read
+        return read + sum(1 for _ in takewhile(self._ends.__contains__, path[read:]))
+
+    def forced(self) -> tuple[int, ...]:
+        if self._ended:
+            return ()
+        self._read(())
+        return tuple(self._matcher.compute_ff_tokens())
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        count = self.valid(tokens)
+        self._check()
+        if count < len(tokens):
+            raise InvalidOption(
+                f"token {tokens[count]} is not what {self._named} allows there: leave out the "
+                "constraint or the token"
+            )
+        self._committed += self._path
+        self._ended = self._ended or len(self._path) < len(tokens)
+        self._path = []
+        self._masks.clear()
+
+    def _mask(self, path: tuple[int, ...]) -> BoolArray:
+        size = len(self._end_mask)
+        allowed = self.valid(path)
+        self._check()
+        if allowed < len(path):
+            return np.ones(size, np.bool_)
+        if self._ended or len(self._path) < len(path):
+            return self._end_mask
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        mask = np.zeros(size, np.bool_)
+        known = np.unpackbits(bits, bitorder="little")[:size]  # the model's rows may be more
+        mask[: len(known)] = known
+        return mask
+
+    def _read(self, text: Sequence[int]) -> int:
+        # Brings the matcher behind `text`, as far as that is allowed.
+        if self._matcher.is_error():
+            self._matcher, self._path = self._begin(), []
+            self._matcher.consume_tokens(self._committed)
+        same = sum(takewhile(bool, map(operator.eq, self._path, text)))
+        if same < len(self._path):
+            self._matcher.rollback(len(self._path) - same)
+        read: int = same + self._matcher.try_consume_tokens(list(text[same:]))
+        self._path = list(text[:read])
+        return read
+
+    def _check(self) -> None:
+        # The matcher never raises; what ends it are its limits of work.
+        if self._matcher.is_error():
+            reason = _one_line(self._matcher.get_error())
+            raise InvalidOption(f"{self._named} needs too much work: {reason}; make it simpler")
+
+
+class Grammar:
+    """A compiled grammar for one tokenizer (`Constraint`)."""
+
+    def __init__(self, start: Callable[[], GrammarState]) -> None:
+        self._start = start
+
+    def start(self) -> GrammarState:
+        return self._start()
+
+
+class Grammars:
+    """Makes constraints for one model. All methods raise InvalidOption if a grammar is wrong.
+
+    The grammars used last are kept.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        """Bind a tokenizer and the model's `vocabulary`, which may be wider.
+
+        Raises:
+            RuntimeUnavailable: llguidance is not installed.
+            InvalidOption: the tokenizer has no end token, or is of a kind that is not read.
+        """
+        try:
+            import llguidance
+        except ImportError as error:
+            raise RuntimeUnavailable(
+                "grammars need llguidance: pip install 'paceline[grammar]'"
+            ) from error
+        self._library = llguidance
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        if not tokenizer.eos_token_ids:
+            raise InvalidOption("the tokenizer names no end token, which grammars need")
+        self._compile = lru_cache(_KEPT)(self._compiled)
+        self._words  # noqa: B018 (raises)
+
+    def json_schema(self, schema: Mapping[str, Any] | str, *, compact: bool = True) -> Grammar:
+        """Return JSON by a schema, also given as text, without white space if `compact`."""
+        named = "the JSON schema"
+        return self._compile(self._by_schema(schema, _COMPACT if compact else {}, named), named)
+
+    def json(self) -> Grammar:
+        """Return any JSON object."""
+        return self.json_schema({"type": "object"})
+
+    def regex(self, pattern: str) -> Grammar:
+        """Return texts that match a pattern (Rust's syntax) as a whole."""
+        made = self._library.LLMatcher.grammar_from_regex(pattern)
+        return self._compile(made, "the regular expression")
+
+    def lark(self, grammar: str) -> Grammar:
+        """Return texts by a Lark grammar with a rule `start` (llguidance's dialect)."""
+        made = self._library.LLMatcher.grammar_from_lark(grammar)
+        return self._compile(made, "the Lark grammar")
+
+    def gbnf(self, grammar: str) -> Grammar:
+        """Return texts by a grammar of llama.cpp with a rule `root`."""
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        try:
+            lark = gbnf_to_lark(grammar)
+        except Exception as error:  # the converter raises whatever its parts do
+            raise InvalidOption(
+                f"the GBNF grammar cannot be read: {_one_line(str(error))}; change it"
+            ) from error
+        return self._compile(self._library.LLMatcher.grammar_from_lark(lark), "the GBNF grammar")
+
+    def choice(self, texts: Sequence[str]) -> Grammar:
+        """Return one of several texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(t, str) for t in texts):
+            raise InvalidOption("choices are a list of one text or more")
+        made = f"start: TEXT\nTEXT: {' | '.join(map(_quoted, texts))}"
+        return self._compile(self._library.LLMatcher.grammar_from_lark(made), "the choice")
+
+    def tool_calls(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        mode: str = "auto",
+        *,
+        begin: str = "<tool_call>\n",
+        end: str = "\n</tool_call>",
+        between: str | None = None,
+        parallel: bool = True,
+        keys: tuple[str, str] = ("name", "arguments"),
+    ) -> Grammar:
+        """Return answers that call tools as `{"name": ..., "arguments": ...}`.
+
+        Args:
+            tools: each with a name and a JSON schema "parameters", or that below "function".
+            mode: "auto" is text with calls in it, which open with `begin`; "required" is calls
+                alone; a tool's name is one call of that tool.
+            begin: text or special tokens before the calls.
+            end: after them.
+            between: between calls in a row; None closes and opens again: `end`, a line break,
+                `begin`.
+            parallel: more than one call is allowed.
+            keys: of the name and of the arguments.
+        """
+        called = [_function(tool) for tool in tools]
+        if mode not in ("auto", "required"):
+            called = [tool for tool in called if tool[0] == mode]
+            parallel = False
+        if not called:
+            known = ", ".join(name for name, _ in map(_function, tools)) or "there is none"
+            raise InvalidOption(f"mode {mode!r} calls a tool that is not given ({known})")
+        calls = [self._call(name, schema, keys) for name, schema in called]
+        spell = self._spelled
+        more = spell(f"{end}\n{begin}" if between is None else between)
+        row = f"call ({more} call)*" if parallel else "call"
+        if mode == "auto":
+            opening = begin.rstrip()
+            if not opening:
+                raise InvalidOption("mode 'auto' needs a begin that text does not hold")
+            # The opening may be a token of its own, and text may spell it.
+            token = spell(opening)
+            rest = spell(begin[len(opening) :])
+            lines = [
+                f"start: {'(head rest)* tail' if parallel else 'tail | head rest'}",
+                f"head: {f'TEXT {token} | ' if '<[' in token else ''}spelled",
+                f"spelled[lazy]: TEXT {_quoted(opening)}",
+                f"rest: {rest} {row} {spell(end)}",
+                "tail: TEXT",
+                r"TEXT: /(.|\n)*/",
+            ]
+        else:
+            lines = [f"start: {spell(begin)} {row} {spell(end)}"]
+        made = "\n".join(["%llguidance {}", *lines, f"call: {' | '.join(calls)}"])
+        return self._compile(self._library.LLMatcher.grammar_from_lark(made), "the tools' grammar")
+
+    @cached_property
+    def _words(self) -> llguidance.LLTokenizer:
+        # Takes a third of a second.
+        ends = list(self._tokenizer.eos_token_ids)
+        try:
+            return self._library.LLTokenizer(self._tokenizer.core.to_str(), eos_token=ends)
+        except ValueError as error:
+            raise InvalidOption(
+                f"grammars do not read this tokenizer ({_one_line(str(error))}): decode without"
+            ) from error
+
+    def _compiled(self, made: str, named: str) -> Grammar:
+        # Copies of one matcher would share what they have worked out, and the limits of that: one
+        # text could end another.
+        limits = self._library.LLParserLimits(**_LIMITS)
+        matcher = partial(self._library.LLMatcher, self._words, made, log_level=0, limits=limits)
+        made_once = matcher()
+        if made_once.is_error():
+            reason = _one_line(made_once.get_error())
+            raise InvalidOption(f"{named} cannot be used: {reason}; change it")
+        ends = frozenset(self._tokenizer.eos_token_ids)
+        return Grammar(partial(GrammarState, matcher, ends, self._vocabulary, named))
+
+    def _by_schema(self, schema: Mapping[str, Any] | str, style: Any, of: str) -> str:
+        text = schema if isinstance(schema, str) else _json(schema, of)
+        try:
+            given = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidOption(f"{of} is not JSON: {error}; change it") from error
+        if not isinstance(given, dict):
+            raise InvalidOption(f"{of} must be an object, not {text[:40]}")
+        try:
+            return self._library.LLMatcher.grammar_from_json_schema(text, overrides=style)
+        except ValueError as error:  # nested too deeply
+            raise InvalidOption(
+                f"{of} cannot be used: {_one_line(str(error))}; change it"
+            ) from error
+
+    def _call(self, name: str, schema: Any, keys: tuple[str, str]) -> str:
+        # One tool's call in Lark. Its schema stays a root, to which "$ref" may lead.
+        named = f"the schema of tool {name!r}"
+        self._compile(self._by_schema(schema, _SPACED, named), named)  # names what is wrong
+        first, second = map(_json_text, keys)
+        head = _quoted(f"{{{first}: {_json_text(name)}, {second}: ")
+        styled = {**schema, "x-guidance": _SPACED}
+        return f'{head} %json {_json(styled, named)} "}}"'
+
+    def _spelled(self, text: str) -> str:
+        # Special tokens by id, all else quoted.
+        if not text:
+            return ""
+        words = self._words
+        ids = words.tokenize_str(text, parse_special=True)
+        parts: list[str] = []
+        for special, run in groupby(ids, words.is_special_token):
+            if special:
+                parts += [f"<[{token}]>" for token in run]
+            else:
+                parts.append(_quoted(words.decode_str(list(run))))
+        return " ".join(parts)
+
+
+def _function(tool: Mapping[str, Any]) -> tuple[str, Any]:
+    # Name and schema of a tool.
+    held = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    name = held.get("name") if isinstance(held, Mapping) else None
+    if not isinstance(held, Mapping) or not isinstance(name, str) or not name:
+        raise InvalidOption("a tool is an object with a name: give it as OpenAI's API does")
+    schema = held.get("parameters")
+    if not schema:
+        return name, _NO_ARGUMENTS
+    if not isinstance(schema, Mapping):
+        raise InvalidOption(f"the parameters of tool {name!r} must be a JSON schema")
+    return name, schema
+
+
+def _json(value: object, named: str) -> str:
+    try:
+        return _json_text(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidOption(f"{named} cannot be written as JSON: {error}; change it") from error
+
+
+_json_text: Callable[[object], str] = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+# Lark's strings have the escapes of JSON.
+_quoted = _json_text
+
+
+def _one_line(message: str, most: int = 300) -> str:
+    return " ".join(message.split("<state>")[0].split())[:most]
