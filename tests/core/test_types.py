@@ -11,17 +11,19 @@ from paceline.errors import InvalidOption, PacelineError
 
 BAD: list[tuple[str, list[object]]] = [
     ("temperature", [-0.1, math.nan, math.inf]),
-    ("top_k", [-1]),
+    ("top_k", [-1, 2**63]),
     ("top_p", [0.0, -0.5, 1.01, math.nan]),
     ("min_p", [-0.01, 1.5, math.nan]),
-    ("repetition_penalty", [0.0, -1.0, math.inf, math.nan]),
-    ("presence_penalty", [math.inf, math.nan]),
-    ("frequency_penalty", [-math.inf, math.nan]),
-    ("logit_bias", [{3: math.inf}, {3: math.nan}]),
+    ("repetition_penalty", [0.0, -1.0, 1e-7, 1e7, math.inf, math.nan]),
+    ("presence_penalty", [math.inf, math.nan, -1e7]),
+    ("frequency_penalty", [-math.inf, math.nan, -1e308]),
+    ("logit_bias", [{3: math.inf}, {3: math.nan}, {3: 1, 4: -1e7}]),
     ("max_new_tokens", [0, -5]),
     ("stop", [("",), ("ok", "")]),
     ("seed", [-1]),
     ("logprobs", [-1]),
+    ("prompt_logprobs", [-1]),
+    ("min_tokens", [-1, 257]),
 ]
 
 GOOD: list[tuple[str, list[object]]] = [
@@ -30,13 +32,15 @@ GOOD: list[tuple[str, list[object]]] = [
     ("top_p", [1e-9, 1.0]),
     ("min_p", [0.0, 1.0]),
     ("repetition_penalty", [0.5, 2.0]),
-    ("presence_penalty", [-2.0, 2.0]),
+    ("presence_penalty", [-2.0, 2.0, 1e6]),
     ("frequency_penalty", [-2.0, 2.0]),
     ("logit_bias", [{}, {0: -100.0}]),
     ("max_new_tokens", [1]),
     ("stop", [(), ("end",)]),
     ("seed", [0, 2**70]),
     ("logprobs", [None, 0, 20]),
+    ("prompt_logprobs", [None, 0, 20]),
+    ("min_tokens", [0, 256]),
 ]
 
 

@@ -80,7 +80,10 @@ def generate(
     stops = StopRules(case.eos, case.max_context)
     decoder = AutoregressiveDecoder(target, drafter, verifier, Fixed(nodes, depth), stops)
     batch = zip(case.prompts, case.params, strict=True)
-    sequences = [Sequence.start(i, *each) for i, each in enumerate(batch)]
+    sequences = [
+        Sequence.start(i, prompt, params, ends=tuple(stops.ends(params)))
+        for i, (prompt, params) in enumerate(batch)
+    ]
     watches = [Pair(case.pair) for _ in sequences]
     for sequence, watch in zip(sequences, watches, strict=True):
         decoder.open(sequence, watch)
@@ -126,6 +129,10 @@ prompts = st.lists(st.lists(tokens, min_size=1, max_size=6), min_size=1, max_siz
 @st.composite
 def sampling(draw: st.DrawFn, greedy: bool) -> SamplingParams:
     """Any combination of processors and stop conditions that leaves some token possible."""
+    most = draw(st.integers(1, 24))
+    banned = tuple(draw(st.sets(tokens, max_size=2)))
+    # Less one banned token, one end token and one stop token, another is left.
+    allowed = draw(st.sets(tokens, min_size=4)) | set(range(VOCABULARY)) - {*banned, 5}
     return SamplingParams(
         temperature=0.0 if greedy else draw(st.sampled_from([0.5, 1.0, 1.7])),
         top_k=draw(st.sampled_from([0, 0, 2, 4])),
@@ -135,10 +142,12 @@ def sampling(draw: st.DrawFn, greedy: bool) -> SamplingParams:
         presence_penalty=draw(st.sampled_from([0.0, 0.7])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.4, -0.3])),
         logit_bias=draw(st.dictionaries(tokens, st.floats(-3, 3), max_size=3)),
-        banned_tokens=tuple(draw(st.sets(tokens, max_size=3))),
+        banned_tokens=banned,
+        allowed_tokens=draw(st.sampled_from([(), tuple(allowed)])),
+        min_tokens=draw(st.sampled_from([0, 0, 1, most])),
         forced_tokens=draw(st.dictionaries(st.integers(0, 9), tokens, max_size=3)),
         seed=draw(st.integers(0, 2**64 - 1)),
-        max_new_tokens=draw(st.integers(1, 24)),
+        max_new_tokens=most,
         stop_token_ids=tuple(draw(st.sets(tokens, max_size=1))),
         ignore_eos=draw(st.booleans()),
         stop_loops=draw(st.booleans()),
@@ -200,6 +209,9 @@ def test_results_have_the_promised_shape(case: Case) -> None:
             assert len(result.tokens) <= index or result.tokens[index] == token
         free = [t for i, t in enumerate(result.tokens) if i not in params.forced_tokens]
         assert not set(free) & set(params.banned_tokens)
+        assert set(free) <= set(params.allowed_tokens or free)
+        early = enumerate(result.tokens[: params.min_tokens])
+        assert not ends & {t for i, t in early if i not in params.forced_tokens}
         asked = params.logprobs is not None
         assert len(result.logprobs) == (len(result.tokens) if asked else 0)
 

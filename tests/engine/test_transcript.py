@@ -108,3 +108,16 @@ def test_special_tokens_are_shown_on_demand() -> None:
             assert not transcript.feed(token)
         transcript.finish()
         assert transcript.take() == text
+
+
+def test_a_stop_string_may_stay() -> None:
+    for text in ("one STOP two", "one STO"):
+        transcript = Transcript(TOKENIZER, ("STOP", "TOP", "two"), keep=True)
+        seen = ""
+        for token in TOKENIZER.encode(text):
+            if transcript.feed(token):
+                break
+            seen += transcript.take()
+        transcript.finish()
+        seen += transcript.take()
+        assert seen == transcript.text == text.removesuffix(" two")

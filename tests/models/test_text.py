@@ -353,9 +353,9 @@ def test_a_stream_starts_anew_after_finish() -> None:
 
 def test_the_match_that_completes_first_counts() -> None:
     stops = StopStrings(["abcd", "bc"])
-    assert stops.find("xabcd") == 2
+    assert stops.find("xabcd") == (2, 4)
     assert stops.find("xab") is None
-    assert StopStrings(["b", "ab"]).find("xab") == 1
+    assert StopStrings(["b", "ab"]).find("xab") == (1, 3)
     assert StopStrings([]).find("anything") is None
 
 
@@ -382,7 +382,7 @@ def test_growing_text_finds_the_same_match_and_never_shows_it(text: str, stops: 
             break
         shown = text[: max(len(shown), end - finder.held(text[:end]))]
     assert cut == finder.find(text)
-    assert len(shown) <= (len(text) if cut is None else cut)
+    assert len(shown) <= (len(text) if cut is None else cut[0])
     assert (cut is None) == (not any(stop in text for stop in stops))
 
 
@@ -513,3 +513,12 @@ def test_what_a_template_reads_is_known() -> None:
     assert with_template(QWEN).reads("tools")
     assert not with_template(CHAT_TEMPLATE).reads("tools")
     assert not Tokenizer(CORE).reads("tools")
+
+
+def test_thousands_of_stops_are_looked_up() -> None:
+    stops = StopStrings([f"end {number:04}." for number in range(5000)])
+    text = "x" * 300 + "end 4321"
+    assert stops.held(text) == 8
+    assert stops.find(text + ".", searched=len(text)) == (300, 309)
+    assert stops.find(text) is None
+    assert stops.held(text + "!") == 0

@@ -48,6 +48,8 @@ PARAMS = {
     ),
     "bias": SamplingParams(temperature=1, logit_bias={0: 1.5, 1: -0.5}, banned_tokens=(2,)),
     "forced": SamplingParams(temperature=1, top_p=0.9, forced_tokens={1: 0}),
+    "allowed": SamplingParams(temperature=1, top_p=0.8, allowed_tokens=(0, 2)),
+    "min tokens": SamplingParams(temperature=1, stop_token_ids=(2,), min_tokens=2),
     "greedy": SamplingParams(temperature=0),
 }
 

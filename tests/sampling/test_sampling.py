@@ -38,8 +38,11 @@ def naive_law(
         if count:
             scores[token] -= params.presence_penalty + params.frequency_penalty * count
         scores[token] += params.logit_bias.get(token, 0.0)
-    for token in params.banned_tokens:
-        del scores[token]
+    ends = params.stop_token_ids if len(output) < params.min_tokens else ()
+    for token in range(SIZE):
+        allowed = token in (params.allowed_tokens or range(SIZE))
+        if not allowed or token in params.banned_tokens or token in ends:
+            del scores[token]
     if params.temperature == 0:
         best = max(scores.values())
         return {min(token for token in scores if scores[token] == best): 1.0}
@@ -78,6 +81,9 @@ def logit_rows(draw: st.DrawFn, ties: bool = False) -> LogitArray:
 
 @st.composite
 def parameters(draw: st.DrawFn) -> SamplingParams:
+    left = draw(ids)
+    others = ids.filter(lambda token: token != left)
+    allowed = draw(st.sampled_from([(), (left, *draw(st.sets(ids, max_size=4)))]))
     return SamplingParams(
         temperature=draw(st.sampled_from([0.0, 0.3, 1.0, 2.0])),
         top_k=draw(st.integers(0, SIZE + 2)),
@@ -87,7 +93,10 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
         presence_penalty=draw(st.sampled_from([0.0, 0.517, -0.31])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.213, -0.11])),
         logit_bias=draw(st.dictionaries(ids, st.sampled_from([-1.93, 0.71, 4.1]), max_size=3)),
-        banned_tokens=tuple(draw(st.sets(ids, max_size=SIZE - 1))),
+        banned_tokens=tuple(draw(st.sets(others, max_size=SIZE - 1))),
+        allowed_tokens=allowed,
+        stop_token_ids=tuple(draw(st.sets(others, max_size=2))),
+        min_tokens=draw(st.integers(0, 6)),
         forced_tokens=draw(st.dictionaries(st.integers(0, 4), ids, max_size=1)),
     )
 

@@ -224,12 +224,18 @@ class Needs:
     recent: int | None = None
 
 
+# Bound of penalties and biases. Logits of models are below 1e4, so larger ones change nothing; sums
+# over a text of any length stay far from overflow, and float64 keeps differences of 1e-9 beside it.
+LARGEST = 1e6
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling parameters and stop conditions.
 
     Applied in this order: repetition, presence and frequency penalties, logit bias, banned tokens,
-    forced tokens, temperature, top-k, top-p, min-p.
+    allowed tokens, end tokens before `min_tokens`, forced tokens (which none of these excludes),
+    temperature, top-k, top-p, min-p.
 
     Attributes:
         temperature: 0 is greedy.
@@ -247,8 +253,10 @@ class SamplingParams:
         stop_loops: end on repetition (`loops.ends_in_loop`).
         logprobs: number of most likely tokens to report (log-softmax of raw logits); 0 reports
             only the committed token, None nothing.
+        max_new_tokens: most tokens to generate; 0 only with `prompt_logprobs`.
         prompt_logprobs: the same of every prompt token but the first.
-        min_tokens: end tokens and stop tokens have probability 0 before so many tokens.
+        min_tokens: tokens that would end the text have probability 0 before so many tokens. Stop
+            strings still end it.
         allowed_tokens: if not empty, all others are banned.
         keep_stop: the stop string that ended the text stays in it.
         shown_tokens: special tokens that the text shows; it leaves out all others.
@@ -286,24 +294,34 @@ class SamplingParams:
         check(
             finite(self.temperature) and self.temperature >= 0, "temperature", "0 (greedy) or more"
         )
-        check(self.top_k >= 0, "top_k", "0 (off) or a positive count")
+        check(0 <= self.top_k < 2**63, "top_k", "0 (off) or a count below 2 ** 63")
         check(0 < self.top_p <= 1, "top_p", "in (0, 1]")
         check(0 <= self.min_p <= 1, "min_p", "in [0, 1]")
         check(
-            finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            1 / LARGEST <= self.repetition_penalty <= LARGEST,
             "repetition_penalty",
-            "more than 0 (1 is off)",
+            f"from {1 / LARGEST:g} to {LARGEST:g} (1 is off)",
         )
-        check(finite(self.presence_penalty), "presence_penalty", "a finite number")
-        check(finite(self.frequency_penalty), "frequency_penalty", "a finite number")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check(abs(getattr(self, name)) <= LARGEST, name, f"within {LARGEST:g} of 0")
         check(
-            all(finite(b) for b in self.logit_bias.values()), "logit_bias", "finite for every token"
+            all(abs(bias) <= LARGEST for bias in self.logit_bias.values()),
+            "logit_bias",
+            f"within {LARGEST:g} of 0 for every token",
         )
-        check(self.max_new_tokens >= 1, "max_new_tokens", "1 or more")
+        least = 1 if self.prompt_logprobs is None else 0
+        check(
+            self.max_new_tokens >= least,
+            "max_new_tokens",
+            "1 or more, or 0 with prompt_logprobs",
+        )
+        check(0 <= self.min_tokens <= self.max_new_tokens, "min_tokens", "from 0 to max_new_tokens")
         check(not isinstance(self.stop, str), "stop", "a tuple of strings")
         check(all(self.stop), "stop", "free of empty strings")
         check(self.seed >= 0, "seed", "0 or more")
-        check(self.logprobs is None or self.logprobs >= 0, "logprobs", "0 or more, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            check(value is None or value >= 0, name, "0 or more, or None")
 
     @property
     def greedy(self) -> bool:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.core.types import SamplingParams
+from paceline.core.constraint import Constraint
+from paceline.core.types import UNLIMITED, SamplingParams, Speculation
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.text import Tokenizer
 
 Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
 Prompt = str | List[Message] | List[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked request, see `Engine.prepare`."""
+
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    speculation: Speculation = UNLIMITED
+    constraint: Constraint | None = None
+    sample: int = 0
 
 
 def parameters(
@@ -23,13 +35,14 @@ def parameters(
     unknown = set(options) - set(SamplingParams.__slots__)
     if unknown:
         raise InvalidOption(
-            f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, constraint, "
-            f"{', '.join(SamplingParams.__slots__)}"
+            f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, "
+            f"constraint, sample, {', '.join(SamplingParams.__slots__)}"
         )
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": (options["stop"],)}
     params = replace(params, **options)
-    for name in ("logit_bias", "banned_tokens", "forced_tokens", "stop_token_ids"):
+    listed = "logit_bias", "banned_tokens", "allowed_tokens", "forced_tokens", "stop_token_ids"
+    for name in listed:
         given = getattr(params, name)
         for token in given.values() if name == "forced_tokens" else given:
             if not 0 <= token < vocabulary:
@@ -38,6 +51,8 @@ def parameters(
                 )
     if len(set(params.banned_tokens)) >= vocabulary:
         raise InvalidOption("banned_tokens holds the whole vocabulary: leave some token")
+    if params.allowed_tokens and set(params.allowed_tokens) <= set(params.banned_tokens):
+        raise InvalidOption("banned_tokens holds all of allowed_tokens: leave some token")
     return params
 
 

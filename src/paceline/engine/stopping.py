@@ -6,7 +6,7 @@ from collections.abc import Sequence as List
 from collections.abc import Sequence as TokenIds
 from typing import Protocol
 
-from paceline.core.types import FinishReason
+from paceline.core.types import FinishReason, SamplingParams
 from paceline.models.text import StopStrings, Tokenizer
 from paceline.sampling.sequence import Sequence
 
@@ -51,12 +51,16 @@ class StopRules:
         self._eos = frozenset(eos_token_ids)
         self._max_context = max_context
 
+    def ends(self, params: SamplingParams) -> frozenset[int]:
+        """Return the model's end tokens, if they end this text."""
+        return frozenset() if params.ignore_eos else self._eos
+
     def cut(
         self, sequence: Sequence, run: TokenIds[int], watch: TextWatch | None = None
     ) -> tuple[int, FinishReason | None]:
         """Return how many tokens of a run to commit (stop token included) and the finish reason."""
         params = sequence.params
-        eos = () if params.ignore_eos else self._eos
+        eos = self.ends(params)
         room = min(sequence.room, self._max_context - len(sequence.tokens))
         said = [*sequence.generated[-WINDOW:]] if params.stop_loops else []
         for index, token in enumerate(run):
@@ -80,10 +84,19 @@ class StopRules:
 class Transcript:
     """Text of a sequence; releases the part that can no longer change."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: List[str], shown: List[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: List[str],
+        shown: List[int] = (),
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Set the stop strings, of which `keep` leaves the one found, and special tokens shown."""
         self._decoder = tokenizer.stream(shown)
         self._stops = StopStrings(stops)
-        # Ends before the stop string once one was found.
+        self._keep = keep
+        # Ends with the stop string, or before it, once one was found.
         self.text = ""
         self._released = 0
         self._stopped = False
@@ -109,8 +122,9 @@ class Transcript:
         return piece
 
     def _cut(self, searched: int) -> bool:
-        cut = self._stops.find(self.text, searched)
-        if cut is not None:
-            self.text = self.text[:cut]
+        found = self._stops.find(self.text, searched)
+        if found is not None:
+            begin, end = found
+            self.text = self.text[: end if self._keep else begin]
             self._stopped = True
         return self._stopped

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -328,27 +329,29 @@ class StreamDecoder:
 
 class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
-        self._longest = max(map(len, self._stops), default=0)
+        # Looked up, not tried in turn: there may be thousands.
+        self._stops = frozenset(stops)
+        self._sizes = sorted({len(stop) for stop in stops}, reverse=True)
+        self._sorted = sorted(self._stops)
 
-    def find(self, text: str, searched: int = 0) -> int | None:
-        """Return the index at which to cut the text, or None. Skips a searched prefix of `text`.
+    def find(self, text: str, searched: int = 0) -> tuple[int, int] | None:
+        """Return begin and end of the first match, or None. Skips a searched prefix of `text`.
 
         The match that ends first counts, then the longest: independent of how the text was split.
         """
-        if not self._stops:
-            return None
-        begin = max(0, searched - self._longest + 1)
-        matches = [
-            (at + len(stop), at) for stop in self._stops if (at := text.find(stop, begin)) >= 0
-        ]
-        return min(matches)[1] if matches else None
+        for end in range(searched + 1, len(text) + 1) if self._stops else ():
+            for size in self._sizes:
+                if size <= end and text[end - size : end] in self._stops:
+                    return end - size, end
+        return None
 
     def held(self, text: str) -> int:
         """Return the length of the longest suffix of `text` that may begin a stop string."""
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
+        most = self._sizes[0] - 1 if self._sizes else 0
+        for size in range(min(most, len(text)), 0, -1):
             tail = text[len(text) - size :]
-            if any(len(stop) > size and stop.startswith(tail) for stop in self._stops):
+            after = bisect_right(self._sorted, tail)  # what begins with it follows it
+            if after < len(self._sorted) and self._sorted[after].startswith(tail):
                 return size
         return 0
 

@@ -87,6 +87,11 @@ def _adjust(
         x[token] += bias
     if params.banned_tokens:
         x[list(params.banned_tokens)] = -np.inf
+    if params.allowed_tokens:
+        allowed = list(params.allowed_tokens)
+        kept = x[allowed]
+        x[:] = -np.inf
+        x[allowed] = kept
     return x
 
 
@@ -159,9 +164,12 @@ class Sampler:
         params: SamplingParams,
         prompt: Sequence[int],
         constraint: ConstraintState | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
+        """Bind a request; `ends` are the model's end tokens, if they count."""
         self.params = params
         self.constraint = constraint
+        self._ends = [*ends, *params.stop_token_ids]
         self._soft = replace(params, temperature=1.0) if params.greedy else params
         self._prompt = np.unique(np.asarray(prompt, dtype=np.int64))
         self._output: Counter[int] = Counter()
@@ -172,6 +180,8 @@ class Sampler:
             and params.frequency_penalty == 0
             and not params.logit_bias
             and not params.banned_tokens
+            and not params.allowed_tokens
+            and not params.min_tokens
         )
         truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._whole = not params.greedy and not truncated
@@ -266,6 +276,8 @@ class Sampler:
         if not self._plain:
             output = self._output + Counter(path) if path else self._output
             x = _adjust(logits, self.params, self._prompt, output)
+            if self._generated + len(path) < self.params.min_tokens:
+                x[self._ends] = -np.inf
         if self.constraint is not None:
             x = np.where(self.constraint.mask(path), x, x.dtype.type(-np.inf))
         return x

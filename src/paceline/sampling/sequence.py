@@ -33,6 +33,7 @@ class Sequence:
     reading: bool = False
     sources: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
     finish_reason: FinishReason | None = None
 
@@ -45,14 +46,18 @@ class Sequence:
         stream: int = 0,
         speculation: Speculation = UNLIMITED,
         constraint: Constraint | None = None,
+        ends: TokenIds[int] = (),
     ) -> Sequence:
-        """Create a sequence; `stream` separates samples of one request."""
+        """Create a sequence.
+
+        `stream` separates samples of one request. `ends` are the model's end tokens.
+        """
         return cls(
             id,
             list(prompt),
             len(prompt),
             params,
-            Sampler(params, prompt, None if constraint is None else constraint.start()),
+            Sampler(params, prompt, None if constraint is None else constraint.start(), ends),
             KeyedRandomness(params.seed, stream),
             speculation,
         )
@@ -68,8 +73,18 @@ class Sequence:
         return len(self.tokens) - 1 - (self.cache.length if self.cache is not None else 0)
 
     @property
+    def prompt(self) -> list[int]:
+        return self.tokens[: self.prompt_length]
+
+    @property
     def generated(self) -> list[int]:
         return self.tokens[self.prompt_length :]
+
+    @property
+    def unscored(self) -> bool:
+        """Whether log-probabilities of prompt tokens were asked for and are not all known."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < self.prompt_length - 1
 
     @property
     def room(self) -> int:
