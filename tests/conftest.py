@@ -1,10 +1,15 @@
-"""The kernels of this processor, compiled before any test looks for them in a cache of its own."""
+"""The kernels of this processor, compiled before any test looks for them in a cache of its own;
+and a watch over errors of drafters, which an engine survives."""
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from paceline.native import build, library
 
@@ -20,3 +25,25 @@ def pytest_configure() -> None:
     part = _BESIDE / f"{found[1].name}.{os.getpid()}"
     shutil.copy(found[1], part)
     part.replace(_BESIDE / found[1].name)
+
+
+class _Notes(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def survived() -> Iterator[list[str]]:
+    """What engines have survived: a broken drafter would pass for plain decoding unseen.
+
+    A test that expects errors clears the list.
+    """
+    notes, logger = _Notes(), logging.getLogger("paceline.engine")
+    logger.addHandler(notes)
+    yield notes.messages
+    logger.removeHandler(notes)
+    assert notes.messages == []

@@ -27,6 +27,10 @@ class OutOfMemory(PacelineError):
     """The key-value cache cannot hold another sequence or token."""
 
 
+class RequestFailed(PacelineError):
+    """A request met an unexpected error, its `__cause__`. Other requests go on."""
+
+
 class IncompatibleDraft(PacelineError):
     """A verifier's rule does not hold for the way the draft was sampled."""
 

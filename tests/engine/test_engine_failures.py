@@ -9,15 +9,14 @@ from paceline.errors import OutOfMemory, PromptError
 
 
 @pytest.mark.parametrize("name", ["none", *drafters()])
-@pytest.mark.parametrize("error", [RuntimeError("lost"), KeyboardInterrupt()])
-def test_a_failed_step_leaves_the_engine_usable(name: str, error: BaseException) -> None:
+def test_an_interrupted_step_leaves_the_engine_usable(name: str) -> None:
     target = Target()
     engine = make(target, drafters().get(name))
     bystander = engine.add("dog", SAMPLED)
     engine.step()
     engine.step()
-    target.failure = error
-    with pytest.raises(type(error)):
+    target.failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS[:2], SAMPLED)
     assert engine.pending == 1  # the requests of the failed call are gone, others stay
     assert len(target.live) == 1
@@ -44,13 +43,13 @@ def test_a_step_without_memory_preempts_the_newest_and_goes_on(name: str) -> Non
 def test_a_step_without_memory_ends_a_request_that_runs_alone() -> None:
     target = Target()
     engine = make(target)
-    engine.add("dog", SAMPLED)
+    alone = engine.add("dog", SAMPLED)
     engine.step()
     waiting = engine.add("the quick", SAMPLED)
     target.slots = 1
     target.failure = OutOfMemory("full")
-    with pytest.raises(OutOfMemory, match="full"):
-        engine.step()
+    [failed, *_] = engine.step()
+    assert (failed.request, failed.completion, str(failed.error)) == (alone, None, "full")
     assert engine.pending == 1
     assert key(finish(engine)[waiting]) == key(make().generate("the quick", SAMPLED))
     assert target.live == []

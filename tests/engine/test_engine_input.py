@@ -31,6 +31,14 @@ BAD: list[tuple[str, type[PacelineError], str, Callable[[Engine], object]]] = [
     ("bias id", InvalidOption, "logit_bias", lambda e: e.generate("a", logit_bias={-1: 2.0})),
     ("forced id", InvalidOption, "forced", lambda e: e.generate("a", forced_tokens={0: 999})),
     ("stop id", InvalidOption, "stop_token", lambda e: e.generate("a", stop_token_ids=(320,))),
+    ("allowed id", InvalidOption, "allowed", lambda e: e.generate("a", allowed_tokens=(320,))),
+    (
+        "none allowed",
+        InvalidOption,
+        "allowed",
+        lambda e: e.generate("a", allowed_tokens=(3, 4), banned_tokens=(3, 4, 5)),
+    ),
+    ("second parameters", InvalidOption, "prepare", lambda e: e.add(e.prepare("a"), seed=1)),
     (
         "everything banned",
         InvalidOption,

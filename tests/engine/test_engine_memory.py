@@ -355,8 +355,8 @@ def test_features_before_a_gap_are_dropped() -> None:
     first, second = (Sequence.start(id, [*long, *other], LONG) for id in range(2))
     for each in (first, second):
         reader.open(each, needs)
-    chunk = [Chunk(second, 16)]
-    reader.take(chunk, target.forward(reader.passes(chunk, needs)), 0.0)
+    chunk = Chunk(second, 16)
+    reader.take(chunk, *target.forward(reader.passes([chunk], needs)), seconds=0.0)
     reader.read_all(first, needs)
     reader.share(second, needs)
     assert second.cache.length > 16

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.helpers.table_engines import (
@@ -108,3 +111,57 @@ def test_log_probabilities() -> None:
     only = make().generate("dog", SAMPLED, logprobs=0)
     assert all(entry.top == () for entry in only.logprobs)
     assert len(only.logprobs) == len(only.token_ids)
+
+
+@pytest.mark.parametrize("name", ["none", *drafters()])
+def test_events_carry_the_log_probabilities_of_their_tokens(name: str) -> None:
+    engine = make(drafter=drafters().get(name))
+    events = list(engine.events("dog", SAMPLED, logprobs=1))
+    for event in events:
+        assert [entry.token_id for entry in event.logprobs] == list(event.token_ids)
+    assert events[-1].completion is not None
+    joined = tuple(entry for event in events for entry in event.logprobs)
+    assert joined == events[-1].completion.logprobs
+    assert all(event.logprobs == () for event in engine.events("dog", SAMPLED))
+
+
+def test_a_request_may_be_prepared_in_other_threads() -> None:
+    engine = make()
+    with ThreadPoolExecutor(4) as pool:
+        prepared = list(pool.map(lambda prompt: engine.prepare(prompt, SAMPLED), PROMPTS))
+    assert engine.pending == 0
+    assert [len(each.tokens) for each in prepared] == [
+        len(TOKENIZER.chat([{"role": "user", "content": prompt}])) for prompt in PROMPTS
+    ]
+    ids = [engine.add(each) for each in prepared]
+    done = finish(engine)
+    assert [key(done[id]) for id in ids] == [key(make().generate(p, SAMPLED)) for p in PROMPTS]
+
+
+@pytest.mark.parametrize("name", ["none", *drafters()])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_least_tokens_come_before_an_end(name: str, temperature: float) -> None:
+    """Inside drafts too: where a place is in the text counts, not where it is in the draft."""
+    params = replace(SAMPLED, temperature=temperature, logit_bias={EOS: 30.0, 9: 25.0})
+    engine = make(drafter=drafters().get(name))
+    assert engine.generate("dog", params).token_ids == (EOS,)
+    out = engine.generate("dog", params, min_tokens=7)
+    assert EOS not in out.token_ids[:7]
+    assert out.token_ids[7:] == (EOS,)
+    assert out.finish_reason == "stop"
+    both = engine.generate("dog", params, min_tokens=7, stop_token_ids=(9,))
+    assert not {EOS, 9} & set(both.token_ids[:7])
+    ignored = engine.generate("dog", params, min_tokens=7, ignore_eos=True)
+    assert ignored.token_ids[0] == EOS
+
+
+def test_allowed_tokens_and_a_stop_string_that_stays() -> None:
+    engine = make(drafter=Recycling(VOCABULARY))
+    some = engine.generate("dog", SAMPLED, allowed_tokens=(40, 50, 60))
+    assert set(some.token_ids) <= {40, 50, 60}
+    whole = engine.generate("dog", SAMPLED)
+    stop = whole.text[4:7]
+    cut = engine.generate("dog", SAMPLED, stop=stop)
+    kept = engine.generate("dog", SAMPLED, stop=stop, keep_stop=True)
+    assert kept.text == cut.text + stop
+    assert kept.token_ids == cut.token_ids

@@ -88,14 +88,14 @@ def test_who_runs_alone_is_not_preempted() -> None:
 
 def test_limits_are_stated_and_checked() -> None:
     scheduler = Scheduler(Limits(running=1, waiting=1), BlockPool(1, 1, 1, 4))
-    scheduler.check(127)
+    scheduler.check_prompt(127)
     with pytest.raises(OutOfMemory, match=r"has 128 tokens .* holds 128: shorten"):
-        scheduler.check(128)
+        scheduler.check_prompt(128)
     for id in range(2):
-        scheduler.check(5)
+        scheduler.check_queue()
         scheduler.add(request(id))
     with pytest.raises(QueueFull, match=r"2 requests .* max_batch 1 and max_waiting 1 allow"):
-        scheduler.check(5)
+        scheduler.check_queue()
 
 
 @pytest.mark.parametrize(

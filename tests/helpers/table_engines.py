@@ -50,6 +50,10 @@ class Target(TabularTarget):
         self.live.append(super().open())
         return self.live[-1]
 
+    def fork(self, cache: TabularCache) -> TabularCache:
+        self.live.append(super().fork(cache))
+        return self.live[-1]
+
     def forward(self, passes: List[Pass]) -> list[Output]:
         failure, self.failure = self.failure, None
         if failure is not None:

@@ -45,7 +45,8 @@ class GenerationStats:
     A batched step's time is divided equally among its sequences, so sums are right. Drafted tokens
     were proposed and verified; accepted ones were committed. By depth: steps in which a node was
     verified, or the accepted path arrived, at depth d + 1. `draft_seconds` is the drafter's `open`,
-    `propose` and `observe`, `forward_seconds` the target's `forward` and `keep`.
+    `propose` and `observe`, `forward_seconds` the target's `forward` and `keep`. `cached_tokens` of
+    the prompt were not read but shared. A drafter error leaves the sequence without drafts.
     """
 
     target_forwards: int = 0
@@ -59,6 +60,8 @@ class GenerationStats:
     forward_seconds: float = 0.0
     overhead_seconds: float = 0.0
     first_token_seconds: float | None = None
+    cached_tokens: int = 0
+    drafter_errors: int = 0
 
     def record(self, drafted_depth: int, drafted: int, accepted: int) -> None:
         """Count one verification: depth and size of the draft, length of the accepted path."""
@@ -89,6 +92,8 @@ class GenerationStats:
             "draft_seconds",
             "forward_seconds",
             "overhead_seconds",
+            "cached_tokens",
+            "drafter_errors",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -12,14 +13,17 @@ from typing import Any, NamedTuple, overload
 
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
+from paceline.core.options import require
 from paceline.core.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
 from paceline.engine.loop import AutoregressiveDecoder, Commit
+from paceline.engine.prefill import Chunk
 from paceline.engine.requests import Message as Message
+from paceline.engine.requests import Prepared as Prepared
 from paceline.engine.requests import Prompt as Prompt
 from paceline.engine.requests import parameters, token_ids
 from paceline.engine.scheduler import Limits, Request, Scheduler
 from paceline.engine.stopping import Transcript
-from paceline.errors import InvalidOption, OutOfMemory, PacelineError, PromptError
+from paceline.errors import InvalidOption, OutOfMemory, PacelineError, PromptError, RequestFailed
 from paceline.models.grammar import Grammars
 from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Sequence
@@ -49,8 +53,9 @@ class Completion:
 class Event(NamedTuple):
     """Result of one step for one request; `completion` or `error` is set once it has ended.
 
-    `text` is text that became final: empty while a character or stop string is incomplete. An
-    error is one of this request alone.
+    `text` is text that became final: empty while a character or stop string is incomplete.
+    `logprobs` are those of `token_ids`, if asked for. An error is one of this request alone.
+    `cached_tokens` are known from the first event on; `prompt_logprobs` stand in the first.
     """
 
     request: int
@@ -60,6 +65,8 @@ class Event(NamedTuple):
     completion: Completion | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     error: PacelineError | None = None
+    cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Engine:
@@ -92,6 +99,7 @@ class Engine:
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.config = dict(config or {})
+        decoder.isolate()
         limits = Limits(max_batch, max_waiting, step_tokens, pool)
         self.scheduler = Scheduler(limits, decoder.memory)
         self._mail: dict[int, deque[Event]] = {}
@@ -116,12 +124,12 @@ class Engine:
             prompt: text or chat messages; a list of these is decoded as a ragged batch, and a
                 list is returned.
             params: single fields may be given as keywords instead.
-            **options: fields of `SamplingParams`, and `raw`, `system`, `speculation` and
-                `constraint` as in `add`.
+            **options: fields of `SamplingParams`, and others as for `prepare`.
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
             InvalidOption: an option is unknown or out of range.
+            RequestFailed: an unexpected error ended the request.
         """
         many = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
         requests: list[int] = []
@@ -156,7 +164,7 @@ class Engine:
         finally:
             self._drop(request)
 
-    def add(
+    def prepare(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
@@ -165,9 +173,10 @@ class Engine:
         system: str | None = None,
         speculation: Speculation = UNLIMITED,
         constraint: Constraint | None = None,
+        sample: int = 0,
         **options: Any,
-    ) -> int:
-        """Queue a request and return its id.
+    ) -> Prepared:
+        """Check and tokenise a request for `add`. Any thread may call this.
 
         Args:
             prompt: text (a user turn under the model's chat template), messages, or token ids.
@@ -175,12 +184,13 @@ class Engine:
             system: system message before a text prompt.
             speculation: limits of the drafts for this request; the output is the same.
             constraint: what the text must be, of `grammar` or one of your own.
+            sample: number of the answer, if there are several to this prompt: each has randomness
+                of its own, and those from 1 on share the cached prompt of another one.
             **options: single fields of `SamplingParams`.
 
         Raises:
             PromptError: the prompt is empty or longer than the context.
             OutOfMemory: the key-value cache cannot hold the prompt even alone.
-            QueueFull: the queue is full.
             InvalidOption: an option is unknown or out of range.
         """
         if not isinstance(speculation, Speculation):
@@ -188,6 +198,7 @@ class Engine:
                 f"speculation must be a Speculation, such as Speculation(enabled=False), not "
                 f"{speculation!r}"
             )
+        require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
         params = parameters(params or SamplingParams(), options, target.vocab_size)
         if not params.greedy and self.decoder.verifier.name == "greedy":
@@ -196,34 +207,59 @@ class Engine:
                 "use verifier 'coupled' or temperature 0"
             )
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
-        self.scheduler.check(len(ids))
+        self.scheduler.check_prompt(len(ids))
         if len(ids) >= target.max_context:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
                 "which one must stay free: shorten the prompt"
             )
+        return Prepared(tuple(ids), params, speculation, constraint, sample)
+
+    def add(
+        self, prompt: Prompt | Prepared, params: SamplingParams | None = None, **options: Any
+    ) -> int:
+        """Queue a request and return its id.
+
+        Args:
+            prompt: as for `prepare`, or what it returned, without further arguments.
+            params: sampling parameters.
+            **options: as for `prepare`.
+
+        Raises:
+            QueueFull: the queue is full.
+            PacelineError: as for `prepare`.
+        """
+        if not isinstance(prompt, Prepared):
+            prompt = self.prepare(prompt, params, **options)
+        elif params is not None or options:
+            raise InvalidOption("a prepared request has its parameters: give them to prepare")
+        self.scheduler.check_queue()
+        params = prompt.params
         sequence = Sequence.start(
-            self._next_id, ids, params, speculation=speculation, constraint=constraint
+            *(self._next_id, prompt.tokens, params, prompt.sample, prompt.speculation),
+            constraint=prompt.constraint,
+            ends=tuple(self.decoder.stops.ends(params)),
         )
         self._next_id += 1
-        transcript = Transcript(self.tokenizer, params.stop, params.shown_tokens)
-        self.scheduler.add(Request(sequence, transcript))
+        transcript = Transcript(
+            self.tokenizer, params.stop, params.shown_tokens, keep=params.keep_stop
+        )
+        self.scheduler.add(Request(sequence, transcript, prompt.sample))
         return sequence.id
 
     def step(self) -> list[Event]:
         """Admit requests, prefill prompts, and decode one step for all running requests.
 
-        Returns no events when no request is left, or when the step only did prefill. Raises
-        OutOfMemory if a request found no room though it ran alone; it has ended then.
+        Returns no events when no request is left, or when the step only did prefill. The error of
+        a request is an event: it has ended then, and the others go on.
         """
+        events: list[Event] = []
         while True:
             try:
-                decoding, commits = self._round()
+                events += map(self._event, self._round(events))
                 break
-            except OutOfMemory:
-                if not self._preempt():
-                    raise
-        events = list(map(self._event, decoding, commits))
+            except OutOfMemory as error:
+                self._make_room(error, events)
         for event in events:
             if event.request in self._mail:
                 self._mail[event.request].append(event)
@@ -264,7 +300,10 @@ class Engine:
         mail = self._mail[request]
         while not mail:
             self.step()
-        return mail.popleft()
+        event = mail.popleft()
+        if event.error is not None:
+            raise event.error
+        return event
 
     def _last_event(self, request: int) -> Completion:
         while (completion := self._read(request).completion) is None:
@@ -275,72 +314,133 @@ class Engine:
         self._mail.pop(request, None)
         self.cancel(request)
 
-    def _round(self) -> tuple[tuple[Request, ...], list[Commit]]:
+    def _round(self, events: list[Event]) -> list[Commit]:
         # One forward: decode all running requests, with prefill chunks of others.
         scheduler, costs = self.scheduler, self.decoder.controller.costs
-        self._admit()
-        self._begin()
+        self._admit(events)
+        self._begin(events)
         running = scheduler.running
         if not running and (chunks := scheduler.chunks(costs)):
-            self.decoder.read(chunks)  # no request is decoding
-            self._begin()
+            failed = self._forward([], chunks)  # no request is decoding
+            if failed:
+                return failed
+            self._begin(events)
             running = scheduler.running
         sequences = [request.sequence for request in running]
         while scheduler.short(sequences) and self._preempt():
             running = scheduler.running
             sequences = [request.sequence for request in running]
         if not running:
-            return (), []
+            return []
         self.decoder.controller.queue = len(scheduler) - len(scheduler.placed)
         running = scheduler.pooled(running)
         sequences = [request.sequence for request in running]
-        return running, self.decoder.step(sequences, scheduler.chunks(costs))
+        return self._forward(sequences, scheduler.chunks(costs))
 
-    def _admit(self) -> None:
+    def _forward(self, sequences: list[Sequence], chunks: list[Chunk]) -> list[Commit]:
+        decoder = self.decoder
+        try:
+            return decoder.step(sequences, chunks) if sequences else decoder.read(chunks)
+        except OutOfMemory:
+            raise
+        except Exception:
+            # Nothing has changed yet. Alone and without a draft, each shows whether it is its own.
+            pass
+        commits: list[Commit] = []
+        for sequence in sequences:
+            try:
+                commits += decoder.step([sequence], drafts=False)
+            except Exception as error:
+                commits.append(Commit(sequence, error=error))
+        for chunk in chunks:
+            try:
+                commits += decoder.read([chunk])
+            except Exception as error:
+                commits.append(Commit(chunk.sequence, error=error))
+        return commits
+
+    def _admit(self, events: list[Event]) -> None:
         while (request := self.scheduler.candidate()) is not None:
             placed = False
+            sibling = self.scheduler.sibling(request)
             try:
-                self.decoder.admit(request.sequence, request.transcript)
+                self.decoder.admit(request.sequence, request.transcript, sibling)
                 placed = self.scheduler.place(request)
-            except OutOfMemory:
-                if not self.scheduler.placed:
-                    self.scheduler.remove(request)
-                    raise
+                if not placed:
+                    return  # until a running request gives memory back
+            except Exception as error:
+                if isinstance(error, OutOfMemory) and self.scheduler.placed:
+                    return
+                events.append(self._failed(request, error))
             finally:
                 if not placed:
                     self.decoder.close(request.sequence)
-            if not placed:
-                return  # until a running request gives memory back
 
-    def _begin(self) -> None:
+    def _begin(self, events: list[Event]) -> None:
         for request in self.scheduler.reading:
-            self.decoder.begin(request.sequence)
+            sequence = request.sequence
+            try:
+                self.decoder.begin(sequence)
+            except Exception as error:
+                events.append(self._failed(request, error))
+            else:
+                if not sequence.reading and not sequence.room:
+                    sequence.finish_reason = "length"
+                    events.append(self._event(Commit(sequence, finish_reason="length")))
 
     def _preempt(self) -> bool:
-        # False if the newest request ran alone; it has ended then.
+        # False if the newest request runs alone.
         request = self.scheduler.preempt()
-        if request is not None:
-            self.decoder.close(request.sequence)
-            return True
-        for alone in self.scheduler.placed:
-            self._leave(alone)
-        return False
+        if request is None:
+            return False
+        self.decoder.close(request.sequence)
+        return True
+
+    def _make_room(self, error: OutOfMemory, events: list[Event]) -> None:
+        if not self._preempt():
+            if not self.scheduler.placed:
+                raise error
+            events.append(self._failed(self.scheduler.placed[0], error))
 
     def _leave(self, request: Request) -> None:
         self.scheduler.remove(request)
         if request.sequence.cache is not None:
             self.decoder.close(request.sequence)
 
-    def _event(self, request: Request, commit: Commit) -> Event:
-        stats = request.sequence.stats
+    def _event(self, commit: Commit) -> Event:
+        request = next(each for each in self.scheduler if each.sequence is commit.sequence)
+        error = commit.error
+        if error is None:
+            try:
+                return self._told(request, commit)
+            except Exception as failure:
+                error = failure
+        return self._failed(request, error)
+
+    def _told(self, request: Request, commit: Commit) -> Event:
+        sequence, stats = request.sequence, request.sequence.stats
+        prompt: tuple[TokenLogprob, ...] = ()
         if stats.first_token_seconds is None:
             stats.first_token_seconds = perf_counter() - request.added
+            prompt = tuple(sequence.prompt_logprobs)
         completion = None
         if commit.finish_reason is not None:
             self._leave(request)
             completion = self._complete(request)
-        text = request.transcript.take()
-        return Event(request.sequence.id, text, commit.tokens, commit.sources, completion)
+        text, tokens = request.transcript.take(), commit.tokens
+        known = sequence.logprobs
+        logprobs = tuple(known[len(known) - len(tokens) :]) if known else ()
+        made = sequence.id, text, tokens, commit.sources, completion, logprobs
+        return Event(*made, cached_tokens=stats.cached_tokens, prompt_logprobs=prompt)
+
+    def _failed(self, request: Request, error: Exception) -> Event:
+        with suppress(Exception):  # the first error says more
+            self._leave(request)
+        if not isinstance(error, PacelineError):
+            failed = RequestFailed(f"the request failed: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            error = failed
+        return Event(request.sequence.id, "", (), (), error=error)
 
     def _complete(self, request: Request) -> Completion:
         sequence = request.sequence
@@ -354,4 +454,6 @@ class Engine:
             sequence.prompt_length,
             sequence.finish_reason,
             sequence.stats,
+            sequence.stats.cached_tokens,
+            tuple(sequence.prompt_logprobs),
         )

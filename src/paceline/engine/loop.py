@@ -5,6 +5,7 @@ Batches are ragged: each sequence accepts its own number of tokens, without padd
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as List
 from time import perf_counter
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, FinishReason, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.constrained import constrained
+from paceline.engine.isolation import IsolatedDrafter
 from paceline.engine.memory import fitted, memory_of
 from paceline.engine.prefill import Chunk, Prefiller
 from paceline.engine.stopping import StopRules, TextWatch
@@ -23,23 +25,34 @@ from paceline.sampling.sampler import TreeDistributions, logprobs
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 
+_LOG = logging.getLogger(__name__)
+
 # Result of a decoding step.
 
 
 class Commit(NamedTuple):
-    """Tokens that one step added to a sequence (already extended), at least one.
+    """Tokens that one step added to a sequence (already extended), at least one; or its error.
 
     `sources` names per token its drafter, or None if the target chose it.
     """
 
     sequence: Sequence
-    tokens: tuple[int, ...]
-    sources: tuple[str | None, ...]
-    finish_reason: FinishReason | None
+    tokens: tuple[int, ...] = ()
+    sources: tuple[str | None, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+
+
+# Kept after an error, which ends its sequence: one `keep` follows each forward.
+_NOTHING = Verdict((), -1)
 
 
 class AutoregressiveDecoder:
-    """Decode a batch of sequences with one target, drafter, verifier and controller."""
+    """Decode a batch of sequences with one target, drafter, verifier and controller.
+
+    Errors are raised. After `isolate` those of one sequence are in its commit, and those of the
+    drafter cost nothing but drafts.
+    """
 
     def __init__(
         self,
@@ -50,17 +63,38 @@ class AutoregressiveDecoder:
         stops: StopRules,
     ) -> None:
         self.target = target
-        self.drafter = drafter
+        self._drafting = IsolatedDrafter(drafter)
         self.verifier = verifier
         self.controller = controller
         self.stops = stops
         self.memory = memory_of(target)
         self._prefiller = Prefiller(target)
         self._watches: dict[int, TextWatch] = {}
+        self._errors: dict[int, Exception] = {}
 
-    def admit(self, sequence: Sequence, watch: TextWatch | None = None) -> None:
-        """Open a sequence's cache. Prefill its tokens in chunks before `begin`."""
-        self._prefiller.open(sequence, self.drafter.needs)
+    @property
+    def drafter(self) -> Drafter:
+        return self._drafting.drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter) -> None:
+        self._drafting.drafter = drafter
+
+    def isolate(self) -> None:
+        """From now on report the error of a sequence in its commit."""
+        self._drafting.strict = False
+
+    def admit(
+        self,
+        sequence: Sequence,
+        watch: TextWatch | None = None,
+        sibling: Sequence | None = None,
+    ) -> None:
+        """Open a sequence's cache. Prefill its tokens in chunks before `begin`.
+
+        A `sibling` has read the same prompt, and shares what it has cached of it.
+        """
+        self._prefiller.open(sequence, self.drafter.needs, sibling)
         if watch is not None:
             self._watches[sequence.id] = watch
 
@@ -70,14 +104,7 @@ class AutoregressiveDecoder:
         if sequence.unread:
             return
         begin = perf_counter()
-        try:
-            self.drafter.open(sequence)
-            features = self._prefiller.features(sequence)
-            if features is not None:
-                self.drafter.read(sequence, features)
-        except BaseException:
-            self.drafter.close(sequence)
-            raise
+        self._drafting.open(sequence, self._prefiller.features(sequence))
         self._prefiller.done(sequence)
         sequence.stats.draft_seconds += perf_counter() - begin
 
@@ -93,52 +120,72 @@ class AutoregressiveDecoder:
             self.close(sequence)
             raise
 
-    def read(self, chunks: List[Chunk]) -> None:
-        """Prefill chunks of admitted sequences in a forward of their own."""
+    def read(self, chunks: List[Chunk]) -> list[Commit]:
+        """Prefill chunks of admitted sequences in a forward of their own; return errors only."""
         begin = perf_counter()
         outputs = self.target.forward(self._prefiller.passes(chunks, self.drafter.needs))
-        self._prefiller.take(chunks, outputs, perf_counter() - begin)
+        return self._take(chunks, outputs, perf_counter() - begin)
 
-    def step(self, sequences: List[Sequence], chunks: List[Chunk] = ()) -> list[Commit]:
+    def step(
+        self, sequences: List[Sequence], chunks: List[Chunk] = (), *, drafts: bool = True
+    ) -> list[Commit]:
         """Decode one step; every sequence commits at least one token. Also prefills `chunks`.
 
-        The caller must close sequences whose commit has a finish reason.
+        The caller must close sequences whose commit has a finish reason or an error. Errors of
+        chunks stand last. An exception, of the forward as a whole, leaves all unchanged.
         """
         clock = Clock()
+        self._errors.clear()
         self.controller.beside = sum(chunk.tokens for chunk in chunks)
-        budgets = self._budgets(sequences)
-        with clock("draft"):
-            proposed = self.drafter.propose(sequences, budgets)
-            if any(each.sampler.constraint is not None for each in sequences):
-                proposed = self._constrained(sequences, proposed)
-        drafts = self.controller.select(sequences, proposed)
-        shown = list(map(self.verifier.extend, drafts))
+        selected = [trees.EMPTY] * len(sequences)
+        if drafts:
+            budgets = self._budgets(sequences)
+            with clock("draft"):
+                proposed = self._drafting.propose(sequences, budgets)
+                if any(each.sampler.constraint is not None for each in sequences):
+                    proposed = self._constrained(sequences, proposed)
+            selected = self.controller.select(sequences, proposed)
+        shown = list(map(self.verifier.extend, selected))
         passes = self._passes(sequences, shown)
         with clock("forward"):
             passes += self._prefiller.passes(chunks, self.drafter.needs)
             outputs = self.target.forward(passes)
+        failed = []
         if chunks:
-            self._take_chunks(chunks, outputs, len(sequences) + sum(map(len, shown)), clock)
+            rows = len(sequences) + sum(map(len, shown))
+            failed = self._take_chunks(chunks, outputs, rows, clock)
         verdicts = list(map(self._verify, sequences, shown, outputs))
         with clock("forward"):
             for sequence, verdict in zip(sequences, verdicts, strict=True):
-                self.target.keep(sequence.cache, 1, verdict.path)
-        commits = list(map(self._commit, sequences, drafts, verdicts, outputs))
+                self._keep(sequence, verdict)
+        commits = list(map(self._commit, sequences, selected, verdicts, outputs))
+        steps = zip(sequences, selected, verdicts, outputs, strict=True)
+        told = [each for each, done in zip(steps, commits, strict=True) if done.error is None]
         with clock("draft"):
-            self.drafter.observe(sequences, drafts, verdicts, outputs)
-        self.controller.observe(
-            sequences, drafts, verdicts, clock.seconds["draft"], clock.seconds["forward"]
-        )
+            self._drafting.observe(told)
+        self._learn(told, clock)
         for sequence in sequences:
             sequence.stats.add_step(clock, 1 / len(sequences))
-        return commits
+        return commits + failed
 
     def close(self, sequence: Sequence) -> None:
         """Release a sequence; an unfinished one may be admitted again later and then continues."""
         self._watches.pop(sequence.id, None)
-        self.drafter.close(sequence)
+        self._drafting.close(sequence)
         self.controller.close(sequence)
         self._prefiller.close(sequence)
+
+    def _learn(self, told: List[tuple[Sequence, TokenTree, Verdict, Output]], clock: Clock) -> None:
+        if not told:
+            return
+        sequences, drafts, verdicts, _ = zip(*told, strict=True)
+        seconds = clock.seconds["draft"], clock.seconds["forward"]
+        try:
+            self.controller.observe(sequences, drafts, verdicts, *seconds)
+        except Exception as error:  # what was committed stands
+            if self._drafting.strict:
+                raise
+            _LOG.warning("controller '%s' failed to learn: %s", self.controller.name, error)
 
     def _budgets(self, sequences: List[Sequence]) -> list[Budget]:
         capped = list(map(self._cap, sequences, self.controller.budgets(sequences)))
@@ -162,7 +209,7 @@ class AutoregressiveDecoder:
         ]
 
     def _passes(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Pass]:
-        needs = self.drafter.needs_of(sequences)
+        needs = self._drafting.needs_of(sequences)
         hidden = needs.hidden or self.verifier.needs.hidden
         return [
             Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features, s.sampler.greedy_argmax)
@@ -171,13 +218,25 @@ class AutoregressiveDecoder:
 
     def _take_chunks(
         self, chunks: List[Chunk], outputs: list[Output], rows: int, clock: Clock
-    ) -> None:
+    ) -> list[Commit]:
         # Chunks stand last in the outputs, and take their share of the forward's time by rows.
         first = len(outputs) - len(chunks)
         share = self.controller.beside / (self.controller.beside + rows)
         prefill = clock.move("forward", "prefill", share)
-        self._prefiller.take(chunks, outputs[first:], prefill)
+        failed = self._take(chunks, outputs[first:], prefill)
         del outputs[first:]
+        return failed
+
+    def _take(self, chunks: List[Chunk], outputs: List[Output], seconds: float) -> list[Commit]:
+        failed = []
+        total = sum(chunk.tokens for chunk in chunks)
+        for chunk, output in zip(chunks, outputs, strict=True):
+            try:
+                self._prefiller.take(chunk, output, seconds * chunk.tokens / total)
+            except Exception as error:
+                self._blame(chunk.sequence, error)
+                failed.append(Commit(chunk.sequence, error=error))
+        return failed
 
     def _cap(self, sequence: Sequence, budget: Budget) -> Budget:
         # The last token of a request always comes from the target, so drafts leave room for it.
@@ -188,14 +247,37 @@ class AutoregressiveDecoder:
             return budget
         return Budget(budget.nodes if depth else 0, depth, budget.least)
 
+    def _blame(self, sequence: Sequence, error: Exception) -> None:
+        if self._drafting.strict:
+            raise error
+        self._errors[sequence.id] = error
+
     def _verify(self, sequence: Sequence, draft: TokenTree, output: Output) -> Verdict:
-        rule = self.verifier.name
-        distributions = TreeDistributions(
-            sequence.sampler, draft, output, len(sequence.tokens), rule
-        )
-        return self.verifier.verify(draft, distributions, sequence.randomness)
+        rule, position = self.verifier.name, len(sequence.tokens)
+        distributions = TreeDistributions(sequence.sampler, draft, output, position, rule)
+        try:
+            return self.verifier.verify(draft, distributions, sequence.randomness)
+        except Exception as error:
+            self._blame(sequence, error)
+            return _NOTHING
+
+    def _keep(self, sequence: Sequence, verdict: Verdict) -> None:
+        try:
+            self.target.keep(sequence.cache, 1, verdict.path)
+        except Exception as error:
+            self._blame(sequence, error)
 
     def _commit(
+        self, sequence: Sequence, draft: TokenTree, verdict: Verdict, output: Output
+    ) -> Commit:
+        if sequence.id not in self._errors:
+            try:
+                return self._committed(sequence, draft, verdict, output)
+            except Exception as error:
+                self._blame(sequence, error)
+        return Commit(sequence, error=self._errors[sequence.id])
+
+    def _committed(
         self, sequence: Sequence, draft: TokenTree, verdict: Verdict, output: Output
     ) -> Commit:
         run = [*map(draft.tokens.item, verdict.path), verdict.next_token]

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.core import tree as trees
 from paceline.core.target import Output, Pass, Target
 from paceline.core.types import LogitArray, Needs
 from paceline.engine.memory import memory_of
 from paceline.policy.cost import CostModel
+from paceline.sampling.sampler import logprobs
 from paceline.sampling.sequence import Sequence
 
 # Chunked prefill:
@@ -31,6 +33,8 @@ BESIDE = 64
 # Longest step with a chunk, as a multiple of the step without.
 _SLOWER = 3.0
 
+# Largest chunk whose rows all give logits: of 151,000 tokens they take 37 MiB.
+SCORED = 64
 
 # Common tokens from which waiting for another's prefill beats prefilling them twice.
 _WORTH_WAITING = 64
@@ -73,7 +77,7 @@ def shared_out(reading: List[Sequence], tokens: int, block: int | None = None) -
     for sequence in reading:
         if block and any(_reads_for(chunk.sequence, sequence, block) for chunk in chunks):
             continue
-        size = min(sequence.unread, tokens)
+        size = min(sequence.unread, tokens, SCORED if sequence.unscored else tokens)
         if size:
             chunks.append(Chunk(sequence, size))
         tokens -= size
@@ -98,43 +102,76 @@ class Prefiller:
         self._paged = memory_of(target) is not None
         self._features: dict[int, list[LogitArray]] = {}
 
-    def open(self, sequence: Sequence, needs: Needs) -> None:
-        """Open a cache, which may already hold a shared prefix."""
-        sequence.cache = self._target.open()
+    def open(self, sequence: Sequence, needs: Needs, sibling: Sequence | None = None) -> None:
+        """Open a cache, which may already hold what a sibling or others have cached."""
+        known = 0 if sibling is None else self._adopted(sequence, sibling, needs)
+        if sibling is not None and known:
+            sequence.cache = self._target.fork(sibling.cache)
+            self._target.truncate(sequence.cache, known)
+        else:
+            sequence.cache = self._target.open()
         sequence.reading = True
+        if not sequence.generated:
+            sequence.stats.cached_tokens = known
         self.share(sequence, needs)
 
+    def _adopted(self, sequence: Sequence, sibling: Sequence, needs: Needs) -> int:
+        # Returns how many tokens a sequence may take from a sibling, with their numbers.
+        if sequence.params.prompt_logprobs == sibling.params.prompt_logprobs:
+            sequence.prompt_logprobs = list(sibling.prompt_logprobs)
+        cached: int = sibling.cache.length
+        return min(cached, sequence.prompt_length - 1, _shareable(sequence, needs))
+
     def share(self, sequence: Sequence, needs: Needs) -> None:
-        # Shared tokens get no features, so sharing ends where the drafter needs them.
         if not self._paged:
             return
         read = sequence.cache.length
-        sequence.cache.share(sequence.tokens[: _featureless(sequence, needs)])
+        sequence.cache.share(sequence.tokens[: _shareable(sequence, needs)])
         if sequence.cache.length != read:
             self._features.pop(sequence.id, None)  # features must be contiguous
+            if not sequence.generated:
+                sequence.stats.cached_tokens += sequence.cache.length - read
 
     def read_all(self, sequence: Sequence, needs: Needs) -> None:
         """Prefill all unread tokens at once; raises OutOfMemory."""
+        while sequence.unscored and sequence.unread:
+            chunk = Chunk(sequence, min(sequence.unread, SCORED))
+            [output] = self._target.forward(self.passes([chunk], needs))
+            self.take(chunk, output, 0.0)
         rest = sequence.tokens[sequence.cache.length : -1]
         seen = self._target.prefill(sequence.cache, rest, needs.features)
         self._note(sequence, seen)
 
     def passes(self, chunks: List[Chunk], needs: Needs) -> list[Pass]:
         out = []
-        for sequence, tokens in chunks:
+        for sequence, size in chunks:
             start = sequence.cache.length
-            end = start + tokens
-            out.append(Pass(sequence.cache, sequence.tokens[start:end], features=needs.features))
+            pending, draft = sequence.tokens[start : start + size], None
+            if sequence.unscored:  # all rows of a draft have logits
+                pending, draft = pending[:1], trees.chain(pending[1:])
+            out.append(Pass(sequence.cache, pending, draft, features=needs.features))
         return out
 
-    def take(self, chunks: List[Chunk], outputs: List[Output], seconds: float) -> None:
-        """Commit the chunks of a forward that took `seconds`."""
-        total = sum(chunk.tokens for chunk in chunks)
-        for (sequence, tokens), output in zip(chunks, outputs, strict=True):
-            self._target.keep(sequence.cache, tokens, ())
-            features = output.features
-            self._note(sequence, None if features is None else features.copy())
-            sequence.stats.prefill_seconds += seconds * tokens / total
+    def take(self, chunk: Chunk, output: Output, seconds: float) -> None:
+        """Commit a chunk of a forward that took `seconds` for it."""
+        sequence, size = chunk
+        if sequence.unscored:
+            self._score(sequence, output.logits)
+            self._target.keep(sequence.cache, 1, range(size - 1))
+        else:
+            self._target.keep(sequence.cache, size, ())
+        features = output.features
+        self._note(sequence, None if features is None else features.copy())
+        sequence.stats.prefill_seconds += seconds
+
+    def _score(self, sequence: Sequence, rows: LogitArray) -> None:
+        # Row i follows the token at `start + i`. Some may be known, from before a preemption.
+        top, start = sequence.params.prompt_logprobs, sequence.cache.length
+        assert top is not None
+        done = 1 + len(sequence.prompt_logprobs)
+        for place in range(done, min(start + len(rows) + 1, sequence.prompt_length)):
+            row, token = rows[place - 1 - start], sequence.tokens[place]
+            sequence.prompt_logprobs.append(logprobs(row, token, top))
 
     def features(self, sequence: Sequence) -> LogitArray | None:
         """Return features of the last tokens before the root, if needed by the drafter."""
@@ -163,8 +200,13 @@ class Prefiller:
             self._features.setdefault(sequence.id, []).append(features)
 
 
-def _featureless(sequence: Sequence, needs: Needs) -> int:
+def _shareable(sequence: Sequence, needs: Needs) -> int:
+    # Shared tokens get no features and no logits: sharing ends where either is needed.
     before = len(sequence.tokens) - 1
+    if sequence.unscored:
+        before = len(sequence.prompt_logprobs)
     if not needs.features:
         return before
-    return 0 if needs.recent is None else max(0, before - needs.recent)
+    return (
+        0 if needs.recent is None else max(0, min(before, len(sequence.tokens) - 1 - needs.recent))
+    )

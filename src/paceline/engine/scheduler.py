@@ -55,10 +55,14 @@ _PATIENCE = 4  # steps of pools in a row, then one of all: nobody waits longer
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A request in flight; `added` is its arrival in `perf_counter` seconds."""
+    """A request in flight; `added` is its arrival in `perf_counter` seconds.
+
+    `sample` numbers the answers to one prompt; those from 1 on share what the first has read.
+    """
 
     sequence: Sequence
     transcript: Transcript
+    sample: int = 0
     added: float = field(default_factory=perf_counter)
 
 
@@ -96,14 +100,17 @@ class Scheduler:
         """Requests in prefill."""
         return tuple([each for each in self._running if each.sequence.reading])
 
-    def check(self, prompt: int) -> None:
-        """Raise OutOfMemory if the prompt exceeds the cache, QueueFull if the queue is full."""
+    def check_prompt(self, prompt: int) -> None:
+        """Raise OutOfMemory if a prompt of so many tokens exceeds the cache."""
         if self._memory is not None and prompt >= capacity(self._memory):
             raise OutOfMemory(
                 f"the prompt has {prompt} tokens and the key-value cache holds "
                 f"{capacity(self._memory)}: shorten the prompt, or load the model with a larger "
                 "kv_tokens"
             )
+
+    def check_queue(self) -> None:
+        """Raise QueueFull if the queue is full."""
         places = self.limits.running - len(self._running)
         if self.limits.waiting is not None and len(self._waiting) >= places + self.limits.waiting:
             raise QueueFull(
@@ -116,9 +123,25 @@ class Scheduler:
         self._waiting.append(request)
 
     def candidate(self) -> Request | None:
-        """Return the head of the queue, if it may be admitted."""
+        """Return the head of the queue, if it may be admitted.
+
+        One whose prompt is being read for another sample waits.
+        """
         full = self._crowded or len(self._running) >= self.limits.running
-        return self._waiting[0] if self._waiting and not full else None
+        if full or not self._waiting:
+            return None
+        head = self._waiting[0]
+        sibling = self.sibling(head)
+        return None if sibling is not None and sibling.reading else head
+
+    def sibling(self, request: Request) -> Sequence | None:
+        """Return an admitted sequence with the same prompt, if the request is not its first."""
+        if not request.sample:
+            return None
+        for each in self._running:
+            if each.sequence.prompt == request.sequence.prompt:
+                return each.sequence
+        return None
 
     def place(self, request: Request) -> bool:
         """Admit the candidate and reserve memory for its prefill; False if it must wait."""
