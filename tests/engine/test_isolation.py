@@ -137,7 +137,8 @@ PARTS: dict[str, tuple[Callable[[Engine], Any], str, range]] = {
     "propose": (lambda e: e.decoder.drafter, "propose", range(1)),
     "observe": (lambda e: e.decoder.drafter, "observe", range(1)),
     "needs": (lambda e: e.decoder.drafter, "needs_of", range(1)),
-    "begin": (lambda e: e.decoder.drafter, "open", range(1)),
+    "begin": (lambda e: e.decoder, "begin", range(1, 2)),
+    "drafter's open": (lambda e: e.decoder.drafter, "open", range(1)),
     "close": (lambda e: e.decoder.drafter, "close", range(1)),
     "read": (lambda e: e.decoder.drafter, "read", range(1)),
 }
@@ -228,7 +229,10 @@ def test_a_drafter_that_fails_on_one_sequence_costs_no_request(
     survived.clear()
 
 
-def test_a_forward_that_fails_with_one_request_ends_that_one(survived: list[str]) -> None:
+@pytest.mark.parametrize("comes", ["in the prompt", "in the text"])
+def test_a_forward_that_fails_with_one_request_ends_that_one(
+    comes: str, survived: list[str]
+) -> None:
     for step_tokens in (None, 16):
         engine = make(step_tokens=step_tokens)
         forward = engine.decoder.target.forward
@@ -239,14 +243,19 @@ def test_a_forward_that_fails_with_one_request_ends_that_one(survived: list[str]
             return forward(passes)
 
         engine.decoder.target.forward = checked  # type: ignore[method-assign]
-        ids = [engine.add(PROMPTS[0], PARAMS), poisoned(engine)]
+        ids = [engine.add(PROMPTS[0], PARAMS)]
+        if comes == "in the prompt":
+            ids.append(poisoned(engine))
+        else:
+            ids.append(engine.add([7, 8], PARAMS, forced_tokens={4: POISON}))
         ids += [engine.add(prompt, PARAMS) for prompt in PROMPTS[1:]]
         done = finish(engine)
         assert isinstance(done[ids[1]], RequestFailed)
         good = [done[id] for id in ids if id != ids[1]]
         assert [key(c) for c in good] == EXPECTED  # type: ignore[arg-type]
         clean(engine)
-    assert survived == []
+        assert survived == [f"request {ids[1]} failed"]  # with a traceback
+        survived.clear()
 
 
 def test_a_request_without_room_ends_by_name_and_others_go_on() -> None:
@@ -270,7 +279,7 @@ def test_a_request_without_room_ends_by_name_and_others_go_on() -> None:
     clean(engine)
 
 
-def test_the_error_of_a_request_is_raised_where_it_is_read() -> None:
+def test_the_error_of_a_request_is_raised_where_it_is_read(survived: list[str]) -> None:
     engine = make()
     other = engine.add(PROMPTS[0], PARAMS)
     Fault(engine.decoder.verifier, "verify", 4)
@@ -284,9 +293,11 @@ def test_the_error_of_a_request_is_raised_where_it_is_read() -> None:
     assert isinstance(completion, Completion)
     assert key(completion) == EXPECTED[0]
     clean(engine)
+    assert survived == ["request 1 failed"]
+    survived.clear()
 
 
-def test_an_error_while_a_completion_is_made_is_one_of_that_request() -> None:
+def test_an_error_while_a_completion_is_made_is_one_of_that_request(survived: list[str]) -> None:
     engine = make()
     ids = [engine.add(prompt, PARAMS) for prompt in PROMPTS]
     bad = next(each for each in engine.scheduler if each.sequence.id == ids[2])
@@ -295,13 +306,13 @@ def test_an_error_while_a_completion_is_made_is_one_of_that_request() -> None:
     assert isinstance(done[ids[2]], RequestFailed)
     assert len(judged(done)) == 1
     clean(engine)
+    assert survived == ["request 2 failed"]
+    survived.clear()
 
 
 def test_the_decoder_itself_raises() -> None:
     """Proofs and tests that drive it must see every error."""
-    for part, (owner, method, _) in PARTS.items():
-        if part in ("allocation", "close"):
-            continue
+    for owner, method, _ in PARTS.values():
         engine = make(Featured(VOCABULARY))
         engine.decoder._drafting.strict = True
         Fault(owner(engine), method, 1)
@@ -313,6 +324,7 @@ def test_the_decoder_itself_raises() -> None:
 def _open_and_step(decoder: AutoregressiveDecoder, sequence: Sequence) -> None:
     decoder.open(sequence)
     decoder.step([sequence])
+    decoder.close(sequence)
 
 
 BAD: dict[str, dict[str, Any]] = {

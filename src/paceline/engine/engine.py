@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
@@ -27,6 +28,8 @@ from paceline.errors import InvalidOption, OutOfMemory, PacelineError, PromptErr
 from paceline.models.grammar import Grammars
 from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Sequence
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +401,6 @@ class Engine:
 
     def _make_room(self, error: OutOfMemory, events: list[Event]) -> None:
         if not self._preempt():
-            if not self.scheduler.placed:
-                raise error
             events.append(self._failed(self.scheduler.placed[0], error))
 
     def _leave(self, request: Request) -> None:
@@ -437,6 +438,7 @@ class Engine:
         with suppress(Exception):  # the first error says more
             self._leave(request)
         if not isinstance(error, PacelineError):
+            _LOG.error("request %d failed", request.sequence.id, exc_info=error)
             failed = RequestFailed(f"the request failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
             error = failed

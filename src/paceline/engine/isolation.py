@@ -50,7 +50,7 @@ class IsolatedDrafter:
         return drafts
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
-        on = [each for each in sequences if each.id not in self._off]
+        on = [each for each in sequences if each.id not in self._off] if self._off else sequences
         try:
             return self.drafter.needs_of(on) if on else Needs()
         except Exception as error:
@@ -59,7 +59,7 @@ class IsolatedDrafter:
 
     def observe(self, told: List[tuple[Sequence, TokenTree, Verdict, Output]]) -> None:
         """Show the drafter its sequences' steps."""
-        mine = [each for each in told if each[0].id not in self._off]
+        mine = [each for each in told if each[0].id not in self._off] if self._off else told
         if not mine:
             return
         sequences, drafts, verdicts, outputs = zip(*mine, strict=True)
