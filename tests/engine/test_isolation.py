@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from tests.helpers.paged_table import PagedTable
 from tests.helpers.table_engines import EOS, MODEL, TOKENIZER, VOCABULARY, key
+from tests.helpers.words import Words, WordState
 
 from paceline.core.types import LogitArray, Needs, SamplingParams
 from paceline.drafters.base import Drafter
@@ -177,6 +178,50 @@ def test_a_fault_in_any_call_ends_at_most_the_request_concerned(
         assert ids == sorted(done)
         if part != "close":  # which it could not do
             clean(engine)
+    survived.clear()
+
+
+# Every word ends with one of several letters, so that some tokens are forced and some are not.
+WORDS = Words([(*range(40, 46), end) for end in range(50, 60)], VOCABULARY)
+WORD = replace(PARAMS, stop_token_ids=(WORDS.end,), seed=5)
+
+
+@pytest.mark.parametrize(
+    ("method", "ended"),
+    [("mask", range(2)), ("valid", range(2)), ("forced", range(1)), ("commit", range(1, 2))],
+)
+@pytest.mark.parametrize("drafter", ["draft model", "recycling"])
+def test_a_fault_of_a_constraint_ends_at_most_its_request(
+    method: str,
+    ended: range,
+    drafter: str,
+    survived: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attempt(at: int) -> tuple[int, list[Completion | PacelineError]]:
+        engine = make(DRAFTERS[drafter]())
+        with monkeypatch.context() as patch:
+            patch.setattr(WordState, method, getattr(WordState, method))  # to be restored
+            fault = Fault(WordState, method, at)
+            for prompt in PROMPTS:
+                engine.add(prompt, WORD, constraint=WORDS)
+            done = finish(engine)
+        clean(engine)
+        return fault.calls, [done[id] for id in range(len(PROMPTS))]
+
+    calls, expected = attempt(0)
+    assert calls > len(PROMPTS)
+    texts = [key(each) for each in expected if isinstance(each, Completion)]
+    assert len(texts) == len(PROMPTS)
+    errors = 0
+    for at in range(1, calls + 1):
+        _, found = attempt(at)
+        failed = [each for each in found if not isinstance(each, Completion)]
+        assert len(failed) in ended
+        errors += len(failed)
+        for each, text in zip(found, texts, strict=True):
+            assert not isinstance(each, Completion) or key(each) == text
+    assert (errors > 0) == (method != "forced")
     survived.clear()
 
 
