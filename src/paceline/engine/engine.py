@@ -177,6 +177,7 @@ class Engine:
         speculation: Speculation = UNLIMITED,
         constraint: Constraint | None = None,
         sample: int = 0,
+        resume: List[int] = (),
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -189,6 +190,8 @@ class Engine:
             constraint: what the text must be, of `grammar` or one of your own.
             sample: number of the answer, if there are several to this prompt: each has randomness
                 of its own, and those from 1 on share the cached prompt of another one.
+            resume: the first tokens of the answer, decoded before or elsewhere: what follows is
+                what would have followed there.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -210,13 +213,15 @@ class Engine:
                 "use verifier 'coupled' or temperature 0"
             )
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
-        self.scheduler.check_prompt(len(ids))
+        if resume:
+            resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
+        self.scheduler.check_prompt(len(ids) + len(resume))
         if len(ids) >= target.max_context:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
                 "which one must stay free: shorten the prompt"
             )
-        return Prepared(tuple(ids), params, speculation, constraint, sample)
+        return Prepared(tuple(ids), params, speculation, constraint, sample, tuple(resume))
 
     def add(
         self, prompt: Prompt | Prepared, params: SamplingParams | None = None, **options: Any
@@ -230,6 +235,7 @@ class Engine:
 
         Raises:
             QueueFull: the queue is full.
+            PromptError: the answer to resume has ended.
             PacelineError: as for `prepare`.
         """
         if not isinstance(prompt, Prepared):
@@ -243,10 +249,12 @@ class Engine:
             constraint=prompt.constraint,
             ends=tuple(self.decoder.stops.ends(params)),
         )
-        self._next_id += 1
         transcript = Transcript(
             self.tokenizer, params.stop, params.shown_tokens, keep=params.keep_stop
         )
+        if prompt.resume:
+            self._resume(sequence, prompt.resume, transcript)
+        self._next_id += 1
         self.scheduler.add(Request(sequence, transcript, prompt.sample))
         return sequence.id
 
@@ -316,6 +324,18 @@ class Engine:
     def _drop(self, request: int) -> None:
         self._mail.pop(request, None)
         self.cancel(request)
+
+    def _resume(self, sequence: Sequence, tokens: List[int], transcript: Transcript) -> None:
+        # From here on the request is like a preempted one: its tokens are read with the prompt.
+        kept, reason = self.decoder.stops.cut(sequence, tokens, transcript)
+        if reason is not None:
+            raise PromptError(
+                f"the answer to resume ended after {kept} tokens ({reason}): nothing follows"
+            )
+        sequence.sampler.commit(tokens)
+        sequence.tokens += tokens
+        sequence.sources += [None] * len(tokens)
+        transcript.take()
 
     def _round(self, events: list[Event]) -> list[Commit]:
         # One forward: decode all running requests, with prefill chunks of others.

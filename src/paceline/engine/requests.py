@@ -26,6 +26,7 @@ class Prepared:
     speculation: Speculation = UNLIMITED
     constraint: Constraint | None = None
     sample: int = 0
+    resume: tuple[int, ...] = ()
 
 
 def parameters(

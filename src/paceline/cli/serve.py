@@ -1,0 +1,102 @@
+"""`paceline serve`: the HTTP server."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.errors import InvalidOption
+from paceline.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from paceline.serving.model import ServedModel
+
+
+def _configured(context: typer.Context, path: Path | None) -> Path | None:
+    # What the file says takes the place of defaults, so flags are stronger.
+    if path is None:
+        return None
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidOption(
+            f"--config {path} cannot be read ({error}): give a TOML file"
+        ) from error
+    given = {name.replace("-", "_"): value for name, value in values.items()}
+    known = {each.name for each in context.command.params if each.name}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise InvalidOption(f"{path} sets {unknown[0]}, which is no option: see serve --help")
+    context.default_map = {**(context.default_map or {}), **given}
+    return path
+
+
+@o.spread_options
+def serve(
+    *,
+    place: o.ModelOptions,
+    drafter: o.Drafter = "auto",
+    rules: o.SpeculationOptions,
+    room: o.ResourceOptions,
+    kv_tokens: Annotated[
+        int | None, typer.Option(help="Size of the key-value cache in tokens, over all requests.")
+    ] = None,
+    prefix_tokens: Annotated[
+        int | None, typer.Option(help="Part of it kept for later prompts; 0 keeps none.")
+    ] = None,
+    settings: Settings,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file that sets any of these options by name; flags are stronger.",
+            is_eager=True,
+            callback=_configured,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model over HTTP, as OpenAI's API has it."""
+    options = o.runtime_options(place, room, kv_tokens=kv_tokens, prefix_tokens=prefix_tokens)
+    o.check_names(place.runtime, drafter, speculation=rules)
+    keys = _keys(settings.api_key_file)
+    try:
+        from paceline.serving import logs, server
+    except ImportError as error:
+        raise InvalidOption(
+            f"the server needs the package {error.name}: pip install 'paceline[serve]'"
+        ) from error
+
+    def load() -> ServedModel:
+        from paceline.registry import loading
+        from paceline.serving.model import ServedModel
+
+        loaded = loading.load_model(place.model, runtime=place.runtime, options=options)
+        engine = loading.make_engine(
+            loaded, drafter=drafter, **asdict(rules), max_batch=settings.max_batch
+        )
+        loaded.tokenizer.prompt("warm")  # the template is compiled before the first request
+        names = settings.served_name or [loaded.source.name]
+        return ServedModel(engine, names, loaded.source.fingerprint, str(loaded.source.path))
+
+    logs.set_up(settings.log_text)
+    server.serve(settings, keys, load)
+
+
+def _keys(path: str | None) -> tuple[str, ...]:
+    given = os.environ.get("PACELINE_API_KEY", "").split()
+    if path is not None:
+        try:
+            given += Path(path).read_text(encoding="utf-8").split()
+        except (OSError, ValueError) as error:
+            raise InvalidOption(f"--api-key-file {path} cannot be read ({error})") from error
+        if not given:
+            raise InvalidOption(f"--api-key-file {path} holds no key: give one per line")
+    for key in given:
+        if not key.isascii():
+            raise InvalidOption("API keys must be of ASCII characters: choose another")
+    return tuple(given)

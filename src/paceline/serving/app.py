@@ -1,0 +1,388 @@
+"""The HTTP application: routes, and the way of a request through the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from paceline.errors import PacelineError
+from paceline.serving import http, openapi
+from paceline.serving.admission import Closed, Gate, Ticket
+from paceline.serving.http import Gone, error_body, json_response
+from paceline.serving.logs import RequestIds
+from paceline.serving.metrics import Metrics
+from paceline.serving.model import ServedModel
+from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
+from paceline.serving.plan import Plan, plan_chat, plan_completion, plan_response, tokenize
+from paceline.serving.protocol import (
+    BadRequest,
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    decode,
+)
+from paceline.serving.responses import ResponseAnswer
+from paceline.serving.settings import Settings
+from paceline.serving.worker import Delivery, Job, Load, Outbox, ServingCore, Worker
+
+_log = logging.getLogger("paceline.serving")
+PING_SECONDS = 15.0
+PAGE = Path(__file__).parent / "page"
+
+
+class Service:
+    """The state behind the routes. All but the engine's thread is in one event loop."""
+
+    def __init__(self, settings: Settings, keys: tuple[str, ...] = ()) -> None:
+        """Without a model at first: every request is refused until `open`."""
+        self.settings = settings
+        self.gate = Gate(settings.max_batch + settings.max_waiting, settings.max_prompt_tokens)
+        self.metrics = Metrics(self.gate, self._load, settings.vllm_metrics)
+        self.worker: Worker | None = None
+        self._model: ServedModel | None = None
+        self._left = asyncio.Event()
+        self.app = _application(self, keys)
+
+    def asked_for(self, name: str | None) -> ServedModel:
+        """Return the model, by any of its names or none; Closed while it loads, or BadRequest."""
+        model = self._model
+        if model is None:
+            raise Closed("the model is loading: try again later")
+        if name is not None and name not in model.names:
+            raise BadRequest(
+                f"model: there is no {name[:100]!r} here: ask for {model.name!r}", "model", 404
+            )
+        return model
+
+    def open(self, model: ServedModel) -> None:
+        """Take requests for a model from now on. Called in the event loop."""
+        loop = asyncio.get_running_loop()
+        self._model = model
+        self.worker = Worker(
+            ServingCore(model.engine),
+            lambda deliveries: loop.call_soon_threadsafe(self._deliver, deliveries),
+        )
+        self.gate.closed = None
+
+    def drain(self) -> None:
+        """Refuse new requests; those that were accepted go on."""
+        self.gate.closed = "the server is shutting down"
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        assert self.worker is not None  # the gate is closed before
+        self.worker.submit(jobs)
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        if self.worker is not None:
+            self.worker.cancel(jobs)
+
+    def abort(self, error: PacelineError) -> None:
+        """End all answers with an error."""
+        if self.worker is not None:
+            self.worker.abort(error)
+
+    def leave(self, ticket: Ticket) -> None:
+        ticket.leave()
+        self._left.set()
+
+    @property
+    def idle(self) -> bool:
+        return self.gate.sequences == 0
+
+    async def emptied(self) -> None:
+        """Wait until no request is left."""
+        while not self.idle:
+            self._left.clear()
+            await self._left.wait()
+
+    def stop(self) -> None:
+        if self.worker is not None:
+            self.worker.stop()
+
+    def _load(self) -> Load:
+        return Load() if self.worker is None else self.worker.core.load
+
+    def _deliver(self, deliveries: list[Delivery]) -> None:
+        for job, event, _ in deliveries:
+            self.metrics.saw(event)
+            if not job.outbox.put(job.place, event):
+                self.cancel(job.outbox.jobs)
+
+
+# The way of a request for text.
+
+
+class Exchange:
+    """One request for text, from its admission until all of its answer is sent."""
+
+    def __init__(self, service: Service, request: Request) -> None:
+        """Raises Busy or Closed before anything is read."""
+        self.service = service
+        self.request = request
+        self.ticket = service.gate.enter()
+        self.began = perf_counter()
+        self.outbox = Outbox()
+        self.answer: Answer | None = None
+
+    async def respond(
+        self,
+        kind: type[Body],
+        plan: Callable[[ServedModel, Any], Plan],
+        answer: type[Answer],
+    ) -> Response:
+        """Return the whole answer or its stream.
+
+        Raises:
+            PacelineError: the request is refused, or failed.
+            Gone: the client has closed the connection.
+        """
+        service, settings = self.service, self.service.settings
+        data = await http.read_body(self.request, settings.max_body, settings.body_timeout)
+        body, ignored = decode(kind, data, settings.strict)
+        headers = {"x-paceline-ignored": ", ".join(map(http.header_value, ignored))}
+        headers = headers if ignored else {}
+        model = service.asked_for(body.model)
+        self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
+        planned = await asyncio.to_thread(plan, model, body)
+        self.ticket.hold(
+            len(planned.prompts) * planned.n, sum(len(each.tokens) for each in planned.prompts)
+        )
+        self.answer = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
+        self.outbox.jobs = planned.jobs(self.outbox)
+        service.submit(self.outbox.jobs)
+        if planned.stream:
+            return http.EventStream(self._stream(self.answer), headers, self.close)
+        whole = await http.unless_gone(self.request.receive, self._collect(self.answer))
+        return json_response(whole, headers=headers)
+
+    def close(self) -> None:
+        """Give back what the request holds; jobs that have not ended are cancelled."""
+        answer, seconds = self.answer, perf_counter() - self.began
+        answered = answer is not None and answer.done
+        if not answered:
+            self.service.cancel(self.outbox.jobs)
+        self.service.leave(self.ticket)
+        self.service.metrics.ended(answered, seconds)
+        usage = answer.usage() if answer is not None else {}
+        _log.info(
+            "answered" if answered else "not answered",
+            extra={
+                "path": self.request.url.path,
+                "seconds": round(seconds, 4),
+                "prompt_tokens": usage.get("prompt_tokens"),
+                "completion_tokens": usage.get("completion_tokens"),
+            },
+        )
+
+    async def _collect(self, answer: Answer) -> Any:
+        while not answer.done:
+            for place, event in await self.outbox.get(PING_SECONDS):
+                if event.error is not None:
+                    raise event.error
+                answer.feed(place, event)
+        return answer.whole()
+
+    async def _stream(self, answer: Answer) -> AsyncGenerator[bytes, None]:
+        encode = answer.encode
+        if opening := answer.opening():
+            yield encode(opening)
+        while not answer.done:
+            events = await self.outbox.get(PING_SECONDS)
+            chunks: list[Any] = []
+            for place, event in events:
+                if event.error is not None:
+                    status, param = http.status_of(event.error)
+                    failed = http.error_body(str(event.error), status, param, str(status))
+                    yield encode([*chunks, *answer.failing(failed)]) + answer.end
+                    return
+                chunks += answer.chunks(place, event)
+            if chunks or not events:
+                yield encode(chunks) or http.PING
+        yield encode(answer.closing()) + answer.end
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def _generating(
+    service: Service,
+    kind: type[Body],
+    plan: Callable[[ServedModel, Any], Plan],
+    answer: type[Answer],
+) -> Handler:
+    async def handler(request: Request) -> Response:
+        exchange = Exchange(service, request)
+        try:
+            response = await exchange.respond(kind, plan, answer)
+        except BaseException:
+            exchange.close()
+            raise
+        if not isinstance(response, http.EventStream):  # which closes when it is sent
+            exchange.close()
+        return response
+
+    return handler
+
+
+# The other routes.
+
+
+def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
+    settings = service.settings
+
+    async def body_of(request: Request, kind: type[Any]) -> Any:
+        data = await http.read_body(request, settings.max_body, settings.body_timeout)
+        return decode(kind, data, settings.strict)[0]
+
+    async def health(request: Request) -> Response:
+        closed = service.gate.closed
+        return json_response({"status": closed or "ok"}, 503 if closed else 200)
+
+    async def models(request: Request) -> Response:
+        model = service.asked_for(None)
+        entries = [_entry(model, name) for name in model.names]
+        return json_response({"object": "list", "data": entries})
+
+    async def one_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        return json_response(_entry(service.asked_for(name), name))
+
+    async def model_info(request: Request) -> Response:
+        model = service.asked_for(None)
+        return json_response(
+            {
+                "model_path": model.path,
+                "served_model_name": model.name,
+                "tokenizer_path": model.path,
+                "is_generation": True,
+                "max_model_len": model.context,
+                "system_fingerprint": model.fingerprint,
+            }
+        )
+
+    async def tokenizer_info(request: Request) -> Response:
+        tokenizer = service.asked_for(None).tokenizer
+        ends = [tokenizer.core.id_to_token(token) for token in tokenizer.eos_token_ids]
+        special = {"eos_token": ends[0] if ends else None, "bos_token": None, "pad_token": None}
+        return json_response(
+            special
+            | dict(tokenizer.special_tokens)
+            | {
+                "chat_template": tokenizer.chat_template,
+                "eos_token_ids": list(tokenizer.eos_token_ids),
+                "vocab_size": tokenizer.vocab_size,
+            }
+        )
+
+    async def tokenized(request: Request) -> Response:
+        model = service.asked_for(None)
+        body = await body_of(request, TokenizeRequest)
+        ids = await asyncio.to_thread(tokenize, model, body)
+        out = {"tokens": ids, "count": len(ids), "max_model_len": model.context}
+        if body.return_token_strs:
+            out["token_strs"] = [model.tokens[token][0] for token in ids]
+        return json_response(out)
+
+    async def detokenized(request: Request) -> Response:
+        model = service.asked_for(None)
+        body = await body_of(request, DetokenizeRequest)
+        if max(body.tokens, default=0) >= model.tokenizer.vocab_size:
+            raise BadRequest("tokens: there are ids that the vocabulary has not", "tokens")
+        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, False)
+        return json_response({"prompt": text})
+
+    async def metrics(request: Request) -> Response:
+        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    async def document(request: Request) -> Response:
+        return json_response(openapi.document())
+
+    def post(path: str, handler: Handler) -> Route:
+        return Route(path, handler, methods=["POST"])
+
+    def generating(path: str, *parts: Any) -> Route:
+        return post(path, _generating(service, *parts))
+
+    routes: list[BaseRoute] = [
+        generating("/v1/chat/completions", ChatRequest, plan_chat, ChatAnswer),
+        generating("/v1/completions", CompletionRequest, plan_completion, TextAnswer),
+        generating("/v1/responses", ResponsesRequest, plan_response, ResponseAnswer),
+        post("/tokenize", tokenized),
+        post("/detokenize", detokenized),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", one_model),
+        Route("/tokenizer_info", tokenizer_info),
+        Route("/model_info", model_info),
+        Route("/get_model_info", model_info),
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/openapi.json", document),
+    ]
+    if PAGE.is_dir():
+        routes.append(Mount("/", StaticFiles(directory=PAGE, html=True)))
+    middleware = [Middleware(RequestIds)]
+    if settings.cors_origin:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.cors_origin,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "x-paceline-ignored"],
+            )
+        )
+    middleware.append(Middleware(http.Keys, keys=keys))
+    handlers: dict[Any, Any] = {
+        PacelineError: _refused,
+        HTTPException: _unrouted,
+        Gone: _gone,
+        Exception: _failed,
+    }
+    return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+
+
+def _entry(model: ServedModel, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "paceline",
+        "root": model.path,
+        "max_model_len": model.context,
+    }
+
+
+async def _refused(request: Request, error: PacelineError) -> Response:
+    return http.error_response(error)
+
+
+async def _unrouted(request: Request, error: HTTPException) -> Response:
+    hints = {404: f"there is no {request.url.path}", 405: f"{request.method} is not served here"}
+    message = f"{hints.get(error.status_code, error.detail)}: see /openapi.json"
+    body = error_body(message, error.status_code)
+    return json_response(body, error.status_code, error.headers)
+
+
+async def _gone(request: Request, error: Gone) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return json_response(error_body("the server failed: see its log", 500), 500)

@@ -1,0 +1,100 @@
+"""The model as the server sees it: its engine, its names, and the texts of its tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Sequence
+from functools import cached_property
+from time import time
+
+from paceline.engine.engine import Engine
+from paceline.models.text import Tokenizer
+from paceline.serving.answers.style import find_style
+from paceline.version import __version__
+
+
+class ServedModel:
+    """An engine with the names under which it is asked for."""
+
+    def __init__(self, engine: Engine, names: Sequence[str], weights: str, path: str) -> None:
+        """`weights` is the fingerprint of the model's files; `names` begins with the main one."""
+        self.engine = engine
+        self.tokenizer = engine.tokenizer
+        self.names = tuple(names)
+        self.path = path
+        self.created = int(time())
+        self.context = engine.decoder.target.capabilities.max_context
+        self.fingerprint = fingerprint(engine, weights)
+        self.style = find_style(self.tokenizer.chat_template)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @cached_property
+    def tokens(self) -> TokenTexts:
+        return TokenTexts(self.tokenizer)
+
+
+def fingerprint(engine: Engine, weights: str) -> str:
+    """Return a name for all that the text depends on; equal names promise equal texts.
+
+    Where logits depend on the company in a batch nothing can be promised, so that the name is
+    this process's own.
+    """
+    able = engine.decoder.target.capabilities
+    parts: list[object] = [weights, able.precision, able.kv_precision, able.max_context]
+    parts += [engine.decoder.verifier.name, engine.tokenizer.fingerprint, __version__]
+    parts += ["exact"] if able.bit_exact else [able.runtime, able.device, uuid.uuid4().hex]
+    return "fp_" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+class TokenTexts:
+    """Texts and bytes of single tokens, as log-probabilities show them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._core = tokenizer.core
+        self._added = {
+            token: str(added.content)
+            for token, added in self._core.get_added_tokens_decoder().items()
+        }
+        self._whole = tokenizer.context_free  # tokens are spelled in the alphabet of bytes
+        self._known: dict[int, tuple[str, list[int]]] = {}
+
+    def __getitem__(self, token: int) -> tuple[str, list[int]]:
+        """Return text, with U+FFFD where bytes are no whole characters, and bytes."""
+        known = self._known.get(token)
+        if known is None:
+            raw = self._bytes(token)
+            known = self._known[token] = raw.decode("utf-8", "replace"), list(raw)
+        return known
+
+    def name(self, token: int) -> str:
+        r"""Return text that is the token's alone: "bytes:\x.." where bytes are no characters."""
+        text, raw = self[token]
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _bytes(self, token: int) -> bytes:
+        spelled = self._added.get(token)
+        if spelled is not None:
+            return spelled.encode()
+        spelled = self._core.id_to_token(token) or ""
+        if self._whole:
+            return bytes(_BYTES[char] for char in spelled if char in _BYTES)
+        if len(spelled) == 6 and spelled.startswith("<0x"):
+            return bytes([int(spelled[3:5], 16)])
+        return spelled.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+
+def _alphabet() -> dict[str, int]:
+    # Byte-level vocabularies show printable bytes as themselves, and the others from U+0100 on.
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTES = _alphabet()

@@ -1,0 +1,397 @@
+"""Answers in OpenAI's shapes: chat completions and completions, whole and in chunks.
+
+Both forms are made from the same events, so what is streamed joins to the whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from time import time
+from typing import Any, ClassVar
+
+from paceline.core.types import TokenLogprob
+from paceline.engine.engine import Completion, Event, Prepared
+from paceline.serving.answers.parser import AnswerParser, Delta
+from paceline.serving.http import sse
+from paceline.serving.model import ServedModel, TokenTexts
+from paceline.serving.plan import Plan
+from paceline.serving.protocol import Body
+
+Json = dict[str, Any]
+_FINISH = {"stop": "stop", "loop": "stop", "length": "length", "cancelled": "stop"}
+
+
+class Choice:
+    """One answer as far as it has come, parted into reasoning, content and calls."""
+
+    def __init__(self, parser: AnswerParser | None, resumed: str = "") -> None:
+        """Without a parser all text is content. `resumed` was said before, and is left out."""
+        self.content = ""
+        self.reasoning = ""
+        self.calls: list[Json] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.begun = False
+        self.offset = 0  # of the next token in `text_offset`
+        self.completion: Completion | None = None
+        self._parser = parser
+        before = parser.feed(resumed) if parser is not None else []
+        self._called = [delta for delta in before if delta.name]
+
+    def feed(self, event: Event) -> list[Delta]:
+        """Add an event and return what is new."""
+        self.token_ids += event.token_ids
+        self.logprobs += event.logprobs
+        self.completion = event.completion or self.completion
+        if self._parser is None:
+            deltas = [Delta("content", event.text)] if event.text else []
+        else:
+            deltas = self._parser.feed(event.text)
+            if self.completion is not None:
+                deltas += self._parser.finish()
+        for delta in deltas:
+            if delta.kind == "content":
+                self.content += delta.text
+            elif delta.kind == "reasoning":
+                self.reasoning += delta.text
+            else:
+                if delta.name or not self.calls:  # or the rest of one that was begun before
+                    head = delta if delta.name else self._called[-1]
+                    function = {"name": head.name, "arguments": ""}
+                    self.calls.append({"id": head.id, "type": "function", "function": function})
+                self.calls[-1]["function"]["arguments"] += delta.text
+        return deltas
+
+    @property
+    def finish_reason(self) -> str | None:
+        if self.completion is None:
+            return None
+        reason = _FINISH[self.completion.finish_reason]
+        called = self._parser is not None and self._parser.calls > 0
+        return "tool_calls" if called and reason == "stop" else reason
+
+    def stop_reason(self, stop_tokens: Sequence[int]) -> int | str | None:
+        """What beside the model's own end token ended the text, as far as it has a name."""
+        if self.completion is None or self.completion.finish_reason not in ("stop", "loop"):
+            return None
+        if self.completion.finish_reason == "loop":
+            return "loop"
+        last = self.token_ids[-1] if self.token_ids else None
+        return last if last in stop_tokens else None
+
+
+class Answer:
+    """An answer to one request: `chunks` while it is decoded, `whole` at its end."""
+
+    object: ClassVar[str]
+    prefix: ClassVar[str]
+    end: ClassVar[bytes] = b"data: [DONE]\n\n"
+
+    def __init__(
+        self,
+        model: ServedModel,
+        plan: Plan,
+        body: Body,
+        id: str,
+        accepted: Mapping[int, Counter[int]],
+    ) -> None:
+        """`accepted` is that of the outbox."""
+        self.model = model
+        self.plan = plan
+        self.id = f"{self.prefix}-{id}"
+        self.body = body
+        self.choices = [self._choice(p) for p in plan.prompts for _ in range(plan.n)]
+        self._accepted = accepted
+        self._head: Json = {
+            "id": self.id,
+            "object": self.object,
+            "created": int(time()),
+            "model": body.model or model.name,
+            "system_fingerprint": model.fingerprint,
+            "seed": plan.seed,
+        }
+
+    @property
+    def done(self) -> bool:
+        return all(choice.completion is not None for choice in self.choices)
+
+    def opening(self) -> list[Json]:
+        """Return the chunks before any token."""
+        return []
+
+    def feed(self, place: int, event: Event) -> list[Delta]:
+        """Add an event to its choice and return what is new."""
+        return self.choices[place].feed(event)
+
+    def chunks(self, place: int, event: Event) -> list[Json]:
+        """Add an event to its choice and return its chunks."""
+        deltas = self.feed(place, event)
+        parts = self._parts(place, self.choices[place], event, deltas)
+        return [self._chunk([part]) for part in parts]
+
+    def failing(self, error: Json) -> list[Json]:
+        """Return the chunks of an answer that ends with an error."""
+        return [error]
+
+    def encode(self, chunks: Sequence[Json]) -> bytes:
+        """Return chunks as server-sent events."""
+        return sse(chunks)
+
+    def closing(self) -> list[Json]:
+        """Return the chunks after the last token."""
+        if not self.plan.include_usage:
+            return []
+        end = {"usage": self.usage(), "metrics": self.metrics()}
+        return [self._head | {"choices": [], **end}]
+
+    def whole(self) -> Json:
+        """Return the whole answer, once it is done."""
+        choices = [self._whole(place, choice) for place, choice in enumerate(self.choices)]
+        end = {"usage": self.usage(), "metrics": self.metrics()}
+        return self._whole_head() | {"choices": choices, **end}
+
+    def usage(self) -> Json:
+        """Return token counts so far. Those that are resumed count, as part of the answer."""
+        done = [choice.completion for choice in self.choices if choice.completion is not None]
+        prompt = sum(len(each.tokens) for each in self.plan.prompts)
+        answer = len(self.plan.prompts[0].resume) + sum(
+            len(choice.token_ids) for choice in self.choices
+        )
+        cached = sum(completion.cached_tokens for completion in done[:: self.plan.n])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": answer,
+            "total_tokens": prompt + answer,
+            "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+            "completion_tokens_details": {"reasoning_tokens": min(answer, self.reasoning_tokens())},
+        }
+
+    def reasoning_tokens(self) -> int:
+        """Return how many tokens the reasoning has, by itself."""
+        texts = [choice.reasoning for choice in self.choices if choice.reasoning]
+        return sum(len(self.model.tokenizer.encode(text)) for text in texts)
+
+    def metrics(self) -> Json:
+        """Return how drafts fared, as load generators read it."""
+        steps: Counter[int] = Counter()
+        for counts in self._accepted.values():
+            steps.update(counts)
+        done = [choice.completion for choice in self.choices if choice.completion is not None]
+        drafted = sum(completion.stats.drafted_tokens for completion in done)
+        number, accepted = steps.total(), sum(size * count for size, count in steps.items())
+        return {
+            "speculative_decoding": {
+                "num_spec_steps": number,
+                "num_spec_tokens": max(steps, default=0),
+                "num_draft_tokens": drafted,
+                "num_accepted_draft_tokens": accepted,
+                "mean_acceptance_length": 1 + accepted / number if number else 1.0,
+                "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+                "acceptance_histogram": [steps[size] for size in range(max(steps, default=0) + 1)],
+            }
+        }
+
+    def _whole_head(self) -> Json:
+        return self._head
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        out = self._head | {"choices": choices}
+        if self.plan.continuous_usage:
+            out["usage"] = self.usage()
+        elif self.plan.include_usage:
+            out["usage"] = None
+        return out
+
+    def _choice(self, prompt: Prepared) -> Choice:
+        return Choice(None)
+
+    def _parts(
+        self, place: int, choice: Choice, event: Event, deltas: Sequence[Delta]
+    ) -> Iterator[Json]:
+        # The choices of the chunks of an event that was added already.
+        raise NotImplementedError
+
+    def _whole(self, place: int, choice: Choice) -> Json:
+        raise NotImplementedError
+
+    def _extras(self, place: int, choice: Choice, tokens: Sequence[int], first: bool) -> Json:
+        # What other servers add to a choice.
+        out: Json = {}
+        if choice.completion is not None:
+            out["stop_reason"] = choice.stop_reason(self.plan.params.stop_token_ids)
+        if self.body.return_token_ids:
+            out["token_ids"] = list(tokens)
+            if first:
+                out["prompt_token_ids"] = self.plan.prompts[place // self.plan.n].tokens
+        if choice.completion is not None and self.body.prompt_logprobs is not None:
+            found = choice.completion.prompt_logprobs
+            out["prompt_logprobs"] = [None, *(_by_token(self.model.tokens, e) for e in found)]
+        return out
+
+
+class ChatAnswer(Answer):
+    object = "chat.completion.chunk"
+    prefix = "chatcmpl"
+
+    def opening(self) -> list[Json]:
+        delta = {"role": "assistant", "content": ""}
+        return [
+            self._chunk([{"index": place, "delta": delta, "logprobs": None, "finish_reason": None}])
+            for place in range(len(self.choices))
+        ]
+
+    def _whole_head(self) -> Json:
+        return self._head | {"object": "chat.completion"}
+
+    def _choice(self, prompt: Prepared) -> Choice:
+        return chat_choice(self.model, self.plan, prompt, self.id)
+
+    def _parts(
+        self, place: int, choice: Choice, event: Event, deltas: Sequence[Delta]
+    ) -> Iterator[Json]:
+        said = [_delta(delta) for delta in deltas]
+        if not said and (event.token_ids or choice.completion is not None):
+            said = [{}]
+        first = not choice.begun
+        choice.begun = choice.begun or bool(said)
+        for number, delta in enumerate(said, 1):
+            part: Json = {"index": place, "delta": delta, "logprobs": None, "finish_reason": None}
+            if number == len(said):  # what belongs to the event as a whole
+                part["logprobs"] = self._logprobs(event.logprobs)
+                part["finish_reason"] = choice.finish_reason
+                part |= self._extras(place, choice, event.token_ids, first)
+            yield part
+
+    def _whole(self, place: int, choice: Choice) -> Json:
+        message: Json = {"role": "assistant", "content": choice.content, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message |= {"content": choice.content or None, "tool_calls": choice.calls}
+        return {
+            "index": place,
+            "message": message,
+            "logprobs": self._logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+            **self._extras(place, choice, choice.token_ids, True),
+        }
+
+    def _logprobs(self, found: Sequence[TokenLogprob]) -> Json | None:
+        if self.plan.params.logprobs is None:
+            return None
+        return {"content": chat_logprobs(self.model.tokens, found), "refusal": None}
+
+
+class TextAnswer(Answer):
+    object = "text_completion"
+    prefix = "cmpl"
+
+    def _parts(
+        self, place: int, choice: Choice, event: Event, deltas: Sequence[Delta]
+    ) -> Iterator[Json]:
+        first = not choice.begun
+        if self.plan.echo and self.plan.params.logprobs is not None:
+            # The prompt comes first, and its log-probabilities are known at the end.
+            if choice.completion is not None:
+                yield self._whole(place, choice)
+            return
+        choice.begun = True
+        echo = self.plan.echo[place // self.plan.n] if self.plan.echo and first else ""
+        yield {
+            "index": place,
+            "text": echo + event.text,
+            "logprobs": self._logprobs(event.logprobs, choice),
+            "finish_reason": choice.finish_reason,
+            **self._extras(place, choice, event.token_ids, first),
+        }
+
+    def _whole(self, place: int, choice: Choice) -> Json:
+        echo = self.plan.echo[place // self.plan.n] if self.plan.echo else ""
+        choice.offset = 0
+        found: list[TokenLogprob | int] = [*choice.logprobs]
+        if self.plan.echo and choice.completion is not None:
+            first = self.plan.prompts[place // self.plan.n].tokens[0]
+            found = [first, *choice.completion.prompt_logprobs, *found]
+        return {
+            "index": place,
+            "text": echo + choice.content,
+            "logprobs": self._logprobs(found, choice),
+            "finish_reason": choice.finish_reason,
+            **self._extras(place, choice, choice.token_ids, True),
+        }
+
+    def _logprobs(self, found: Sequence[TokenLogprob | int], choice: Choice) -> Json | None:
+        if self.plan.params.logprobs is None:
+            return None
+        out, choice.offset = text_logprobs(self.model.tokens, found, choice.offset)
+        return out
+
+
+def chat_choice(model: ServedModel, plan: Plan, prompt: Prepared, request: str) -> Choice:
+    """Return a choice that parts a chat answer as the model's family writes it."""
+    style = model.style
+    if not plan.tools and style.think is None:
+        return Choice(None)
+    head = model.tokenizer.decode(prompt.tokens[-32:], skip_special=False)
+    parser = AnswerParser(style, plan.tools, inside=style.inside(head), request=request)
+    shown = model.tokenizer.stream(prompt.params.shown_tokens)
+    return Choice(parser, "".join(shown.feed([token]) for token in prompt.resume))
+
+
+def _delta(delta: Delta) -> Json:
+    if delta.kind == "content":
+        return {"content": delta.text}
+    if delta.kind == "reasoning":
+        return {"reasoning_content": delta.text}
+    call: Json = {"index": delta.index, "function": {"arguments": delta.text}}
+    if delta.name:
+        call |= {"id": delta.id, "type": "function"}
+        call["function"]["name"] = delta.name
+    return {"tool_calls": [call]}
+
+
+def chat_logprobs(tokens: TokenTexts, found: Sequence[TokenLogprob]) -> list[Json]:
+    def entry(token: int, logprob: float) -> Json:
+        text, raw = tokens[token]
+        return {"token": text, "logprob": logprob, "bytes": raw}
+
+    return [
+        entry(each.token_id, each.logprob) | {"top_logprobs": [entry(*top) for top in each.top]}
+        for each in found
+    ]
+
+
+def text_logprobs(
+    tokens: TokenTexts, found: Sequence[TokenLogprob | int], offset: int
+) -> tuple[Json, int]:
+    """Return log-probabilities as completions show them, and the offset of the text after them.
+
+    A token id alone is one that has no log-probability: a prompt's first. The committed token is
+    always in `top_logprobs`, with the very same number.
+    """
+    out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for each in found:
+        token = each if isinstance(each, int) else each.token_id
+        name = tokens.name(token)
+        out["tokens"].append(name)
+        out["text_offset"].append(offset)
+        offset += len(tokens[token][0])
+        if isinstance(each, int):
+            out["token_logprobs"].append(None)
+            out["top_logprobs"].append(None)
+        else:
+            tops = {tokens.name(top): logprob for top, logprob in reversed(each.top)}
+            out["token_logprobs"].append(each.logprob)
+            out["top_logprobs"].append(tops | {name: each.logprob})
+    return out, offset
+
+
+def _by_token(tokens: TokenTexts, each: TokenLogprob) -> Json:
+    # One token of `prompt_logprobs`, as vLLM shows it: by token id, with ranks among the likeliest.
+    tops = {token: (logprob, rank + 1) for rank, (token, logprob) in enumerate(each.top)}
+    tops.setdefault(each.token_id, (each.logprob, len(each.top) + 1))
+    return {
+        str(token): {"logprob": logprob, "rank": rank, "decoded_token": tokens[token][0]}
+        for token, (logprob, rank) in tops.items()
+    }

@@ -1,0 +1,106 @@
+"""The OpenAPI document, made from the types that requests are checked with."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from paceline.serving.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+)
+from paceline.version import __version__
+
+_BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
+    "/v1/completions": (CompletionRequest, "Continue a text."),
+    "/v1/responses": (ResponsesRequest, "Answer, without keeping anything."),
+    "/tokenize": (TokenizeRequest, "Encode a text or a conversation."),
+    "/detokenize": (DetokenizeRequest, "Decode token ids."),
+}
+_GETS = {
+    "/v1/models": "List the model under its names.",
+    "/tokenizer_info": "Show special tokens and the chat template.",
+    "/model_info": "Show the model's path and names.",
+    "/get_model_info": "Show the model's path and names.",
+    "/health": "Say whether requests are taken.",
+    "/metrics": "Show metrics for Prometheus.",
+    "/openapi.json": "Show this document.",
+}
+_ERRORS = {
+    "400": "The request is wrong: the error names the field and the fix.",
+    "401": "The API key is missing or wrong.",
+    "404": "There is no such model.",
+    "405": "The method is not served here.",
+    "408": "The body arrived too slowly, or the answer was read too slowly.",
+    "413": "The body is too large.",
+    "429": "The server has accepted as much as it may: see Retry-After.",
+    "500": "The server failed.",
+    "503": "The server is loading, draining, or out of memory.",
+}
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """Return the document."""
+    kinds = [kind for kind, _ in _BODIES.values()]
+    schemas, components = msgspec.json.schema_components(
+        kinds, ref_template="#/components/schemas/{name}"
+    )
+    bodies = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for path, (kind, summary) in _BODIES.items():
+        streams = {"text/event-stream": {"schema": {"type": "string"}}} if "/v1/" in path else {}
+        body = {"required": True, "content": {"application/json": {"schema": bodies[kind]}}}
+        paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
+    for path, summary in _GETS.items():
+        kept = {status: text for status, text in _ERRORS.items() if status in _QUIET}
+        paths[path] = {"get": _operation(summary, {}, kept, plain=path == "/metrics")}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    one = _operation("Show the model under one of its names.", {}, _ERRORS) | {"parameters": [name]}
+    paths["/v1/models/{name}"] = {"get": one}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "paceline", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**components, "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+_QUIET = ("401", "405", "503")
+
+
+def _operation(
+    summary: str, streams: dict[str, Any], errors: dict[str, str], plain: bool = False
+) -> dict[str, Any]:
+    media = "text/plain" if plain else "application/json"
+    shape = {"type": "string"} if plain else {"type": "object"}
+    good = {"description": "Done.", "content": {media: {"schema": shape}, **streams}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    bad = {status: {"description": text, "content": error} for status, text in errors.items()}
+    return {"summary": summary, "responses": {"200": good, **bad}}

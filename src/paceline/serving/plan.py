@@ -1,0 +1,340 @@
+"""From a checked body to jobs: prompts, sampling parameters, constraints.
+
+All of it is done outside the event loop and the engine's thread, since templates, tokenizers and
+grammars take their time.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from paceline.core.constraint import Constraint
+from paceline.core.types import SamplingParams, Speculation
+from paceline.engine.engine import Prepared
+from paceline.errors import InvalidOption
+from paceline.serving.answers.style import call_grammar
+from paceline.serving.messages import (
+    chat_messages,
+    describe_tools,
+    read_tools,
+    response_messages,
+    template_arguments,
+)
+from paceline.serving.model import ServedModel
+from paceline.serving.protocol import (
+    BadRequest,
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    ResponseFormat,
+    ResponsesRequest,
+    Several,
+    SpeculationLimits,
+    TokenizeRequest,
+)
+from paceline.serving.worker import Job, Outbox
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a request asks for, ready for the engine. Choice p * n + i is answer i to prompt p."""
+
+    prompts: list[Prepared]
+    seed: int
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: Sequence[str] = ()
+    """Texts of the prompts, if answers are to begin with them."""
+    tools: Collection[str] = ()
+    """Names of what the model may call."""
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.prompts[0].params
+
+    def jobs(self, outbox: Outbox) -> list[Job]:
+        return [
+            Job(replace(prompt, sample=sample), outbox, place * self.n + sample)
+            for place, prompt in enumerate(self.prompts)
+            for sample in range(self.n)
+        ]
+
+
+def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
+    """Return the plan of a chat answer; errors as of `_plan`."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise BadRequest(
+            "continue_final_message: the last message goes on, so add_generation_prompt must be "
+            "false",
+            "continue_final_message",
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest("top_logprobs: they need logprobs true", "top_logprobs")
+    arguments = template_arguments(body.chat_template_kwargs or {})
+    if body.documents:
+        arguments["documents"] = body.documents
+    arguments["add_generation_prompt"] = body.add_generation_prompt is not False
+    arguments["continue_final_message"] = bool(body.continue_final_message)
+    messages = chat_messages(body.messages)
+    tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls)
+    constraint = _constraint(model, body, body.response_format, calls)
+    ids = _chat(model, messages, tools, arguments)
+    tops = (body.top_logprobs or 0) if body.logprobs else None
+    most = body.max_completion_tokens or body.max_tokens
+    plan = _plan(model, body, [ids], most, tops, constraint)
+    plan.tools = [tool["function"]["name"] for tool in tools]
+    return _several(plan, body)
+
+
+def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
+    """Return the plan of a completion; errors as of `_plan`."""
+    given: list[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    kinds = {type(each) for each in given}
+    if len(kinds) != 1:
+        raise BadRequest("prompt: give a text, token ids, or a list of one kind of them", "prompt")
+    if kinds == {int}:
+        given = [given]
+    if len(given) * (body.n or 1) > 1024:
+        raise BadRequest("prompt: more than 1024 answers are asked for: send fewer", "prompt")
+    tokenizer = model.tokenizer
+    prompts = [tokenizer.prompt(p, raw=True) if isinstance(p, str) else list(p) for p in given]
+    scored = body.prompt_logprobs
+    if body.echo and scored is None and (body.logprobs is not None or body.max_tokens == 0):
+        scored = body.logprobs or 0
+    constraint = _constraint(model, body, body.response_format, None)
+    plan = _plan(model, body, prompts, body.max_tokens, body.logprobs, constraint, scored)
+    if body.echo:
+        plan.echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in given]
+    return _several(plan, body)
+
+
+def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
+    """Return the plan of an answer of the Responses API; errors as of `_plan`."""
+    messages = response_messages(body.input, body.instructions)
+    tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls)
+    text = body.text.format if body.text else None
+    format = ResponseFormat(text.type, schema=text.schema) if text else None
+    constraint = _constraint(model, body, format, calls)
+    ids = _chat(model, messages, tools, template_arguments(body.chat_template_kwargs or {}))
+    wanted = "message.output_text.logprobs" in (body.include or ())
+    tops = (body.top_logprobs or 0) if wanted or body.top_logprobs else None
+    if tools and tops is not None:
+        raise BadRequest(
+            "include: log-probabilities are not parted among text and calls: leave out tools, or "
+            "ask for a chat completion",
+            "include" if wanted else "top_logprobs",
+        )
+    plan = _plan(model, body, [ids], body.max_output_tokens, tops, constraint)
+    plan.tools = [tool["function"]["name"] for tool in tools]
+    plan.stream = bool(body.stream)
+    return plan
+
+
+def tokenize(model: ServedModel, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise BadRequest("prompt: give prompt or messages, one of them", "prompt")
+    if body.prompt is not None:
+        return model.tokenizer.encode(body.prompt, special=body.add_special_tokens)
+    arguments = template_arguments(body.chat_template_kwargs or {})
+    arguments["add_generation_prompt"] = body.add_generation_prompt
+    arguments["continue_final_message"] = body.continue_final_message
+    tools = read_tools(body.tools or [])
+    return _chat(model, chat_messages(body.messages), tools, arguments)
+
+
+def _plan(
+    model: ServedModel,
+    body: Body,
+    prompts: list[list[int]],
+    most: int | None,
+    tops: int | None,
+    constraint: Constraint | None,
+    scored: int | None = None,
+) -> Plan:
+    """Return the plan that all kinds of requests share.
+
+    `most` is the most tokens, `tops` log-probabilities of the answer, `scored` of the prompt.
+
+    Raises:
+        BadRequest: fields contradict each other, or the speculation in `metadata` is malformed.
+        PacelineError: the prompt does not fit, or a token is unknown.
+    """
+    if body.truncate_prompt_tokens is not None:
+        prompts = [ids[-body.truncate_prompt_tokens :] for ids in prompts]
+    if body.resume_token_ids and len(prompts) > 1:
+        raise BadRequest("resume_token_ids: one answer is resumed at a time", "resume_token_ids")
+    seed = secrets.randbits(53) if body.seed is None else body.seed
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    room = max(1, model.context - max(map(len, prompts)))
+    params = SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else max(body.top_p, 1e-9),
+        min_p=body.min_p or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=_biases(body.logit_bias or {}),
+        allowed_tokens=tuple(body.allowed_token_ids or ()),
+        seed=seed % 2**64,
+        max_new_tokens=room if most is None else most,
+        min_tokens=body.min_tokens or 0,
+        stop=tuple(each for each in stop if each),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        keep_stop=bool(body.include_stop_str_in_output),
+        logprobs=tops,
+        prompt_logprobs=body.prompt_logprobs if scored is None else scored,
+        shown_tokens=()
+        if isinstance(body, CompletionRequest)
+        else model.style.shown_tokens(model.tokenizer),
+    )
+    asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
+    asked["resume"] = body.resume_token_ids or ()
+    return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)
+
+
+def _several(plan: Plan, body: Several) -> Plan:
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise BadRequest("stream_options: they need stream true", "stream_options")
+    plan.n, plan.stream = body.n or 1, bool(body.stream)
+    if body.resume_token_ids and plan.n > 1:
+        raise BadRequest("n: one answer is resumed, so it must be 1", "n")
+    plan.include_usage = bool(options and options.include_usage)
+    plan.continuous_usage = bool(options and options.continuous_usage_stats)
+    return plan
+
+
+def _biases(given: dict[str, float]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in given.items()}
+    except ValueError as error:
+        raise BadRequest(f"logit_bias: keys are token ids ({error})", "logit_bias") from error
+
+
+def _speculation(body: Body) -> Speculation:
+    limits = body.speculation
+    hidden = (body.metadata or {}).get("speculation")  # what routers let through
+    if limits is None and hidden is not None:
+        try:
+            if isinstance(hidden, str):
+                limits = msgspec.json.decode(hidden, type=SpeculationLimits)
+            else:
+                limits = msgspec.convert(hidden, SpeculationLimits)
+        except msgspec.MsgspecError as error:
+            raise BadRequest(
+                f'metadata.speculation: {error}: give an object such as {{"enabled": false}}',
+                "metadata.speculation",
+            ) from error
+    if limits is None:
+        return Speculation()
+    return Speculation(limits.nodes, limits.depth, limits.enabled)
+
+
+def _chat(
+    model: ServedModel, messages: list[Json], tools: list[Json], arguments: Json
+) -> list[int]:
+    if not model.tokenizer.reads("tools"):
+        messages, tools = describe_tools(messages, tools), []
+    return model.tokenizer.chat(messages, tools or None, **arguments)
+
+
+def _tools(
+    model: ServedModel, given: list[Json] | None, choice: str | Json | None, parallel: bool | None
+) -> tuple[list[Json], Constraint | None]:
+    """Return the tools to show, and what holds the answer to calls of them, if it must be held."""
+    tools = read_tools(given or [])
+    names = [tool["function"]["name"] for tool in tools]
+    mode = choice if isinstance(choice, str) else "auto"
+    if isinstance(choice, dict):  # of one tool; the Responses API leaves out one level
+        inner = choice.get("function")
+        mode = str((inner if isinstance(inner, dict) else choice).get("name"))
+        if mode not in names:
+            raise BadRequest(f"tool_choice: there is no tool {mode!r} in tools", "tool_choice")
+    elif mode == "any":
+        mode = "required"
+    elif mode not in ("none", "auto", "required"):
+        raise BadRequest(
+            "tool_choice: it must be none, auto, required, or a function of tools", "tool_choice"
+        )
+    if mode == "none":
+        return [], None
+    if mode != "auto" and not tools:
+        raise BadRequest("tool_choice: there are no tools to call: give tools", "tool_choice")
+    before, after, *keys = call_grammar(model.style)
+    strict = any(tool["function"].get("strict") for tool in tools)
+    free = mode == "auto" and not (strict or (tools and parallel is False and before))
+    if free:
+        return tools, None
+    several = parallel is not False and bool(before)
+    return tools, model.engine.grammar.tool_calls(
+        tools, mode, begin=before, end=after, parallel=several, keys=(keys[0], keys[1])
+    )
+
+
+def _constraint(
+    model: ServedModel, body: Body, format: ResponseFormat | None, calls: Constraint | None
+) -> Constraint | None:
+    # What the answer is held to: at most one of all that can be asked for.
+    wanted: list[tuple[str, str, Any]] = []  # field, kind of grammar, its source
+    if format is not None and format.type == "json_object":
+        wanted.append(("response_format", "json", True))
+    if format is not None and format.type == "json_schema":
+        schema = format.schema
+        if schema is None:
+            schema = (format.json_schema or {}).get("schema")
+        if not isinstance(schema, dict):
+            raise BadRequest(
+                "response_format.json_schema.schema: it is missing: give a JSON schema",
+                "response_format",
+            )
+        wanted.append(("response_format", "json_schema", schema))
+    given = body.structured_outputs
+    if given is not None:
+        wanted += [
+            ("structured_outputs.json", "json_schema", given.json),
+            ("structured_outputs.regex", "regex", given.regex),
+            ("structured_outputs.choice", "choice", given.choice),
+            ("structured_outputs.grammar", "grammar", given.grammar),
+            ("structured_outputs.json_object", "json", given.json_object or None),
+        ]
+    wanted += [
+        ("guided_json", "json_schema", body.guided_json),
+        ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "choice", body.guided_choice),
+        ("guided_grammar", "grammar", body.guided_grammar),
+        ("regex", "regex", body.regex),
+        ("ebnf", "grammar", body.ebnf),
+        ("grammar", "grammar", body.grammar),
+        ("json_schema", "json_schema", body.json_schema),
+    ]
+    chosen = [each for each in wanted if each[2] is not None]
+    if calls is not None:
+        chosen.append(("tool_choice", "", None))
+    if len(chosen) > 1:
+        names = " and ".join(each[0] for each in chosen[:2])
+        raise BadRequest(f"{names} cannot both hold: give one of them", chosen[1][0])
+    if calls is not None or not chosen:
+        return calls
+    name, kind, source = chosen[0]
+    grammars = model.engine.grammar
+    try:
+        if kind == "json":
+            return grammars.json()
+        if kind == "grammar":  # GBNF by its root, as other servers read it, else Lark
+            kind = "gbnf" if re.search(r"^\s*root\s*::=", source, re.MULTILINE) else "lark"
+        made: Constraint = getattr(grammars, kind)(source)
+        return made
+    except InvalidOption as error:
+        raise BadRequest(f"{name}: {error}", name) from error

@@ -1,0 +1,274 @@
+"""Bodies of requests, with the ranges that OpenAI documents and the usual extras of other servers.
+
+Every body is checked whole before anything is done with it. `BadRequest` names the field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from paceline.errors import PacelineError
+
+
+class BadRequest(PacelineError):
+    """A client's mistake: `param` is the field that is wrong, `status` the HTTP status."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.status = status
+
+
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Tops = Annotated[int, Meta(ge=0, le=20)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Tokens = Annotated[list[Token], Meta(max_length=1_000_000)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Stop = Annotated[str, Meta(max_length=1000)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Json = dict[str, Any]
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SpeculationLimits(Struct):
+    """Limits of drafts. They change how fast an answer comes, and nothing else."""
+
+    enabled: bool = True
+    nodes: Count | None = None
+    depth: Count | None = None
+
+
+class StructuredOutputs(Struct):
+    """One of these."""
+
+    json: Json | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class ResponseFormat(Struct):
+    """`json_schema` is {"name", "schema", "strict"}."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Json | None = None
+    schema: Json | None = None
+
+
+class Body(Struct, kw_only=True):
+    """What all requests for text have in common. A null field is one that is left out."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    seed: Seed | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=64)] | None = None
+    stop_token_ids: Tokens | None = None
+    allowed_token_ids: Tokens | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Tops | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: Count | None = None
+    resume_token_ids: Tokens | None = None
+    speculation: SpeculationLimits | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Json | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    json_schema: Json | str | None = None
+    metadata: Json | None = None
+    user: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class Several(Body, kw_only=True):
+    """What chat and completions have in common."""
+
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+
+class ChatRequest(Several, kw_only=True):
+    messages: Annotated[list[Json], Meta(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Tops | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Json | None = None
+    documents: list[Json] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+
+
+class CompletionRequest(Several, kw_only=True):
+    prompt: str | list[str | Token | list[Token]]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    logprobs: Tops | None = None
+    echo: bool | None = None
+
+
+class TextFormat(Struct):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: Json | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextOptions(Struct):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(Body, kw_only=True):
+    input: str | list[Json]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    top_logprobs: Tops | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Json | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    chat_template_kwargs: Json | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Text, or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Json] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[Json] | None = None
+    chat_template_kwargs: Json | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    model: str | None = None
+    tokens: Tokens
+
+
+# Fields that would change the answer if they were obeyed: refused rather than ignored. A value that
+# asks for nothing (null, false, empty, 1 of `best_of`) is let pass.
+_REFUSED = {
+    "chat_template": "the server uses the model's own template: leave it out",
+    "best_of": "answers are not ranked: use n",
+    "suffix": "the server does not fill in: leave it out",
+    "use_beam_search": "there is no beam search: leave it out",
+    "functions": "this form is outdated: use tools",
+    "function_call": "this form is outdated: use tool_choice",
+    "previous_response_id": "the server keeps no answers: send the whole conversation as input",
+    "conversation": "the server keeps no conversations: send the whole conversation as input",
+    "background": "answers are given at once: leave it out",
+    "prompt_embeds": "prompts are text or token ids: leave it out",
+    "audio": "the server writes text only: leave it out",
+}
+_NOTHING: tuple[Any, ...] = (None, False, 0, 1, "", "none", [], {})
+# Defaults of other servers, which their routers send along. With these values they ask for nothing.
+_NEUTRAL = {
+    "no_stop_trim": False,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "best_of": 1,
+    "modalities": ["text"],
+}
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
+T = TypeVar("T", bound=Struct)
+
+FIELDS = frozenset(
+    name
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest)
+    for name in kind.__struct_fields__
+)
+"""Names of all fields of requests for text."""
+
+
+def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[str]]:
+    """Return the checked body, and the names of fields that are ignored.
+
+    Raises:
+        BadRequest: it is no JSON, a field is missing or out of range, or is not supported, or, if
+            `strict`, is unknown.
+    """
+    try:
+        fields = msgspec.json.decode(data)
+        if not isinstance(fields, dict):
+            raise BadRequest("the body must be a JSON object")
+        body = msgspec.convert(fields, kind)
+    except RecursionError as error:
+        raise BadRequest("the JSON is nested too deeply: flatten it") from error
+    except msgspec.ValidationError as error:
+        text = str(error)
+        place = _PLACE.search(text)
+        param = place.group(1) if place else None
+        missing = re.search(r"missing required field `(\w+)`", text)
+        if missing:
+            param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        message = _PLACE.sub("", text)
+        raise BadRequest(f"{param}: {message}" if param else message, param or None) from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise BadRequest(f"the body is no valid JSON ({error}): mend it") from error
+    ignored = [name for name, value in _unknown(kind, fields) if value is not None]
+    if strict and ignored:
+        raise BadRequest(f"{ignored[0]}: the field is unknown: leave it out", ignored[0])
+    return body, ignored
+
+
+def _unknown(kind: type[Struct], fields: Json) -> Iterable[tuple[str, Any]]:
+    known = _names(kind)
+    for name, value in fields.items():
+        if name in known:
+            continue
+        if name in _REFUSED and value not in _NOTHING:
+            raise BadRequest(f"{name}: {_REFUSED[name]}", name)
+        if name in _REFUSED or (name in _NEUTRAL and value == _NEUTRAL[name]):
+            continue
+        yield name[:100], value
+
+
+@cache
+def _names(kind: type[Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))

@@ -1,0 +1,267 @@
+"""The engine's owner: jobs in, events out, by one thread or step by step in a simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from time import perf_counter
+from typing import NamedTuple
+
+from paceline.engine.engine import Engine, Event, Prepared
+from paceline.errors import EngineFailed, PacelineError
+
+# Seconds between deliveries, for each running job: what is sent costs the engine's processor time,
+# and sent more rarely it costs less. Of one job every step is sent at once.
+_PACE = 0.0015
+
+_log = logging.getLogger("paceline.serving")
+
+
+class SlowReader(PacelineError):
+    """The client reads so slowly that its answer no longer fits its buffer."""
+
+
+class ShutDown(PacelineError):
+    """The server ends before the answer did."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One sequence to decode, checked and tokenised. `place` is its choice in the answer."""
+
+    prepared: Prepared
+    outbox: Outbox
+    place: int = 0
+
+
+class Delivery(NamedTuple):
+    """An event for a job's outbox. A job's first and last are `urgent`."""
+
+    job: Job
+    event: Event
+    urgent: bool = True
+
+
+class Load(NamedTuple):
+    """What the engine holds, after a turn."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    free: int = 0
+    preemptions: int = 0
+
+
+class ServingCore:
+    """Jobs and the engine, without threads, sockets or clocks.
+
+    `submit`, `cancel` and `abort` may be called from any thread; all else by the engine's owner.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.load = Load()
+        self._inbox: deque[tuple[Callable[..., list[Delivery]], object]] = deque()
+        self._jobs: dict[int, Job] = {}
+        self._ids: dict[Job, int] = {}
+        self._silent: set[Job] = set()  # without an event so far
+
+    def submit(self, job: Job) -> None:
+        self._inbox.append((self._add, job))
+
+    def cancel(self, job: Job) -> None:
+        """End a job without further events. A job that has ended is left alone."""
+        self._inbox.append((self._cancel, job))
+
+    def abort(self, error: PacelineError) -> None:
+        """End all jobs with an error."""
+        self._inbox.append((self._abort, error))
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn has something to do."""
+        return bool(self._inbox or self._jobs)
+
+    def turn(self) -> list[Delivery]:
+        """Carry out what was asked, then take one step of the engine."""
+        out: list[Delivery] = []
+        while self._inbox:
+            do, what = self._inbox.popleft()
+            out += do(what)
+        if self._jobs:
+            try:
+                events = self.engine.step()
+            except Exception:  # of no single request, so of all
+                _log.exception("a step of the engine failed")
+                out += self._abort(EngineFailed("the engine failed: ask again"))
+                events = []
+            out += [d for event in events if (d := self._delivery(event)) is not None]
+        self.load = self._load()
+        return out
+
+    def _add(self, job: Job) -> list[Delivery]:
+        try:
+            request = self.engine.add(job.prepared)
+        except PacelineError as error:
+            return [Delivery(job, _failure(error))]
+        self._jobs[request], self._ids[job] = job, request
+        self._silent.add(job)
+        return []
+
+    def _cancel(self, job: Job) -> list[Delivery]:
+        request = self._ids.pop(job, None)
+        if request is not None:
+            del self._jobs[request]
+            self._silent.discard(job)
+            self.engine.cancel(request)
+        return []
+
+    def _abort(self, error: PacelineError) -> list[Delivery]:
+        jobs = list(self._ids)
+        for job in jobs:
+            self._cancel(job)
+        return [Delivery(job, _failure(error)) for job in jobs]
+
+    def _delivery(self, event: Event) -> Delivery | None:
+        job = self._jobs.get(event.request)
+        if job is None:
+            return None
+        urgent = job in self._silent
+        self._silent.discard(job)
+        if event.completion is not None or event.error is not None:
+            del self._jobs[event.request], self._ids[job]
+            urgent = True
+        return Delivery(job, event, urgent)
+
+    def _load(self) -> Load:
+        scheduler, memory = self.engine.scheduler, self.engine.decoder.memory
+        running = len(scheduler.placed)
+        blocks = (memory.blocks, memory.free) if memory is not None else (0, 0)
+        return Load(running, len(scheduler) - running, *blocks, scheduler.preemptions)
+
+
+class Worker:
+    """The thread that owns the engine. Hands deliveries over in batches."""
+
+    def __init__(self, core: ServingCore, deliver: Callable[[list[Delivery]], object]) -> None:
+        """`deliver` is called on the thread, and must not wait."""
+        self.core = core
+        self._deliver = deliver
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.core.submit(job)
+        self._wake.set()
+
+    def cancel(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self.core.cancel(job)
+        self._wake.set()
+
+    def abort(self, error: PacelineError) -> None:
+        self.core.abort(error)
+        self._wake.set()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread after its current turn. Jobs get no more events: abort them first."""
+        self._stopped = True
+        self._wake.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._wake.wait()
+            self._wake.clear()
+            held: list[Delivery] = []
+            last = 0.0
+            while self.core.busy and not self._stopped:
+                new = self.core.turn()
+                held += new
+                now = perf_counter()
+                due = now - last >= _PACE * self.core.jobs
+                if held and (due or any(each.urgent for each in new)):
+                    self._deliver(held)
+                    held, last = [], now
+
+
+@dataclass(eq=False)
+class Outbox:
+    """Events of one HTTP request that its reader has not taken yet. For the event loop.
+
+    A reader that is slower than the engine finds several steps merged into one event. Beyond
+    `limit` bytes they are thrown away, and the answer ends with SlowReader.
+    """
+
+    limit: int = 256 * 1024
+    jobs: Sequence[Job] = ()
+    accepted: dict[int, Counter[int]] = field(default_factory=dict)
+    """By choice: accepted drafted tokens of a step, and in how many steps."""
+    size: int = 0
+    full: bool = False
+    _events: list[tuple[int, Event]] = field(default_factory=list)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, place: int, event: Event) -> bool:
+        """Add an event; False if the outbox is full and its jobs are to be cancelled."""
+        if self.full:
+            return True
+        if event.token_ids:
+            steps = self.accepted.setdefault(place, Counter())
+            steps[sum(source is not None for source in event.sources)] += 1
+        self.size += _size(event)
+        self._events.append((place, event))
+        self._arrived.set()
+        if self.size <= self.limit:
+            return True
+        self.full = True
+        slow = SlowReader("the client reads too slowly for its buffer: read faster")
+        self._events = [(place, _failure(slow))]
+        return False
+
+    def take(self) -> list[tuple[int, Event]]:
+        """Return one merged event for every choice that has any."""
+        by_place: dict[int, list[Event]] = {}
+        for place, event in self._events:
+            by_place.setdefault(place, []).append(event)
+        self._events, self.size = [], 0
+        self._arrived.clear()
+        return [(place, reduce(_merged, events)) for place, events in by_place.items()]
+
+    async def get(self, seconds: float) -> list[tuple[int, Event]]:
+        """Wait for events and return them as `take`; nothing if none comes in `seconds`."""
+        timer = asyncio.get_running_loop().call_later(seconds, self._arrived.set)
+        await self._arrived.wait()
+        timer.cancel()
+        return self.take()
+
+
+def _merged(first: Event, then: Event) -> Event:
+    return then._replace(
+        text=first.text + then.text,
+        token_ids=first.token_ids + then.token_ids,
+        sources=first.sources + then.sources,
+        logprobs=first.logprobs + then.logprobs,
+    )
+
+
+def _failure(error: PacelineError) -> Event:
+    return Event(-1, "", (), (), error=error)
+
+
+def _size(event: Event) -> int:
+    # Bytes that an event takes in memory and on the wire, roughly.
+    tops = sum(1 + len(each.top) for each in event.logprobs)
+    return 200 + 4 * len(event.text) + 16 * len(event.token_ids) + 100 * tops

@@ -1,0 +1,327 @@
+"""Log-probabilities, tools, reasoning and constraints through HTTP."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from tests.helpers import table_engines as engines
+from tests.helpers.serving import CHAT, TEXT, Client, Json, run
+
+from paceline.core.types import SamplingParams
+from paceline.drafters.ngram.prompt_lookup import PromptLookup
+from paceline.engine.engine import Engine
+from paceline.models.text import Tokenizer
+from paceline.serving.model import TokenTexts
+
+CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+TOOLS: list[Json] = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+]
+THINKING = engines.TOKENIZER.chat_template + "{# <think> </think> #}"
+
+
+def speaking(text: str) -> Engine:
+    """An engine that answers any chat with `text`."""
+    script = [*engines.TOKENIZER.encode(text), engines.EOS]
+    head = engines.TOKENIZER.encode("<|im_start|>assistant\n")
+
+    def logits(context: tuple[int, ...]) -> Any:
+        turns = [at for at, token in enumerate(context) if token == head[0]]
+        said = len(context) - (turns[-1] if turns else 0) - len(head)
+        row = np.zeros(engines.VOCABULARY, np.float32)
+        row[script[max(0, said) % len(script)]] = 9.0
+        return row
+
+    tokenizer = Tokenizer(
+        engines.TOKENIZER.core, eos_token_ids=(engines.EOS,), chat_template=THINKING
+    )
+    return engines.make(engines.Target(logits, 2000), tokenizer=tokenizer)
+
+
+SAID = (
+    '<think>\nwell</think>\nsum: <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+)
+
+
+def test_log_probabilities_are_the_very_numbers_of_the_library() -> None:
+    body = TEXT | {"temperature": 1.0, "seed": 4, "logprobs": 3, "ignore_eos": True}
+    params = SamplingParams(1.0, seed=4, logprobs=3, max_new_tokens=12, ignore_eos=True)
+    alone = engines.make().generate("the quick", params, raw=True)
+
+    async def asks(client: Client) -> None:
+        whole = await client.ask(TEXTS, body)
+        Completion.model_validate(whole, strict=True)
+        found = whole["choices"][0]["logprobs"]
+        assert found["token_logprobs"] == [each.logprob for each in alone.logprobs]
+        for name, number, tops in zip(
+            found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True
+        ):
+            assert tops[name] == number
+        parts = [c["logprobs"] for e in await client.stream(TEXTS, body) for c in e["choices"]]
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [each for part in parts for each in part[key]] == found[key]
+        chat = CHAT | {"logprobs": True, "top_logprobs": 2, "temperature": 0}
+        whole = await client.ask(CHATS, chat)
+        ChatCompletion.model_validate(whole, strict=True)
+        content = whole["choices"][0]["logprobs"]["content"]
+        assert all(each["top_logprobs"][0]["logprob"] == each["logprob"] for each in content)
+        said = b"".join(bytes(each["bytes"]) for each in content)
+        assert said.decode("utf-8", "replace").startswith(whole["choices"][0]["message"]["content"])
+
+    run(asks, engines.make(drafter=PromptLookup()))
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_an_echoed_prompt_is_scored(most: int) -> None:
+    ids = engines.TOKENIZER.encode("the quick brown fox")
+    body = {"prompt": ids, "max_tokens": most, "echo": True, "logprobs": 2, "temperature": 0}
+
+    async def asks(client: Client) -> None:
+        whole = await client.ask(TEXTS, body)
+        found = whole["choices"][0]["logprobs"]
+        assert len(found["tokens"]) == len(ids) + whole["usage"]["completion_tokens"]
+        assert found["token_logprobs"][0] is None
+        for at, number in enumerate(found["token_logprobs"][1:], 1):
+            assert found["top_logprobs"][at][found["tokens"][at]] == number < 0
+        assert whole["choices"][0]["text"].startswith("the quick brown fox")
+        parts = [c for e in await client.stream(TEXTS, body) for c in e["choices"]]
+        assert [c["logprobs"] for c in parts] == [found]
+        again = await client.ask(
+            TEXTS, body | {"prompt_logprobs": 1, "echo": False, "max_tokens": 1}
+        )
+        scored = again["choices"][0]["prompt_logprobs"]
+        assert scored[0] is None
+        numbers = [each[str(ids[at])]["logprob"] for at, each in enumerate(scored[1:], 1)]
+        assert numbers == found["token_logprobs"][1 : len(ids)]
+
+    run(asks)
+
+
+def test_calls_and_reasoning_are_parted_whole_and_streamed() -> None:
+    body = {"messages": [{"role": "user", "content": "1"}], "tools": TOOLS, "temperature": 0}
+
+    async def asks(client: Client) -> None:
+        whole = await client.ask(CHATS, body)
+        ChatCompletion.model_validate(whole, strict=True)
+        [choice] = whole["choices"]
+        message = choice["message"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert message["reasoning_content"] == "well"
+        assert message["content"].strip() == "sum:"
+        [call] = message["tool_calls"]
+        assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        assert 0 < whole["usage"]["completion_tokens_details"]["reasoning_tokens"] < 20
+
+    run(asks, speaking(SAID))
+
+    async def streams(client: Client) -> None:
+        chunks = await client.stream(CHATS, body)
+        for chunk in chunks:
+            ChatCompletionChunk.model_validate(chunk, strict=True)
+        deltas = [c["delta"] for chunk in chunks for c in chunk["choices"]]
+        assert "".join(d.get("reasoning_content", "") for d in deltas) == "well"
+        assert "".join(d.get("content", "") for d in deltas).strip() == "sum:"
+        calls = [call for d in deltas for call in d.get("tool_calls", [])]
+        assert calls[0]["function"]["name"] == "add"
+        assert calls[0]["id"]
+        assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+    run(streams, speaking(SAID))
+
+
+def test_items_of_a_response_are_parted_whole_and_streamed() -> None:
+    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
+    body = {"input": "1", "tools": tools, "temperature": 0}
+    scored = {"include": ["message.output_text.logprobs"]}
+
+    async def asks(client: Client) -> Json:
+        assert (await client.refused(RESPONSES, body | scored))["param"] == "include"
+        only = await client.ask(RESPONSES, {"input": "1", "temperature": 0} | scored)
+        assert [item["type"] for item in only["output"]] == ["reasoning", "message"]
+        part = only["output"][1]["content"][0]
+        assert len(part["logprobs"]) == only["usage"]["output_tokens"]
+        whole = await client.ask(RESPONSES, body)
+        Response.model_validate(whole, strict=True)
+        return whole
+
+    whole = run(asks, speaking(SAID))
+    kinds = [item["type"] for item in whole["output"]]
+    assert kinds == ["reasoning", "message", "function_call"]
+    assert whole["status"] == "completed"
+    assert whole["output"][2]["arguments"] == '{"a": 1}'
+
+    async def streams(client: Client) -> list[Json]:
+        return await client.stream(RESPONSES, body)
+
+    events = run(streams, speaking(SAID))
+    for event in events:
+        STREAM_EVENT.validate_python(event)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    plain = [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in done]
+    assert plain == [
+        {k: v for k, v in item.items() if k not in ("id", "call_id")} for item in whole["output"]
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_an_answer_without_a_word_is_an_empty_message() -> None:
+    whole = run(lambda c: c.ask(RESPONSES, {"input": "1", "temperature": 0}), speaking(""))
+    assert whole["output"][0]["content"][0]["text"] == ""
+    assert whole["status"] == "completed"
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+SCHEMA |= {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "holds"),
+    [
+        ({"regex": "[ab]{3}"}, lambda text: set(text) <= {"a", "b"} and len(text) == 3),
+        ({"guided_choice": ["dog", "fox"]}, lambda text: text in ("dog", "fox")),
+        ({"grammar": 'root ::= "q" "u"'}, lambda text: text == "qu"),
+        ({"ebnf": 'start: "l" "a"'}, lambda text: text == "la"),
+        ({"structured_outputs": {"json": SCHEMA}}, lambda text: json.loads(text)["a"] in (1, 2)),
+        ({"json_schema": json.dumps(SCHEMA)}, lambda text: json.loads(text)["a"] in (1, 2)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            lambda text: json.loads(text)["a"] in (1, 2),
+        ),
+    ],
+)
+def test_an_answer_is_held_to_what_was_asked_for(fields: Json, holds: Any) -> None:
+    body = CHAT | {"temperature": 1.0, "seed": 3, "max_tokens": 60} | fields
+
+    async def asks(client: Client) -> list[str]:
+        plain = body | {"speculation": {"enabled": False}}
+        answers = [await client.ask(CHATS, each) for each in (body, plain)]
+        return [answer["choices"][0]["message"]["content"] for answer in answers]
+
+    drafted, plain = run(asks, engines.make(drafter=PromptLookup()))
+    assert drafted == plain
+    assert holds(drafted)
+
+
+def test_a_tool_is_called_where_one_must_be() -> None:
+    schema = SCHEMA | {"properties": {"a": {"enum": [1]}}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": schema}}]
+    body = CHAT | {"tools": tools, "temperature": 0, "max_tokens": 300}
+    named = {"type": "function", "function": {"name": "add"}}
+
+    async def asks(client: Client) -> None:
+        for choice in ("required", named):
+            fields = {"tool_choice": choice, "parallel_tool_calls": False}
+            answer = await client.ask(CHATS, body | fields)
+            [found] = answer["choices"]
+            assert found["finish_reason"] == "tool_calls"
+            [call] = found["message"]["tool_calls"]
+            assert json.loads(call["function"]["arguments"])["a"] == 1
+        for wrong in ("always", {"type": "function", "function": {"name": "sub"}}):
+            error = await client.refused(CHATS, body | {"tool_choice": wrong})
+            assert error["param"] == "tool_choice"
+        assert (await client.ask(CHATS, body | {"tool_choice": "none"}))["choices"]
+        both = {"tool_choice": "required", "regex": "a"}
+        assert (await client.refused(CHATS, body | both))["param"] == "tool_choice"
+        error = await client.refused(CHATS, CHAT | {"tool_choice": "required"})
+        assert error["param"] == "tool_choice"
+
+    run(asks, engines.make(engines.Target(max_context=2000)))
+
+
+def test_a_wrong_grammar_is_refused_with_its_field() -> None:
+    async def asks(client: Client) -> None:
+        for field, value in [("regex", "["), ("ebnf", "start: x"), ("json_schema", "{")]:
+            assert (await client.refused(CHATS, CHAT | {field: value}))["param"] == field
+
+    run(asks)
+
+
+def test_a_held_answer_goes_on_from_its_tokens() -> None:
+    body = TEXT | {"regex": "[a-z]{6}", "temperature": 1.0, "seed": 1, "return_token_ids": True}
+
+    async def asks(client: Client) -> None:
+        [whole] = (await client.ask(TEXTS, body))["choices"]
+        tokens = whole["token_ids"]
+        for size in range(1, len(tokens) - 1):
+            [rest] = (await client.ask(TEXTS, body | {"resume_token_ids": tokens[:size]}))[
+                "choices"
+            ]
+            assert tokens[:size] + rest["token_ids"] == tokens
+            assert whole["text"].endswith(rest["text"])
+
+    run(asks)
+
+
+def test_any_json_object_is_an_answer_of_json_mode() -> None:
+    body = {"messages": CHAT["messages"], "temperature": 1.0, "seed": 2, "max_tokens": 250}
+    wanted = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
+    asked = {"input": "the quick", "text": wanted, "max_output_tokens": 60}
+
+    async def asks(client: Client) -> None:
+        found = await client.ask(CHATS, body | {"response_format": {"type": "json_object"}})
+        assert found["choices"][0]["message"]["content"].startswith("{")
+        found = await client.ask(RESPONSES, asked)
+        assert json.loads(found["output"][0]["content"][0]["text"])["a"] in (1, 2)
+        assert found["text"] == wanted
+
+    run(asks)
+
+
+def test_calls_go_on_from_any_token() -> None:
+    body = {"messages": [{"role": "user", "content": "1"}], "tools": TOOLS, "temperature": 0}
+    body |= {"return_token_ids": True}
+    flat = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
+
+    async def asks(client: Client) -> None:
+        whole = await client.ask(CHATS, body)
+        tokens = whole["choices"][0]["token_ids"]
+        for size in range(5, len(tokens) - 1, 4):
+            chunks = await client.stream(CHATS, body | {"resume_token_ids": tokens[:size]})
+            choices = [c for chunk in chunks for c in chunk["choices"]]
+            assert tokens[:size] + [t for c in choices for t in c.get("token_ids", [])] == tokens
+            assert choices[-1]["finish_reason"] == "tool_calls"
+            rest = await client.ask(CHATS, body | {"resume_token_ids": tokens[:size]})
+            calls = rest["choices"][0]["message"].get("tool_calls", [])
+            assert all('{"a": 1}'.endswith(call["function"]["arguments"]) for call in calls)
+            assert all(call["function"]["name"] == "add" for call in calls)
+            item = {
+                "input": "1",
+                "tools": flat,
+                "temperature": 0,
+                "resume_token_ids": tokens[:size],
+            }
+            for event in await client.stream(RESPONSES, item):
+                STREAM_EVENT.validate_python(event)
+            assert event["type"] == "response.completed"
+
+    run(asks, speaking(SAID))
+
+
+def test_documents_reach_the_template_or_are_refused() -> None:
+    error = run(lambda c: c.refused(CHATS, CHAT | {"documents": [{"text": "x"}]}))
+    assert "documents" in error["message"]
+
+
+def test_tokens_of_words_are_spelled_with_spaces() -> None:
+    core = tokenizers.Tokenizer(tokenizers.models.BPE({"\u2581a": 0, "<0xE2>": 1, "b": 2}, []))
+    texts = TokenTexts(Tokenizer(core))
+    assert [texts.name(token) for token in range(3)] == [" a", "bytes:\\xe2", "b"]
+
+
+def test_tokens_have_names_of_their_own() -> None:
+    texts = TokenTexts(engines.TOKENIZER)
+    for token in range(engines.TOKENIZER.vocab_size):
+        text, raw = texts[token]
+        assert bytes(raw).decode("utf-8", "replace") == text
+    names = {texts.name(token) for token in range(engines.TOKENIZER.vocab_size)}
+    assert len(names) == engines.TOKENIZER.vocab_size

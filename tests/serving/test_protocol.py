@@ -1,0 +1,107 @@
+"""Bodies: ranges, names of wrong fields, and nothing but BadRequest for any input."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.serving.protocol import BadRequest, ChatRequest, CompletionRequest, decode
+
+USER = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def wrong(fields: dict[str, Any], strict: bool = False) -> BadRequest:
+    with pytest.raises(BadRequest) as found:
+        decode(ChatRequest, json.dumps(USER | fields).encode(), strict)
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"n": 129}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 10**40}, "seed"),
+        ({"logit_bias": {"3": 101}}, "logit_bias[...]"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"speculation": {"nodes": 0}}, "speculation.nodes"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"best_of": 2}, "best_of"),
+        ({"previous_response_id": "x"}, "previous_response_id"),
+    ],
+)
+def test_the_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    error = wrong(fields)
+    assert error.param == param
+    assert param in str(error)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(BadRequest, match="missing") as found:
+        decode(CompletionRequest, b"{}")
+    assert found.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[", b"[1]", b"null", b"\xff", b'"\\ud800"', b'{"a": NaN}', b'{"messages": 1e999}'],
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        decode(ChatRequest, body)
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(BadRequest, match="nested"):
+        decode(ChatRequest, b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+
+
+def test_null_is_a_field_left_out() -> None:
+    names = (name for name in ChatRequest.__struct_fields__ if name != "messages")
+    body, ignored = decode(ChatRequest, json.dumps(dict.fromkeys(names) | USER).encode())
+    assert ignored == []
+    assert body == decode(ChatRequest, json.dumps(USER).encode())[0]
+
+
+def test_unknown_fields_are_told_or_refused() -> None:
+    asked = json.dumps(USER | {"dry_multiplier": 0.5, "nothing": None}).encode()
+    assert decode(ChatRequest, asked)[1] == ["dry_multiplier"]
+    assert wrong({"dry_multiplier": 0.5}, strict=True).param == "dry_multiplier"
+
+
+def test_defaults_of_other_servers_ask_for_nothing() -> None:
+    theirs = {"no_stop_trim": False, "separate_reasoning": True, "best_of": 1, "suffix": None}
+    assert decode(ChatRequest, json.dumps(USER | theirs).encode(), strict=True)[1] == []
+    assert decode(ChatRequest, json.dumps(USER | {"no_stop_trim": True}).encode())[1] == [
+        "no_stop_trim"
+    ]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+FIELDS = st.dictionaries(
+    st.sampled_from([*ChatRequest.__struct_fields__, "chat_template", "x\n"]), VALUES, max_size=4
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(FIELDS)
+def test_any_fields_are_read_or_refused(fields: dict[str, Any]) -> None:
+    with suppress(BadRequest):
+        decode(ChatRequest, json.dumps(USER | fields).encode())

@@ -1,0 +1,278 @@
+"""The engine's owner, simulated: no thread, no clock, every run replayed by its seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.helpers import table_engines as engines
+
+from paceline.core.types import UNLIMITED, SamplingParams, Speculation, TokenLogprob
+from paceline.engine.engine import Completion, Event
+from paceline.errors import EngineFailed, PromptError
+from paceline.serving.worker import (
+    Delivery,
+    Job,
+    Outbox,
+    ServingCore,
+    ShutDown,
+    SlowReader,
+    Worker,
+)
+
+TOKENIZER = engines.TOKENIZER
+ENGINE = engines.make()  # prepares jobs for any other
+
+
+def job(prompt: str = "dog", outbox: Outbox | None = None, **fields: Any) -> Job:
+    asked = {"speculation": fields.pop("speculation", UNLIMITED)}
+    params = SamplingParams(**{"max_new_tokens": 8, "ignore_eos": True, **fields})
+    return Job(ENGINE.prepare(TOKENIZER.encode(prompt), params, **asked), outbox or Outbox())
+
+
+def turns(core: ServingCore, most: int = 2000) -> list[Delivery]:
+    out: list[Delivery] = []
+    while core.busy:
+        out += core.turn()
+        most -= 1
+        assert most, "the core goes round without an end"
+    return out
+
+
+def last(deliveries: list[Delivery], of: Job) -> Event:
+    [*_, event] = [event for job, event, _ in deliveries if job is of]
+    return event
+
+
+def test_a_job_is_decoded_as_the_engine_alone_does() -> None:
+    core, one = ServingCore(engines.make()), job(temperature=1.0, seed=3)
+    events = [each.event for each in _submit(core, one)]
+    alone = engines.make().generate(list(one.prepared.tokens), one.prepared.params)
+    assert events[-1].completion is not None
+    assert engines.key(events[-1].completion) == engines.key(alone)
+    assert "".join(event.text for event in events) == alone.text
+    assert not core.busy
+
+
+def _submit(core: ServingCore, *jobs: Job) -> list[Delivery]:
+    for each in jobs:
+        core.submit(each)
+    return turns(core)
+
+
+def test_a_refused_job_gets_an_event() -> None:
+    core, bad = ServingCore(engines.make()), job()
+    bad = replace(bad, prepared=replace(bad.prepared, resume=(engines.EOS,) * 8))
+    [delivery] = _submit(core, bad)
+    assert isinstance(delivery.event.error, PromptError)
+
+
+def test_a_cancelled_job_gets_no_more_events() -> None:
+    core, one, two = ServingCore(engines.make()), job(), job("the")
+    core.submit(one)
+    core.submit(two)
+    core.turn()
+    core.cancel(one)
+    core.cancel(one)
+    out = turns(core)
+    assert all(each.job is two for each in out)
+    assert last(out, two).completion is not None
+    assert core.engine.pending == 0
+
+
+def test_an_abort_ends_all_with_its_error() -> None:
+    core, jobs = ServingCore(engines.make()), [job(), job("the")]
+    for each in jobs:
+        core.submit(each)
+    core.turn()
+    core.abort(ShutDown("over"))
+    out = turns(core)
+    assert [str(event.error) for _, event, _ in out] == ["over", "over"]
+    assert core.engine.pending == 0
+
+
+def test_a_broken_step_ends_what_runs_and_nothing_else() -> None:
+    engine = engines.make()
+    core, one = ServingCore(engine), job()
+    core.submit(one)
+    core.turn()
+    step = engine.step
+
+    def broken() -> list[Event]:
+        engine.step = step  # type: ignore[method-assign]
+        raise RuntimeError("a bug")
+
+    engine.step = broken  # type: ignore[method-assign]
+    assert isinstance(last(turns(core), one).error, EngineFailed)
+    again = job()
+    assert last(_submit(core, again), again).completion is not None
+
+
+def test_events_of_a_job_that_was_cancelled_meanwhile_are_dropped() -> None:
+    engine = engines.make()
+    core = ServingCore(engine)
+    engine.add([5], SamplingParams(max_new_tokens=1))  # of nobody here
+    one = job()
+    assert {each.job for each in _submit(core, one)} == {one}
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_any_order_of_events_leaves_every_text_as_it_is_alone(first: int) -> None:
+    for seed in range(first, first + 50):
+        simulate(seed)
+
+
+KINDS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 5, "presence_penalty": 0.5},
+    {"temperature": 0.8, "seed": 9, "top_k": 20, "stop": ("e",)},
+    {"temperature": 1.2, "seed": 1, "min_p": 0.05, "stop_token_ids": (7, 9)},
+]
+ALONE: dict[tuple[str, int, int], Completion] = {}
+
+
+def alone(prompt: str, kind: int, size: int) -> Completion:
+    key = prompt, kind, size
+    if key not in ALONE:
+        params = job(prompt, max_new_tokens=size, **KINDS[kind]).prepared.params
+        ALONE[key] = engines.make().generate(TOKENIZER.encode(prompt), params)
+    return ALONE[key]
+
+
+def simulate(seed: int) -> None:
+    """Random jobs, cancels, slow readers and a final abort, with the invariants after each turn."""
+    draw = random.Random(seed)
+    target = engines.Target()
+    target.slots = draw.choice([1, 2, 3, 99])
+    drafter = draw.choice([None, *engines.drafters().values()])
+    engine = engines.make(target, drafter, max_batch=draw.choice([1, 2, 4]))
+    core = ServingCore(engine)
+    asked: dict[Job, tuple[str, int, int]] = {}
+    texts: dict[Job, str] = {}
+    ended: dict[Job, Event] = {}
+    cancelled: set[Job] = set()
+
+    def deliver(deliveries: list[Delivery]) -> None:
+        for each, event, _ in deliveries:
+            assert each not in ended, "an event behind the last"
+            if not each.outbox.put(0, event):
+                core.cancel(each)
+                cancelled.add(each)
+            if event.completion is not None or event.error is not None:
+                ended[each] = event
+
+    def read(each: Job) -> None:
+        for _, event in each.outbox.take():
+            if not isinstance(event.error, SlowReader):
+                texts[each] = texts.get(each, "") + event.text
+
+    for _ in range(60):
+        act = draw.random()
+        if act < 0.25:
+            what = draw.choice(engines.PROMPTS), draw.randrange(len(KINDS)), draw.randrange(1, 20)
+            limit = draw.choice([10**6, 10**6, 1500])
+            limits = Speculation(enabled=draw.random() < 0.7)
+            fields = {"max_new_tokens": what[2], "speculation": limits, **KINDS[what[1]]}
+            one = job(what[0], Outbox(limit), **fields)
+            asked[one] = what
+            core.submit(one)
+        elif act < 0.32 and asked:
+            one = draw.choice(list(asked))
+            core.cancel(one)
+            cancelled.add(one)
+        elif act < 0.5 and asked:
+            read(draw.choice(list(asked)))
+        else:
+            deliver(core.turn())
+        assert engine.pending <= len(asked)
+    if draw.random() < 0.3:
+        core.abort(ShutDown("over"))
+    deliver(turns(core))
+    assert (engine.pending, target.live) == (0, []), "something is left behind"
+    for one, what in asked.items():
+        read(one)
+        event = ended.get(one)
+        if event is None:
+            assert one in cancelled, "a job ended without a word"
+            continue
+        if event.error is not None:
+            assert isinstance(event.error, ShutDown)
+        else:
+            assert event.completion is not None
+            assert engines.key(event.completion) == engines.key(alone(*what)), what
+            if not one.outbox.full:
+                assert texts[one] == event.completion.text
+
+
+# The outbox:
+
+
+def event(text: str, size: int = 1, **fields: Any) -> Event:
+    return Event(0, text, tuple(range(size)), (None,) * size, **fields)
+
+
+def test_an_outbox_merges_what_was_not_read() -> None:
+    box = Outbox()
+    for text in "ab":
+        assert box.put(0, event(text, logprobs=(TokenLogprob(1, -1.0),)))
+    assert box.put(1, event("c"))
+    first, second = box.take()
+    assert (first[0], first[1].text, first[1].token_ids) == (0, "ab", (0, 0))
+    assert len(first[1].logprobs) == 2
+    assert (second[0], second[1].text) == (1, "c")
+    assert (box.take(), box.size) == ([], 0)
+
+
+def test_an_outbox_counts_accepted_tokens_by_step() -> None:
+    box = Outbox()
+    box.put(0, Event(0, "", (1, 2, 3), ("a", "a", None)))
+    box.put(0, Event(0, "", (1,), (None,)))
+    assert box.accepted[0] == {2: 1, 0: 1}
+
+
+def test_a_full_outbox_holds_one_error_and_takes_no_more() -> None:
+    box = Outbox(limit=1000)
+    assert box.put(0, event("a"))
+    assert not box.put(0, event("x" * 300))
+    assert box.put(0, event("y" * 300))  # it was said once
+    [(_, only)] = box.take()
+    assert isinstance(only.error, SlowReader)
+
+
+def test_waiting_for_an_outbox_ends_with_an_event_or_the_time() -> None:
+    async def wait() -> None:
+        box = Outbox()
+        assert await box.get(0.0) == []
+        asyncio.get_running_loop().call_soon(box.put, 0, event("a"))
+        [(_, found)] = await box.get(60)
+        assert found.text == "a"
+
+    asyncio.run(wait())
+
+
+def test_the_thread_hands_events_over_until_it_is_stopped() -> None:
+    async def whole() -> None:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[list[Delivery]] = asyncio.Queue()
+        engine = engines.make()
+        worker = Worker(
+            ServingCore(engine),
+            lambda batch: loop.call_soon_threadsafe(inbox.put_nowait, batch),
+        )
+        one, endless = job(), job()
+        worker.submit([one])
+        while (await inbox.get())[-1].event.completion is None:
+            pass
+        engine.step = list  # type: ignore[method-assign,assignment]  # never comes to an end
+        worker.submit([endless])
+        worker.abort(ShutDown("over"))
+        while (await inbox.get())[-1].event.error is None:
+            pass
+        worker.cancel([one])
+        worker.stop()
+        assert not worker._thread.is_alive()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
