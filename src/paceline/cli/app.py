@@ -20,6 +20,7 @@ from paceline.cli.generate import generate
 from paceline.cli.index import index
 from paceline.cli.methods import methods
 from paceline.cli.pull import pull
+from paceline.cli.serve import serve
 from paceline.cli.train_data import data
 from paceline.cli.train_drafter import drafter
 from paceline.cli.train_heads import acceptance_head, head_preview
@@ -56,7 +57,7 @@ train.command("acceptance-head")(acceptance_head)
 train.command("head-preview")(head_preview)
 train.command("scaling")(scaling)
 
-for command in (generate, chat, bench, tune, bounds, doctor, export, index, methods, pull):
+for command in (generate, chat, serve, bench, tune, bounds, doctor, export, index, methods, pull):
     app.command()(command)
 app.add_typer(audit)
 app.add_typer(train)
