@@ -185,14 +185,14 @@ def header_value(text: str) -> str:
 
 
 class Keys:
-    """Middleware that asks for an API key on every route but /health."""
+    """Middleware that asks for an API key on every route but /health and the page."""
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        free = scope["type"] != "http" or scope["path"] == "/health" or not self._keys
+        free = scope["type"] != "http" or scope["path"] in ("/health", "/") or not self._keys
         if free or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return

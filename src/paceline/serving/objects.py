@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from paceline.core.types import TokenLogprob
 from paceline.engine.engine import Completion, Event, Prepared
+from paceline.models.text import StreamDecoder
 from paceline.serving.answers.parser import AnswerParser, Delta
 from paceline.serving.http import sse
 from paceline.serving.model import ServedModel, TokenTexts
@@ -103,6 +104,11 @@ class Answer:
         self.body = body
         self.choices = [self._choice(p) for p in plan.prompts for _ in range(plan.n)]
         self._accepted = accepted
+        self._streams: list[StreamDecoder] = []  # texts of single tokens, where they are asked for
+        if getattr(body, "return_sources", None):
+            for place in range(len(self.choices)):
+                shown = plan.prompts[place // plan.n].params.shown_tokens
+                self._streams.append(model.tokenizer.stream(shown))
         self._head: Json = {
             "id": self.id,
             "object": self.object,
@@ -128,7 +134,10 @@ class Answer:
         """Add an event to its choice and return its chunks."""
         deltas = self.feed(place, event)
         parts = self._parts(place, self.choices[place], event, deltas)
-        return [self._chunk([part]) for part in parts]
+        out = [self._chunk([part]) for part in parts]
+        if out and self._streams:
+            out[0]["paceline"] = self._sources(place, event)
+        return out
 
     def failing(self, error: Json) -> list[Json]:
         """Return the chunks of an answer that ends with an error."""
@@ -166,6 +175,13 @@ class Answer:
             "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
             "completion_tokens_details": {"reasoning_tokens": min(answer, self.reasoning_tokens())},
         }
+
+    def _sources(self, place: int, event: Event) -> Json:
+        # New tokens with their drafters (null: the model itself), and the steps so far.
+        read = self._streams[place].feed
+        pairs = zip(event.token_ids, event.sources, strict=True)
+        tokens = [{"text": read([token]), "source": source} for token, source in pairs]
+        return {"tokens": tokens, "steps": self._accepted.get(place, Counter()).total()}
 
     def reasoning_tokens(self) -> int:
         """Return how many tokens the reasoning has, by itself."""

@@ -115,6 +115,7 @@ class Several(Body, kw_only=True):
     """What chat and completions have in common."""
 
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    return_sources: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
 
