@@ -1,0 +1,374 @@
+"""The page at "/": what it holds, who drafted what in a stream, and the page in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from tests.helpers import browser as browsers
+from tests.helpers import table_engines as engines
+from tests.helpers.browser import Page
+from tests.helpers.serving import CHAT, TEXT, Json, run, served
+
+from paceline.drafters.ngram.prompt_lookup import PromptLookup
+from paceline.serving.app import Service
+from paceline.serving.server import _bind
+from paceline.serving.settings import Settings
+
+CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
+SAMPLED: Json = {"temperature": 1.0, "seed": 11, "ignore_eos": True, "max_tokens": 60}
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+SCRIPT = (
+    f"Look: {EVIL} and `x + 1`.\n\n"
+    "```python\ndef f(x): return x + 1\n\ndef f(x): return x + 1\n```\n"
+    "the quick brown fox, the quick brown fox, \N{SNOWMAN} the quick brown fox"
+)
+
+
+# What the page holds:
+
+
+def fetched(**kwargs: Any) -> httpx.Response:
+    return run(lambda c: c.http.get("/"), **kwargs)
+
+
+def test_the_page_runs_only_what_stands_in_it() -> None:
+    response = fetched()
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    rules = dict(
+        rule.split(" ", 1) for rule in response.headers["content-security-policy"].split("; ")
+    )
+    for name in ("script", "style"):
+        [part] = re.findall(f"<{name}>(.*?)</{name}>", response.text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+        assert rules.pop(f"{name}-src") == f"'sha256-{digest}'"
+    assert rules.pop("connect-src") == "'self'"
+    assert rules.pop("img-src") == "data:"
+    assert set(rules.values()) == {"'none'"}
+    assert {"default-src", "frame-ancestors", "base-uri", "form-action"} == set(rules)
+
+
+def test_the_page_names_no_other_host_and_makes_no_markup_of_text() -> None:
+    page = fetched().text
+    assert set(re.findall(r"https?://[\w.]+", page)) == {"http://www.w3.org"}  # a namespace
+    for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "style="):
+        assert word not in page
+
+
+def test_the_page_comes_without_a_key_and_all_else_does_not() -> None:
+    async def ask(client: Any) -> list[int]:
+        return [(await client.http.get(path)).status_code for path in ("/", "/metrics", "/page")]
+
+    assert run(ask, keys=("secret",)) == [200, 401, 401]
+
+
+# Who drafted what, in a stream:
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHATS, CHAT), (TEXTS, TEXT)])
+def test_tokens_come_with_their_drafters_where_asked_for(path: str, body: Json) -> None:
+    body = body | SAMPLED | {"n": 2, "stream_options": {"include_usage": True}}
+    body["logit_bias"] = {"40": 12, "41": 12}  # repeats itself, so drafts are accepted
+
+    async def both(client: Any) -> tuple[list[Json], list[Json]]:
+        asked = await client.stream(path, body | {"return_sources": True, "return_token_ids": True})
+        return asked, await client.stream(path, body)
+
+    asked, plain = run(both, engines.make(drafter=PromptLookup()))
+    assert not any("paceline" in chunk for chunk in plain)
+    steps = 0
+    for place in range(2):
+        mine = [c for c in asked if c["choices"] and c["choices"][0]["index"] == place]
+        told = [c["paceline"] for c in mine if "paceline" in c]
+        tokens = [token for each in told for token in each["tokens"]]
+        ids = [token for c in mine for token in c["choices"][0].get("token_ids", [])]
+        assert "".join(token["text"] for token in tokens) == engines.TOKENIZER.decode(ids)
+        assert len(tokens) == 60
+        assert {token["source"] for token in tokens} == {None, "prompt-lookup"}
+        steps += told[-1]["steps"]
+    counts = asked[-1]["metrics"]["speculative_decoding"]
+    assert steps == counts["num_spec_steps"]
+    drafted = [t for c in asked for t in c.get("paceline", {}).get("tokens", []) if t["source"]]
+    assert len(drafted) == counts["num_accepted_draft_tokens"]
+
+
+# In a browser:
+
+
+class Scripted(engines.Target):
+    """Says SCRIPT, and waits before a pass while it is held."""
+
+    def __init__(self) -> None:
+        super().__init__(self._next, max_context=4000)
+        self.free = threading.Event()
+        self.free.set()
+        self._head = engines.TOKENIZER.encode("<|im_start|>assistant\n")
+        self._script = [*engines.TOKENIZER.encode(SCRIPT), engines.EOS]
+
+    def _next(self, tokens: tuple[int, ...]) -> Any:
+        size = len(self._head)
+        heads = [i for i in range(len(tokens)) if [*tokens[i : i + size]] == self._head]
+        begin = heads[-1] if heads else 0
+        logits = np.zeros(engines.VOCABULARY, dtype=np.float32)
+        said = len(tokens) - begin - size
+        logits[self._script[min(said, len(self._script) - 1)]] = 50.0
+        return logits
+
+    def forward(self, passes: Any) -> Any:
+        if sum(len(cache.tokens) for cache in self.live) > 60:  # some of the answer is there
+            self.free.wait(20)
+        return super().forward(passes)
+
+
+class Site:
+    """A server on a socket, in a thread."""
+
+    def __init__(self, keys: tuple[str, ...] = ()) -> None:
+        self.target = Scripted()
+        self._ready = threading.Event()
+        self._listener = _bind(Settings(port=0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(keys)))
+        self._thread.start()
+        self._ready.wait(20)
+
+    async def _serve(self, keys: tuple[str, ...]) -> None:
+        self.service = Service(Settings(), keys)
+        self.service.open(served(engines.make(self.target, PromptLookup())))
+        config = uvicorn.Config(self.service.app, lifespan="off", log_config=None)
+        self._server = uvicorn.Server(config)
+        self._loop = asyncio.get_running_loop()
+        self._ready.set()
+        await self._server.serve(sockets=[self._listener])
+        self.service.stop()
+
+    def emptied(self) -> None:
+        """Wait until the engine has no request left."""
+        asyncio.run_coroutine_threadsafe(self.service.emptied(), self._loop).result(20)
+
+    def stop(self) -> None:
+        self.target.free.set()
+        self._server.should_exit = True
+        self._thread.join(20)
+        self._listener.close()
+
+
+needs_browser = pytest.mark.skipif(browsers.PROGRAM is None, reason="there is no Chromium here")
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browsers.browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.stop()
+
+
+@pytest.fixture
+def page(window: Page, site: Site) -> Iterator[Page]:
+    window.look(1280, 800)
+    window.console.clear()
+    window.open(site.url)
+    window.until("$('model').textContent === 'tables'")
+    yield window
+    assert [line for line in window.console if "recommendation" not in line] == []
+
+
+def say(page: Page, text: str = "the quick") -> None:
+    page.run("$('box').focus()")
+    page.type(text)
+    page.press("Enter")
+
+
+def answer(page: Page) -> str:
+    text: str = page.run("turns.at(-1).answer.text")
+    return text
+
+
+IDLE = "!document.body.classList.contains('busy')"
+DONE = f"document.querySelectorAll('.note button').length === 2 && {IDLE}"
+
+
+@needs_browser
+def test_an_answer_is_shown_as_text_with_code_and_drafters(page: Page) -> None:
+    say(page)
+    page.until(DONE)
+    assert answer(page) == SCRIPT
+    shown = page.run("[...document.querySelectorAll('.assistant > .text > *')]"
+                     ".map(n => [n.tagName, n.textContent])")
+    code = "def f(x): return x + 1\n\ndef f(x): return x + 1"
+    last = SCRIPT.rsplit("\n", 1)[1]
+    assert shown == [["P", f"Look: {EVIL} and x + 1."], ["PRE", code], ["P", last]]
+    assert page.run("document.querySelector('p code').textContent") == "x + 1"
+    assert page.run("document.title") == "paceline"
+    assert page.run("document.querySelectorAll('img, article script').length") == 0
+    assert page.run("[...document.querySelectorAll('.assistant .by')].map(n => n.title)[0]") == (
+        "drafted by prompt-lookup"
+    )
+    assert page.run("$('legend').textContent") == "Drafted by prompt-lookup"
+    note = page.run("document.querySelector('.note').firstChild.textContent")
+    assert re.fullmatch(
+        r"\d+ tokens · [\d.]+ tokens/s · [\d.]+ tokens per forward · "
+        r"\d+ % of drafted tokens accepted · seed \d+",
+        note,
+    )
+
+
+@needs_browser
+def test_regenerated_with_the_same_seed_or_another(page: Page) -> None:
+    say(page)
+    page.until(DONE)
+    seed = page.run("turns.at(-1).seed")
+    for number, same in ((0, True), (1, False)):
+        page.run(f"document.querySelectorAll('.note button')[{number}].click()")
+        page.until(f"document.querySelectorAll('.user').length === 1 && {DONE}")
+        assert (page.run("turns.at(-1).seed") == seed) == same
+        assert answer(page) == SCRIPT
+
+
+@needs_browser
+def test_the_stop_button_ends_the_request_and_keeps_what_came(page: Page, site: Site) -> None:
+    site.target.free.clear()
+    say(page)
+    page.until("document.querySelector('.assistant p')?.textContent.startsWith('Look')")
+    assert page.run("$('go').textContent") == "Stop"
+    page.run("$('go').click()")
+    page.until(DONE)
+    part = answer(page)
+    assert part
+    assert SCRIPT.startswith(part)
+    assert "stopped" in page.run("document.querySelector('.note').textContent")
+    site.target.free.set()
+    site.emptied()
+    assert SCRIPT != part
+
+
+@needs_browser
+def test_a_conversation_outlives_a_reload_and_new_chat_ends_it(page: Page, site: Site) -> None:
+    say(page)
+    page.until(DONE)
+    page.open(site.url)
+    assert answer(page) == SCRIPT
+    assert page.run("document.querySelector('.user').textContent") == "You: the quick"
+    page.run("$('new').click()")
+    assert page.run("$('turns').children.length") == 0
+    page.until("$('model').textContent === 'tables'")
+
+
+@needs_browser
+def test_a_key_is_asked_for_and_nothing_is_lost(window: Page) -> None:
+    site = Site(("secret",))
+    try:
+        window.look(1280, 800)
+        window.open(site.url)
+        window.until("$('model').textContent.includes('API key')")
+        say(window)
+        window.until("document.querySelector('.error')?.textContent.includes('API key')")
+        assert window.run("document.querySelector('.user').textContent") == "You: the quick"
+        window.run("fields.key.value = 'secret'; document.querySelector('.note button').click()")
+        window.until(DONE)
+        assert answer(window) == SCRIPT
+    finally:
+        site.stop()
+        window.console.clear()
+
+
+CALL = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"x":'}}
+REST = {"index": 0, "function": {"arguments": "1}"}}
+
+
+@needs_browser
+def test_reasoning_is_folded_calls_are_json_and_a_late_error_keeps_the_text(page: Page) -> None:
+    deltas: list[Json] = [{"reasoning_content": "hm"}, {"content": "so"}]
+    deltas += [{"tool_calls": [CALL]}, {"tool_calls": [REST]}]
+    chunks: list[Json] = [{"choices": [{"delta": delta}], "seed": 4} for delta in deltas]
+    chunks.append({"error": {"message": "out of memory: <b>wait</b>"}})
+    lines = "".join(f"data: {httpx.Response(200, json=c).text}\n\n" for c in chunks)
+    page.run(f"window.fetch = async () => new Response({lines!r})")
+    say(page)
+    page.until(DONE)
+    assert page.run("document.querySelector('details').open") is False
+    assert page.run("document.querySelector('details .text').textContent") == "hm"
+    assert page.run("document.querySelector('.assistant > .text').textContent") == "so"
+    call = page.run("JSON.parse(document.querySelector('.assistant > div > pre').textContent)")
+    assert call == {"name": "f", "arguments": {"x": 1}}
+    assert page.run("document.querySelector('.error').textContent") == chunks[-1]["error"]["message"]
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("reply", "part"),
+    [
+        ("new Response('data: {}\\n\\n')", "broke"),
+        ("Promise.reject(new TypeError('gone'))", "cannot be reached"),
+        ("new Response('<h1>', {status: 502})", "<h1>"),
+    ],
+)
+def test_broken_connections_are_told(page: Page, reply: str, part: str) -> None:
+    page.run(f"window.fetch = async () => {reply}")
+    say(page)
+    page.until(f"document.querySelector('.error')?.textContent && {IDLE}")
+    assert part in page.run("document.querySelector('.error').textContent")
+    assert page.run("document.querySelector('.note button').textContent") == "Try again"
+
+
+@needs_browser
+def test_settings_are_sent(page: Page) -> None:
+    page.run("window.bodies = []; window.fetch = async (url, {body}) => (bodies.push(body), null)")
+    page.run(
+        "Object.assign(fields.system, {value: 'be brief'}); fields.seed.value = '5';"
+        "fields.temperature.value = '0'; fields.top_p.value = ''; fields.max_tokens.value = '9';"
+        "fields.tools.value = '[{\"type\": \"function\"}]'; fields.speculation.checked = false"
+    )
+    say(page)
+    page.until(f"document.querySelector('.error')?.textContent && {IDLE}")
+    body = page.run("JSON.parse(bodies.at(-1))")
+    assert [message["role"] for message in body.pop("messages")] == ["system", "user"]
+    assert body == {
+        "temperature": 0,
+        "top_p": None,
+        "max_tokens": 9,
+        "seed": 5,
+        "tools": [{"type": "function"}],
+        "speculation": {"enabled": False},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_sources": True,
+    }
+    page.run("fields.seed.value = '-1'")
+    say(page, "again")
+    assert page.run("$('drawer').open") is True
+    page.press("Escape")
+    assert page.run("$('drawer').open") is False
+    assert page.run("$('box').value") == "again"
+
+
+@needs_browser
+def test_keys_and_a_narrow_phone(page: Page) -> None:
+    page.look(360, 640, "dark")
+    page.run("$('box').focus()")
+    page.type("one")
+    page.press("Enter", modifiers=8)
+    page.type("two")
+    assert page.run("$('box').value") == "one\ntwo"
+    page.press("Enter")
+    page.until(DONE)
+    assert page.run("turns[0].content") == "one\ntwo"
+    assert page.run("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+    page.run("$('open').click()")
+    assert page.run("$('drawer').getBoundingClientRect().left") >= 0
