@@ -208,8 +208,10 @@ def test_an_answer_is_shown_as_text_with_code_and_drafters(page: Page) -> None:
     say(page)
     page.until(DONE)
     assert answer(page) == SCRIPT
-    shown = page.run("[...document.querySelectorAll('.assistant > .text > *')]"
-                     ".map(n => [n.tagName, n.textContent])")
+    shown = page.run(
+        "[...document.querySelectorAll('.assistant > .text > *')]"
+        ".map(n => [n.tagName, n.textContent])"
+    )
     code = "def f(x): return x + 1\n\ndef f(x): return x + 1"
     last = SCRIPT.rsplit("\n", 1)[1]
     assert shown == [["P", f"Look: {EVIL} and x + 1."], ["PRE", code], ["P", last]]
@@ -329,11 +331,12 @@ def test_broken_connections_are_told(page: Page, reply: str, part: str) -> None:
 
 @needs_browser
 def test_settings_are_sent(page: Page) -> None:
-    page.run("window.bodies = []; window.fetch = async (url, {body}) => (bodies.push(body), null)")
+    page.run("window.bodies = []")
+    page.run("window.fetch = async (url, {body}) => void (body && bodies.push(body))")
     page.run(
         "Object.assign(fields.system, {value: 'be brief'}); fields.seed.value = '5';"
         "fields.temperature.value = '0'; fields.top_p.value = ''; fields.max_tokens.value = '9';"
-        "fields.tools.value = '[{\"type\": \"function\"}]'; fields.speculation.checked = false"
+        'fields.tools.value = \'[{"type": "function"}]\'; fields.speculation.checked = false'
     )
     say(page)
     page.until(f"document.querySelector('.error')?.textContent && {IDLE}")
