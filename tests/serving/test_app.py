@@ -385,13 +385,13 @@ def test_health_follows_the_state() -> None:
     run(asks)
 
 
-def test_keys_guard_every_route_but_health() -> None:
+def test_keys_guard_every_route_but_health_and_the_page() -> None:
     async def asks() -> None:
         async with serving(keys=("key-one", "key-two")) as client:
             routes = client.service.app.routes
             for route in routes:
                 response = await client.http.get(getattr(route, "path", ""))
-                free = getattr(route, "path", "") == "/health"
+                free = getattr(route, "path", "") in ("/health", "/")
                 assert response.status_code == (200 if free else 401)
             for key, status in [("key-two", 200), ("key-three", 401), ("", 401), ("k\xe9y", 401)]:
                 headers = {"authorization": b"Bearer " + key.encode("latin-1")}
@@ -551,7 +551,7 @@ def test_the_other_routes_answer() -> None:
         chat = await client.ask("/tokenize", {"messages": CHAT["messages"]})
         assert chat["tokens"] == engines.TOKENIZER.chat(CHAT["messages"])
         paths = (await get("/openapi.json"))["paths"]
-        served = {getattr(route, "path", "") for route in client.service.app.routes}
+        served = {getattr(route, "path", "") for route in client.service.app.routes} - {"/"}
         assert {path.replace("{name}", "{name:path}") for path in paths} == served
 
     run(asks)
