@@ -137,7 +137,7 @@ class Site:
         self._ready = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(keys)))
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(keys)), daemon=True)
         self._thread.start()
         self._ready.wait(20)
 
