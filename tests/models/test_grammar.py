@@ -15,7 +15,7 @@ from tests.helpers.schemas import is_valid
 from tests.helpers.tiny_model import tiny_tokenizer
 
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.models.grammar import Grammar, Grammars, GrammarState
+from paceline.models.grammar import MOST_CALLS, Grammar, Grammars, GrammarState
 from paceline.models.text import Tokenizer
 
 END, WIDTH = 2, 330  # the model's rows are wider than the vocabulary
@@ -207,6 +207,8 @@ def test_tool_calls() -> None:
     assert not says(required, f"I look. {CALL}")
     assert not says(required, "")
     assert not says(GRAMMARS.tool_calls(TOOLS, "required", parallel=False), f"{CALL}\n{STOP}")
+    assert says(required, "\n".join([CALL] * MOST_CALLS))
+    assert not says(required, "\n".join([CALL] * (MOST_CALLS + 1)))
     named = GRAMMARS.tool_calls(TOOLS, "stop")
     assert says(named, STOP)
     assert not says(named, CALL)

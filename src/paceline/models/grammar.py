@@ -18,6 +18,8 @@ from paceline.models.text import Tokenizer
 if TYPE_CHECKING:
     import llguidance
 
+MOST_CALLS = 16
+
 # Grammars that are kept.
 _KEPT = 64
 # Counts of work, and not of time. The first is what ambiguous rules meet: time grows with its cube.
@@ -223,7 +225,7 @@ class Grammars:
             end: after them.
             between: between calls in a row; None closes and opens again: `end`, a line break,
                 `begin`.
-            parallel: more than one call is allowed.
+            parallel: up to `MOST_CALLS` calls in a row are allowed.
             keys: of the name and of the arguments.
         """
         called = [_function(tool) for tool in tools]
@@ -236,7 +238,8 @@ class Grammars:
         calls = [self._call(name, schema, keys) for name, schema in called]
         spell = self._spelled
         more = spell(f"{end}\n{begin}" if between is None else between)
-        row = f"call ({more} call)*" if parallel else "call"
+        # Some models go on calling as long as they may.
+        row = f"call ({more} call){{0,{MOST_CALLS - 1}}}" if parallel else "call"
         if mode == "auto":
             opening = begin.rstrip()
             if not opening:
