@@ -45,7 +45,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 51_000, "modules": 290, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 51_500, "modules": 290, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn, cast
 import typer
 
 from paceline.cli.audit import audit
+from paceline.cli.batch import batch
 from paceline.cli.bench import bench
 from paceline.cli.bounds import bounds
 from paceline.cli.chat import chat
@@ -57,7 +58,20 @@ train.command("acceptance-head")(acceptance_head)
 train.command("head-preview")(head_preview)
 train.command("scaling")(scaling)
 
-for command in (generate, chat, serve, bench, tune, bounds, doctor, export, index, methods, pull):
+for command in (
+    generate,
+    chat,
+    serve,
+    batch,
+    bench,
+    tune,
+    bounds,
+    doctor,
+    export,
+    index,
+    methods,
+    pull,
+):
     app.command()(command)
 app.add_typer(audit)
 app.add_typer(train)

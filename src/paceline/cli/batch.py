@@ -1,0 +1,81 @@
+"""`paceline batch`: requests from a file, answers to a file."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.output import interruptible, print_json, progress_bar
+from paceline.errors import InvalidOption
+
+
+@o.spread_options
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="Requests, one a line.")],
+    out: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Answers; what it has is kept.")],
+    *,
+    place: o.ModelOptions,
+    drafter: o.Drafter = "auto",
+    rules: o.SpeculationOptions,
+    room: o.ResourceOptions,
+    max_batch: Annotated[int, typer.Option(help="Most answers decoded together.")] = 8,
+    as_json: o.AsJson = False,
+) -> None:
+    """Answer requests of a JSONL file, in OpenAI's batch format.
+
+    Ctrl-C ends with the answers that are begun, a kill loses those alone; the same command goes on.
+    """
+    options = o.runtime_options(place, room)
+    o.check_names(place.runtime, drafter, speculation=rules)
+    try:
+        from paceline.serving.batch import Batch, answered, read_lines
+        from paceline.serving.model import ServedModel
+    except ImportError as error:
+        raise InvalidOption(
+            f"batches need the package {error.name}: pip install 'paceline[serve]'"
+        ) from error
+    from paceline.registry import loading
+
+    lines = read_lines(source)
+    done = answered(out)
+    try:
+        file = out.open("ab")
+    except OSError as error:
+        raise InvalidOption(f"{out} cannot be written ({error}): give another file") from error
+    left = [line for line in lines if line.custom_id not in done]
+    figures: dict[str, float] = {"requests": len(lines), "answered_before": len(lines) - len(left)}
+    loaded = loading.load_model(place.model, runtime=place.runtime, options=options)
+    engine = loading.make_engine(loaded, drafter=drafter, **asdict(rules), max_batch=max_batch)
+    names = [loaded.source.name, place.model]
+    model = ServedModel(engine, names, loaded.source.fingerprint, str(loaded.source.path))
+    begin, written = perf_counter(), 0
+    speed = "{task.completed:.0f}/{task.total:.0f}, {task.fields[rate]} tokens/s"
+    with file, progress_bar(speed) as bar, interruptible() as interrupt:
+        task = bar.add_task("answering", total=len(left), rate="0")
+        run = Batch(model, file)
+        for count in run.run(left, lambda: bool(interrupt)):
+            written += count
+            rate = f"{run.tokens / (perf_counter() - begin):.0f}"
+            bar.update(task, advance=count, rate=rate)
+    figures |= {
+        "answered_now": written,
+        "failed": run.failed,
+        "completion_tokens": run.tokens,
+        "seconds": round(perf_counter() - begin, 1),
+        "complete": written == len(left),
+    }
+    if as_json:
+        print_json(figures)
+    else:
+        typer.echo(
+            f"{out}: {written} of {len(left)} answered, {run.failed} of them with an error, "
+            f"{figures['answered_before']} before; {run.tokens} tokens in {figures['seconds']} s"
+        )
+    if interrupt:
+        typer.echo("stopped: the same command goes on", err=True)
+        raise typer.Exit(130)

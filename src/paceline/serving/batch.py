@@ -1,0 +1,214 @@
+"""Requests from a file, answers to a file, in OpenAI's batch format.
+
+A line of the input is `{"custom_id", "method": "POST", "url", "body"}`, a line of the output
+`{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. Output is only
+appended to, in whole lines, so that a run that was killed goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from paceline.errors import InvalidOption, PacelineError
+from paceline.serving.http import error_body, status_of
+from paceline.serving.model import ServedModel
+from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
+from paceline.serving.plan import Plan, plan_chat, plan_completion, plan_response
+from paceline.serving.protocol import (
+    BadRequest,
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    decode,
+)
+from paceline.serving.responses import ResponseAnswer
+from paceline.serving.worker import Delivery, Outbox, ServingCore
+
+Json = dict[str, Any]
+_ROUTES: dict[str, tuple[type[Body], Callable[[ServedModel, Any], Plan], type[Answer]]] = {
+    "/v1/chat/completions": (ChatRequest, plan_chat, ChatAnswer),
+    "/v1/completions": (CompletionRequest, plan_completion, TextAnswer),
+    "/v1/responses": (ResponsesRequest, plan_response, ResponseAnswer),
+}
+
+
+class Line(NamedTuple):
+    """A request of the input; `url` and `body` are checked when its turn comes."""
+
+    custom_id: str
+    method: Any
+    url: Any
+    body: Any
+
+    @property
+    def seed(self) -> int:
+        """The seed where the body gives none, the same in every run."""
+        return int.from_bytes(hashlib.sha256(self.custom_id.encode()).digest()[:6], "little")
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Read the input; InvalidOption if a line has no id, that of another, or is no JSON object."""
+    found: dict[str, int] = {}
+    lines = []
+    try:
+        raw = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidOption(f"{path} cannot be read ({error}): give a JSONL file") from error
+    for number, text in enumerate(raw, 1):
+        if not text.strip():
+            continue
+        try:
+            fields = json.loads(text)
+        except ValueError as error:
+            raise InvalidOption(f"{path}, line {number} is no JSON ({error}): mend it") from error
+        id = fields.get("custom_id") if isinstance(fields, dict) else None
+        if not isinstance(id, str) or not id:
+            raise InvalidOption(
+                f"{path}, line {number} has no custom_id: give it a text of its own"
+            )
+        if id in found:
+            raise InvalidOption(
+                f"{path}, line {number} has the custom_id {id!r} of line {found[id]}: rename one"
+            )
+        found[id] = number
+        lines.append(Line(id, fields.get("method"), fields.get("url"), fields.get("body")))
+    return lines
+
+
+def answered(path: Path) -> set[str]:
+    """Return the ids that the output holds, and cut off a last line that was not finished.
+
+    Raises InvalidOption for another kind of file, which is left as it is.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return set()
+    except OSError as error:
+        raise InvalidOption(f"{path} cannot be read ({error}): give another file") from error
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        ids = {json.loads(line)["custom_id"] for line in whole.splitlines()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidOption(
+            f"{path} holds something else than answers: give another file"
+        ) from error
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return ids
+
+
+class Batch:
+    """Decodes lines, as many at a time as the engine takes, and appends their answers."""
+
+    def __init__(self, model: ServedModel, file: BinaryIO) -> None:
+        self._model = model
+        self._file = file
+        self._core = ServingCore(model.engine)
+        self._open: dict[Outbox, tuple[Line, Answer]] = {}
+        self.failed = 0
+        self.tokens = 0
+
+    def run(self, lines: list[Line], stop: Callable[[], bool]) -> Iterator[int]:
+        """Yield how many answers were written by each step; `stop` takes no more lines."""
+        left = iter(lines)
+        more = True
+        most = self._model.engine.scheduler.limits.running
+        while True:
+            written = 0
+            more = more and not stop()
+            while more and len(self._open) < 2 * most:
+                line = next(left, None)
+                more = line is not None
+                if line is not None and not self._submit(line):
+                    written += 1
+            if self._core.busy:
+                written += self._step()
+            if written:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            yield written
+            if not self._open and not more:
+                return
+
+    def _submit(self, line: Line) -> bool:
+        # False if it was refused, and so answered.
+        try:
+            if line.method != "POST" or line.url not in _ROUTES:
+                raise BadRequest(
+                    f"url: {line.method} {line.url} is not served here: use POST and one of "
+                    f"{', '.join(_ROUTES)}",
+                    "url",
+                )
+            kind, plan, answer = _ROUTES[line.url]
+            body, _ = decode(kind, msgspec.json.encode(line.body))
+            if body.model is not None and body.model not in self._model.names:
+                raise BadRequest(
+                    f"model: {body.model[:100]!r} is not loaded: ask for {self._model.name!r}",
+                    "model",
+                    404,
+                )
+            if getattr(body, "stream", None):
+                raise BadRequest("stream: a file has no streams: leave it out", "stream")
+            if body.seed is None:
+                body.seed = line.seed
+            planned = plan(self._model, body)
+        except PacelineError as error:
+            self._fail(line, error)
+            return False
+        outbox = Outbox()
+        outbox.jobs = planned.jobs(outbox)
+        made = answer(self._model, planned, body, _id(line), outbox.accepted)
+        self._open[outbox] = line, made
+        for job in outbox.jobs:
+            self._core.submit(job)
+        return True
+
+    def _step(self) -> int:
+        written = 0
+        for delivery in self._core.turn():
+            written += self._take(delivery)
+        return written
+
+    def _take(self, delivery: Delivery) -> int:
+        job, event, _ = delivery
+        if job.outbox not in self._open:
+            return 0
+        line, answer = self._open[job.outbox]
+        if event.error is not None:
+            for each in job.outbox.jobs:
+                self._core.cancel(each)
+            self._fail(line, event.error)
+        else:
+            job.outbox.put(job.place, event)
+            for place, merged in job.outbox.take():
+                answer.feed(place, merged)
+            if not answer.done:
+                return 0
+            self.tokens += int(answer.usage()["completion_tokens"])
+            self._write(line, 200, answer.whole())
+        del self._open[job.outbox]
+        return 1
+
+    def _fail(self, line: Line, error: PacelineError) -> None:
+        status, param = status_of(error)
+        self.failed += 1
+        self._write(line, status, error_body(str(error), status, param))
+
+    def _write(self, line: Line, status: int, body: Any) -> None:
+        id = _id(line)
+        response = {"status_code": status, "request_id": f"req_{id}", "body": body}
+        out = {"id": f"batch_req_{id}", "custom_id": line.custom_id, "response": response}
+        self._file.write(msgspec.json.encode(out | {"error": None}) + b"\n")
+
+
+def _id(line: Line) -> str:
+    return hashlib.sha256(line.custom_id.encode()).hexdigest()[:24]

@@ -1,0 +1,181 @@
+"""Batches of requests in files: answers of the library alone, resumed after any end."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+from tests.helpers import table_engines as engines
+from tests.helpers.serving import CHAT, TEXT, served
+
+from paceline.drafters.ngram.prompt_lookup import PromptLookup
+from paceline.errors import InvalidOption
+from paceline.serving.batch import Batch, answered, read_lines
+
+Json = dict[str, Any]
+CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
+
+
+def line(id: str, url: str = CHATS, **body: Any) -> Json:
+    return {"custom_id": id, "method": "POST", "url": url, "body": body}
+
+
+def write(path: Path, lines: list[Json]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    return path
+
+
+def requests(count: int) -> list[Json]:
+    rng = random.Random(1)
+    out = []
+    for place in range(count):
+        extra = {"temperature": rng.choice([0, 1.0]), "ignore_eos": True, "max_tokens": 9}
+        if place % 3:
+            out.append(line(f"r{place}", **(CHAT | extra | {"n": rng.choice([1, 2])})))
+        else:
+            out.append(line(f"r{place}", TEXTS, **(TEXT | extra)))
+    return out
+
+
+def decode(source: Path, out: Path, stop: int = 10**9, drafter: Any = None) -> list[Json]:
+    """Answer what the output lacks; take no more lines after so many answers."""
+    done = answered(out)
+    lines = [each for each in read_lines(source) if each.custom_id not in done]
+    counts: list[int] = []
+    with out.open("ab") as file:
+        run = Batch(served(engines.make(drafter=drafter)), file)
+        for count in run.run(lines, lambda: sum(counts) >= stop):
+            counts.append(count)
+    return [json.loads(text) for text in out.read_text("utf-8").splitlines()]
+
+
+def timeless(lines: list[Json]) -> dict[str, Any]:
+    for each in lines:
+        each["response"]["body"].pop("created", None)
+        for extra in ("metrics", "usage"):  # drafts and cached tokens may differ
+            each["response"]["body"].pop(extra, None)
+    return {each["custom_id"]: each for each in lines}
+
+
+def test_answers_are_openais_and_those_of_drafts_off(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", requests(12))
+    lines = decode(source, tmp_path / "out.jsonl")
+    assert {each["custom_id"] for each in lines} == {f"r{place}" for place in range(12)}
+    for each in lines:
+        assert each["error"] is None
+        assert each["response"]["status_code"] == 200
+        kind = ChatCompletion if int(each["custom_id"][1:]) % 3 else Completion
+        kind.model_validate(each["response"]["body"])
+    drafted = decode(source, tmp_path / "drafted.jsonl", drafter=PromptLookup())
+    assert timeless(drafted) == timeless(lines)
+
+
+def test_errors_are_answers_of_their_lines(tmp_path: Path) -> None:
+    bad = [
+        line("url", "/v1/embeddings", input="x"),
+        line("stream", **CHAT, stream=True),
+        line("range", **CHAT | {"temperature": 9}),
+        line("model", **CHAT | {"model": "gpt"}),
+        line("body") | {"body": "text"},
+        line("bans", **CHAT | {"logit_bias": {str(t): -100 for t in range(320)}, "top_k": 1}),
+    ]
+    source = write(tmp_path / "in.jsonl", [*bad, line("good", **CHAT)])
+    found = {each["custom_id"]: each["response"] for each in decode(source, tmp_path / "out")}
+    assert found.pop("good")["status_code"] == 200
+    found.pop("bans")
+    assert {id: each["status_code"] for id, each in found.items()} == {
+        "url": 400,
+        "stream": 400,
+        "range": 400,
+        "model": 404,
+        "body": 400,
+    }
+    assert "temperature" in found["range"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"custom_id": "a"}\n{"custom_id": "a"}', "line 2 has the custom_id 'a' of line 1"),
+        ('{"custom_id": "a"}\n\n{', "line 3 is no JSON"),
+        ("[1]", "line 1 has no custom_id"),
+        ('{"custom_id": 7}', "line 1 has no custom_id"),
+    ],
+)
+def test_an_input_that_cannot_be_told_apart_is_refused(
+    tmp_path: Path, text: str, named: str
+) -> None:
+    (tmp_path / "in").write_text(text)
+    with pytest.raises(InvalidOption, match=named):
+        read_lines(tmp_path / "in")
+    with pytest.raises(InvalidOption, match="cannot be read"):
+        read_lines(tmp_path / "none")
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_text("my notes\nthe rest")
+    with pytest.raises(InvalidOption, match="something else"):
+        answered(out)
+    assert out.read_text() == "my notes\nthe rest"
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in", requests(40)), tmp_path / "out"
+    first = decode(source, out, stop=5)
+    assert 5 <= len(first) < 40
+    with out.open("ab") as file:
+        file.write(b'{"custom_id": "r39", "resp')
+    whole = decode(source, out)
+    assert whole[: len(first)] == first
+    assert timeless(whole) == timeless(decode(source, tmp_path / "undisturbed"))
+    assert len(whole) == 40
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from tests.helpers.serve_tables import Slow
+from tests.helpers import table_engines as engines
+from tests.helpers.serving import served
+from paceline.serving.batch import Batch, answered, read_lines
+
+source, out = map(Path, sys.argv[1:])
+done = answered(out)
+lines = [each for each in read_lines(source) if each.custom_id not in done]
+with out.open("ab") as file:
+    print("ready", flush=True)
+    for _ in Batch(served(engines.make(Slow(0.001))), file).run(lines, lambda: False):
+        pass
+"""
+
+
+def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in", requests(60)), tmp_path / "out"
+    rng, kills = random.Random(3), 0
+    while True:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(source), str(out)], stdout=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            assert process.wait(rng.uniform(0.02, 0.1) if kills < 6 else 60) == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            kills += 1
+        finally:
+            process.stdout.close()
+    lines = [json.loads(text) for text in out.read_text("utf-8").splitlines()]
+    assert len(lines) == 60
+    assert timeless(lines) == timeless(decode(source, tmp_path / "undisturbed"))
+    assert kills >= 3
