@@ -20,6 +20,7 @@ TOPICS = {
     "drafters": "Drafters",
     "agents": "Agents",
     "batching": "Batches",
+    "serving": "The server",
     "peers": "Other engines",
     "training": "Trained drafters",
     "verifiers-lossy": "Verifiers and lossy rules",

@@ -1,0 +1,204 @@
+"""Tokens per second and time to the first token over HTTP, by number of clients and by turns.
+
+    python -m benchmarks.serving.speed --model FILE.gguf --peer llama=http://127.0.0.1:8081 \\
+        --prompts FILE --clients 1,4,8
+
+Starts `paceline serve` on the model; peers are servers that run already, on the same file with the
+same threads. A turn is a number of clients in a closed loop, each with its share of the same
+prompts, streamed, greedy, past end tokens. The servers take turns, paceline twice: as it is, and
+with `speculation: {"enabled": false}`. Speed counts tokens by `usage`. Ctrl-C keeps the turns that
+are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from paceline.errors import EngineFailed, PacelineError
+from paceline.measure import results
+from paceline.measure.machine import dumps
+from paceline.measure.prompts import BUILT_IN, read_prompts, spread
+
+PLAIN = "paceline, drafts off"
+AUTO = "paceline, auto"
+
+
+class Turn(NamedTuple):
+    """What one server did for so many clients."""
+
+    server: str
+    clients: int
+    seconds: float
+    tokens: int
+    first: tuple[float, ...]
+    """Seconds to the first token of each answer."""
+
+
+async def ask(http: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> tuple[float, int]:
+    """Stream one answer; return seconds to its first text and its number of tokens."""
+    begin, first, tokens = time.perf_counter(), 0.0, 0
+    async with http.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            raise EngineFailed(f"{url} answers {response.status_code}: {await response.aread()!r}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if not first and any(each["delta"].get("content") for each in chunk["choices"]):
+                first = time.perf_counter() - begin
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+    return first, tokens
+
+
+async def turn(
+    server: str, url: str, clients: int, prompts: Sequence[str], body: Mapping[str, Any]
+) -> Turn:
+    """Let the clients share the prompts out among them."""
+    left = list(reversed(prompts))
+    found: list[tuple[float, int]] = []
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while left:
+            messages = [{"role": "user", "content": left.pop()}]
+            found.append(await ask(http, url, {**body, "messages": messages}))
+
+    begin = time.perf_counter()
+    async with httpx.AsyncClient(timeout=600) as http:
+        await asyncio.gather(*(client(http) for _ in range(clients)))
+    seconds = time.perf_counter() - begin
+    return Turn(server, clients, seconds, sum(n for _, n in found), tuple(f for f, _ in found))
+
+
+def start(model: str, port: int, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start `paceline serve` and wait until it is ready."""
+    command = [sys.executable, "-m", "paceline", "serve", "--model", model, "--port", str(port)]
+    process = subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                return process
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise EngineFailed(f"paceline serve --model {model} ended with {process.returncode}")
+
+
+def rows(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Medians by server and clients, and ratios to the same round's other servers."""
+    out = []
+    for clients in dict.fromkeys(each.clients for each in turns):
+        mine = [each for each in turns if each.clients == clients]
+        speeds: dict[str, list[float]] = {}
+        for each in mine:
+            speeds.setdefault(each.server, []).append(each.tokens / each.seconds)
+        for server, values in speeds.items():
+            first = sorted(f for each in mine if each.server == server for f in each.first)
+            plain = [a / b for a, b in zip(values, speeds[PLAIN], strict=False)]
+            out.append(
+                {
+                    "server": server,
+                    "clients": clients,
+                    "tokens_per_second": statistics.median(values),
+                    "to_plain": statistics.median(plain),
+                    "to_plain_range": (min(plain), max(plain)),
+                    "first_seconds": statistics.median(first),
+                    "first_seconds_90": first[int(0.9 * (len(first) - 1))],
+                }
+            )
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print, and write --record."""
+    parser = argparse.ArgumentParser(prog="speed", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", required=True, help="a GGUF file, or its short name")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--prompts", type=Path, help="JSONL file; a built-in mix by default")
+    parser.add_argument("--limit", type=int, default=16, help="prompts of a turn")
+    parser.add_argument("--clients", default="1,4,8")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--port", type=int, default=8097)
+    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
+    parser.add_argument("--json", action="store_true", help="print results as JSON")
+    parser.add_argument("flags", nargs="*", help="of paceline serve, behind --")
+    given = parser.parse_args(argv)
+    chosen = spread(read_prompts(given.prompts) if given.prompts else BUILT_IN, given.limit)
+    prompts = [each.turns[0] for each in chosen]
+    own = f"http://127.0.0.1:{given.port}"
+    servers = {PLAIN: own, AUTO: own, **dict(each.split("=", 1) for each in given.peer)}
+    common = {"max_tokens": given.tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    common |= {"stream_options": {"include_usage": True}, "cache_prompt": False}
+    turns: list[Turn] = []
+    try:
+        process = start(given.model, given.port, given.flags)
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        for place in range(given.rounds):
+            for clients in map(int, given.clients.split(",")):
+                order = (
+                    list(servers)[place % len(servers) :] + list(servers)[: place % len(servers)]
+                )
+                for name in order:
+                    off = {"speculation": {"enabled": False}} if name == PLAIN else {}
+                    # Prompts differ by round and server, so that no cached prefix helps.
+                    mark = f"({place}{list(servers).index(name)}{clients}) "
+                    mine = [mark + each for each in prompts]
+                    done = asyncio.run(turn(name, servers[name], clients, mine, common | off))
+                    turns.append(done)
+                    speed = done.tokens / done.seconds
+                    print(f"{clients} clients, {name}: {speed:.1f} tokens/s", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    finally:
+        process.terminate()
+        process.wait()
+    found = rows(turns)
+    if given.record and found:
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            f"{Path(given.model).stem} over HTTP",
+            "serving",
+            f"python -m benchmarks.serving.speed --model FILE --clients {given.clients} "
+            f"--rounds {given.rounds} --limit {given.limit} --tokens {given.tokens}",
+            ("server", "clients", "tokens/s", "to drafts off", "range", "first token, s", "90%"),
+            [
+                [
+                    row["server"],
+                    row["clients"],
+                    round(row["tokens_per_second"], 1),
+                    round(row["to_plain"], 2),
+                    "{:.2f} to {:.2f}".format(*row["to_plain_range"]),
+                    round(row["first_seconds"], 3),
+                    round(row["first_seconds_90"], 3),
+                ]
+                for row in found
+            ],
+            note="Streamed chats, greedy, past end tokens, the same prompts for all, by turns.",
+        )
+    if given.json:
+        print(dumps({"rows": found, "turns": [each._asdict() for each in turns]}, indent=1))
+    else:
+        for row in found:
+            print(
+                f"{row['clients']:>3} clients  {row['server']:<22} {row['tokens_per_second']:7.1f} "
+                f"tokens/s  {row['to_plain']:.2f} of drafts off  first {row['first_seconds']:.2f} s"
+            )
+    return 0 if found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
