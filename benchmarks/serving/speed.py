@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.record(
             Path("docs/results/data") / f"{given.record}.json",
             f"{Path(given.model).stem} over HTTP",
-            "serving",
+            "batching",
             f"python -m benchmarks.serving.speed --model FILE --clients {given.clients} "
             f"--rounds {given.rounds} --limit {given.limit} --tokens {given.tokens}",
             ("server", "clients", "tokens/s", "to drafts off", "range", "first token, s", "90%"),
