@@ -3,10 +3,9 @@
 from typing import Any, Literal
 
 import instructor
+from benchmarks.serving.clients.checks import MODEL, URL, WEATHER, skip_tools
 from openai import OpenAI
 from pydantic import BaseModel
-
-from benchmarks.serving.clients.checks import MODEL, URL, WEATHER, skip_tools
 
 
 class Place(BaseModel):

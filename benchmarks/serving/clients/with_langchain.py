@@ -2,9 +2,8 @@
 
 from typing import Any
 
+from benchmarks.serving.clients.checks import CITY, MODEL, TOOL, URL, skip_tools
 from langchain_openai import ChatOpenAI
-
-from benchmarks.serving.clients.checks import CITY, MODEL, TOOL, URL, check_city, skip_tools
 
 options: dict[str, Any] = {"max_tokens": 400, "seed": 7, "max_retries": 0, "stream_usage": True}
 chat = ChatOpenAI(base_url=URL, api_key="x", model=MODEL, **options)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from typing import Any
 
 import litellm
-
 from benchmarks.serving.clients.checks import (
     ASK,
     CITY,
@@ -17,7 +16,7 @@ from benchmarks.serving.clients.checks import (
 
 for provider in ("hosted_vllm", "openai"):
 
-    def ask(**options: Any) -> Any:
+    def ask(provider: str = provider, **options: Any) -> Any:
         fixed = {"model": f"{provider}/{MODEL}", "api_base": URL, "api_key": "x", "num_retries": 0}
         return litellm.completion(**fixed | {"messages": ASK, "max_tokens": 24} | options)
 

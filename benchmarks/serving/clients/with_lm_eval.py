@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
-from lm_eval.models.openai_completions import LocalCompletionsAPI
-from lm_eval.tasks import TaskManager
-
 from benchmarks.serving.clients.checks import MODEL, URL
 from benchmarks.serving.clients.scores import ITEMS
+from lm_eval.models.openai_completions import LocalCompletionsAPI
+from lm_eval.tasks import TaskManager
 
 expected = os.environ.get("PACELINE_SCORES")
 with tempfile.TemporaryDirectory() as folder:

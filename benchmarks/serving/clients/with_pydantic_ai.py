@@ -2,13 +2,12 @@
 
 from typing import Literal
 
+from benchmarks.serving.clients.checks import MODEL, URL, skip_tools
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
-
-from benchmarks.serving.clients.checks import MODEL, URL, skip_tools
 
 
 class Place(BaseModel):

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 # Without a cap every request that is accepted decodes to the end of the context.
-HOOK = '''
+HOOK = """
 import schemathesis
 
 @schemathesis.hook
@@ -20,16 +20,16 @@ def before_call(context, case, kwargs):
         if not {"max_tokens", "max_completion_tokens", "max_output_tokens"} & set(case.body):
             name = "max_output_tokens" if case.path.endswith("/responses") else "max_tokens"
             case.body[name] = 4
-'''
+"""
 
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "capped.py").write_text(HOOK)
     url = os.environ["PACELINE_URL"]
     options = ["--checks=not_a_server_error", "--phases=examples,coverage,fuzzing", "--seed=1"]
     examples = os.environ.get("PACELINE_EXAMPLES", "100")
+    options += [f"--max-examples={examples}", "--request-timeout=60", "--no-color"]
     run = subprocess.run(
-        [Path(sys.executable).with_name("st"), "run", f"{url}/openapi.json", *options]
-        + [f"--max-examples={examples}", "--request-timeout=60", "--no-color"],
+        [Path(sys.executable).with_name("st"), "run", f"{url}/openapi.json", *options],
         env=os.environ | {"SCHEMATHESIS_HOOKS": "capped", "PYTHONPATH": folder},
         capture_output=True,
         text=True,
