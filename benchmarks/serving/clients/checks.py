@@ -23,7 +23,8 @@ TOOL = {
 def check_city(text: str) -> None:
     """Fail unless `text` is an object of the schema CITY and nothing else."""
     value = json.loads(text)
-    assert set(value) == {"city"} and value["city"] in ("Paris", "Rome"), value
+    assert set(value) == {"city"}, value
+    assert value["city"] in ("Paris", "Rome"), value
 
 
 def skip_tools() -> bool:

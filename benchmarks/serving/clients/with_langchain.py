@@ -6,10 +6,10 @@ from benchmarks.serving.clients.checks import CITY, MODEL, TOOL, URL, skip_tools
 from langchain_openai import ChatOpenAI
 
 options: dict[str, Any] = {"max_tokens": 400, "seed": 7, "max_retries": 0, "stream_usage": True}
-chat = ChatOpenAI(base_url=URL, api_key="x", model=MODEL, **options)  # type: ignore[arg-type]
+chat = ChatOpenAI(base_url=URL, api_key="x", model=MODEL, **options)
 short = ChatOpenAI(
     base_url=URL,
-    api_key="x",  # type: ignore[arg-type]
+    api_key="x",
     model=MODEL,
     **options | {"max_tokens": 24},
 )
