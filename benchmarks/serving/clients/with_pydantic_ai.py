@@ -1,0 +1,30 @@
+"""pydantic-ai: an agent's text, streamed text and typed answer."""
+
+from typing import Literal
+
+from benchmarks.serving.clients.checks import MODEL, URL, skip_tools
+from pydantic import BaseModel
+from pydantic_ai import Agent, NativeOutput, ToolOutput
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.settings import ModelSettings
+
+
+class Place(BaseModel):
+    city: Literal["Paris", "Rome"]
+
+
+model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=URL, api_key="x"))
+short = ModelSettings(max_tokens=24, seed=7)
+whole = Agent(model, model_settings=short).run_sync("Name a river.").output
+stream = Agent(model, model_settings=short).run_stream_sync("Name a river.")
+assert "".join(stream.stream_text(delta=True)).strip() == whole.strip()
+print("chat, streaming")
+settings = ModelSettings(max_tokens=400)
+native = Agent(model, output_type=NativeOutput(Place), model_settings=settings)
+assert native.run_sync("Name a city.").output.city in ("Paris", "Rome")
+print("structured output")
+if not skip_tools():
+    tools = Agent(model, output_type=ToolOutput(Place), model_settings=settings, retries=0)
+    assert tools.run_sync("Name a city.").output.city in ("Paris", "Rome")
+    print("tools")
