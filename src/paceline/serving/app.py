@@ -158,7 +158,9 @@ class Exchange:
         service, settings = self.service, self.service.settings
         data = await http.read_body(self.request, settings.max_body, settings.body_timeout)
         body, ignored = decode(kind, data, settings.strict)
-        headers = {"x-paceline-ignored": ", ".join(map(http.header_value, ignored))}
+        # An empty name would leave a blank at the end, for which h11 closes the connection.
+        told = ", ".join(http.header_value(name) or "?" for name in ignored)
+        headers = {"x-paceline-ignored": told}
         headers = headers if ignored else {}
         model = service.asked_for(body.model)
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
