@@ -3,17 +3,18 @@
     python -m benchmarks.serving.speed --model FILE.gguf --peer llama=http://127.0.0.1:8081 \\
         --prompts FILE --clients 1,4,8
 
-Starts `paceline serve` on the model; peers are servers that run already, on the same file with the
-same threads. A turn is a number of clients in a closed loop, each with its share of the same
-prompts, streamed, greedy, past end tokens. The servers take turns, paceline twice: as it is, and
-with `speculation: {"enabled": false}`. Speed counts tokens by `usage`. Ctrl-C keeps the turns that
-are done.
+Starts `paceline serve` on the model twice, as it is and with `--drafter none`; peers are servers
+that run already, on the same file with the same threads. A turn is a number of clients in a closed
+loop that share prompts out among them: streamed, greedy, past end tokens. The servers take turns
+with the same prompts, and no prompt comes twice, so neither cached prefixes nor drafts from earlier
+answers help. Speed counts tokens by `usage`. Ctrl-C keeps the turns that are done.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import subprocess
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from paceline.errors import EngineFailed, PacelineError
+from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.measure import results
 from paceline.measure.machine import dumps
 from paceline.measure.prompts import BUILT_IN, read_prompts, spread
@@ -74,7 +75,8 @@ async def turn(
             found.append(await ask(http, url, {**body, "messages": messages}))
 
     begin = time.perf_counter()
-    async with httpx.AsyncClient(timeout=600) as http:
+    fresh = httpx.Limits(max_keepalive_connections=0)  # some servers close them at any time
+    async with httpx.AsyncClient(timeout=600, limits=fresh) as http:
         await asyncio.gather(*(client(http) for _ in range(clients)))
     seconds = time.perf_counter() - begin
     return Turn(server, clients, seconds, sum(n for _, n in found), tuple(f for f, _ in found))
@@ -134,38 +136,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     parser.add_argument("flags", nargs="*", help="of paceline serve, behind --")
     given = parser.parse_args(argv)
-    chosen = spread(read_prompts(given.prompts) if given.prompts else BUILT_IN, given.limit)
-    prompts = [each.turns[0] for each in chosen]
-    own = f"http://127.0.0.1:{given.port}"
-    servers = {PLAIN: own, AUTO: own, **dict(each.split("=", 1) for each in given.peer)}
-    common = {"max_tokens": given.tokens, "temperature": 0, "stream": True, "ignore_eos": True}
-    common |= {"stream_options": {"include_usage": True}, "cache_prompt": False}
+    chosen = spread(read_prompts(given.prompts) if given.prompts else BUILT_IN, None)
+    counts = [int(each) for each in given.clients.split(",")]
+    texts = iter([each.turns[0] for each in chosen])
+    own = {PLAIN: ("--drafter", "none"), AUTO: ()}
+    servers = {name: f"http://127.0.0.1:{given.port + place}" for place, name in enumerate(own)}
+    servers |= dict(each.split("=", 1) for each in given.peer)
+    body = {"max_tokens": given.tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    body |= {"stream_options": {"include_usage": True}}
     turns: list[Turn] = []
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        process = start(given.model, given.port, given.flags)
-    except PacelineError as error:
+        for place, flags in enumerate(own.values()):
+            extra = (*flags, *given.flags)
+            processes.append(start(given.model, given.port + place, extra))
+        for place, clients in ((place, n) for place in range(given.rounds) for n in counts):
+            prompts = list(itertools.islice(texts, given.limit))
+            if len(prompts) < given.limit:
+                raise InvalidOption("there are too few prompts for these turns: give more")
+            shift = place % len(servers)
+            for name in (*list(servers)[shift:], *list(servers)[:shift]):
+                turns.append(asyncio.run(turn(name, servers[name], clients, prompts, body)))
+                speed = turns[-1].tokens / turns[-1].seconds
+                print(f"{clients} clients, {name}: {speed:.1f} tokens/s", file=sys.stderr)
+    except (PacelineError, httpx.TransportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    try:
-        for place in range(given.rounds):
-            for clients in map(int, given.clients.split(",")):
-                order = (
-                    list(servers)[place % len(servers) :] + list(servers)[: place % len(servers)]
-                )
-                for name in order:
-                    off = {"speculation": {"enabled": False}} if name == PLAIN else {}
-                    # Prompts differ by round and server, so that no cached prefix helps.
-                    mark = f"({place}{list(servers).index(name)}{clients}) "
-                    mine = [mark + each for each in prompts]
-                    done = asyncio.run(turn(name, servers[name], clients, mine, common | off))
-                    turns.append(done)
-                    speed = done.tokens / done.seconds
-                    print(f"{clients} clients, {name}: {speed:.1f} tokens/s", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     finally:
-        process.terminate()
-        process.wait()
+        for process in processes:
+            process.terminate()
+            process.wait()
     found = rows(turns)
     if given.record and found:
         results.record(
@@ -187,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ]
                 for row in found
             ],
-            note="Streamed chats, greedy, past end tokens, the same prompts for all, by turns.",
+            note="Streamed chats by turns, greedy, past end tokens; the same prompts for all.",
         )
     if given.json:
         print(dumps({"rows": found, "turns": [each._asdict() for each in turns]}, indent=1))
