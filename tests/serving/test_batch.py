@@ -16,7 +16,8 @@ from tests.helpers import table_engines as engines
 from tests.helpers.serving import CHAT, TEXT, served
 
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.errors import InvalidOption
+from paceline.engine.engine import Engine, Event
+from paceline.errors import EngineFailed, InvalidOption
 from paceline.serving.batch import Batch, answered, read_lines
 
 Json = dict[str, Any]
@@ -84,6 +85,8 @@ def test_errors_are_answers_of_their_lines(tmp_path: Path) -> None:
         line("range", **CHAT | {"temperature": 9}),
         line("model", **CHAT | {"model": "gpt"}),
         line("body") | {"body": "text"},
+        line("list") | {"url": ["x"]},
+        line("half", **CHAT | {"messages": [{"role": "user", "content": "\ud800"}]}),
         line("bans", **CHAT | {"logit_bias": {str(t): -100 for t in range(320)}, "top_k": 1}),
     ]
     source = write(tmp_path / "in.jsonl", [*bad, line("good", **CHAT)])
@@ -96,6 +99,8 @@ def test_errors_are_answers_of_their_lines(tmp_path: Path) -> None:
         "range": 400,
         "model": 404,
         "body": 400,
+        "list": 400,
+        "half": 400,
     }
     assert "temperature" in found["range"]["body"]["error"]["message"]
 
@@ -107,6 +112,7 @@ def test_errors_are_answers_of_their_lines(tmp_path: Path) -> None:
         ('{"custom_id": "a"}\n\n{', "line 3 is no JSON"),
         ("[1]", "line 1 has no custom_id"),
         ('{"custom_id": 7}', "line 1 has no custom_id"),
+        ('{"custom_id": "\\ud800"}', "line 1: custom_id holds half a character"),
     ],
 )
 def test_an_input_that_cannot_be_told_apart_is_refused(
@@ -137,6 +143,26 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert whole[: len(first)] == first
     assert timeless(whole) == timeless(decode(source, tmp_path / "undisturbed"))
     assert len(whole) == 40
+
+
+def test_an_engine_that_fails_answers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = write(tmp_path / "in", requests(12)), tmp_path / "out"
+    step, steps = Engine.step, iter(range(100))
+
+    def failing(engine: Engine) -> list[Event]:
+        if next(steps) == 11:
+            raise RuntimeError("lost")
+        return step(engine)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", failing)
+        with pytest.raises(EngineFailed):
+            decode(source, out)
+    whole = decode(source, out)
+    assert {each["response"]["status_code"] for each in whole} == {200}
+    assert timeless(whole) == timeless(decode(source, tmp_path / "undisturbed"))
 
 
 PROGRAM = """

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from paceline.errors import InvalidOption, PacelineError
+from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.serving.http import error_body, status_of
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
@@ -74,6 +74,8 @@ def read_lines(path: Path) -> list[Line]:
             raise InvalidOption(
                 f"{path}, line {number} has no custom_id: give it a text of its own"
             )
+        if not _encodes(id):
+            raise InvalidOption(f"{path}, line {number}: custom_id holds half a character: mend it")
         if id in found:
             raise InvalidOption(
                 f"{path}, line {number} has the custom_id {id!r} of line {found[id]}: rename one"
@@ -142,14 +144,14 @@ class Batch:
     def _submit(self, line: Line) -> bool:
         # False if it was refused, and so answered.
         try:
-            if line.method != "POST" or line.url not in _ROUTES:
+            if line.method != "POST" or not isinstance(line.url, str) or line.url not in _ROUTES:
                 raise BadRequest(
                     f"url: {line.method} {line.url} is not served here: use POST and one of "
                     f"{', '.join(_ROUTES)}",
                     "url",
                 )
             kind, plan, answer = _ROUTES[line.url]
-            body, _ = decode(kind, msgspec.json.encode(line.body))
+            body, _ = decode(kind, json.dumps(line.body).encode())
             if body.model is not None and body.model not in self._model.names:
                 raise BadRequest(
                     f"model: {body.model[:100]!r} is not loaded: ask for {self._model.name!r}",
@@ -183,6 +185,8 @@ class Batch:
         if job.outbox not in self._open:
             return 0
         line, answer = self._open[job.outbox]
+        if isinstance(event.error, EngineFailed):  # of no line, so the next run asks them again
+            raise event.error
         if event.error is not None:
             for each in job.outbox.jobs:
                 self._core.cancel(each)
@@ -208,6 +212,14 @@ class Batch:
         response = {"status_code": status, "request_id": f"req_{id}", "body": body}
         out = {"id": f"batch_req_{id}", "custom_id": line.custom_id, "response": response}
         self._file.write(msgspec.json.encode(out | {"error": None}) + b"\n")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _id(line: Line) -> str:
