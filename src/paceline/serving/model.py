@@ -72,8 +72,14 @@ class TokenTexts:
         return known
 
     def name(self, token: int) -> str:
-        r"""Return text that is the token's alone: "bytes:\x.." where bytes are no characters."""
+        r"""Return text that is the token's alone.
+
+        That is "bytes:\x.." where bytes are no characters, and "token_id:.." where there are none,
+        as of ids between the tokenizer's vocabulary and the model's.
+        """
         text, raw = self[token]
+        if not raw:
+            return f"token_id:{token}"
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
