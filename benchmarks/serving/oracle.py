@@ -38,7 +38,7 @@ from paceline.serving.messages import describe_tools
 
 Json = dict[str, Any]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-DRAFTERS = "auto,prompt-lookup,recycling,suffix+stand"
+DRAFTERS = "auto,prompt-lookup,recycling,suffix-automaton+stand"
 SAME: tuple[str, ...] = (
     "seed",
     "temperature",
@@ -409,6 +409,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     draw, drafters = random.Random(given.seed), given.drafters.split(",")
     flags = ["--kv-tokens", str(given.kv_tokens), "--max-waiting", "256"]
     tallies: dict[str, Tally] = {}
+    status = 0
     try:
         alone = Alone(paceline.load(given.model, drafter="none"))
         cases = [alone.case(draw) for _ in range(given.cases)]
@@ -424,7 +425,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 server.wait()
     except (PacelineError, httpx.TransportError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        status = 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
     if given.json:
@@ -435,7 +436,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{tally.cancelled} cancelled, {tally.preemptions} preemptions, {tally.batches} "
             f"batches, {len(tally.differences)} differences"
         )
-    return 0 if tallies and not any(tally.differences for tally in tallies.values()) else 1
+    wrong = not tallies or any(tally.differences for tally in tallies.values())
+    return status or int(wrong)
 
 
 if __name__ == "__main__":
