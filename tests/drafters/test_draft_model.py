@@ -482,3 +482,5 @@ def test_a_named_growth_is_used_and_greedy_requests_get_branches() -> None:
     assert draft.scores is not None
     with pytest.raises(InvalidOption, match="has no option 'size': use growth or recent"):
         DraftModel.create(replace(context, options={"size": "3"}))
+    with pytest.raises(InvalidOption, match="recent must be 1 or more"):
+        DraftModel.create(replace(context, options={"recent": "0"}))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.options import arguments
+from paceline.core.options import arguments, require
 from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, Distribution, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
@@ -35,8 +35,9 @@ class DraftModel(Drafter):
     ) -> None:
         """Bind the draft model, which reads at most the last `recent` tokens of a prompt.
 
-        Raises InvalidOption if its vocabulary is not of `vocab_size`.
+        Raises InvalidOption if its vocabulary is not of `vocab_size`, or `recent` below 1.
         """
+        require(recent >= 1, "recent", recent, "1 or more")
         theirs = model.capabilities.vocab_size
         if theirs != vocab_size:
             raise InvalidOption(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 # Stands, while a template is rendered, inside special tokens that a message spells; and where a
-# message to be continued ends. Nobody writes so many deletes.
+# message to be continued ends: so many deletes stand in no text.
 _SPELLED = "\x7f" * 3
 _CONTINUED = "\x7f" * 7
 # What a template may raise while it is read or rendered, beside Jinja's own errors.

@@ -402,7 +402,7 @@ async def _unrouted(request: Request, error: HTTPException) -> Response:
 
 
 async def _gone(request: Request, error: Gone) -> Response:
-    return Response(status_code=499)  # nobody reads it
+    return Response(status_code=499)  # without a reader
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -35,7 +35,7 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class Gone(Exception):
-    """The client has closed the connection: nobody waits for the answer."""
+    """The client has closed the connection: its answer has no reader."""
 
 
 def json_response(

@@ -39,7 +39,7 @@ class ServedModel:
 
 
 def fingerprint(engine: Engine, weights: str) -> str:
-    """Return a name for all that the text depends on; equal names promise equal texts.
+    """Return a name for all that the text depends on; equal names mean equal texts.
 
     Where logits depend on the company in a batch nothing can be promised, so that the name is
     this process's own.

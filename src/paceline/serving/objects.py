@@ -404,7 +404,7 @@ def text_logprobs(
 
 
 def _by_token(tokens: TokenTexts, each: TokenLogprob) -> Json:
-    # One token of `prompt_logprobs`, as vLLM shows it: by token id, with ranks among the likeliest.
+    # One token of `prompt_logprobs`, as vLLM shows it: by token id, with ranks.
     tops = {token: (logprob, rank + 1) for rank, (token, logprob) in enumerate(each.top)}
     tops.setdefault(each.token_id, (each.logprob, len(each.top) + 1))
     return {
