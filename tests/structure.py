@@ -29,6 +29,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("drafters", "what proposes drafts, by source: n-grams, suffixes, statistics, networks"),
     ("runtimes", "targets and networks on the CPU, on torch, on transformers"),
     ("engine", "the decode loop, prefill, scheduling, stop rules, requests"),
+    ("denoising", "decoders that fill a canvas: rules, cache plans, processes"),
     ("registry", "methods by name, and from names to a running engine"),
     ("", "the public API"),
     ("measure", "benchmarks, workloads, reports, results pages"),
@@ -45,7 +46,7 @@ FOLDERS: tuple[tuple[str, str], ...] = (
 FREE = {"version", "weights", "__main__"}
 """Modules without a layer: a number, files, and the entry of `python -m`."""
 
-BUDGET = {"lines": 51_500, "modules": 290, "docstrings": 0.14, "loose": 6}
+BUDGET = {"lines": 60_000, "modules": 370, "docstrings": 0.14, "loose": 6}
 
 
 class Import(NamedTuple):

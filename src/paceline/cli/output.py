@@ -96,7 +96,7 @@ def summary(engine: Engine, completion: Completion) -> str:
     parts = [f"{stats.committed_tokens} tokens at {stats.tokens_per_second:.1f} tokens/s"]
     if stats.target_forwards:
         forwards = f"{stats.block_efficiency:.2f} tokens per forward"
-        costs = engine.decoder.controller.costs
+        costs = engine.decoder.costs
         if costs is not None:
             rows = round(1 + stats.drafted_tokens / stats.target_forwards)
             forwards += f" at {costs.c(rows):.2f} times the cost of a plain one"

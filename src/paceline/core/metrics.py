@@ -62,6 +62,7 @@ class GenerationStats:
     first_token_seconds: float | None = None
     cached_tokens: int = 0
     drafter_errors: int = 0
+    position_evaluations: int = 0
 
     def record(self, drafted_depth: int, drafted: int, accepted: int) -> None:
         """Count one verification: depth and size of the draft, length of the accepted path."""
@@ -94,6 +95,7 @@ class GenerationStats:
             "overhead_seconds",
             "cached_tokens",
             "drafter_errors",
+            "position_evaluations",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (

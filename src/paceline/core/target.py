@@ -93,6 +93,7 @@ class Block:
         cached: int64 `[rows]`, how many cached keys a row sees, from the first; None for all.
         inputs: float32 `[rows, hidden_size]`, in place of the tokens' embeddings: embeddings, or
             `BlockOutput.state` of the layers before.
+        wanted: int64 `[wanted]`, ascending rows whose logits are asked for; None for all.
     """
 
     cache: Any
@@ -101,6 +102,11 @@ class Block:
     sees: BoolArray
     cached: IntArray | None = None
     inputs: LogitArray | None = None
+    wanted: IntArray | None = None
+
+    @property
+    def wanted_rows(self) -> IntArray:
+        return np.arange(len(self.tokens)) if self.wanted is None else self.wanted
 
     @classmethod
     def chain(cls, cache: Any, tokens: Sequence[int], inputs: LogitArray | None = None) -> Block:
@@ -114,7 +120,7 @@ class BlockOutput(NamedTuple):
     """Result of a block.
 
     Attributes:
-        logits: float32 `[rows, vocabulary]`, of the final norm and head over `state`.
+        logits: float32 `[wanted, vocabulary]`, of the final norm and head over `state`.
         state: float32 `[rows, hidden_size]`, after the layers that were run.
     """
 
@@ -199,3 +205,13 @@ def check_blocks(blocks: Sequence[Block], layers: Sequence[int] | None, count: i
     if len(given) > 1:
         raise InvalidOption("some blocks have inputs and some have none: run them apart")
     return given == {True}
+
+
+def split_blocks(
+    blocks: Sequence[Block], logits: LogitArray, state: LogitArray
+) -> list[BlockOutput]:
+    """Return the outputs of blocks from those of their rows side by side."""
+    wanted = np.cumsum([len(each.wanted_rows) for each in blocks])[:-1]
+    rows = np.cumsum([len(each.tokens) for each in blocks])[:-1]
+    found = np.split(logits, wanted), np.split(state, rows)
+    return [BlockOutput(*each) for each in zip(*found, strict=True)]

@@ -15,8 +15,15 @@ from typing import Any, NamedTuple, overload
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
 from paceline.core.options import require
-from paceline.core.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
-from paceline.engine.loop import AutoregressiveDecoder, Commit
+from paceline.core.types import (
+    UNLIMITED,
+    Denoising,
+    FinishReason,
+    SamplingParams,
+    Speculation,
+    TokenLogprob,
+)
+from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk
 from paceline.engine.requests import Message as Message
 from paceline.engine.requests import Prepared as Prepared
@@ -59,6 +66,7 @@ class Event(NamedTuple):
     `text` is text that became final: empty while a character or stop string is incomplete.
     `logprobs` are those of `token_ids`, if asked for. An error is one of this request alone.
     `cached_tokens` are known from the first event on; `prompt_logprobs` stand in the first.
+    `fills`: as of `Commit`.
     """
 
     request: int
@@ -70,6 +78,7 @@ class Event(NamedTuple):
     error: PacelineError | None = None
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    fills: tuple[tuple[int, int], ...] = ()
 
 
 class Engine:
@@ -81,7 +90,7 @@ class Engine:
 
     def __init__(
         self,
-        decoder: AutoregressiveDecoder,
+        decoder: Decoder,
         tokenizer: Tokenizer,
         *,
         max_batch: int = 8,
@@ -99,7 +108,7 @@ class Engine:
             pool: fewest sequences of equal length that take a step without the others.
             config: what the engine was loaded with, for reports.
         """
-        self.decoder = decoder
+        self.decoder: Any = decoder  # a `Decoder`, with more parts by its kind
         self.tokenizer = tokenizer
         self.config = dict(config or {})
         decoder.isolate()
@@ -178,6 +187,7 @@ class Engine:
         constraint: Constraint | None = None,
         sample: int = 0,
         resume: List[int] = (),
+        denoising: Denoising | None = None,
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -192,6 +202,7 @@ class Engine:
                 of its own, and those from 1 on share the cached prompt of another one.
             resume: the first tokens of the answer, decoded before or elsewhere: what follows is
                 what would have followed there.
+            denoising: how to fill the canvas, for models that do.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -207,11 +218,7 @@ class Engine:
         require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
         params = parameters(params or SamplingParams(), options, target.vocab_size)
-        if not params.greedy and self.decoder.verifier.name == "greedy":
-            raise InvalidOption(
-                f"verifier 'greedy' cannot sample at temperature {params.temperature}: "
-                "use verifier 'coupled' or temperature 0"
-            )
+        self.decoder.check(params, denoising)
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
         if resume:
             resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
@@ -221,7 +228,8 @@ class Engine:
                 f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
                 "which one must stay free: shorten the prompt"
             )
-        return Prepared(tuple(ids), params, speculation, constraint, sample, tuple(resume))
+        made = tuple(ids), params, speculation, constraint, sample, tuple(resume), denoising
+        return Prepared(*made)
 
     def add(
         self, prompt: Prompt | Prepared, params: SamplingParams | None = None, **options: Any
@@ -248,6 +256,7 @@ class Engine:
             *(self._next_id, prompt.tokens, params, prompt.sample, prompt.speculation),
             constraint=prompt.constraint,
             ends=tuple(self.decoder.stops.ends(params)),
+            denoising=prompt.denoising,
         )
         transcript = Transcript(
             self.tokenizer, params.stop, params.shown_tokens, keep=params.keep_stop
@@ -332,14 +341,14 @@ class Engine:
             raise PromptError(
                 f"the answer to resume ended after {kept} tokens ({reason}): nothing follows"
             )
-        sequence.sampler.commit(tokens)
+        self.decoder.resume(sequence, tokens)
         sequence.tokens += tokens
         sequence.sources += [None] * len(tokens)
         transcript.take()
 
     def _round(self, events: list[Event]) -> list[Commit]:
         # One forward: decode all running requests, with prefill chunks of others.
-        scheduler, costs = self.scheduler, self.decoder.controller.costs
+        scheduler, costs = self.scheduler, self.decoder.costs
         self._admit(events)
         self._begin(events)
         running = scheduler.running
@@ -355,13 +364,13 @@ class Engine:
             sequences = [request.sequence for request in running]
         if not running:
             return []
-        self.decoder.controller.queue = len(scheduler) - len(scheduler.placed)
+        self.decoder.waiting(len(scheduler) - len(scheduler.placed))
         running = scheduler.pooled(running)
         sequences = [request.sequence for request in running]
         return self._forward(sequences, scheduler.chunks(costs))
 
     def _forward(self, sequences: list[Sequence], chunks: list[Chunk]) -> list[Commit]:
-        decoder = self.decoder
+        decoder: Decoder = self.decoder
         try:
             return decoder.step(sequences, chunks) if sequences else decoder.read(chunks)
         except OutOfMemory:
@@ -441,7 +450,7 @@ class Engine:
     def _told(self, request: Request, commit: Commit) -> Event:
         sequence, stats = request.sequence, request.sequence.stats
         prompt: tuple[TokenLogprob, ...] = ()
-        if stats.first_token_seconds is None:
+        if stats.first_token_seconds is None and (commit.tokens or commit.finish_reason):
             stats.first_token_seconds = perf_counter() - request.added
             prompt = tuple(sequence.prompt_logprobs)
         completion = None
@@ -452,7 +461,12 @@ class Engine:
         known = sequence.logprobs
         logprobs = tuple(known[len(known) - len(tokens) :]) if known else ()
         made = sequence.id, text, tokens, commit.sources, completion, logprobs
-        return Event(*made, cached_tokens=stats.cached_tokens, prompt_logprobs=prompt)
+        return Event(
+            *made,
+            cached_tokens=stats.cached_tokens,
+            prompt_logprobs=prompt,
+            fills=commit.fills,
+        )
 
     def _failed(self, request: Request, error: Exception) -> Event:
         with suppress(Exception):  # the first error says more

@@ -8,40 +8,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as List
 from time import perf_counter
-from typing import NamedTuple
 
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
 from paceline.core.target import Output, Pass, Target
-from paceline.core.types import Budget, FinishReason, TokenTree, Verdict
+from paceline.core.types import Budget, Denoising, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.engine.constrained import constrained
+from paceline.engine.decoder import Commit
 from paceline.engine.isolation import IsolatedDrafter
 from paceline.engine.memory import fitted, memory_of
 from paceline.engine.prefill import Chunk, Prefiller
 from paceline.engine.stopping import StopRules, TextWatch
+from paceline.errors import InvalidOption
 from paceline.policy.controller import Controller
+from paceline.policy.cost import CostModel
 from paceline.sampling.sampler import TreeDistributions, logprobs
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Verifier
 
 _LOG = logging.getLogger(__name__)
-
-# Result of a decoding step.
-
-
-class Commit(NamedTuple):
-    """Tokens that one step added to a sequence (already extended), at least one; or its error.
-
-    `sources` names per token its drafter, or None if the target chose it.
-    """
-
-    sequence: Sequence
-    tokens: tuple[int, ...] = ()
-    sources: tuple[str | None, ...] = ()
-    finish_reason: FinishReason | None = None
-    error: Exception | None = None
-
 
 # Kept after an error, which ends its sequence: one `keep` follows each forward.
 _NOTHING = Verdict((), -1)
@@ -80,9 +66,34 @@ class AutoregressiveDecoder:
     def drafter(self, drafter: Drafter) -> None:
         self._drafting.drafter = drafter
 
+    @property
+    def costs(self) -> CostModel | None:
+        return self.controller.costs
+
+    @property
+    def rule(self) -> str:
+        return self.verifier.name
+
     def isolate(self) -> None:
         """From now on report the error of a sequence in its commit."""
         self._drafting.strict = False
+
+    def check(self, params: SamplingParams, denoising: Denoising | None) -> None:
+        if denoising is not None:
+            raise InvalidOption(
+                "denoising is for models that fill a canvas, loaded with a sampler: leave it out"
+            )
+        if not params.greedy and self.verifier.name == "greedy":
+            raise InvalidOption(
+                f"verifier 'greedy' cannot sample at temperature {params.temperature}: "
+                "use verifier 'coupled' or temperature 0"
+            )
+
+    def waiting(self, count: int) -> None:
+        self.controller.queue = count
+
+    def resume(self, sequence: Sequence, tokens: List[int]) -> None:
+        sequence.sampler.commit(tokens)
 
     def admit(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.constraint import Constraint
-from paceline.core.types import UNLIMITED, SamplingParams, Speculation
+from paceline.core.types import UNLIMITED, Denoising, SamplingParams, Speculation
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.text import Tokenizer
 
@@ -27,6 +27,7 @@ class Prepared:
     constraint: Constraint | None = None
     sample: int = 0
     resume: tuple[int, ...] = ()
+    denoising: Denoising | None = None
 
 
 def parameters(
@@ -37,7 +38,7 @@ def parameters(
     if unknown:
         raise InvalidOption(
             f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, "
-            f"constraint, sample, {', '.join(SamplingParams.__slots__)}"
+            f"constraint, sample, resume, denoising, {', '.join(SamplingParams.__slots__)}"
         )
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": (options["stop"],)}

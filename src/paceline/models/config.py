@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.types import ProbArray
+from paceline.core.types import Denoises, ProbArray
 from paceline.errors import ModelError
 from paceline.models.ops import Activation, Rotary
 
@@ -34,6 +34,7 @@ class ModelConfig:
         windows: newest keys that each layer sees, 0 for all; empty if no layer has a window.
         no_positions: layers without rotary positions.
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
+        denoises: how it fills a canvas, if it was trained to.
     """
 
     family: str
@@ -62,6 +63,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     attention_scale: float = 0.0
     logit_scale: float = 1.0
+    denoises: Denoises | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_dim % 2:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from paceline.core.options import split_options
-from paceline.core.target import RuntimeOptions
+from paceline.core.target import BlockTarget, RuntimeOptions
+from paceline.core.types import Denoising, SamplingParams
+from paceline.denoising.decoder import DenoisingDecoder
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -17,12 +19,17 @@ from paceline.models.source import FirstLayers, ModelSource, resolve
 from paceline.registry import table as registry
 from paceline.registry.assembly import SpeculationBuilder
 from paceline.registry.loaded import Loaded
+from paceline.registry.samplers import DEFAULT_SAMPLER, RegisteredParts
 from paceline.registry.tuned_choice import Configuration
 from paceline.verifiers.base import VerifierContext
 from paceline.version import __version__
 
 # Packages that runtimes need beyond those of paceline.
 _PACKAGES = {"torch": ("torch",), "transformers": ("transformers", "torch")}
+
+
+# Sampler that is none: plain decoding, and drafts.
+AUTOREGRESSIVE = "autoregressive"
 
 
 def installed(runtime: str) -> bool:
@@ -114,6 +121,9 @@ def make_engine(
     max_waiting: int | None = None,
     step_tokens: int | None = None,
     pool: int | None = None,
+    sampler: str | None = None,
+    block: int | None = None,
+    canvas_cache: str | None = None,
     progress: bool = True,
     spare_draft: bool = False,
 ) -> Engine:
@@ -121,6 +131,11 @@ def make_engine(
 
     `spare_draft` lets a drafter leave `draft_model` unused; `Engine.config` says which do.
     """
+    canvas = Denoising(sampler, block, canvas_cache)
+    if loaded.target.capabilities.denoises and sampler != AUTOREGRESSIVE:
+        limits = {"max_batch": max_batch, "max_waiting": max_waiting}
+        return _canvas_engine(loaded, canvas, (drafter, verifier, controller), draft_model, limits)
+    _check_autoregressive(loaded, canvas)
     verifier = "coupled" if verifier == "auto" else verifier
     named, settings = split_options(verifier, "verifier")
     rule = (
@@ -183,6 +198,55 @@ def make_engine(
     )
 
 
+def _check_autoregressive(loaded: Loaded, canvas: Denoising) -> None:
+    facts = loaded.target.capabilities.denoises
+    if facts is not None and not facts.autoregressive:
+        raise InvalidOption(
+            f"{loaded.source.name} cannot decode from left to right: use another sampler, such as "
+            f"{DEFAULT_SAMPLER}"
+        )
+    asked = replace(canvas, sampler=None) if canvas.sampler == AUTOREGRESSIVE else canvas
+    if asked != Denoising():
+        raise InvalidOption(
+            f"sampler, block and canvas_cache are for models that fill a canvas, and "
+            f"{loaded.source.name} does not: leave them out"
+        )
+
+
+def _canvas_engine(
+    loaded: Loaded,
+    canvas: Denoising,
+    names: tuple[str, str, str],
+    draft_model: str | None,
+    limits: dict[str, Any],
+) -> Engine:
+    target = cast(BlockTarget, loaded.target)
+    capabilities = target.capabilities
+    facts = capabilities.denoises
+    assert facts is not None
+    if any(name not in ("auto", "none") for name in names) or draft_model is not None:
+        raise InvalidOption(
+            f"drafter, verifier, controller and draft_model are for autoregressive decoding, and "
+            f"{loaded.source.name} fills a canvas: leave them out, or use sampler "
+            f"'{AUTOREGRESSIVE}'"
+        )
+    stops = StopRules((*loaded.tokenizer.eos_token_ids, *facts.ends), capabilities.max_context)
+    decoder = DenoisingDecoder(target, facts, stops, RegisteredParts(), canvas)
+    decoder.check(SamplingParams(), None)
+    config: dict[str, Any] = {
+        "model": loaded.source.name,
+        "runtime": capabilities.runtime,
+        "device": capabilities.device,
+        "precision": capabilities.precision,
+        "kv_precision": capabilities.kv_precision,
+        "sampler": canvas.sampler or DEFAULT_SAMPLER,
+        "block": canvas.block,
+        "canvas_cache": canvas.cache,
+        "version": __version__,
+    }
+    return Engine(decoder, loaded.tokenizer, config=config, **limits)
+
+
 def load(
     model: str = DEFAULT_MODEL,
     *,
@@ -204,6 +268,9 @@ def load(
     max_waiting: int | None = None,
     step_tokens: int | None = None,
     pool: int | None = None,
+    sampler: str | None = None,
+    block: int | None = None,
+    canvas_cache: str | None = None,
     progress: bool = True,
 ) -> Engine:
     """Load a model and return an engine for it.
@@ -229,6 +296,10 @@ def load(
         step_tokens: most rows of a forward that combines prefill and decoding.
         pool: on runtime transformers, the fewest sequences of equal length that take a step
             without the others, so that nothing is padded.
+        sampler: for models that fill a canvas, see `paceline methods`; "autoregressive" decodes
+            those that can from left to right, with drafts.
+        block: places that are filled before those right of them.
+        canvas_cache: which keys of a canvas are kept, see `paceline methods`.
 
     Raises:
         PacelineError: one line that names the fault and the fix.
@@ -249,5 +320,8 @@ def load(
         max_waiting=max_waiting,
         step_tokens=step_tokens,
         pool=pool,
+        sampler=sampler,
+        block=block,
+        canvas_cache=canvas_cache,
         progress=progress,
     )

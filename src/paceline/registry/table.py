@@ -15,7 +15,17 @@ __all__ = ["BUILT_IN", "GROUP", "Kind", "Method", "find", "methods", "names"]
 
 # Registry entry of a method.
 
-Kind = Literal["drafter", "growth", "verifier", "controller", "decoder", "runtime", "learner"]
+Kind = Literal[
+    "drafter",
+    "growth",
+    "verifier",
+    "controller",
+    "decoder",
+    "runtime",
+    "learner",
+    "sampler",
+    "cache",
+]
 
 
 LOSSLESS = "lossless"
@@ -414,6 +424,38 @@ BUILT_IN: tuple[Method, ...] = (
         "-",
         "-",
         "paceline.engine.loop:AutoregressiveDecoder",
+    ),
+    Method(
+        "counts",
+        "sampler",
+        "the sequential denoiser at one place a step",
+        "a denoiser",
+        "LLaDA, Nie et al. 2025, arXiv:2502.09992; Dream, Ye et al. 2025, arXiv:2508.15487",
+        "paceline.denoising.samplers.counts:Counts",
+    ),
+    Method(
+        "threshold",
+        "sampler",
+        "measured only",
+        "a denoiser",
+        "Fast-dLLM, Wu et al. 2025, arXiv:2505.22618; SDAR, Cheng et al. 2025, arXiv:2510.06303",
+        "paceline.denoising.samplers.threshold:Threshold",
+    ),
+    Method(
+        "none",
+        "cache",
+        "exact",
+        "-",
+        "-",
+        "paceline.denoising.caches:CachePlan",
+    ),
+    Method(
+        "exact",
+        "cache",
+        "exact",
+        "a block-causal denoiser",
+        "Block Diffusion, Arriola et al. 2025, arXiv:2503.09573",
+        "paceline.denoising.caches:Exact",
     ),
     Method(
         "cpu",

@@ -71,9 +71,10 @@ def _nucleus(
     return np.sort(inside[order[: bisect_left(reached, goal) + 1]])
 
 
-def _adjust(
+def adjusted(
     logits: LogitArray, params: SamplingParams, prompt: IntArray, output: Counter[int]
 ) -> ProbArray:
+    """Return float64 logits after penalties, biases and bans; `output` counts tokens."""
     x = logits.astype(np.float64)
     seen = np.fromiter(output.keys(), np.int64, len(output))
     if params.repetition_penalty != 1:
@@ -95,12 +96,12 @@ def _adjust(
     return x
 
 
-def _truncate(
+def truncated(
     logits: LogitArray | ProbArray, params: SamplingParams
 ) -> tuple[IntArray | None, ProbArray]:
-    # Top-k, top-p, min-p. Returns ascending ids, or None for all.
+    """Return ascending ids after top-k, top-p, min-p, or None for all, and their log weights."""
     size = len(logits)
-    peak = _peak(logits)
+    peak = peak_of(logits)
     temperature = params.temperature
     ids: IntArray | None = None
     if 0 < params.top_k < size:
@@ -133,7 +134,8 @@ def _scaled(logits: LogitArray | ProbArray, peak: float, temperature: float) -> 
     return x
 
 
-def _peak(x: LogitArray | ProbArray) -> float:
+def peak_of(x: LogitArray | ProbArray) -> float:
+    """Return the largest logit; BadLogits if there is none, or a NaN."""
     peak = float(x.max())
     if not math.isfinite(peak):
         raise BadLogits(
@@ -149,7 +151,7 @@ def _argmax(x: LogitArray | ProbArray) -> int:
     # A NaN counts as the largest entry; `_peak` then raises.
     token = int(x.argmax())
     if not math.isfinite(x[token]):
-        _peak(x)
+        peak_of(x)
     return token
 
 
@@ -214,7 +216,7 @@ class Sampler:
         x = self._adjusted(logits, path)
         if params.greedy:
             return one_hot(_argmax(x), size)
-        ids, scaled = _truncate(x, params)
+        ids, scaled = truncated(x, params)
         return _softmax(scaled, ids, size)
 
     def proposal(
@@ -255,11 +257,11 @@ class Sampler:
         # Numpy fallback of the native race.
         if self._whole:
             maxima = block_maxima(logits)
-            peak, temperature = _peak(maxima), self.params.temperature
+            peak, temperature = peak_of(maxima), self.params.temperature
             return gumbel_race(
                 logits, maxima, lambda values: _scaled(values, peak, temperature), noise
             )[0]
-        ids, scaled = _truncate(logits, self.params)
+        ids, scaled = truncated(logits, self.params)
         return gumbel_argmax(np.arange(len(scaled)) if ids is None else ids, scaled, noise)
 
     def _forced(self, path: Sequence[int]) -> int | None:
@@ -275,7 +277,7 @@ class Sampler:
         x: LogitArray | ProbArray = logits
         if not self._plain:
             output = self._output + Counter(path) if path else self._output
-            x = _adjust(logits, self.params, self._prompt, output)
+            x = adjusted(logits, self.params, self._prompt, output)
             if self._generated + len(path) < self.params.min_tokens:
                 x[self._ends] = -np.inf
         if self.constraint is not None:

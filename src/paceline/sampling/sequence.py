@@ -8,7 +8,14 @@ from typing import Any
 
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
-from paceline.core.types import UNLIMITED, FinishReason, SamplingParams, Speculation, TokenLogprob
+from paceline.core.types import (
+    UNLIMITED,
+    Denoising,
+    FinishReason,
+    SamplingParams,
+    Speculation,
+    TokenLogprob,
+)
 from paceline.sampling.randomness import KeyedRandomness, Randomness
 from paceline.sampling.sampler import Sampler
 
@@ -19,7 +26,7 @@ class Sequence:
 
     `tokens` is prompt and committed tokens. `cache` is None before admission; `reading` is True
     in prefill, until the drafter is open. `sources` names per generated token the drafter that
-    proposed it, or None if the target chose it.
+    proposed it, or None if the target chose it. `work` is what its decoder keeps of it.
     """
 
     id: int
@@ -36,6 +43,9 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: GenerationStats = field(default_factory=GenerationStats)
     finish_reason: FinishReason | None = None
+    denoising: Denoising | None = None
+    constraint: Constraint | None = None
+    work: Any = None
 
     @classmethod
     def start(
@@ -47,6 +57,7 @@ class Sequence:
         speculation: Speculation = UNLIMITED,
         constraint: Constraint | None = None,
         ends: TokenIds[int] = (),
+        denoising: Denoising | None = None,
     ) -> Sequence:
         """Create a sequence.
 
@@ -60,6 +71,8 @@ class Sequence:
             Sampler(params, prompt, None if constraint is None else constraint.start(), ends),
             KeyedRandomness(params.seed, stream),
             speculation,
+            denoising=denoising,
+            constraint=constraint,
         )
 
     @property

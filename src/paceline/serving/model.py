@@ -46,7 +46,7 @@ def fingerprint(engine: Engine, weights: str) -> str:
     """
     able = engine.decoder.target.capabilities
     parts: list[object] = [weights, able.precision, able.kv_precision, able.max_context]
-    parts += [engine.decoder.verifier.name, engine.tokenizer.fingerprint, __version__]
+    parts += [engine.decoder.rule, engine.tokenizer.fingerprint, __version__]
     parts += ["exact"] if able.bit_exact else [able.runtime, able.device, uuid.uuid4().hex]
     return "fp_" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from paceline.engine.engine import Engine, Event, Prepared
+from paceline.engine.memory import Memory
 from paceline.errors import EngineFailed, PacelineError
 
 # Seconds between deliveries, for each running job: what is sent costs the engine's processor time,
@@ -143,7 +144,8 @@ class ServingCore:
         return Delivery(job, event, urgent)
 
     def _load(self) -> Load:
-        scheduler, memory = self.engine.scheduler, self.engine.decoder.memory
+        scheduler = self.engine.scheduler
+        memory: Memory | None = self.engine.decoder.memory
         running = len(scheduler.placed)
         blocks = (memory.blocks, memory.free) if memory is not None else (0, 0)
         return Load(running, len(scheduler) - running, *blocks, scheduler.preemptions)

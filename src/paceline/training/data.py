@@ -110,7 +110,7 @@ def write_texts(
     waiting = iter(indices)
     turns: dict[int, int] = {}
     answers: dict[int, tuple[int, list[int]]] = {}
-    context = engine.decoder.target.capabilities.max_context
+    context: int = engine.decoder.target.capabilities.max_context
 
     def ask(index: int, prompt: str) -> bool:
         ids = engine.tokenizer.prompt(prompt) if prompt else []

@@ -200,7 +200,8 @@ def suggest(
         PromptError: the prompt is empty, or longer than the context with `tokens`.
         RuntimeUnavailable: the runtime accepts no embeddings.
     """
-    target, tokenizer = engine.decoder.target, engine.tokenizer
+    target: Target = engine.decoder.target
+    tokenizer = engine.tokenizer
     vocabulary, context = target.capabilities.vocab_size, target.capabilities.max_context
     if alpha is None:
         alpha = 0.3 if corpus else 0.0

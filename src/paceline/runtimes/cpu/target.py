@@ -24,6 +24,7 @@ from paceline.core.target import (
     Pass,
     RuntimeOptions,
     check_blocks,
+    split_blocks,
 )
 from paceline.core.types import ROOT, Capabilities, LogitArray, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
@@ -117,7 +118,7 @@ class Batch:
         return first
 
     def add_block(self, block: Block) -> None:
-        """Add the rows of a block, all of which have logits; raises OutOfMemory as `add`."""
+        """Add the rows of a block; raises OutOfMemory as `add`."""
         cache = block.cache
         cache.discard()
         past, count = cache.length, len(block.tokens)
@@ -125,7 +126,8 @@ class Batch:
         cache.places = list(range(past, past + count))
         table = len(self._tables)
         self._tables += cache.blocks[: -(-(past + count) // BLOCK)]
-        self.logit_rows += range(len(self.ids), len(self.ids) + count)
+        wanted = range(count) if block.wanted is None else block.wanted.tolist()
+        self.logit_rows += [len(self.ids) + row for row in wanted]
         self.ids += block.tokens.tolist()
         runs = [past] * count if block.cached is None else block.cached.tolist()
         for row, (position, run) in enumerate(zip(block.positions.tolist(), runs, strict=True)):
@@ -407,6 +409,7 @@ class CpuTarget:
             kv_precision=kv_precision,
             kv_bytes_per_token=self._pool.bytes_per_token,
             blocks=True,
+            denoises=config.denoises,
         )
 
     @classmethod
@@ -544,9 +547,7 @@ class CpuTarget:
             raise
         inputs = [each.inputs for each in blocks if each.inputs is not None]
         forward.run(batch, self.threads, np.concatenate(inputs) if inputs else None)
-        ends = np.cumsum([len(each.tokens) for each in blocks])[:-1]
-        found = (np.split(forward.output(name, batch), ends) for name in ("logits", "state"))
-        return [BlockOutput(*each) for each in zip(*found, strict=True)]
+        return split_blocks(blocks, forward.output("logits", batch), forward.output("state", batch))
 
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
         """Repeat a forward and return the time of its parts; it commits nothing."""

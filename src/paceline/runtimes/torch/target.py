@@ -18,6 +18,7 @@ from paceline.core.target import (
     Pass,
     RuntimeOptions,
     check_blocks,
+    split_blocks,
 )
 from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
@@ -86,6 +87,7 @@ class TorchTarget:
             bit_exact=False,
             feature_layers=feature_layers(config.layers),
             blocks=True,
+            denoises=config.denoises,
         )
 
     @classmethod
@@ -223,10 +225,12 @@ class TorchTarget:
         states: list[Tensor] = []
         at = positions.to(self._device)
         hidden = self._network(x, at, attended, layers=layers, states=states)
-        both = (self._network.logits(hidden), states[0])
-        split = (to_numpy(each) for each in both)
-        found = (np.split(each, np.cumsum(sizes)[:-1]) for each in split)
-        return [BlockOutput(*each) for each in zip(*found, strict=True)]
+        if any(each.wanted is not None for each in blocks):
+            starts = np.cumsum([0, *sizes])[:-1]
+            asked = [s + each.wanted_rows for s, each in zip(starts, blocks, strict=True)]
+            hidden = hidden[torch.from_numpy(np.concatenate(asked)).to(self._device)]
+        logits = to_numpy(self._network.logits(hidden))
+        return split_blocks(blocks, logits, to_numpy(states[0]))
 
     @torch.inference_mode()
     def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:

@@ -1,0 +1,1 @@
+"""Decoders that fill a canvas: masked diffusion, block diffusion, any-order models."""

@@ -1,0 +1,64 @@
+"""Cache plans: which places a forward asks, and which of its keys are kept.
+
+A plan is one sentence: what is dropped, what is asked, what stays. Keys carry their rotation, so
+the order in the cache is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from paceline.core.types import Attention
+from paceline.denoising.canvas import Canvas
+
+
+class Plan(NamedTuple):
+    """A forward's places.
+
+    Attributes:
+        ask: ascending places whose rows are computed.
+        keep: ascending places, of those asked, whose keys stay.
+        drop: number of cached keys to go on with, from the first; None for all.
+    """
+
+    ask: Sequence[int]
+    keep: Sequence[int] = ()
+    drop: int | None = None
+
+
+class CachePlan:
+    """A plan of all places and nothing kept: the model's own forward.
+
+    `exact`: keys that are kept are those that a forward over everything would compute.
+    `serves`: attentions of models that it is for.
+    """
+
+    name: ClassVar[str] = "none"
+    exact: bool = True
+    serves: tuple[Attention, ...] = ("full", "block")
+
+    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
+        """Return the next forward's plan.
+
+        Args:
+            canvas: what is filled.
+            held: places in the cache, in its order.
+            fresh: it is the first forward of its block.
+        """
+        return Plan(range(len(canvas.tokens)))
+
+
+class Exact(CachePlan):
+    """Keep what is filled in finished blocks; the block itself is asked again.
+
+    Exact for block-causal models, whose finished blocks see nothing later. Clean rows of a finished
+    block ride in the next block's first forward.
+    """
+
+    name = "exact"
+    serves = ("block",)
+
+    def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
+        clean = range(len(held), canvas.span.start)
+        return Plan(range(len(held), canvas.span.stop), clean)

@@ -1,0 +1,205 @@
+"""Decoder of canvases: one forward a step for the whole batch, each sequence at its own step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
+
+from paceline.core.metrics import Clock
+from paceline.core.target import Block, BlockTarget
+from paceline.core.types import Denoises, Denoising, SamplingParams
+from paceline.denoising.caches import CachePlan
+from paceline.denoising.laws import Laws
+from paceline.denoising.process import Context, Process, Sampler
+from paceline.denoising.unmasking import block_sizes, check_parts
+from paceline.engine.decoder import Commit
+from paceline.engine.memory import memory_of
+from paceline.engine.prefill import Chunk
+from paceline.engine.stopping import StopRules, TextWatch
+from paceline.errors import InvalidOption
+from paceline.policy.cost import CostModel
+from paceline.sampling.sequence import Sequence
+
+NO_OPTIONS = Denoising()
+
+
+class Parts(Protocol):
+    """What the options of a request stand for."""
+
+    def sampler(self, options: Denoising, facts: Denoises) -> Sampler:
+        """Return the sampler; InvalidOption if there is none."""
+        ...
+
+    def plan(self, options: Denoising, facts: Denoises) -> CachePlan:
+        """Return the cache plan; InvalidOption if there is none."""
+        ...
+
+
+@dataclass(slots=True)
+class _Work:
+    # The process of a sequence, and the answer's tokens as they were last shown.
+    process: Process
+    shown: list[int] = field(default_factory=list)
+
+
+class DenoisingDecoder:
+    """Decode sequences by processes. The prompt rides in the first forward of each."""
+
+    costs: CostModel | None = None
+
+    def __init__(
+        self,
+        target: BlockTarget,
+        facts: Denoises,
+        stops: StopRules,
+        parts: Parts,
+        default: Denoising = NO_OPTIONS,
+    ) -> None:
+        """Bind the parts; `default` holds the options of requests that leave them out."""
+        self.target = target
+        self.facts = facts
+        self.stops = stops
+        self.memory = memory_of(target)
+        self._parts = parts
+        self._default = default
+        self._watches: dict[int, TextWatch] = {}
+        self._isolated = False
+
+    @property
+    def rule(self) -> str:
+        return f"denoising {self._default}"
+
+    def isolate(self) -> None:
+        self._isolated = True
+
+    def check(self, params: SamplingParams, denoising: Denoising | None) -> None:
+        options = self._options(denoising)
+        sampler = self._parts.sampler(options, self.facts)
+        check_parts(sampler, self._parts.plan(options, self.facts), self.facts)
+        block_sizes(self.facts, options, params.max_new_tokens)
+        if params.logprobs is not None and params.forced_tokens:
+            raise InvalidOption(
+                "logprobs do not go with forced_tokens, whose places are never asked: leave out one"
+            )
+        if params.prompt_logprobs is not None:
+            raise InvalidOption(
+                "prompt_logprobs have no meaning for a model that fills a canvas: leave them out"
+            )
+        for index in params.forced_tokens:
+            if index >= params.max_new_tokens:
+                raise InvalidOption(
+                    f"forced_tokens wants a token at {index}, beyond max_new_tokens "
+                    f"{params.max_new_tokens}: raise it, or leave that token out"
+                )
+
+    def waiting(self, count: int) -> None:
+        # Steps do not depend on the queue.
+        ...
+
+    def resume(self, sequence: Sequence, tokens: List[int]) -> None:
+        # The process fills the same again, and says what comes behind these tokens.
+        ...
+
+    def admit(
+        self,
+        sequence: Sequence,
+        watch: TextWatch | None = None,
+        sibling: Sequence | None = None,
+    ) -> None:
+        if sequence.work is None:
+            context = self._context(sequence)
+            sampler = self._parts.sampler(context.options, self.facts)
+            sequence.work = _Work(sampler.process(context))
+        sequence.cache = self.target.open()
+        if watch is not None:
+            self._watches[sequence.id] = watch
+
+    def _context(self, sequence: Sequence) -> Context:
+        ends = self.stops.ends(sequence.params)
+        room = min(
+            sequence.params.max_new_tokens,
+            self.target.capabilities.max_context - sequence.prompt_length,
+        )
+        laws = Laws(sequence, self.facts, ends)
+        options = self._options(sequence.denoising)
+        plan = self._parts.plan(options, self.facts)
+        return Context(sequence, self.facts, options, laws, room, plan)
+
+    def _options(self, given: Denoising | None) -> Denoising:
+        if given is None:
+            return self._default
+        known = {f.name: getattr(given, f.name) for f in fields(given)}
+        return replace(self._default, **{k: v for k, v in known.items() if v is not None})
+
+    def begin(self, sequence: Sequence) -> None:
+        sequence.reading = False
+
+    def read(self, chunks: List[Chunk]) -> list[Commit]:
+        return []
+
+    def step(
+        self, sequences: List[Sequence], chunks: List[Chunk] = (), *, drafts: bool = True
+    ) -> list[Commit]:
+        clock = Clock()
+        processes: list[Process] = [each.work.process for each in sequences]
+        blocks = []
+        for sequence, process in zip(sequences, processes, strict=True):
+            ask = process.ask()
+            if ask.drop is not None:
+                self.target.truncate(sequence.cache, ask.drop)
+            rows = ask.tokens, ask.places, ask.sees, ask.cached
+            blocks.append(Block(sequence.cache, *rows, wanted=ask.wanted))
+        with clock("forward"):
+            outputs = self.target.forward_blocks(blocks)
+        commits = []
+        for sequence, process, block, output in zip(
+            sequences, processes, blocks, outputs, strict=True
+        ):
+            sequence.stats.target_forwards += 1
+            sequence.stats.position_evaluations += len(block.tokens)
+            try:
+                kept = process.take(output.logits)
+                self.target.keep(sequence.cache, 0, kept)
+                commits.append(self._committed(sequence, process))
+            except Exception as error:
+                if not self._isolated:
+                    raise
+                self.target.keep(sequence.cache, 0, ())
+                commits.append(Commit(sequence, error=error))
+        for sequence in sequences:
+            sequence.stats.add_step(clock, 1 / len(sequences))
+        return commits
+
+    def close(self, sequence: Sequence) -> None:
+        self._watches.pop(sequence.id, None)
+        if sequence.cache is not None:
+            self.target.release(sequence.cache)
+            sequence.cache = None
+        if sequence.work is not None:
+            sequence.work.process.forget()
+
+    def _committed(self, sequence: Sequence, process: Process) -> Commit:
+        canvas = process.canvas
+        begin = len(sequence.tokens)
+        run = canvas.tokens[begin : canvas.final]
+        kept, reason = 0, None
+        if run:
+            kept, reason = self.stops.cut(sequence, run, self._watches.get(sequence.id))
+        tokens = run[:kept]
+        if sequence.params.logprobs is not None:
+            known = process.logprobs
+            sequence.logprobs += [known[begin + index] for index in range(kept)]
+        sequence.tokens += tokens
+        sequence.sources += [None] * kept
+        sequence.finish_reason = reason
+        sequence.stats.committed_tokens += kept
+        fills = self._fills(sequence.work) if self._options(sequence.denoising).steps else ()
+        return Commit(sequence, tuple(tokens), (None,) * kept, reason, fills=fills)
+
+    def _fills(self, work: _Work) -> tuple[tuple[int, int], ...]:
+        canvas = work.process.canvas
+        now, before = canvas.tokens[canvas.begin :], work.shown
+        work.shown = now
+        before = before + [canvas.mask] * (len(now) - len(before))
+        return tuple((i, new) for i, new in enumerate(now) if new != before[i])

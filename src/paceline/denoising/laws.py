@@ -1,0 +1,104 @@
+"""Laws of a canvas's places: logits to distributions, with all that a request asks of sampling."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core.types import Denoises, IntArray, LogitArray, ProbArray
+from paceline.denoising.canvas import Canvas
+from paceline.sampling.randomness import Draw, Purpose
+from paceline.sampling.sampler import adjusted, peak_of, truncated
+from paceline.sampling.sequence import Sequence
+
+
+class Laws:
+    """Distributions of places for one request.
+
+    Penalties count the filled places of the answer, whatever their order. The mask has probability
+    0. At temperature 0 laws are those of temperature 1, and picks are the most likely tokens.
+    """
+
+    def __init__(self, sequence: Sequence, facts: Denoises, ends: frozenset[int]) -> None:
+        params = sequence.params
+        self.ends = ends
+        self.greedy = params.greedy
+        self._mask = facts.mask
+        self._params = replace(params, temperature=1.0) if params.greedy else params
+        self._randomness = sequence.randomness
+        self._prompt = np.unique(np.asarray(sequence.prompt, dtype=np.int64))
+        self._stops = [*ends, *params.stop_token_ids]
+        self._adjusts = not (
+            params.repetition_penalty == 1
+            and params.presence_penalty == params.frequency_penalty == 0
+            and not params.logit_bias
+            and not params.banned_tokens
+            and not params.allowed_tokens
+        )
+        self._truncates = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+
+    def scores(
+        self, logits: LogitArray, canvas: Canvas, places: IntArray, *, hold: bool = False
+    ) -> ProbArray:
+        """Return float64 `[places, vocabulary]` logits after penalties, biases and bans.
+
+        `hold` bans end tokens but at the first masked place.
+        """
+        x: ProbArray = logits.astype(np.float64)
+        if self._adjusts:
+            said = Counter(canvas.filled())
+            x = np.stack([adjusted(row, self._params, self._prompt, said) for row in logits])
+        x[:, self._mask] = -np.inf
+        early = places < canvas.begin + self._params.min_tokens
+        if hold:
+            early |= places > canvas.run()
+        if early.any() and self._stops:
+            x[np.flatnonzero(early)[:, None], self._stops] = -np.inf
+        return x
+
+    def __call__(self, scores: ProbArray) -> ProbArray:
+        """Return float64 `[places, vocabulary]` laws: temperature, then top-k, top-p, min-p.
+
+        A place where everything is banned has no law: zeros. Raises BadLogits for NaN.
+        """
+        peaks = scores.max(axis=1, keepdims=True)
+        for row in scores[~(peaks < np.inf)[:, 0]]:
+            peak_of(row)
+        possible = peaks > -np.inf
+        if self._truncates:
+            return np.stack([self._row(row) for row in scores])
+        x: ProbArray = scores - np.where(possible, peaks, 0.0)
+        x /= self._params.temperature
+        np.exp(x, out=x)
+        x /= np.where(possible, x.sum(axis=1, keepdims=True), 1.0)
+        return x
+
+    def _row(self, scores: ProbArray) -> ProbArray:
+        if not scores.max() > -np.inf:
+            return np.zeros(len(scores))
+        ids, kept = truncated(scores, self._params)
+        weights = np.exp(kept)
+        out = np.zeros(len(scores))
+        out[slice(None) if ids is None else ids] = weights / weights.sum()
+        return out
+
+    def picks(self, laws: ProbArray, places: IntArray, sibling: int = 0) -> IntArray:
+        """Return int64 `[places]`: the most likely tokens, or Gumbel-max draws.
+
+        The noise of a place is fixed, unless `sibling` names a draw of its own.
+        """
+        if self.greedy:
+            best: IntArray = laws.argmax(axis=1)
+            return best
+        ids = np.arange(laws.shape[1])
+        return np.asarray(
+            [
+                (
+                    law / self._randomness.noise(Draw(int(at), Purpose.NOISE, sibling)).of(ids)
+                ).argmax()
+                for law, at in zip(laws, places, strict=True)
+            ],
+            dtype=np.int64,
+        )

@@ -1,0 +1,171 @@
+"""What decodes one canvas: samplers make processes, which ask rows and take their logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+
+from paceline.core.types import (
+    Attention,
+    Denoises,
+    Denoising,
+    IntArray,
+    LogitArray,
+    ProbArray,
+    TokenLogprob,
+)
+from paceline.denoising.caches import CachePlan
+from paceline.denoising.canvas import Ask, Canvas
+from paceline.denoising.laws import Laws
+from paceline.sampling.randomness import Randomness
+from paceline.sampling.sequence import Sequence as Request
+
+
+@dataclass
+class View:
+    """What a rule sees of a step.
+
+    Attributes:
+        canvas: before the step.
+        places: int64 `[masked]`, masked places of the block, ascending.
+        scores: float64 `[masked, vocabulary]`, logits after penalties and bans.
+        laws: float64 `[masked, vocabulary]`, the distributions of sampling.
+        picks: int64 `[masked]`, most likely tokens, or draws.
+        filled: the same for the block's filled places that are not pinned, if the rule reads them.
+        randomness: of the request.
+    """
+
+    canvas: Canvas
+    places: IntArray
+    scores: ProbArray
+    laws: ProbArray
+    picks: IntArray
+    randomness: Randomness
+    filled: View | None = None
+
+    @cached_property
+    def confidence(self) -> ProbArray:
+        """float64 `[masked]`, the largest probability of each law."""
+        top: ProbArray = self.laws.max(axis=1)
+        return top
+
+    @cached_property
+    def picked(self) -> ProbArray:
+        """float64 `[masked]`, the probabilities of the picks."""
+        of_picks: ProbArray = self.laws[np.arange(len(self.places)), self.picks]
+        return of_picks
+
+    @cached_property
+    def margin(self) -> ProbArray:
+        """float64 `[masked]`, between the two most likely tokens."""
+        two = np.partition(self.laws, -2, axis=1)[:, -2:]
+        apart: ProbArray = two[:, 1] - two[:, 0]
+        return apart
+
+    @cached_property
+    def entropy(self) -> ProbArray:
+        """float64 `[masked]`, in nats."""
+        logs = np.log(self.laws, out=np.zeros_like(self.laws), where=self.laws > 0)
+        spread: ProbArray = -(self.laws * logs).sum(axis=1)
+        return spread
+
+
+class Choice(NamedTuple):
+    """What a rule decides.
+
+    Attributes:
+        fill: indices into `View.places` that take their picks; not empty.
+        edit: filled places and their new tokens.
+        remask: filled places that become masks again.
+    """
+
+    fill: Sequence[int] | IntArray
+    edit: Sequence[tuple[int, int]] = ()
+    remask: Sequence[int] = ()
+
+
+def best(values: ProbArray, count: int = 1) -> IntArray:
+    """Return int64 indices of the largest values, largest first, ties to the lower index."""
+    order: IntArray = np.argsort(-values, kind="stable")[:count]
+    return order
+
+
+class Context(NamedTuple):
+    """What a process is made from.
+
+    Attributes:
+        request: the sequence; `tokens` are its prompt and what is final of the answer.
+        facts: of the model.
+        options: of the request.
+        laws: of the request.
+        room: places of the answer, at most.
+        plan: which keys are kept.
+    """
+
+    request: Request
+    facts: Denoises
+    options: Denoising
+    laws: Laws
+    room: int
+    plan: CachePlan
+
+    @property
+    def attention(self) -> Attention:
+        return self.facts.attention
+
+    def canvas(self) -> Canvas:
+        """Return a canvas of the prompt, with no block yet."""
+        prompt, params = self.request.prompt, self.request.params
+        begin = len(prompt)
+        pinned = {begin + index: token for index, token in params.forced_tokens.items()}
+        nothing = range(begin, begin)
+        end = begin + self.room
+        return Canvas(self.facts.mask, list(prompt), begin, end, nothing, nothing, pinned)
+
+
+class Process(Protocol):
+    """The decoding of one canvas, a forward at a time.
+
+    It is a function of prompt, parameters, seed and weights alone: what it has filled does not
+    depend on others, and one that begins anew fills the same again.
+
+    Attributes:
+        canvas: what is filled, and what is final.
+        exact: whether a cache that was lost and read again holds the same keys.
+        logprobs: of filled places, under the raw logits at their step, if asked for.
+    """
+
+    canvas: Canvas
+    exact: bool
+    logprobs: dict[int, TokenLogprob]
+
+    def ask(self) -> Ask:
+        """Return the rows of the next forward; asking twice changes nothing."""
+        ...
+
+    def take(self, logits: LogitArray) -> Sequence[int]:
+        """Take float32 `[wanted, vocabulary]`, fill, and return the ascending rows to cache."""
+        ...
+
+    def forget(self) -> None:
+        """Go on with an empty cache, or begin anew."""
+        ...
+
+
+class Sampler(Protocol):
+    """What `--sampler` names. Constructor arguments are its options.
+
+    A wrapper takes a rule, `inner`, as first argument: `prophet>threshold:tau=0.9`. `needs` are
+    the attentions of models that it can serve.
+    """
+
+    name: ClassVar[str]
+    needs: tuple[Attention, ...]
+
+    def process(self, context: Context) -> Process:
+        """Return the process of a request."""
+        ...

@@ -1,0 +1,58 @@
+"""A fixed number of places a step: LLaDA (arXiv:2502.09992), Dream (arXiv:2508.15487)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from paceline.core.options import require
+from paceline.core.types import ProbArray
+from paceline.denoising.canvas import Canvas
+from paceline.denoising.process import Choice, View, best
+from paceline.denoising.unmasking import Rule
+from paceline.sampling.randomness import Draw, Purpose
+
+Order = Literal["confidence", "picked", "margin", "entropy", "random", "leftmost"]
+
+
+class Counts(Rule):
+    """Fill the surest `per_step` places, or spread a block over `steps`."""
+
+    name: ClassVar[str] = "counts"
+
+    def __init__(self, per_step: int = 1, steps: int = 0, by: Order = "confidence") -> None:
+        """Set how many places, and which.
+
+        Args:
+            per_step: places a step.
+            steps: steps of a block, which take the remainder first; 0 goes by `per_step`.
+            by: the largest probability, that of the pick (LLaDA; drawn anew each step), the margin
+                of the two most likely, the least entropy, chance, or from the left.
+        """
+        require(per_step >= 1, "per_step", per_step, "1 or more")
+        require(steps >= 0, "steps", steps, "1 or more, or 0 to go by per_step")
+        self._per_step, self._steps, self._by = per_step, steps, by
+        self.fresh = by == "picked"
+
+    def begin(self, canvas: Canvas) -> list[int]:
+        left = len(canvas.masked())
+        if not self._steps:
+            return []
+        each, more = divmod(left, self._steps)
+        counts = [each + (step < more) for step in range(self._steps)]
+        return [count for count in counts if count]
+
+    def choose(self, view: View, state: list[int]) -> Choice:
+        count = state.pop(0) if state else self._per_step
+        return Choice(best(self._worth(view), count))
+
+    def _worth(self, view: View) -> ProbArray:
+        if self._by == "random":
+            named = Draw(view.canvas.step, Purpose.TARGET)
+            size = len(view.canvas.tokens)
+            return view.randomness.uniform(size, named)[view.places]
+        if self._by == "leftmost":
+            return -view.places.astype(float)
+        if self._by == "entropy":
+            return -view.entropy
+        worth: ProbArray = getattr(view, self._by)
+        return worth

@@ -1,0 +1,301 @@
+"""The standard process: blocks from left to right, in each a rule fills places step by step.
+
+A rule says which places are filled at a step. One file each, ten to forty lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paceline.core.types import (
+    Attention,
+    Denoises,
+    Denoising,
+    IntArray,
+    LogitArray,
+    ProbArray,
+    TokenLogprob,
+)
+from paceline.denoising.caches import CachePlan
+from paceline.denoising.canvas import Ask, Canvas, tokens_at, visible
+from paceline.denoising.process import Choice, Context, Process, Sampler, View
+from paceline.errors import InvalidOption, PacelineError
+from paceline.sampling.sampler import logprobs, peak_of
+
+# Block of models that were trained with any.
+ANY_BLOCK = 8
+
+
+def block_sizes(facts: Denoises, options: Denoising, room: int) -> tuple[int, int]:
+    """Return the places that are filled together, and the size of an attention block.
+
+    Raises InvalidOption if the one does not divide the other.
+    """
+    if facts.attention != "block":
+        size = options.block or room
+        return size, room
+    span = facts.block or options.block or ANY_BLOCK
+    size = options.block or span
+    if span % size:
+        raise InvalidOption(
+            f"block {size} does not divide {span}, the block that the model was trained with: "
+            f"use a divisor of {span}"
+        )
+    return size, span
+
+
+def check_parts(sampler: Sampler, plan: CachePlan, facts: Denoises) -> None:
+    """Raise InvalidOption if a sampler or a plan is for models of another attention."""
+    for kind, name, served in (
+        ("sampler", sampler.name, sampler.needs),
+        ("cache", plan.name, plan.serves),
+    ):
+        if facts.attention not in served:
+            raise InvalidOption(
+                f"{kind} '{name}' is for attention {' or '.join(served)}, and the model has "
+                f"{facts.attention}: use another {kind}"
+            )
+
+
+class Rule:
+    """A sampler that fills places of blocks by a rule, in the standard process.
+
+    Attributes:
+        reads_filled: the rule needs the laws of filled places.
+        monotone: what is filled never changes.
+        fresh: picks are drawn anew at each step, for rules that look at what was drawn. Else the
+            noise of a place is fixed.
+        needs: attentions that it can serve.
+    """
+
+    name: ClassVar[str] = "rule"
+    reads_filled: bool = False
+    monotone: bool = True
+    fresh: bool = False
+    needs: tuple[Attention, ...] = ("full", "block")
+
+    def begin(self, canvas: Canvas) -> Any:
+        """Return the state of a new block."""
+        return None
+
+    def view(self, view: View, state: Any) -> View:
+        """Return the view with other laws (credits, guidance); the same by default."""
+        return view
+
+    def choose(self, view: View, state: Any) -> Choice:
+        raise NotImplementedError
+
+    def process(self, context: Context) -> Process:
+        return Unmasking(context, self)
+
+
+class Unmasking:
+    """Fill the blocks of a canvas by a rule."""
+
+    def __init__(self, context: Context, rule: Rule) -> None:
+        """Begin; InvalidOption if rule or plan are for models of another attention."""
+        facts, plan = context.facts, context.plan
+        check_parts(rule, plan, facts)
+        self.context, self.rule, self.plan = context, rule, plan
+        self.size, self.span = block_sizes(facts, context.options, context.room)
+        self.exact = plan.exact
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, with an empty cache."""
+        context = self.context
+        self.canvas = canvas = context.canvas()
+        self.logprobs: dict[int, TokenLogprob] = {}
+        constraint = context.request.constraint
+        self._constraint = None if constraint is None else constraint.start()
+        self.held: list[int] = []
+        self._edge: dict[int, LogitArray] = {}  # logits before a block, for shifted models
+        if context.attention != "block":
+            canvas.extend(canvas.end)
+            canvas.span = range(len(canvas.tokens))
+        self._to_block(canvas.begin // self.size * self.size if self._aligned else canvas.begin)
+
+    def forget(self) -> None:
+        if not self.exact:
+            self.restart()
+        self.held = []
+
+    @property
+    def _aligned(self) -> bool:
+        return self.context.attention == "block"
+
+    def _to_block(self, start: int) -> None:
+        # Go to the first block from `start` on that has a masked place, or past the end.
+        canvas = self.canvas
+        while True:
+            stop = min(start + self.size, canvas.end)
+            if self._aligned:
+                first = start // self.span * self.span
+                canvas.extend(first + self.span)
+                canvas.span = range(first, min(first + self.span, canvas.end))
+            canvas.block = range(start, stop)
+            if start >= canvas.end or len(canvas.masked()):
+                break
+            start = stop
+        self.fresh = True
+        self.state = self.rule.begin(canvas)
+
+    def ask(self) -> Ask:
+        canvas, facts = self.canvas, self.context.facts
+        plan = self.planned = self.plan.plan(canvas, self.held, self.fresh)
+        places = np.asarray(plan.ask, dtype=np.int64)
+        self._sources = self._read()
+        wanted = np.flatnonzero(np.isin(places, self._sources))
+        self._asked = places[wanted]
+        return Ask(
+            tokens_at(canvas, places),
+            places,
+            visible(places, places, facts.attention, self.span),
+            wanted,
+            None,
+            plan.drop,
+        )
+
+    def _read(self) -> IntArray:
+        # Places whose rows the laws are read from.
+        block = self.canvas.block
+        wanted = np.arange(block.start, block.stop)
+        if not self.rule.reads_filled:
+            wanted = self.canvas.masked()
+        if self.context.facts.shifted:
+            return np.union1d(wanted - 1, [block.stop - 1])
+        return wanted
+
+    def take(self, logits: LogitArray) -> Sequence[int]:
+        self.fill(self.view(logits))
+        plan = self.planned
+        kept = set(plan.keep)
+        if plan.drop is not None:
+            del self.held[plan.drop :]
+        self.held += [place for place in plan.ask if place in kept]
+        self.settle()
+        return [row for row, place in enumerate(plan.ask) if place in kept]
+
+    def view(self, logits: LogitArray) -> View:
+        """Return what the rule sees; `logits` are those of the rows that were wanted."""
+        rows = dict(zip(self._asked.tolist(), logits, strict=True))
+        shift = int(self.context.facts.shifted)
+        if shift:
+            self._edge = {
+                place: row.copy()
+                for place, row in (self._edge | rows).items()
+                if place in (self.canvas.block.start - 1, self.canvas.block.stop - 1)
+            }
+            rows = self._edge | rows
+        masked = self.canvas.masked()
+        self.rows = np.stack([rows[place - shift] for place in masked.tolist()])
+        view = self._seen(self.rows, masked)
+        if self.rule.reads_filled:
+            free = [
+                place
+                for place in self.canvas.block
+                if self.canvas.tokens[place] != self.canvas.mask
+                and place >= self.canvas.begin
+                and place not in self.canvas.pinned
+                and place - shift in rows
+            ]
+            if free:
+                read = np.stack([rows[place - shift] for place in free])
+                view.filled = self._seen(read, np.asarray(free, dtype=np.int64))
+        return self.rule.view(view, self.state)
+
+    def _seen(self, rows: LogitArray, places: IntArray) -> View:
+        laws, canvas = self.context.laws, self.canvas
+        scores = laws.scores(rows, canvas, places, hold=self.context.options.ending == "hold")
+        if self._constraint is not None:
+            self._constrain(scores, places)
+        return self.drawn(scores, places)
+
+    def drawn(self, scores: ProbArray, places: IntArray) -> View:
+        """Return the view of places with these scores."""
+        laws = self.context.laws
+        found = laws(scores)
+        picks = laws.picks(found, places, self.canvas.step + 1 if self.rule.fresh else 0)
+        randomness = self.context.request.randomness
+        return View(self.canvas, places, scores, found, picks, randomness)
+
+    def _constrain(self, scores: ProbArray, places: IntArray) -> None:
+        # Only the first masked place has a known past.
+        assert self._constraint is not None
+        first = self.canvas.run()
+        said = self.canvas.tokens[self.canvas.begin : first]
+        known = self._constraint.valid(said)
+        if known < len(said):
+            raise InvalidOption(
+                f"forced_tokens wants token {said[known]} at {known}, where the constraint forbids "
+                "it: leave out one of the two"
+            )
+        for index in np.flatnonzero(places == first):
+            scores[index, ~self._constraint.mask(said)] = -np.inf
+
+    def fill(self, view: View) -> None:
+        """Let the rule choose, and put its tokens."""
+        canvas = self.canvas
+        choice = self.rule.choose(view, self.state)
+        if self._constraint is not None:
+            choice = Choice(self._allowed(view, choice))
+        possible = view.confidence > 0
+        if not possible.any():
+            peak_of(view.scores[0])
+        fill = [int(index) for index in choice.fill if possible[index]]
+        if not fill:
+            raise PacelineError(
+                f"sampler '{self.rule.name}' filled nothing at step {canvas.step}: it must fill a "
+                "place at every step"
+            )
+        top = self.context.request.params.logprobs
+        for index in fill:
+            place, token = int(view.places[index]), int(view.picks[index])
+            law = view.laws[index, token]
+            canvas.put(place, token, float(np.log(law)) if law > 0 else -np.inf)
+            if top is not None:
+                self.logprobs[place] = logprobs(self.rows[index], token, top)
+        for place, token in choice.edit:
+            canvas.put(place, token)
+        for place in choice.remask:
+            canvas.tokens[place] = canvas.mask
+        canvas.step += 1
+
+    def _allowed(self, view: View, choice: Choice) -> list[int]:
+        # From the first masked place on, without a gap, as far as the constraint goes.
+        assert self._constraint is not None
+        index = {int(place): i for i, place in enumerate(view.places)}
+        place, chosen = self.canvas.run(), set(map(int, choice.fill))
+        said = self.canvas.tokens[self.canvas.begin : place]
+        out = [index[place]]
+        said.append(int(view.picks[index[place]]))
+        while (following := index.get(place := place + 1)) in chosen and following is not None:
+            said.append(int(view.picks[following]))
+            if self._constraint.valid(said) < len(said):
+                break
+            out.append(following)
+        return out
+
+    def settle(self) -> None:
+        """Cut at an end token, go to the next block, and say what is final."""
+        canvas = self.canvas
+        if self.context.options.ending == "cut":
+            self._cut()
+        self.fresh = False
+        if not len(canvas.masked()):
+            self._to_block(canvas.block.stop)
+        canvas.final = canvas.run()
+        if not self.rule.monotone:
+            canvas.final = min(canvas.final, max(canvas.block.start, canvas.begin))
+
+    def _cut(self) -> None:
+        canvas, ends = self.canvas, self.context.laws.ends
+        for place in range(canvas.final, len(canvas.tokens)):
+            if canvas.tokens[place] in ends:
+                canvas.cut(place + 1)
+                if any(held > place for held in self.held):
+                    self.fresh = True
+                return

@@ -1,0 +1,145 @@
+"""Denoisers over explicit joints: small enough to enumerate, complete enough for the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.core.target import Block, BlockOutput
+from paceline.core.types import Attention, Capabilities, Denoises, ProbArray
+
+# Tokens: symbols of the joint from 0 on, then the mask, then an end token.
+
+
+class TableDenoiser:
+    """`BlockTarget` over a joint of `places` symbols after a prompt of `begin` tokens.
+
+    A masked row's law is the exact conditional of its place, given the tokens that it sees. A clean
+    row's is that of its place given the others, or with `autoregressive` that of the next place.
+    Places beyond the joint hold the end token.
+    """
+
+    def __init__(
+        self,
+        joint: ProbArray,
+        begin: int = 1,
+        attention: Attention = "full",
+        block: int | None = None,
+        *,
+        shifted: bool = False,
+        autoregressive: bool = False,
+    ) -> None:
+        """Bind float64 `[symbols] * places`, which sums to one."""
+        self.joint = joint
+        self.symbols = joint.shape[0]
+        self.mask, self.end = self.symbols, self.symbols + 1
+        self.begin = begin
+        self.forwards: list[int] = []
+        self._facts = Denoises(self.mask, attention, block, shifted, autoregressive, (self.end,))
+
+    @property
+    def facts(self) -> Denoises:
+        return self._facts
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            runtime="tabular",
+            device="cpu",
+            precision="fp64",
+            vocab_size=self.symbols + 2,
+            max_context=self.begin + self.joint.ndim + 64,
+            hidden_size=0,
+            hidden_states=False,
+            bit_exact=True,
+            blocks=True,
+            denoises=self._facts,
+        )
+
+    def open(self) -> TableCache:
+        return TableCache()
+
+    def forward_blocks(
+        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+    ) -> list[BlockOutput]:
+        """Return float64 log laws as logits."""
+        self.forwards.append(sum(len(block.tokens) for block in blocks))
+        out = []
+        for block in blocks:
+            block.cache.asked = list(
+                zip(block.positions.tolist(), block.tokens.tolist(), strict=True)
+            )
+            rows = [self._row(block, row) for row in block.wanted_rows.tolist()]
+            logits: Any = np.stack(rows) if rows else np.zeros((0, self.symbols + 2))
+            out.append(BlockOutput(logits, np.zeros((len(block.tokens), 0), dtype=np.float32)))
+        return out
+
+    def keep(self, cache: TableCache, pending: int, path: Sequence[int]) -> None:
+        cache.held += [cache.asked[row] for row in path]
+        cache.asked = []
+
+    def truncate(self, cache: TableCache, length: int) -> None:
+        del cache.held[length:]
+
+    def fork(self, cache: TableCache) -> TableCache:
+        return TableCache(list(cache.held))
+
+    def release(self, cache: TableCache) -> None:
+        cache.held = []
+
+    def warm_up(self) -> None:
+        # Nothing to do.
+        ...
+
+    def _row(self, block: Block, row: int) -> ProbArray:
+        cached = len(block.cache.held) if block.cached is None else int(block.cached[row])
+        seen = dict(block.cache.held[:cached])
+        seen |= {block.cache.asked[each] for each in np.flatnonzero(block.sees[row])}
+        place, token = block.cache.asked[row]
+        if (self._facts.autoregressive and token != self.mask) or self._facts.shifted:
+            place += 1
+        known = [(at, held) for at, held in seen.items() if held != self.mask and at != place]
+        with np.errstate(divide="ignore"):
+            return np.log(self.law(place, known))
+
+    def law(self, place: int, known: Sequence[tuple[int, int]]) -> ProbArray:
+        """Return float64 `[symbols + 2]`: the conditional of a place, given places and tokens."""
+        out = np.zeros(self.symbols + 2)
+        axis = place - self.begin
+        if axis >= self.joint.ndim:
+            out[self.end] = 1.0
+            return out
+        given = {at - self.begin: token for at, token in known if at >= self.begin}
+        index = tuple(
+            given[each] if each in given and given[each] < self.symbols else slice(None)
+            for each in range(self.joint.ndim)
+        )
+        rest = self.joint[index]
+        free = [each for each in range(self.joint.ndim) if isinstance(index[each], slice)]
+        others = tuple(i for i, each in enumerate(free) if each != axis)
+        weights = rest.sum(axis=others)
+        total = weights.sum()
+        out[: self.symbols] = weights / total if total > 0 else 1 / self.symbols
+        return out
+
+
+@dataclass(eq=False)
+class TableCache:
+    """Places and tokens that are held, and those of the last forward."""
+
+    held: list[tuple[int, int]] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.held)
+
+
+def random_joint(symbols: int, places: int, seed: int, sharpness: float = 1.5) -> ProbArray:
+    """Return a joint with normal log weights of this deviation."""
+    weights = np.exp(sharpness * np.random.default_rng(seed).normal(size=(symbols,) * places))
+    joint: ProbArray = weights / weights.sum()
+    return joint

@@ -1,0 +1,59 @@
+"""Samplers and cache plans of canvases by name: `wrapper>rule:key=value`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Literal
+
+from paceline.core.options import arguments, split_options
+from paceline.core.types import Denoises, Denoising
+from paceline.denoising.caches import CachePlan
+from paceline.denoising.process import Sampler
+from paceline.denoising.unmasking import Rule
+from paceline.errors import InvalidOption
+from paceline.registry import table as registry
+
+DEFAULT_SAMPLER = "counts"
+
+
+def make_sampler(expression: str) -> Sampler:
+    """Build a sampler; InvalidOption names the part that is wrong."""
+    made: Any = None
+    for text in reversed(expression.split(">")):
+        factory, options = _found("sampler", text.strip())
+        wraps = "inner" in inspect.signature(factory).parameters
+        if wraps and made is None:
+            raise InvalidOption(
+                f"sampler '{factory.name}' wraps another: write {factory.name}>counts"
+            )
+        if made is not None and not (wraps and isinstance(made, Rule)):
+            other = made.name if wraps else factory.name
+            raise InvalidOption(f"sampler '{other}' does not go into {expression!r}: leave it out")
+        made = factory(made, **options) if wraps else factory(**options)
+    sampler: Sampler = made
+    return sampler
+
+
+def make_plan(text: str) -> CachePlan:
+    """Build a cache plan; InvalidOption names the part that is wrong."""
+    factory, options = _found("cache", text)
+    plan: CachePlan = factory(**options)
+    return plan
+
+
+def _found(kind: Literal["sampler", "cache"], text: str) -> tuple[Any, dict[str, Any]]:
+    name, options = split_options(text, kind)
+    factory = registry.find(kind, name).load()
+    return factory, arguments(factory, kind, options, "inner")
+
+
+class RegisteredParts:
+    """Parts of requests by name. Without a name: one place a step, and the exact cache if any."""
+
+    def sampler(self, options: Denoising, facts: Denoises) -> Sampler:
+        return make_sampler(options.sampler or DEFAULT_SAMPLER)
+
+    def plan(self, options: Denoising, facts: Denoises) -> CachePlan:
+        if options.cache is not None:
+            return make_plan(options.cache)
+        return make_plan("exact" if facts.attention == "block" else "none")
