@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import (
+    Film,
     Painter,
     follow,
     interruptible,
@@ -21,7 +22,7 @@ from paceline.cli.output import (
     summary,
     write,
 )
-from paceline.core.types import SamplingParams
+from paceline.core.types import Denoising, SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.registry import table as registry
 
@@ -33,6 +34,17 @@ def generate(
     place: o.ModelOptions,
     drafter: o.Drafter = "auto",
     rules: o.SpeculationOptions,
+    canvas: o.CanvasOptions,
+    ending: Annotated[
+        str,
+        typer.Option(
+            help="A filled end token of a canvas does nothing before its turn (fill), cuts the "
+            "canvas (cut), or is banned but at the first masked place (hold)."
+        ),
+    ] = "fill",
+    show_steps: Annotated[
+        bool, typer.Option("--show-steps", help="Show the canvas as it fills, on a terminal live.")
+    ] = False,
     room: o.ResourceOptions,
     max_new_tokens: o.MaxNewTokens = 256,
     sampling: o.SamplingOptions,
@@ -84,6 +96,7 @@ def generate(
     if first_of > 1 and (params.greedy or color):
         wrong = "--color" if color else "--temperature 0"
         raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
+    denoising = Denoising(ending=ending, steps=show_steps)  # type: ignore[arg-type]
     constrain = _constraint(json_schema, regex, grammar)
     if first_of > 1 and constrain is not None:
         raise InvalidOption("--first-of does not go with a constraint: leave out one of the two")
@@ -93,12 +106,17 @@ def generate(
 
     from paceline.engine.engine import Event
 
-    engine = o.load(place, room, drafter, rules, max_batch=first_of)
+    engine = o.load(place, room, drafter, rules, max_batch=first_of, canvas=canvas)
+    asked_for = None if denoising == Denoising() else denoising
+    film = Film(engine, live=not as_json) if show_steps else None
     painter = Painter(engine.tokenizer) if color else None
     shown = 0
 
     def show(event: Event) -> None:
         nonlocal shown
+        if film is not None:
+            film.show(event)
+            return
         shown += len(event.text)
         if painter is not None:
             write(painter.paint(event.text, event.token_ids, event.sources))
@@ -116,16 +134,22 @@ def generate(
             completion = found.completion
         else:
             constraint = None if constrain is None else constrain(engine)
-            request = engine.add(text, params, raw=raw, system=system, constraint=constraint)
-            completion = follow(engine, request, interrupt, (lambda _: None) if as_json else show)
+            given = {"raw": raw, "system": system, "constraint": constraint}
+            request = engine.add(text, params, **given, denoising=asked_for)
+            quiet = as_json and film is None
+            completion = follow(engine, request, interrupt, (lambda _: None) if quiet else show)
     if as_json:
         config = {**engine.config, **asdict(params), "system": system, "raw": raw}
         report = _report(engine, completion, config)
+        if film is not None:
+            report["steps"] = film.steps
         if found is not None:
             config["lossless"] = found.lossless
             report["first_of"] = _samples(found)
         print_json(report)
     else:
+        if film is not None:
+            film.end()
         write(completion.text[shown:] + "\n")
         if painter is not None:
             typer.echo(painter.legend(), err=True, color=True)

@@ -123,6 +123,25 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class CanvasOptions:
+    """Models that fill a canvas."""
+
+    sampler: Annotated[
+        str | None,
+        typer.Option(
+            help="For models that fill a canvas, see `paceline methods`: RULE, WRAPPER>RULE, or "
+            "autoregressive."
+        ),
+    ] = None
+    block: Annotated[
+        int | None, typer.Option(help="Places that are filled before those right of them.")
+    ] = None
+    canvas_cache: Annotated[
+        str | None, typer.Option(help="Which keys of a canvas are kept, see `paceline methods`.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceOptions:
     """Limits of decoding."""
 
@@ -280,12 +299,18 @@ def load(
     drafter: str,
     rules: SpeculationOptions,
     max_batch: int,
+    canvas: CanvasOptions | None = None,
 ) -> Engine:
     """Load the engine that the options ask for; errors as of `paceline.load`."""
     from paceline.registry import loading
 
     return loading.load(
-        **asdict(place), **asdict(room), drafter=drafter, **asdict(rules), max_batch=max_batch
+        **asdict(place),
+        **asdict(room),
+        drafter=drafter,
+        **asdict(rules),
+        max_batch=max_batch,
+        **asdict(canvas or CanvasOptions()),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -103,12 +104,52 @@ def summary(engine: Engine, completion: Completion) -> str:
         parts.append(f"{forwards} ({stats.target_forwards} forwards)")
     if stats.first_token_seconds is not None:
         parts.append(f"first token after {stats.first_token_seconds:.2f} s")
+    if stats.position_evaluations:
+        parts.append(f"{stats.position_evaluations} positions evaluated")
     config = engine.config
-    parts.append(" ".join(str(config.get(key)) for key in ("runtime", "precision", "drafter")))
-    rule = engine.decoder.verifier
-    if not rule.lossless:
+    how = "sampler" if "sampler" in config else "drafter"
+    parts.append(" ".join(str(config.get(key)) for key in ("runtime", "precision", how)))
+    rule = getattr(engine.decoder, "verifier", None)
+    if rule is not None and not rule.lossless:
         parts.append(f"lossy: verifier {rule.name}")
     return "; ".join(parts)
+
+
+class Film:
+    """The canvas of a request as it fills: one line a step, or one line that changes."""
+
+    def __init__(self, engine: Engine, *, live: bool) -> None:
+        """Show the steps if `live`, on a terminal in place; keep them in any case."""
+        self.steps: list[list[dict[str, Any]]] = []
+        self._tokenizer = engine.tokenizer
+        facts = engine.decoder.target.capabilities.denoises
+        self._mask = None if facts is None else facts.mask
+        self._places: list[str] = []
+        self._live = live
+        self._still = live and not sys.stdout.isatty()
+
+    def show(self, event: Event) -> None:
+        fills = []
+        for at, token in event.fills:
+            text = None
+            if token != self._mask:
+                text = self._tokenizer.decode([token], skip_special=False)
+            self._places += ["_"] * (at + 1 - len(self._places))
+            self._places[at] = "_" if text is None else text
+            fills.append({"at": at, "token_id": token, "text": text})
+        if not fills:
+            return
+        self.steps.append(fills)
+        line = "|".join(self._places).replace("\n", "\\n")
+        if self._still:
+            write(f"{len(self.steps):4} {line}\n")
+        elif self._live:
+            write(f"\r\x1b[2K{line[: os.get_terminal_size().columns - 1]}")
+
+    def end(self) -> None:
+        """Clear the line that changed."""
+        if self._live and not self._still:
+            write("\r\x1b[2K")
 
 
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")

@@ -43,6 +43,7 @@ def serve(
     place: o.ModelOptions,
     drafter: o.Drafter = "auto",
     rules: o.SpeculationOptions,
+    canvas: o.CanvasOptions,
     room: o.ResourceOptions,
     kv_tokens: Annotated[
         int | None, typer.Option(help="Size of the key-value cache in tokens, over all requests.")
@@ -77,7 +78,7 @@ def serve(
 
         loaded = loading.load_model(place.model, runtime=place.runtime, options=options)
         engine = loading.make_engine(
-            loaded, drafter=drafter, **asdict(rules), max_batch=settings.max_batch
+            loaded, drafter=drafter, **asdict(rules), **asdict(canvas), max_batch=settings.max_batch
         )
         loaded.tokenizer.prompt("warm")  # the template is compiled before the first request
         names = settings.served_name or [loaded.source.name]

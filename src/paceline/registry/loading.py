@@ -132,6 +132,9 @@ def make_engine(
     `spare_draft` lets a drafter leave `draft_model` unused; `Engine.config` says which do.
     """
     canvas = Denoising(sampler, block, canvas_cache)
+    # A drafter that is named is for decoding from left to right.
+    if sampler is None and drafter != "auto" and loaded.target.capabilities.denoises:
+        sampler = AUTOREGRESSIVE
     if loaded.target.capabilities.denoises and sampler != AUTOREGRESSIVE:
         limits = {"max_batch": max_batch, "max_waiting": max_waiting}
         return _canvas_engine(loaded, canvas, (drafter, verifier, controller), draft_model, limits)
@@ -224,7 +227,7 @@ def _canvas_engine(
     capabilities = target.capabilities
     facts = capabilities.denoises
     assert facts is not None
-    if any(name not in ("auto", "none") for name in names) or draft_model is not None:
+    if any(name != "auto" for name in names) or draft_model is not None:
         raise InvalidOption(
             f"drafter, verifier, controller and draft_model are for autoregressive decoding, and "
             f"{loaded.source.name} fills a canvas: leave them out, or use sampler "

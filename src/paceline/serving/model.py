@@ -27,6 +27,8 @@ class ServedModel:
         self.created = int(time())
         self.context = engine.decoder.target.capabilities.max_context
         self.fingerprint = fingerprint(engine, weights)
+        facts = engine.decoder.target.capabilities.denoises
+        self.mask = None if facts is None else facts.mask
         self.style = find_style(self.tokenizer.chat_template)
 
     @property

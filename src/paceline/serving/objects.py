@@ -137,6 +137,8 @@ class Answer:
         out = [self._chunk([part]) for part in parts]
         if out and self._streams:
             out[0]["paceline"] = self._sources(place, event)
+        if event.fills:
+            out.insert(0, self._head | {"choices": [], "paceline": self._fills(place, event)})
         return out
 
     def failing(self, error: Json) -> list[Json]:
@@ -182,6 +184,15 @@ class Answer:
         pairs = zip(event.token_ids, event.sources, strict=True)
         tokens = [{"text": read([token]), "source": source} for token, source in pairs]
         return {"tokens": tokens, "steps": self._accepted.get(place, Counter()).total()}
+
+    def _fills(self, place: int, event: Event) -> Json:
+        # Places of the answer that changed, final or not; null where a token was taken back.
+        read, mask = self.model.tokenizer.decode, self.model.mask
+        fills = [
+            {"at": at, "text": None if token == mask else read([token], skip_special=False)}
+            for at, token in event.fills
+        ]
+        return {"index": place, "fills": fills}
 
     def reasoning_tokens(self) -> int:
         """Return how many tokens the reasoning has, by itself."""

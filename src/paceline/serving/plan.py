@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.constraint import Constraint
-from paceline.core.types import SamplingParams, Speculation
+from paceline.core.types import Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
 from paceline.errors import InvalidOption
 from paceline.serving.answers.style import call_grammar
@@ -201,6 +201,8 @@ def _plan(
     )
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
     asked["resume"] = body.resume_token_ids or ()
+    if body.denoising is not None:
+        asked["denoising"] = Denoising(**msgspec.structs.asdict(body.denoising))
     return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)
 
 

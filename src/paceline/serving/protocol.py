@@ -51,6 +51,16 @@ class SpeculationLimits(Struct):
     depth: Count | None = None
 
 
+class DenoisingOptions(Struct):
+    """How a model that fills a canvas does so; see docs/diffusion.md."""
+
+    sampler: Annotated[str, Meta(max_length=1000)] | None = None
+    block: Count | None = None
+    cache: Annotated[str, Meta(max_length=200)] | None = None
+    ending: Literal["fill", "cut", "hold"] = "fill"
+    steps: bool = False
+
+
 class StructuredOutputs(Struct):
     """One of these."""
 
@@ -94,6 +104,7 @@ class Body(Struct, kw_only=True):
     truncate_prompt_tokens: Count | None = None
     resume_token_ids: Tokens | None = None
     speculation: SpeculationLimits | None = None
+    denoising: DenoisingOptions | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Json | str | None = None
     guided_regex: str | None = None

@@ -256,6 +256,7 @@ def _merged(first: Event, then: Event) -> Event:
         token_ids=first.token_ids + then.token_ids,
         sources=first.sources + then.sources,
         logprobs=first.logprobs + then.logprobs,
+        fills=tuple((dict(first.fills) | dict(then.fills)).items()),
     )
 
 
@@ -266,4 +267,4 @@ def _failure(error: PacelineError) -> Event:
 def _size(event: Event) -> int:
     # Bytes that an event takes in memory and on the wire, roughly.
     tops = sum(1 + len(each.top) for each in event.logprobs)
-    return 200 + 4 * len(event.text) + 16 * len(event.token_ids) + 100 * tops
+    return 200 + 4 * len(event.text) + 16 * (len(event.token_ids) + len(event.fills)) + 100 * tops
