@@ -179,6 +179,31 @@ class Speculation:
 UNLIMITED = Speculation()
 
 
+Attention = Literal["full", "block", "order"]
+
+
+@dataclass(frozen=True, slots=True)
+class Denoises:
+    """How a model fills a canvas.
+
+    Attributes:
+        mask: id of the mask token; its logit never counts.
+        attention: what it was trained with: "full", "block" (block-causal) or "order" (in the order
+            of filling).
+        block: trained block, of attention "block"; None if any.
+        shifted: logits of row i speak of place i + 1.
+        autoregressive: clean causal rows predict the next token.
+        ends: tokens that end a text, beside those of the tokenizer.
+    """
+
+    mask: int
+    attention: Attention
+    block: int | None = None
+    shifted: bool = False
+    autoregressive: bool = False
+    ends: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Capabilities of a target, declared by its runtime.
@@ -192,6 +217,7 @@ class Capabilities:
         tree: whether drafts may branch.
         kv_precision: kv dtype, or None for that of the model.
         blocks: the target has `forward_blocks`.
+        denoises: how it fills a canvas, if it was trained to.
     """
 
     runtime: str
@@ -207,6 +233,7 @@ class Capabilities:
     kv_precision: str | None = None
     kv_bytes_per_token: int = 0
     blocks: bool = False
+    denoises: Denoises | None = None
 
 
 @dataclass(frozen=True, slots=True)

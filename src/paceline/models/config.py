@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.core.types import ProbArray
+from paceline.core.types import Denoises, ProbArray
 from paceline.errors import ModelError
 from paceline.models.ops import Activation, Rotary
 
 ELSEWHERE = "use --runtime transformers"
+# Whose `attention_bias` says nothing of the attention output.
+_QKV_BIASED = ("qwen2", "Dream", "Fast_dLLM_Qwen", "wedlm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class ModelConfig:
         windows: newest keys that each layer sees, 0 for all; empty if no layer has a window.
         no_positions: layers without rotary positions.
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
+        denoises: how it fills a canvas, if it was trained to.
     """
 
     family: str
@@ -62,6 +65,7 @@ class ModelConfig:
     residual_scale: float = 1.0
     attention_scale: float = 0.0
     logit_scale: float = 1.0
+    denoises: Denoises | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_dim % 2:
@@ -88,10 +92,12 @@ class ModelConfig:
         family: str,
         changes: Callable[[Mapping[str, Any]], dict[str, Any]],
         eos_token_ids: tuple[int, ...] = (),
+        entries: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> ModelConfig:
         """Read a `config.json`; raises ModelError as `families.hf_config`."""
-        _refuse_hf_extras(config)
         try:
+            config = entries(config)
+            _refuse_hf_extras(config)
             hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
             head_dim = int(config.get("head_dim") or hidden // heads)
             rope = _rope_parameters(config)
@@ -245,7 +251,7 @@ def reader(metadata: Mapping[str, Any], family: str) -> Callable[..., Any]:
 
 
 def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
-    if config.get("attention_bias") and config.get("model_type") != "qwen2":
+    if config.get("attention_bias") and config.get("model_type") not in _QKV_BIASED:
         raise _unsupported("a bias on the attention output")
     if config.get("mlp_bias"):
         raise _unsupported("a bias in the feed-forward layers")

@@ -407,6 +407,7 @@ class CpuTarget:
             kv_precision=kv_precision,
             kv_bytes_per_token=self._pool.bytes_per_token,
             blocks=True,
+            denoises=config.denoises,
         )
 
     @classmethod

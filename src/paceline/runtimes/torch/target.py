@@ -86,6 +86,7 @@ class TorchTarget:
             bit_exact=False,
             feature_layers=feature_layers(config.layers),
             blocks=True,
+            denoises=config.denoises,
         )
 
     @classmethod
