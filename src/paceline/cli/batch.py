@@ -49,7 +49,9 @@ def batch(
         raise InvalidOption(f"{out} cannot be written ({error}): give another file") from error
     left = [line for line in lines if line.custom_id not in done]
     figures: dict[str, float] = {"requests": len(lines), "answered_before": len(lines) - len(left)}
-    loaded = loading.load_model(place.model, runtime=place.runtime, options=options)
+    loaded = loading.load_model(
+        place.model, runtime=place.runtime, options=options, denoiser=place.denoiser
+    )
     engine = loading.make_engine(loaded, drafter=drafter, **asdict(rules), max_batch=max_batch)
     names = [loaded.source.name, place.model]
     model = ServedModel(engine, names, loaded.source.fingerprint, str(loaded.source.path))

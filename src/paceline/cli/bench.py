@@ -105,7 +105,9 @@ def bench(
     from paceline.measure.run import read_alike, warm_up
     from paceline.registry import loading
 
-    loaded = loading.load_model(place.model, runtime=place.runtime, options=checked)
+    loaded = loading.load_model(
+        place.model, runtime=place.runtime, options=checked, denoiser=place.denoiser
+    )
     keep_apart(loaded.target)
     engines = {
         name: loading.make_engine(

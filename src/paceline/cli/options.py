@@ -33,6 +33,13 @@ Precision = Annotated[
     str | None,
     typer.Option(help="On cpu: file (weights as stored), int8, int4, fp32; else fp32 or bf16."),
 ]
+Denoiser = Annotated[
+    str | None,
+    typer.Option(
+        help="Facts of a diffusion checkpoint that its files do not say: "
+        "mask=ID,attention=full|block|order,block=N,shift=true|false."
+    ),
+]
 Drafter = Annotated[
     str,
     typer.Option(
@@ -99,6 +106,7 @@ class ModelOptions:
     runtime: Runtime = "auto"
     device: Device = None
     precision: Precision = None
+    denoiser: Denoiser = None
 
 
 @dataclass(frozen=True, slots=True)

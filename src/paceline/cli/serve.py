@@ -76,7 +76,9 @@ def serve(
         from paceline.registry import loading
         from paceline.serving.model import ServedModel
 
-        loaded = loading.load_model(place.model, runtime=place.runtime, options=options)
+        loaded = loading.load_model(
+            place.model, runtime=place.runtime, options=options, denoiser=place.denoiser
+        )
         engine = loading.make_engine(
             loaded, drafter=drafter, **asdict(rules), **asdict(canvas), max_batch=settings.max_batch
         )

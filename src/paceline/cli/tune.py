@@ -79,7 +79,9 @@ def tune(
 
     from paceline.registry import loading
 
-    loaded = loading.load_model(place.model, runtime=place.runtime, options=checked)
+    loaded = loading.load_model(
+        place.model, runtime=place.runtime, options=checked, denoiser=place.denoiser
+    )
     journal = tuned.path_of(loaded.place).with_suffix(".journal")
     if forget:
         _forget(loaded, journal)

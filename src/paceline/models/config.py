@@ -16,6 +16,8 @@ from paceline.errors import ModelError
 from paceline.models.ops import Activation, Rotary
 
 ELSEWHERE = "use --runtime transformers"
+# Whose `attention_bias` says nothing of the attention output.
+_QKV_BIASED = ("qwen2", "Dream", "Fast_dLLM_Qwen", "wedlm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,12 @@ class ModelConfig:
         family: str,
         changes: Callable[[Mapping[str, Any]], dict[str, Any]],
         eos_token_ids: tuple[int, ...] = (),
+        entries: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
     ) -> ModelConfig:
         """Read a `config.json`; raises ModelError as `families.hf_config`."""
-        _refuse_hf_extras(config)
         try:
+            config = entries(config)
+            _refuse_hf_extras(config)
             hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
             head_dim = int(config.get("head_dim") or hidden // heads)
             rope = _rope_parameters(config)
@@ -247,7 +251,7 @@ def reader(metadata: Mapping[str, Any], family: str) -> Callable[..., Any]:
 
 
 def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
-    if config.get("attention_bias") and config.get("model_type") != "qwen2":
+    if config.get("attention_bias") and config.get("model_type") not in _QKV_BIASED:
         raise _unsupported("a bias on the attention output")
     if config.get("mlp_bias"):
         raise _unsupported("a bias in the feed-forward layers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,17 @@ from typing import Any, Protocol
 
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, hf_eos_token_ids
-from paceline.models.families import hf_config
+from paceline.models.denoiser import denoiser_options, denoises
+from paceline.models.families import hf_config, is_denoiser
 from paceline.models.gguf import GGUFFile
 from paceline.models.pull import DEFAULT_MODEL, pull
 from paceline.models.text import Tokenizer
-from paceline.models.tokenizer import read_json, tokenizer_from_directory, tokenizer_from_gguf
+from paceline.models.tokenizer import (
+    mask_token_id,
+    read_json,
+    tokenizer_from_directory,
+    tokenizer_from_gguf,
+)
 from paceline.models.weights import (
     SafetensorsFiles,
     Weights,
@@ -44,6 +51,11 @@ class ModelSource(Protocol):
         ...
 
     @property
+    def denoiser(self) -> bool:
+        """Whether the model is said to fill a canvas, whatever else is known of it."""
+        ...
+
+    @property
     def config(self) -> ModelConfig: ...
 
     @property
@@ -56,33 +68,50 @@ class ModelSource(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
 
-def resolve(spec: str, progress: bool = True) -> ModelSource:
+def resolve(
+    spec: str, progress: bool = True, denoiser: str | Mapping[str, Any] | None = None
+) -> ModelSource:
     """Find a model: "smollm2-135m" (downloaded), a GGUF file, a Hugging Face directory or hub id.
+
+    Args:
+        spec: of the model.
+        progress: show that of a download.
+        denoiser: see `denoiser_options`.
 
     Raises:
         ModelError: there is no such model, or it cannot be downloaded or read.
+        InvalidOption: options of a denoiser are wrong; here, or when `config` is read.
     """
+    facts = denoiser_options(denoiser)
     if spec in ALIASES:
-        return GGUFSource(pull(progress=progress), name=spec)
+        return GGUFSource(pull(progress=progress), spec, facts)
     path = Path(spec).expanduser()
     if spec and path.is_file():
-        return GGUFSource(path)
+        return GGUFSource(path, None, facts)
     if spec and path.is_dir():
-        return DirectorySource(path)
+        return DirectorySource(path, None, facts)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec) and path.suffix != ".gguf":
-        return DirectorySource(_from_hub(spec), name=spec)
+        return DirectorySource(_from_hub(spec), spec, facts)
     raise _unknown(spec, "no such file or directory")
 
 
 class GGUFSource:
-    def __init__(self, path: Path, name: str | None = None) -> None:
+    def __init__(
+        self, path: Path, name: str | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """`facts` are those of `denoiser_options`."""
         self.path = path
         self.name = name or path.stem
-        self._file = GGUFFile(path)
+        self.denoiser = bool(facts)
+        self._file, self._facts = GGUFFile(path), facts or {}
 
-    @property
+    @cached_property
     def config(self) -> ModelConfig:
-        return self._file.config
+        config, metadata = self._file.config, self._file.metadata
+        found = denoises(
+            config, {}, self._facts, lambda: metadata.get("tokenizer.ggml.mask_token_id")
+        )
+        return replace(config, denoises=found)
 
     @property
     def fingerprint(self) -> str:
@@ -104,16 +133,22 @@ class GGUFSource:
 class DirectorySource:
     """A model in a Hugging Face directory: config.json, safetensors, tokenizer.json."""
 
-    def __init__(self, path: Path, name: str | None = None) -> None:
+    def __init__(
+        self, path: Path, name: str | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """`facts` are those of `denoiser_options`."""
         self.path = path
         self.name = name or path.resolve().name
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json: give a model directory or a .gguf file")
-        self._json = read_json(path / "config.json")
+        self._json, self._facts = read_json(path / "config.json"), facts or {}
+        self.denoiser = bool(facts) or is_denoiser(self._json)
 
     @cached_property
     def config(self) -> ModelConfig:
-        return hf_config(self._json, self._eos_token_ids)
+        config = hf_config(self._json, self._eos_token_ids)
+        found = denoises(config, self._json, self._facts, lambda: mask_token_id(self.path))
+        return replace(config, denoises=found)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -149,6 +184,7 @@ class FirstLayers:
         self._whole = whole
         self.path = whole.path
         self.name = f"{whole.name}, first {layers} layers"
+        self.denoiser = whole.denoiser
         self.config = replace(whole.config, layers=layers)
         self.fingerprint = f"{whole.fingerprint}-{layers}"
 

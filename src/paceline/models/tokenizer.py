@@ -70,21 +70,31 @@ _END_TEXTS = """
 <REPO> <reponame> <|file_sep|>
 """
 _ENDS = frozenset(_END_TEXTS.split())
+# Classes of Qwen's tokenizer, whose slow form has no tokenizer.json.
+_QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer")
 _LOG = logging.getLogger(__name__)
 _ADVICE = "use the model's Hugging Face directory instead"
 
 
 def tokenizer_from_directory(directory: Path, eos_token_ids: tuple[int, ...]) -> Tokenizer:
-    """Read `tokenizer.json`; raises ModelError if it is missing or damaged."""
+    """Read `tokenizer.json`, or the vocabulary and merges of a Qwen tokenizer.
+
+    Raises:
+        ModelError: they are missing or damaged.
+    """
     import tokenizers
 
-    path = directory / "tokenizer.json"
-    if not path.is_file():
+    path, parts = directory / "tokenizer.json", directory / "merges.txt"
+    whole = path.is_file()
+    if not whole and not parts.is_file():
         raise ModelError(f"{directory} has no tokenizer.json: save a fast tokenizer there")
     try:
-        core = tokenizers.Tokenizer.from_file(str(path))
+        core = tokenizers.Tokenizer.from_file(str(path)) if whole else _from_parts(directory)
+    except ModelError:
+        raise
     except Exception as error:  # the library raises nothing more specific
-        raise ModelError(f"{path} is not a tokenizer: download the model again") from error
+        file = path if whole else parts
+        raise ModelError(f"{file} is not a tokenizer: download the model again") from error
     core.no_truncation()
     core.no_padding()
     config = read_json(directory / "tokenizer_config.json")
@@ -131,6 +141,40 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         chat_template=template if isinstance(template, str) else None,
         begins_chats=True,
     )
+
+
+def _from_parts(directory: Path) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken
+
+    config = read_json(directory / "tokenizer_config.json")
+    if config.get("tokenizer_class") not in _QWEN:
+        raise ModelError(f"{directory} has no tokenizer.json: save a fast tokenizer there")
+    lines = (directory / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [line.split(" ", 1) for line in lines if line and not line.startswith("#version")]
+    vocabulary = read_json(directory / "vocab.json")
+    core = _bpe("qwen2", vocabulary, [(first, second) for first, second in merges])
+    for index, each in sorted(_added(config).items(), key=lambda item: int(item[0])):
+        flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+        core.add_tokens([AddedToken(each["content"], **{name: each[name] for name in flags})])
+        if core.token_to_id(each["content"]) != int(index):
+            raise ValueError(f"the id of {each['content']} is not {index}")
+    return core
+
+
+def mask_token_id(directory: Path) -> int | None:
+    """Return the id of the mask token of a directory's tokenizer, if it names one."""
+    config = read_json(directory / "tokenizer_config.json")
+    text = _token_text(config.get("mask_token"))
+    if text is None:
+        return None
+    known = read_json(directory / "tokenizer.json").get("added_tokens") or []
+    ids = {each["content"]: each["id"] for each in known}
+    ids |= {each["content"]: int(index) for index, each in _added(config).items()}
+    return ids.get(text)
+
+
+def _added(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("added_tokens_decoder") or {}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -278,14 +322,18 @@ def _kinds(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
     kind = _pre(metadata)
     # Refused rather than guessed: other splits give other ids, and a worse text, in silence.
     if kind not in _PATTERNS:
         raise ModelError(f"the pre-tokenizer {kind!r} is not supported: {_ADVICE}")
     merges = [tuple(pair.split(" ", 1)) for pair in metadata["tokenizer.ggml.merges"]]
-    core = Tokenizer(models.BPE(_vocabulary(metadata), merges, ignore_merges=kind in _WHOLE))
+    return _bpe(kind, _vocabulary(metadata), merges)
+
+
+def _bpe(kind: str, vocabulary: dict[str, int], merges: list[Any]) -> tokenizers.Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    core = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=kind in _WHOLE))
     splits: list[Any] = [
         pre_tokenizers.Digits(individual_digits=True)
         if pattern == _DIGITS

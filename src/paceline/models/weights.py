@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,14 +21,9 @@ from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig
 from paceline.models.families import family_of
-from paceline.models.families.base import HF_PARTS, Family
+from paceline.models.families.base import HF_ENDS, HF_PARTS, Family
 from paceline.models.gguf import GGUFFile
 
-_HF_ENDS = {
-    "embed": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-}
 _GGUF_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
 
 
@@ -120,6 +116,25 @@ class FileWeights:
             return Stored(kind, (len(blocks), shape[1]), blocks, mapped=True)
         return Stored(kind, (shape[0], shape[1]), blocks, rows, mapped=True)
 
+    def check(self, given: Iterable[str]) -> None:
+        """Raise ModelError unless a Llama-like model has just the `given` tensors of the file."""
+        config = self._config
+        parts = ["attention_norm", *"qkvo", "ffn_norm", "gate", "up", "down"]
+        parts += ["q_norm", "k_norm"] if config.qk_norm else []
+        parts += [f"{part}.bias" for part in "qkv"] if config.qkv_bias else []
+        names = [f"layers.{layer}.{part}" for layer in range(config.layers) for part in parts]
+        names += ["embed", "norm", *([] if config.tied_embeddings else ["head"])]
+        wanted = {self._theirs(name) for name in names}
+        # A tied head may be there as well, and the table of frequencies is computed.
+        spare = {self._theirs("head")}
+        found = {name for name in given if not name.endswith("rotary_emb.inv_freq")}
+        for odd, what in ((found - wanted - spare, "is unknown"), (wanted - found, "is missing")):
+            if odd:
+                raise ModelError(
+                    f"{self._what} is not the {config.family} model of its config.json, since "
+                    f"tensor {min(odd)} {what}: download the model again"
+                )
+
     def _known(self, name: str) -> str:
         theirs = self._theirs(name)
         if theirs not in self._reader:
@@ -127,7 +142,7 @@ class FileWeights:
         return theirs
 
     def _theirs(self, name: str) -> str:
-        ends = _GGUF_ENDS if self._gguf else _HF_ENDS
+        ends = _GGUF_ENDS if self._gguf else self._family.hf_ends
         if name in ends:
             return ends[name]
         _, _, rest = name.partition(".")
@@ -136,8 +151,8 @@ class FileWeights:
         parts = self._family.gguf_parts if self._gguf else self._family.hf_parts
         if part not in parts:
             return ""
-        prefix = f"blk.{layer}" if self._gguf else f"model.layers.{layer}"
-        return f"{prefix}.{parts[part]}.{kind or 'weight'}"
+        prefix = "blk" if self._gguf else self._family.hf_layers
+        return f"{prefix}.{layer}.{parts[part]}.{kind or 'weight'}"
 
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         part = name.removesuffix(".bias").rpartition(".")[2]
@@ -161,13 +176,22 @@ def gguf_weights(file: GGUFFile) -> FileWeights:
 
 
 def safetensors_weights(directory: Path, config: ModelConfig) -> FileWeights:
-    """Open the `*.safetensors` files of a directory, single or sharded; raises ModelError."""
-    return FileWeights(SafetensorsFiles(directory), config, directory, gguf=False)
+    """Open the `*.safetensors` files of a directory, single or sharded.
+
+    Raises:
+        ModelError: they are missing or damaged, or a denoiser has more tensors than its family, or
+            fewer.
+    """
+    files = SafetensorsFiles(directory)
+    weights = FileWeights(files, config, directory, gguf=False)
+    if family_of(config).facts:
+        weights.check(files.index())
+    return weights
 
 
 def canonical_name(name: str) -> str:
     """Return the canonical name of a tensor of a Llama-like Hugging Face checkpoint."""
-    for mine, theirs in _HF_ENDS.items():
+    for mine, theirs in HF_ENDS.items():
         if name == theirs:
             return mine
     layer, _, rest = name.removeprefix("model.layers.").partition(".")

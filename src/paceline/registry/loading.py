@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -42,6 +43,8 @@ def choose_runtime(device: str | None, source: ModelSource) -> str:
         source.config  # noqa: B018 (raises for families that are not written here)
         wanted = "cpu" if device in (None, "cpu") else "torch"
     except ModelError:
+        if source.denoiser:  # that library has none
+            raise
         wanted = "transformers"
     if installed(wanted):
         return wanted
@@ -56,6 +59,7 @@ def load_model(
     runtime: str = "auto",
     options: RuntimeOptions | None = None,
     layers: int | None = None,
+    denoiser: str | Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> Loaded:
     """Load a model on a runtime, without a drafter; arguments and errors as for `load`.
@@ -65,7 +69,7 @@ def load_model(
     options = options or RuntimeOptions()
     if runtime != "auto":
         registry.find("runtime", runtime)
-    source = resolve(model, progress=progress)
+    source = resolve(model, progress=progress, denoiser=denoiser)
     if layers is not None:
         source = FirstLayers(source, layers)
     name = choose_runtime(options.device, source) if runtime == "auto" else runtime
@@ -78,6 +82,8 @@ def load_model(
             f"runtime '{name}' keeps keys and values as the model computes them: leave out "
             f"kv_precision {options.kv_precision}, or use runtime cpu"
         )
+    if source.denoiser and name == "transformers":
+        raise InvalidOption(f"runtime 'transformers' fills no canvas of {model}: use cpu or torch")
     if layers is not None and name == "transformers":  # it reads the model's own files
         raise InvalidOption("runtime 'transformers' loads whole models: use another for an exit")
     target = registry.find("runtime", name).load().load(source, options)
@@ -274,6 +280,7 @@ def load(
     sampler: str | None = None,
     block: int | None = None,
     canvas_cache: str | None = None,
+    denoiser: str | Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> Engine:
     """Load a model and return an engine for it.
@@ -303,6 +310,8 @@ def load(
             those that can from left to right, with drafts.
         block: places that are filled before those right of them.
         canvas_cache: which keys of a canvas are kept, see `paceline methods`.
+        denoiser: facts of a model that fills a canvas, where its files do not say them:
+            "mask=126336,attention=full,block=32,shift=false", or a mapping.
 
     Raises:
         PacelineError: one line that names the fault and the fix.
@@ -310,7 +319,9 @@ def load(
     options = RuntimeOptions(
         device, precision, threads, max_context, kv_tokens, prefix_tokens, kv_precision
     )
-    loaded = load_model(model, runtime=runtime, options=options, progress=progress)
+    loaded = load_model(
+        model, runtime=runtime, options=options, denoiser=denoiser, progress=progress
+    )
     return make_engine(
         loaded,
         drafter=drafter,

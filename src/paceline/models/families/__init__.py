@@ -9,6 +9,7 @@ from paceline.errors import ModelError
 from paceline.models.config import ELSEWHERE, ModelConfig, reader
 from paceline.models.families import base
 from paceline.models.families.base import Family
+from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
 from paceline.models.families.gemma3 import GEMMA3
 from paceline.models.families.granite import GRANITE
 from paceline.models.families.llama import LLAMA
@@ -20,20 +21,30 @@ from paceline.models.families.smollm3 import SMOLLM3
 from paceline.models.ops import Ops, Rows
 
 FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE)
+"""Autoregressive ones."""
 
 
 def family_of(config: ModelConfig) -> Family:
-    return next(each for each in FAMILIES if each.hf == config.family)
+    return next(each for each in (*FAMILIES, *DENOISERS) if each.hf == config.family)
+
+
+def is_denoiser(config: Mapping[str, Any]) -> bool:
+    """Return whether the content of a `config.json` is that of a model that fills a canvas."""
+    kinds = {*UNSUPPORTED, *(each.hf for each in DENOISERS)}
+    return "denoiser" in config or not kinds.isdisjoint(_kinds(config))
 
 
 def hf_config(config: Mapping[str, Any], eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
-    """Read the content of a `config.json`.
+    """Read the content of a `config.json`, all but `denoises`.
 
     Raises:
         ModelError: the architecture or a feature is unsupported, or an entry is missing.
     """
+    for kind in _kinds(config):
+        if kind in UNSUPPORTED:
+            raise ModelError(UNSUPPORTED[kind])
     family = _find(config.get("model_type"), "hf")
-    return ModelConfig.from_hf(config, family.hf, family.from_hf, eos_token_ids)
+    return ModelConfig.from_hf(config, family.hf, family.from_hf, eos_token_ids, family.entries)
 
 
 def gguf_config(
@@ -73,9 +84,16 @@ def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:
     return base.head(ops, config, x)
 
 
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    # Remote code may have an architecture of its own under another's model type.
+    named = config.get("architectures")
+    return [str(config.get("model_type")), *map(str, named if isinstance(named, list) else ())]
+
+
 def _find(name: object, key: str) -> Family:
-    for family in FAMILIES:
+    families: list[Family] = [*FAMILIES, *(DENOISERS if key == "hf" else ())]
+    for family in families:
         if getattr(family, key) == name:
             return family
-    known = ", ".join(getattr(each, key) for each in FAMILIES)
+    known = ", ".join(getattr(each, key) for each in families)
     raise ModelError(f"architecture {name!r} is not one of {known}: {ELSEWHERE}")

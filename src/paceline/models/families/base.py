@@ -10,6 +10,12 @@ from typing import Any
 from paceline.models.config import ModelConfig, feature_layers, rotary
 from paceline.models.ops import Heads, Ops, Rows
 
+# Tensors outside the layers in Hugging Face checkpoints, by canonical name.
+HF_ENDS = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+}
 # Parts of a layer in Hugging Face checkpoints and in GGUF files, by canonical name.
 HF_PARTS = {
     "attention_norm": "input_layernorm",
@@ -54,27 +60,36 @@ class Family:
 
     Attributes:
         hf: its `model_type` in Hugging Face configs.
-        gguf: its architecture in GGUF files.
+        gguf: its architecture in GGUF files; empty if they are not read.
+        hf_ends: names of the tensors outside the layers in checkpoints.
+        hf_layers: what the names of a layer's tensors begin with, before its index.
         hf_parts: names of a layer's parts in checkpoints.
         gguf_parts: names of a layer's parts in GGUF files.
         fused: parts that lie in one tensor, which both formats then name by all of them.
         interleaved: GGUF files interleave the rotary halves of query and key rows.
         norms_less_one: checkpoints hold the weights of norms less one.
-        from_hf: changes of the general config, from a Hugging Face config.
+        entries: a Hugging Face config in the words of Llama's.
+        from_hf: changes of the general config, from those entries.
         from_gguf: changes of it, from a GGUF file's metadata.
         layer: of the model.
+        facts: of denoisers: fields of `Denoises` that hold for every checkpoint unless it says
+            otherwise; empty for autoregressive families.
     """
 
     hf: str
     gguf: str
+    hf_ends: Mapping[str, str] = field(default_factory=lambda: HF_ENDS)
+    hf_layers: str = "model.layers"
     hf_parts: Mapping[str, str] = field(default_factory=lambda: HF_PARTS)
     gguf_parts: Mapping[str, str] = field(default_factory=lambda: GGUF_PARTS)
     fused: Sequence[tuple[str, ...]] = ()
     interleaved: bool = False
     norms_less_one: bool = False
+    entries: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     from_hf: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     from_gguf: Callable[[Get], dict[str, Any]] = _nothing
     layer: Callable[[Ops, ModelConfig, int, Rows], Rows] | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def heads_of(config: ModelConfig, index: int) -> Heads:
