@@ -70,7 +70,9 @@ def denoises(
         said["mask"] = token
     facts = {**family, **said}
     kind, block = facts.get("attention"), facts.get("block")
-    needed = ["mask", "attention", *(["block"] if kind == "block" else [])]
+    needed = ["mask", "attention"]
+    if kind == "block" and "block_size" not in (own or {}):  # null: any
+        needed.append("block")
     for name in needed:
         if name not in facts:
             raise InvalidOption(
