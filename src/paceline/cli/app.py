@@ -13,6 +13,7 @@ import typer
 from paceline.cli.audit import audit
 from paceline.cli.batch import batch
 from paceline.cli.bench import bench
+from paceline.cli.bench_parallel import parallel
 from paceline.cli.bounds import bounds
 from paceline.cli.chat import chat
 from paceline.cli.doctor import doctor
@@ -58,12 +59,21 @@ train.command("acceptance-head")(acceptance_head)
 train.command("head-preview")(head_preview)
 train.command("scaling")(scaling)
 
+# `paceline bench`: drafters; and canvases.
+bench_group = typer.Typer(
+    name="bench",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench_group.callback()(bench)
+bench_group.command("parallel")(parallel)
+
 for command in (
     generate,
     chat,
     serve,
     batch,
-    bench,
     tune,
     bounds,
     doctor,
@@ -73,13 +83,14 @@ for command in (
     pull,
 ):
     app.command()(command)
+app.add_typer(bench_group)
 app.add_typer(audit)
 app.add_typer(train)
 
 
 def _add_plugins() -> None:
     # An entry point of this group is a command; "train.NAME" belongs to `paceline train`.
-    places = {"": app, "audit": audit, "train": train}
+    places = {"": app, "audit": audit, "bench": bench_group, "train": train}
     for point in entry_points(group="paceline.commands"):
         place, _, name = point.name.rpartition(".")
         try:

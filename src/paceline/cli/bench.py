@@ -29,6 +29,7 @@ _DRAFTERS = "none,suffix-automaton,prompt-lookup,recycling"
 
 @o.spread_options
 def bench(
+    context: typer.Context,
     *,
     workload: Annotated[
         str, typer.Option(help="prompts; or agentic: plan, workers, refinement on eight tasks.")
@@ -82,6 +83,8 @@ def bench(
     ends the run with what there is; with --out, the same command takes it up again, and
     results.json, results.md and report.html tell the outcome.
     """
+    if context.invoked_subcommand is not None:
+        return
     # The baseline first.
     names = list(dict.fromkeys(["none", *o.drafter_names(drafters or [_DRAFTERS], "--drafters")]))
     checked = o.runtime_options(place, room)

@@ -47,6 +47,8 @@ class GenerationStats:
     verified, or the accepted path arrived, at depth d + 1. `draft_seconds` is the drafter's `open`,
     `propose` and `observe`, `forward_seconds` the target's `forward` and `keep`. `cached_tokens` of
     the prompt were not read but shared. A drafter error leaves the sequence without drafts.
+    `position_evaluations` are rows of forwards over a canvas, and `log_likelihood` sums the
+    log-probabilities of what filled it, under the laws that it was drawn from.
     """
 
     target_forwards: int = 0
@@ -63,6 +65,7 @@ class GenerationStats:
     cached_tokens: int = 0
     drafter_errors: int = 0
     position_evaluations: int = 0
+    log_likelihood: float = 0.0
 
     def record(self, drafted_depth: int, drafted: int, accepted: int) -> None:
         """Count one verification: depth and size of the draft, length of the accepted path."""
@@ -96,6 +99,7 @@ class GenerationStats:
             "cached_tokens",
             "drafter_errors",
             "position_evaluations",
+            "log_likelihood",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (
@@ -152,6 +156,7 @@ class GenerationStats:
             "drafted_tokens": self.drafted_tokens,
             "accepted_tokens": self.accepted_tokens,
             "block_efficiency": self.block_efficiency,
+            "position_evaluations": self.position_evaluations,
             "acceptance_by_depth": self.acceptance_by_depth,
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,

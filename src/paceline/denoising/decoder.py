@@ -193,6 +193,9 @@ class DenoisingDecoder:
         sequence.tokens += tokens
         sequence.sources += [None] * kept
         sequence.finish_reason = reason
+        if reason is not None:
+            last = {fill.place: fill.logprob for fill in canvas.trace}
+            sequence.stats.log_likelihood = sum(last.values())
         sequence.stats.committed_tokens += kept
         fills = self._fills(sequence.work) if self._options(sequence.denoising).steps else ()
         return Commit(sequence, tuple(tokens), (None,) * kept, reason, fills=fills)

@@ -162,6 +162,34 @@ def pareto(shown: Sequence[Method]) -> str:
     return _figure("pareto", shown, draw, 2.6)
 
 
+def scatter(name: str, points: Sequence[tuple[str, int, float, float]], along: str, up: str) -> str:
+    """Plot settings, `(label, batch, x, y)`; those of batch 1 are filled."""
+    labels = list(dict.fromkeys(label for label, *_ in points))
+    shown = [
+        Method(
+            label,
+            {},
+            {},
+            {
+                "color": _COLOURS[place % len(_COLOURS)],
+                "marker": _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)],
+            },
+        )
+        for place, label in enumerate(labels)
+    ]
+
+    def draw(axes: Axes) -> None:
+        for label, batch, x, y in points:
+            style = shown[labels.index(label)].style
+            fill = style["color"] if batch == 1 else "none"
+            axes.plot([x], [y], linestyle="", markerfacecolor=fill, **style)
+        axes.set_xscale("log")
+        axes.set_xlabel(along)
+        axes.set_ylabel(up)
+
+    return _figure(name, shown, draw, 3.2)
+
+
 def _cost(method: Method) -> tuple[float, float]:
     return method.whole["draft_share"], -method.whole["block_efficiency"]
 

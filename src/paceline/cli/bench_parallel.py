@@ -1,0 +1,166 @@
+"""`paceline bench parallel`: samplers of a canvas, over tasks with known answers."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.output import interruptible, print_json, progress_bar, remark
+from paceline.errors import InvalidOption
+
+SAMPLERS = "autoregressive;counts;counts:per_step=2;counts:per_step=4;threshold:tau=0.9"
+
+
+@o.spread_options
+def parallel(
+    *,
+    model: o.Model = "lists-bd",
+    compute: o.ComputeOptions,
+    samplers: Annotated[
+        str,
+        typer.Option(
+            help="Separated by semicolons; autoregressive is the model's own stream, if it has one."
+        ),
+    ] = SAMPLERS,
+    blocks: Annotated[
+        str, typer.Option(help="Blocks, separated by commas; 0 is the model's.")
+    ] = "0",
+    caches: Annotated[
+        str, typer.Option(help="Cache plans, separated by semicolons; auto is the model's.")
+    ] = "auto",
+    tasks: Annotated[str | None, typer.Option(help="Separated by commas. Default: all.")] = None,
+    templates: Annotated[str, typer.Option(help="Of the prompts, separated by commas.")] = "0,1,2",
+    seeds: Annotated[int, typer.Option(help="Draws of cases.")] = 5,
+    cases: Annotated[int, typer.Option(help="Cases of a task, template and seed.")] = 8,
+    batches: Annotated[str, typer.Option(help="Canvases decoded together, by commas.")] = "1",
+    temperature: o.Temperature = 0.0,
+    room: Annotated[int, typer.Option(help="Places of an answer.")] = 20,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for results; resumes what was interrupted.")
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Measure samplers of a canvas: accuracy, KL, forwards, positions and time.
+
+    At temperature 1 with a model that also decodes from left to right, the KL divergence of each
+    sampler to that stream is measured on its own samples. Ctrl-C ends with what there is; with
+    --out the same command goes on, and results.json, results.md and report.html tell the outcome.
+    """
+    o.check_at_least_one(seeds=seeds, cases=cases, room=room)
+    options = o.runtime_options(compute)
+    from paceline.measure import parallel as bench
+    from paceline.measure.machine import dumps, machine
+    from paceline.measure.parallel_page import page, results_page
+    from paceline.measure.parallel_tasks import TASKS, find_task
+    from paceline.registry import loading
+
+    names = list(TASKS) if tasks is None else [each.strip() for each in tasks.split(",")]
+    for name in names:
+        find_task(name)
+    settings = [
+        bench.Setting(sampler, block or None, None if cache == "auto" else cache)
+        for sampler, block, cache in product(
+            _split(samplers, ";", "--samplers"),
+            _numbers(blocks, "--blocks", 0),
+            _split(caches, ";", "--caches"),
+        )
+        if sampler != bench.AUTOREGRESSIVE
+    ]
+    if bench.AUTOREGRESSIVE in _split(samplers, ";", "--samplers"):
+        settings.insert(0, bench.Setting(bench.AUTOREGRESSIVE))
+    sizes = _numbers(batches, "--batches", 1)
+    cells = [
+        bench.Cell(*each)
+        for each in product(names, _numbers(templates, "--templates", 0), range(seeds), sizes)
+    ]
+    loaded = loading.load_model(model, runtime=compute.runtime, options=options)
+    facts = loaded.target.capabilities.denoises
+    if facts is None:
+        raise InvalidOption(f"{loaded.source.name} fills no canvas: use a model such as lists-bd")
+    canvas = loading.make_engine(loaded, max_batch=max(sizes))
+    stream = None
+    if facts.autoregressive:
+        stream = loading.make_engine(
+            loaded, sampler=loading.AUTOREGRESSIVE, drafter="none", max_batch=max(sizes)
+        )
+    about: dict[str, Any] = {
+        "model": loaded.source.name,
+        "fingerprint": loaded.source.fingerprint,
+        "runtime": loaded.target.capabilities.runtime,
+        "settings": [each.label for each in settings],
+        "tasks": names,
+        "templates": templates,
+        "seeds": seeds,
+        "cases": cases,
+        "batches": sizes,
+        "temperature": temperature,
+        "room": room,
+        "machine": machine(),
+    }
+    run = bench.Bench(
+        canvas,
+        stream,
+        settings,
+        cells,
+        cases=cases,
+        room=room,
+        temperature=temperature,
+        path=None if out is None else out / "records.jsonl",
+        about=about,
+    )
+    with (
+        progress_bar("{task.completed:.0f}/{task.total:.0f}") as bar,
+        interruptible() as interrupt,
+    ):
+        task = bar.add_task("parallel", total=run.left)
+        for _ in run.run(lambda: bool(interrupt)):
+            bar.advance(task)
+    records = list(run.records.values())
+    alone = bench.rows([each for each in records if each.cell.batch == sizes[0]])
+    results = {
+        "about": about,
+        "complete": run.left == 0,
+        "rows": [each._asdict() for each in bench.rows(records)],
+        "by_task": {
+            name: [
+                each._asdict() for each in bench.rows([r for r in records if r.cell.task == name])
+            ]
+            for name in names
+        },
+        "by_template": {size: bench.orders(records, size) for size in sizes},
+        "spread": {each.setting: bench.spread(records, each.setting, each.batch) for each in alone},
+        "area": bench.area(alone),
+        "closed_forms": bench.closed_forms(),
+    }
+    if out is not None:
+        (out / "results.json").write_text(dumps(results, indent=1) + "\n", encoding="utf-8")
+        (out / "results.md").write_text(results_page(results), encoding="utf-8")
+        (out / "report.html").write_text(page(results), encoding="utf-8")
+        remark(f"results.json, results.md and report.html are in {out}")
+    if as_json:
+        print_json(results)
+    else:
+        typer.echo(results_page(results))
+    if interrupt:
+        raise typer.Exit(130)
+
+
+def _split(text: str, by: str, option: str) -> list[str]:
+    found = [each.strip() for each in text.split(by)]
+    if not all(found):
+        raise InvalidOption(f"{option} {text!r} has an empty name: separate names by one {by}")
+    return list(dict.fromkeys(found))
+
+
+def _numbers(text: str, option: str, least: int) -> list[int]:
+    try:
+        found = [int(each) for each in text.split(",")]
+    except ValueError as error:
+        raise InvalidOption(f"{option} takes numbers by commas, not {text!r}") from error
+    if min(found) < least:
+        raise InvalidOption(f"{option} takes numbers from {least} on, not {text!r}")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,138 @@
+"""Results of `paceline bench parallel` as a page of Markdown, and as HTML with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from paceline.measure.page import HINT, can_plot
+
+TITLES = (
+    "sampler",
+    "batch",
+    "right",
+    "± seeds",
+    "tokens per forward",
+    "forwards",
+    "positions",
+    "ms",
+    "KL",
+)
+
+
+def cells(row: Mapping[str, Any], spread: Mapping[str, float]) -> list[str]:
+    """Return the cells of a row as text."""
+    kl = row["kl"]
+    return [
+        row["setting"],
+        str(row["batch"]),
+        f"{row['strict']:.1%}",
+        f"{spread.get(row['setting'], 0.0):.1%}",
+        f"{row['tokens'] / row['forwards']:.2f}",
+        f"{row['forwards']:.2f}",
+        f"{row['positions']:.0f}",
+        f"{row['milliseconds']:.2f}",
+        "" if kl is None else f"{kl:.3f}",
+    ]
+
+
+def facts(results: Mapping[str, Any]) -> list[str]:
+    """Return what was measured, in lines."""
+    about = results["about"]
+    lines = [
+        f"{about['model']} on {about['runtime']}, temperature {about['temperature']:g}, "
+        f"{about['room']} places, {len(about['tasks'])} tasks, {about['seeds']} seeds of "
+        f"{about['cases']} cases per template. All figures but shares are means per answer.",
+        f"Area under the frontier of accuracy over tokens per forward: {results['area']:.3f}.",
+    ]
+    if not results["complete"]:
+        lines.append("The run was interrupted: some cells are missing.")
+    for batch, orders in results["by_template"].items():
+        firsts = [f"{template}: {names[0]}" for template, names in orders.items() if names]
+        alike = len({tuple(names) for names in orders.values()}) == 1
+        lines.append(
+            f"Batch {batch}, most accurate by template: {'; '.join(firsts)}. The order of samplers "
+            + ("is the same under all templates." if alike else "changes with the template.")
+        )
+    return lines
+
+
+def results_page(results: Mapping[str, Any]) -> str:
+    """Return the page as Markdown."""
+    table = [cells(row, results["spread"]) for row in results["rows"]]
+    out = [f"# Parallel decoding of {results['about']['model']}", ""]
+    out += [line for fact in facts(results) for line in (fact, "")]
+    out += _table(TITLES, table)
+    tasks = list(results["by_task"])
+    out += ["", "Right answers by task:", ""]
+    shares: dict[tuple[str, int], list[str]] = {}
+    for name in tasks:
+        for row in results["by_task"][name]:
+            shares.setdefault((row["setting"], row["batch"]), []).append(f"{row['strict']:.0%}")
+    out += _table(
+        ["sampler", "batch", *tasks], [[name, str(b), *mine] for (name, b), mine in shares.items()]
+    )
+    out += ["", "What an ideal model of the marginals does in one step at temperature 1:", ""]
+    out += _table(
+        ["task", "names", "right", "total correlation (nats)"],
+        [
+            [task, str(n), f"{chance:.4f}", f"{nats:.3f}"]
+            for task, n, chance, nats in _forms(results)
+        ],
+    )
+    return "\n".join(out) + "\n"
+
+
+def _forms(results: Mapping[str, Any]) -> Sequence[tuple[str, int, float, float]]:
+    found: Sequence[tuple[str, int, float, float]] = results["closed_forms"]
+    return found
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+_FIGURES = (
+    ("Accuracy over forwards", "forwards", "forwards per answer", "strict", "right answers"),
+    (
+        "Accuracy over positions",
+        "positions",
+        "rows per answer",
+        "strict",
+        "right answers",
+    ),
+    ("Accuracy over time", "milliseconds", "milliseconds per answer", "strict", "right answers"),
+    ("KL over forwards", "forwards", "forwards per answer", "kl", "KL to the own stream"),
+)
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Return the page as HTML that needs nothing else; without matplotlib it has no plots."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("paceline.measure", ""),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    figures = []
+    if can_plot():
+        from paceline.measure import plots
+
+        for title, x, along, y, up in _FIGURES:
+            points = [(r["setting"], r["batch"], r[x], r[y]) for r in results["rows"]]
+            shown = [point for point in points if point[3] is not None]
+            if shown:
+                figures.append((title, plots.scatter(title, shown, along, up)))
+    return environment.get_template("parallel.html").render(
+        about=results["about"],
+        facts=facts(results),
+        titles=TITLES,
+        rows=[cells(row, results["spread"]) for row in results["rows"]],
+        figures=figures,
+        forms=_forms(results),
+        hint=None if can_plot() else HINT,
+    )
