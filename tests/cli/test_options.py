@@ -96,7 +96,7 @@ def test_a_block_s_fields_are_options_in_its_place(capsys: pytest.CaptureFixture
         seen.append((text, place, more, room))
 
     assert list(inspect.signature(command).parameters) == [
-        *("text", "model", "runtime", "device", "precision"),
+        *("text", "model", "runtime", "device", "precision", "denoiser"),
         *("more", "threads", "max_context", "kv_precision"),
     ]
     app = typer.Typer()

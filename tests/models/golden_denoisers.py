@@ -13,6 +13,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -131,13 +132,15 @@ REFERENCES = {
 }
 
 
-def _model(kind: str, module: str, classes: tuple[str, str], extra: str = "") -> Any:
+def _model(kind: str, folder: str, classes: tuple[str, str]) -> tuple[Any, dict[str, list[int]]]:
+    # A reference model with the weights above, and the shapes of its tensors.
     import torch
 
-    config = getattr(
-        importlib.import_module(f"{module}.{extra or 'configuration_' + module}"), classes[0]
+    end = "" if folder == "fastv2" else f"_{folder}"
+    configs, code = (
+        importlib.import_module(f"{folder}.{x}{end}") for x in ("configuration", "modeling")
     )
-    code = importlib.import_module(f"{module}.modeling{'' if extra else '_' + module}")
+    config = getattr(configs, classes[0])
     entries = {name: each for name, each in CONFIGS[kind].items() if name != "model_type"}
     made = getattr(code, classes[1])
     if kind == "llada":  # builds on a GPU unless it is given a trunk
@@ -153,30 +156,22 @@ def _model(kind: str, module: str, classes: tuple[str, str], extra: str = "") ->
     return model.eval().float(), {name: list(shape) for name, shape in state.items()}
 
 
-def _states(forward: Callable[..., Any], seen: list[list[int]], ban: bool) -> Callable[..., Any]:
-    # Notes what the model reads, and can forbid the mask token, whose logit never counts here.
-    def noted(first: Any, *args: Any, **options: Any) -> Any:
-        seen.append(first.reshape(-1).tolist())
-        output = forward(first, *args, **options)
-        if ban:
-            output.logits[..., MASK] = -1e9
-        return output
-
-    return noted
-
-
-def _traced(model: Any, run: Callable[[Any], Any]) -> dict[str, Any]:
-    # Tokens read at each forward and the last state; the same with the mask forbidden.
-    found = []
+def _traced(model: Any, run: Callable[[], Any]) -> dict[str, Any]:
+    # What the model reads at each forward, and the last text. The same with the mask token
+    # forbidden, whose logit never counts here.
+    found, forward = [], model.forward
     for ban in (False, True):
-        seen: list[list[int]] = []
-        forward = model.forward
-        model.forward = lambda input_ids=None, *a, f=forward, s=seen, b=ban, **o: _states(f, s, b)(
-            input_ids, *a, **o
-        )
-        last = run(model)
-        model.forward = forward
-        found.append({"reads": seen, "tokens": last.reshape(-1).tolist()})
+        reads: list[list[int]] = []
+
+        def noted(input_ids: Any, *more: Any, ban: bool = ban, **options: Any) -> Any:
+            reads.append(input_ids.reshape(-1).tolist())  # noqa: B023 (called in this turn)
+            output = forward(input_ids, *more, **options)
+            output.logits[..., MASK] -= 1e9 * ban
+            return output
+
+        model.forward = noted
+        found.append({"reads": reads, "tokens": run().reshape(-1).tolist()})
+    model.forward = forward
     assert found[0] == found[1], "the mask token counts in this trace: take another prompt"
     return found[0]
 
@@ -223,54 +218,49 @@ def write(folder: Path) -> None:
     text, prompt = torch.tensor([TOKENS]), torch.tensor([PROMPT])
     cases: dict[str, Any] = {}
 
-    def case(kind: str, model: Any, shapes: Any, logits: Any, traces: dict[str, Any]) -> None:
+    def case(kind: str, model: Any, shapes: Any, logits: Any, runs: dict[str, Any]) -> None:
+        traces = {
+            name: {**_traced(model, partial(run, **options)), "options": options}
+            for name, (run, options) in runs.items()
+        }
         numbers = [[float(f"{each:.8g}") for each in row] for row in logits[0].tolist()]
         cases[kind] = {"shapes": shapes, "logits": numbers, "traces": traces}
 
     with torch.inference_mode():
         model, shapes = _model("llada", "llada", ("LLaDAConfig", "LLaDAModelLM"))
-        generate = importlib.import_module("llada.generate").generate
-        plans = {
-            "blocks of 4, one a step": {"gen_length": 8, "block_length": 4, "steps": 8},
-            "whole, three steps": {"gen_length": 8, "block_length": 8, "steps": 3},
+        sampler = importlib.import_module("llada.generate").generate
+        run = partial(sampler, model, prompt, mask_id=MASK)
+        runs = {
+            "blocks of 4, one a step": (run, {"gen_length": 8, "block_length": 4, "steps": 8}),
+            "whole, three steps": (run, {"gen_length": 8, "block_length": 8, "steps": 3}),
         }
-        traces = {
-            name: _traced(model, lambda m, p=plan: generate(m, prompt, mask_id=MASK, **p))
-            | {"options": plan}
-            for name, plan in plans.items()
-        }
-        case("llada", model, shapes, model(text).logits, traces)
+        case("llada", model, shapes, model(text).logits, runs)
 
         model, shapes = _model("Dream", "dream", ("DreamConfig", "DreamModel"))
         settings = importlib.import_module("dream.generation_utils").DreamGenerationConfig
         ids = {"mask_token_id": MASK, "pad_token_id": 95, "bos_token_id": 95, "eos_token_id": END}
-        plans = {
-            alg: {"alg": alg, "steps": 5, "max_new_tokens": 8, "temperature": 0.0}
-            for alg in ("maskgit_plus", "topk_margin", "entropy")
-        }
-        traces = {
-            name: _traced(
-                model, lambda m, p=plan: m.diffusion_generate(prompt, settings(**ids, **p))
-            )
-            | {"options": plan}
-            for name, plan in plans.items()
-        }
-        case("Dream", model, shapes, model(text, "full").logits, traces)
 
-        model, shapes = _model(
-            "Fast_dLLM_Qwen",
-            "fastv2",
-            ("Fast_dLLM_QwenConfig", "Fast_dLLM_QwenForCausalLM"),
-            "configuration",
-        )
+        def dream(model: Any = model, **plan: Any) -> Any:
+            return model.diffusion_generate(prompt, settings(**ids, **plan))
+
+        plan = {"steps": 5, "max_new_tokens": 8, "temperature": 0.0}
+        algorithms = ("maskgit_plus", "topk_margin", "entropy")
+        runs = {alg: (dream, dict(alg=alg, **plan)) for alg in algorithms}
+        case("Dream", model, shapes, model(text, "full").logits, runs)
+
+        names = "Fast_dLLM_QwenConfig", "Fast_dLLM_QwenForCausalLM"
+        model, shapes = _model("Fast_dLLM_Qwen", "fastv2", names)
+
+        def fast(model: Any = model, **plan: Any) -> Any:
+            return model.generate(prompt, mask_id=MASK, stop_token=-1, **plan)[0]
+
         plan = {"max_new_tokens": 32, "threshold": 0.3, "small_block_size": 8, "block_size": 32}
-        trace = _traced(model, lambda m: m.generate(prompt, mask_id=MASK, stop_token=-1, **plan)[0])
         logits = model(text, block_size=BLOCK).logits
-        case("Fast_dLLM_Qwen", model, shapes, logits, {"threshold": trace | {"options": plan}})
+        case("Fast_dLLM_Qwen", model, shapes, logits, {"threshold": (fast, plan)})
 
-        _flash_attention()
+        _flash_attention()  # not before: others would use it
         model, shapes = _model("sdar", "sdar", ("SDARConfig", "SDARForCausalLM"))
-        generate = importlib.import_module("sdar.generate").block_diffusion_generate
+        sampler = importlib.import_module("sdar.generate").block_diffusion_generate
         plan = {
             "gen_length": 8,
             "block_length": BLOCK,
@@ -278,9 +268,9 @@ def write(folder: Path) -> None:
             "top_k": 1,
             "remasking_strategy": "sequential",
         }
-        trace = _traced(model, lambda m: generate(m, {"input_ids": prompt}, MASK, **plan))
+        run = partial(sampler, model, {"input_ids": prompt}, MASK)
         logits = model(text, _block_causal(len(TOKENS), BLOCK)).logits
-        case("sdar", model, shapes, logits, {"sequential": trace | {"options": plan}})
+        case("sdar", model, shapes, logits, {"sequential": (run, plan)})
     page = {
         "command": "python -m tests.models.golden_denoisers FOLDER",
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},

@@ -436,7 +436,7 @@ def test_a_model_of_any_family_says_its_facts_itself(tmp_path: Path) -> None:
         ({}, "mask=-1", "mask must be a token id"),
         ({}, {"mask": True}, "mask must be a token id"),
         ({}, "attention=causal", "attention must be full or block or order, not 'causal'"),
-        ({}, "attention=block", r"the block of this denoiser.*--denoiser block="),
+        ({}, "attention=block", r"denoiser's block: .*--denoiser block="),
         ({}, "attention=block,block=5", "block must be a divisor of the context of 64 tokens"),
         ({}, "block=0", "block must be a count"),
         ({}, "shift=1", "shift must be true or false"),
@@ -454,7 +454,7 @@ def test_wrong_and_missing_facts_are_named(
 
 def test_a_mask_token_that_nothing_names_is_asked_for(tmp_path: Path) -> None:
     save(tmp_path, "wedlm", mask_token_id=None)
-    with pytest.raises(InvalidOption, match=r"the mask of this denoiser.*--denoiser mask="):
+    with pytest.raises(InvalidOption, match=r"denoiser's mask: .*--denoiser mask="):
         found(tmp_path)
     assert found(tmp_path, "mask=4").mask == 4
 

@@ -157,7 +157,7 @@ def model_layout(model: ModelSource, target: ModelSource) -> Layout:
             "the model that it drafts for with --model"
         )
     config, weights = model.config, model.weights()
-    if config.rope_divisors is not None or not config.is_plain:
+    if config.rope_divisors is not None or not config.is_plain or model.denoiser:
         raise InvalidOption(
             f"{model.name} has scaled rotary positions or layers that are not exported: give vLLM "
             "the model's own Hugging Face directory"

@@ -76,8 +76,8 @@ def denoises(
     for name in needed:
         if name not in facts:
             raise InvalidOption(
-                f"neither config.json nor the tokenizer says the {name} of this denoiser: give "
-                f"{_RULES[name]}, --denoiser {name}=..."
+                f"the model's files do not say the denoiser's {name}: give {_RULES[name]}, with "
+                f"--denoiser {name}=..."
             )
     known = range(config.vocab_size)
     require(facts["mask"] in known, "denoiser mask", facts["mask"], f"a token of {len(known)}")
