@@ -23,11 +23,12 @@ from paceline.core.options import require
 from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 
-NAMES = tuple(
-    """Abo Aluk Anwe Baro Belti Bomi Cade Ceru Culo Dana Dilo Dupe Edun Elva Ewin Fabo Fero Filu
-    Galo Gerdi Gomi Hano Hebu Hilde Ivo Jalu Jerro Kavi Kelo Lamu Leki Lodi Mabe Miro Nadu Nelo
-    Oki Orla Pavu Pelo Raku Rina Sabo Sifu Tano Tibe Ulmo Vesu""".split()
+_NAMES = (
+    "Abo Aluk Anwe Baro Belti Bomi Cade Ceru Culo Dana Dilo Dupe Edun Elva Ewin Fabo Fero Filu "
+    "Galo Gerdi Gomi Hano Hebu Hilde Ivo Jalu Jerro Kavi Kelo Lamu Leki Lodi Mabe Miro Nadu "
+    "Nelo Oki Orla Pavu Pelo Raku Rina Sabo Sifu Tano Tibe Ulmo Vesu"
 )
+NAMES = tuple(_NAMES.split())
 LETTERS = tuple("ABCDEFGHIJKL")
 ANSWER = "=>"  # ends every prompt
 HELD_OUT = 8  # one problem of so many is never trained on
@@ -273,7 +274,8 @@ def sudokus() -> IntArray:
     """Return all 288 squares whose boxes of two by two have no repeat either, int64 `[288, 16]`."""
     squares = latin_squares()
     boxes = squares.reshape(-1, 2, 2, 2, 2).swapaxes(2, 3).reshape(-1, _SIDE, _SIDE)
-    return squares[(np.sort(boxes) == np.arange(_SIDE)).all((1, 2))]
+    good: IntArray = squares[(np.sort(boxes) == np.arange(_SIDE)).all((1, 2))]
+    return good
 
 
 def _latin(rng: Random) -> Problem:
