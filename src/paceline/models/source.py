@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from functools import cached_property
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,8 +25,10 @@ from paceline.models.weights import (
     safetensors_weights,
 )
 
+# Denoisers that ship with the package.
+DENOISERS = ("lists-mdm", "lists-bd", "lists-order")
 # Short names that `resolve` knows.
-ALIASES = (DEFAULT_MODEL,)
+ALIASES = (DEFAULT_MODEL, *DENOISERS)
 
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 
@@ -57,13 +60,18 @@ class ModelSource(Protocol):
 
 
 def resolve(spec: str, progress: bool = True) -> ModelSource:
-    """Find a model: "smollm2-135m" (downloaded), a GGUF file, a Hugging Face directory or hub id.
+    """Find a model: one of `ALIASES`, a GGUF file, a Hugging Face directory or hub id.
+
+    "smollm2-135m" is downloaded; the others are in the package.
 
     Raises:
         ModelError: there is no such model, or it cannot be downloaded or read.
     """
-    if spec in ALIASES:
+    if spec == DEFAULT_MODEL:
         return GGUFSource(pull(progress=progress), name=spec)
+    if spec in DENOISERS:
+        with as_file(files("paceline.weights")) as folder:
+            return DirectorySource(folder / "denoisers" / spec, name=spec)
     path = Path(spec).expanduser()
     if spec and path.is_file():
         return GGUFSource(path)

@@ -25,12 +25,15 @@ from paceline.training.denoisers.rows import (
     vocabulary,
 )
 
+Way = Literal["full", "block", "order", "causal"]
+"""Kinds, and "causal": a "block" denoiser from left to right, by its clean rows."""
+
 
 @torch.no_grad()
 def decode(
     module: DenoiserModule,
     prompts: Sequence[IntArray],
-    kind: Literal["full", "block", "order", "causal"],
+    kind: Way,
     *,
     block: int = 8,
     length: int = 20,
@@ -38,8 +41,7 @@ def decode(
     """Fill a place per forward, the most probable token first, and cut at the first end token.
 
     Args:
-        kind: "causal" decodes a "block" denoiser from left to right by its clean rows.
-        block: of "block", counted from the begin of the prompt.
+        block: size of "block", counted from the begin of the prompt.
         length: places of an answer at most.
     """
     answers = [np.full(length, MASK) for _ in prompts]
@@ -108,7 +110,7 @@ def _asked(
 
 def accuracy(
     module: DenoiserModule,
-    kind: Literal["full", "block", "order", "causal"],
+    kind: Way,
     *,
     count: int,
     seed: int = 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.measure import parallel_tasks
+from paceline.training import checkpoint
 from paceline.training.data import Text
-from paceline.training.denoisers.decode import accuracy
+from paceline.training.denoisers.decode import Way, accuracy
 from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe
 from paceline.training.denoisers.rows import (
     BLOCKS,
@@ -27,20 +28,37 @@ from paceline.training.denoisers.rows import (
 )
 from paceline.training.run import TrainingRun
 
+JUDGED = 96
+"""Held-out cases of a task that a denoiser is judged by."""
 
-class DenoiserTraining(TrainingRun[dict[str, float]]):
+
+class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
     """Resumable training of a denoiser on cases drawn as it goes.
 
-    `judge` returns the share of strictly right answers on held-out cases by task.
+    `judge` returns the share of strictly right answers on held-out cases, by decoding and task.
     """
 
-    def __init__(self, recipe: DenoiserRecipe, *, checkpoint_at: Path | None = None) -> None:
-        """Initialise the weights or resume; errors as `TrainingRun`."""
+    def __init__(
+        self,
+        recipe: DenoiserRecipe,
+        *,
+        start: Mapping[str, Tensor] | None = None,
+        checkpoint_at: Path | None = None,
+    ) -> None:
+        """Initialise the weights, at random or from `start`, or resume; errors as `TrainingRun`.
+
+        Args:
+            start: float32 parameters by the names of the module.
+        """
         generator = torch.Generator().manual_seed(recipe.seed)
         self.recipe, self.ids = recipe, vocabulary()
         self.warm_up, self.clip = recipe.warm_up, recipe.clip
         self.module = DenoiserModule(recipe, len(self.ids), generator)
         self._tasks = list(parallel_tasks.TASKS.items())
+        settings = asdict(recipe) | {"vocabulary": list(self.ids)}
+        if start is not None:
+            self.module.load_state_dict(start)
+            settings["start"] = checkpoint.digest(start, "")
         super().__init__(
             self.module,
             self.module.rated(recipe.matrix_rate, recipe.vector_rate),
@@ -50,7 +68,7 @@ class DenoiserTraining(TrainingRun[dict[str, float]]):
             steps=recipe.steps,
             batch_tokens=0,
             seed=recipe.seed,
-            settings=asdict(recipe) | {"vocabulary": list(self.ids)},
+            settings=settings,
             checkpoint_at=checkpoint_at,
         )
 
@@ -75,8 +93,15 @@ class DenoiserTraining(TrainingRun[dict[str, float]]):
         loss = (each * packed.weights[counted]).sum() / len(texts)
         yield loss, float(loss.detach())
 
-    def judge(self) -> dict[str, float]:
-        return accuracy(self.module, self.recipe.kind, count=48)
+    def judge(self) -> dict[str, dict[str, float]]:
+        ways: dict[str, tuple[Way, int]] = {self.recipe.kind: (self.recipe.kind, 0)}
+        if self.recipe.kind == "block":
+            ways = {f"block {size}": ("block", size) for size in BLOCKS if size > 1}
+            ways["left to right"] = ("causal", 0)
+        return {
+            name: accuracy(self.module, way, count=JUDGED, block=size)
+            for name, (way, size) in ways.items()
+        }
 
 
 def noised(texts: Sequence[Text], recipe: DenoiserRecipe, step: int) -> list[Rows]:
