@@ -26,7 +26,7 @@ from paceline.training.denoisers.module import (
     DenoiserRecipe,
 )
 from paceline.training.denoisers.rows import (
-    BLOCKS,
+    BLOCK,
     EOS,
     MASK,
     PAD,
@@ -45,8 +45,7 @@ def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
     - mask_token_id: of masked places;
     - attention: "full", "block" or "order";
     - shift: whether mask rows say the next token; they say their own here;
-    - block_size: the largest that was trained with, of "block";
-    - block_sizes: all of them;
+    - block_size: the one to decode with unless told otherwise, of "block"; `BLOCKS` are trained;
     - autoregressive: clean rows that see what is before them only say the next token.
     """
     block = recipe.kind == "block"
@@ -73,8 +72,7 @@ def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
             "mask_token_id": MASK,
             "attention": recipe.kind,
             "shift": False,
-            "block_size": max(BLOCKS) if block else None,
-            "block_sizes": list(BLOCKS) if block else None,
+            "block_size": BLOCK if block else None,
             "autoregressive": block,
         },
     }

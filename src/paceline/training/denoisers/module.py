@@ -38,11 +38,11 @@ class DenoiserRecipe:
 
     kind: Kind
     steps: int = 3000
-    batch: int = 128
-    width: int = 192
+    batch: int = 64
+    width: int = 160
     layers: int = 4
     head: int = 32
-    ffn: int = 512
+    ffn: int = 448
     matrix_rate: float = 0.02
     vector_rate: float = 3e-3
     warm_up: float = 0.05
