@@ -24,6 +24,7 @@ from paceline.cli.methods import methods
 from paceline.cli.pull import pull
 from paceline.cli.serve import serve
 from paceline.cli.train_data import data
+from paceline.cli.train_denoiser import denoiser
 from paceline.cli.train_drafter import drafter
 from paceline.cli.train_heads import acceptance_head, head_preview
 from paceline.cli.train_scaling import scaling
@@ -55,6 +56,7 @@ train = typer.Typer(
 
 train.command("data")(data)
 train.command("drafter")(drafter)
+train.command("denoiser")(denoiser)
 train.command("acceptance-head")(acceptance_head)
 train.command("head-preview")(head_preview)
 train.command("scaling")(scaling)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,8 +32,10 @@ from paceline.models.weights import (
     safetensors_weights,
 )
 
+# Denoisers that ship with the package.
+DENOISERS = ("lists-mdm", "lists-bd", "lists-order")
 # Short names that `resolve` knows.
-ALIASES = (DEFAULT_MODEL,)
+ALIASES = (DEFAULT_MODEL, *DENOISERS)
 
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 
@@ -71,7 +74,9 @@ class ModelSource(Protocol):
 def resolve(
     spec: str, progress: bool = True, denoiser: str | Mapping[str, Any] | None = None
 ) -> ModelSource:
-    """Find a model: "smollm2-135m" (downloaded), a GGUF file, a Hugging Face directory or hub id.
+    """Find a model: one of `ALIASES`, a GGUF file, a Hugging Face directory or hub id.
+
+    "smollm2-135m" is downloaded; the others are in the package.
 
     Args:
         spec: of the model.
@@ -83,8 +88,11 @@ def resolve(
         InvalidOption: options of a denoiser are wrong; here, or when `config` is read.
     """
     facts = denoiser_options(denoiser)
-    if spec in ALIASES:
+    if spec == DEFAULT_MODEL:
         return GGUFSource(pull(progress=progress), spec, facts)
+    if spec in DENOISERS:
+        with as_file(files("paceline.weights")) as folder:
+            return DirectorySource(folder / "denoisers" / spec, spec, facts)
     path = Path(spec).expanduser()
     if spec and path.is_file():
         return GGUFSource(path, None, facts)
