@@ -347,6 +347,12 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         Route("/openapi.json", document),
         Route("/", page),
     ]
+    # Also without /v1, which some clients' base URLs leave out.
+    routes += [
+        Route(each.path[3:], each.endpoint, methods=each.methods)
+        for each in routes
+        if isinstance(each, Route) and each.path.startswith("/v1/")
+    ]
     middleware = [Middleware(RequestIds)]
     if settings.cors_origin:
         middleware.append(
