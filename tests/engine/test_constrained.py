@@ -188,6 +188,28 @@ def test_forced_tokens_that_the_grammar_forbids() -> None:
         make().generate("dog", forced_tokens={0: letters[1][0]}, constraint=grammar)
 
 
+def test_a_constraint_ends_a_text_that_min_tokens_would_keep_open() -> None:
+    for temperature in (0.0, 1.0):
+        answers = []
+        for drafter in (NoDrafter(), *drafters().values()):
+            engine = make(drafter=drafter)
+            params = SamplingParams(
+                temperature=temperature, seed=3, min_tokens=30, max_new_tokens=60, top_k=5
+            )
+            said = engine.generate("dog", params, constraint=GRAMMARS.choice(["a", "the dog"]))
+            assert said.text in ("a", "the dog")
+            assert said.finish_reason == "stop"
+            open_ended = engine.generate("dog", params, constraint=GRAMMARS.regex("(the|fox| )+"))
+            assert len(open_ended.token_ids) >= 30
+            answers.append((key(said), key(open_ended)))
+        assert len(set(answers)) == 1
+    one, two = (
+        make().generate("dog", min_tokens=n, constraint=GRAMMARS.regex("ab?")) for n in (1, 2)
+    )
+    assert two.text == "ab"
+    assert one.text in ("a", "ab")
+
+
 def test_end_tokens_go_on_where_they_are_ignored() -> None:
     params = SamplingParams(ignore_eos=True, max_new_tokens=12)
     answer = make().generate("dog", params, constraint=GRAMMARS.choice(["a"]))

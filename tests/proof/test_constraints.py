@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from tests.helpers.words import Words, WordState
 
@@ -183,3 +184,31 @@ def test_greedy_texts_are_the_same_with_any_draft() -> None:
         )
         texts |= set(enumerate_distribution(run))
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("propose", [nothing, fixed, drawn])
+def test_texts_end_early_only_where_the_constraint_lets_nothing_follow(propose: Propose) -> None:
+    """With `min_tokens` 3 the word (0,) is not said, and (1, 1) is."""
+    end, least = 2, 3
+    params = replace(SAMPLED, stop_token_ids=(end,), min_tokens=least, max_new_tokens=4)
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(4):  # written down anew, without the sampler
+        longer: dict[tuple[int, ...], float] = {}
+        for text, mass in law.items():
+            if end in text:
+                longer[text] = longer.get(text, 0) + mass
+                continue
+            may = WORDS.follows(text)
+            may = may - {end} or may if len(text) < least else may
+            row = np.exp(P.logits((*PROMPT, *text)).astype(np.float64))
+            for token in may:
+                longer[*text, token] = mass * row[token] / row[list(may)].sum()
+        law = longer
+    verifier = SampleMatch() if propose is not drawn else Rejection()
+    run = drafter_loop(
+        *(P.logits, 3, verifier, lambda: FunctionDrafter(propose), PROMPT, params, Budget(2, 2)),
+        constraint=WORDS,
+    )
+    found = enumerate_distribution(run)
+    assert set(law) == {(0, 1, 0, end), (1, 1, end), (1, 0, 1, end)}
+    assert max_error(found, law) < EXACT

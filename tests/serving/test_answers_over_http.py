@@ -238,6 +238,40 @@ def test_a_tool_is_called_where_one_must_be() -> None:
     run(asks, engines.make(engines.Target(max_context=2000)))
 
 
+def test_a_call_that_the_model_begins_is_one_of_the_tools() -> None:
+    """Text before it is the model's own; from the opener on, names and arguments are held."""
+    wrong = '<tool_call>\n{"name": "sub", "arguments": [1, 2, 3]}'
+    tools = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
+    body: Json = {"messages": [{"role": "user", "content": "1"}], "temperature": 0}
+    body |= {"tools": tools, "max_tokens": 200}
+
+    async def asks(client: Client) -> tuple[Json, Json]:
+        held = (await client.ask(CHATS, body))["choices"][0]
+        form = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+        other = (await client.ask(CHATS, body | form))["choices"][0]  # the format holds all of it
+        return held, other
+
+    held, other = run(asks, speaking(f"I look: {wrong}"))
+    assert held["message"]["content"].startswith("I look:")  # behind the call it is free again
+    [call, *_] = held["message"]["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
+    assert json.loads(other["message"]["content"])["a"] in (1, 2)
+
+    unread = {"type": "object", "not": {"const": 1}}  # which grammars do not read
+    loose = [{"type": "function", "function": {"name": "add", "parameters": unread}}]
+    firm = [{"type": "function", "function": loose[0]["function"] | {"strict": True}}]
+
+    async def loosely(client: Client) -> Json:
+        error = await client.refused(CHATS, body | {"tools": firm})
+        assert "not" in error["message"]
+        answer: Json = (await client.ask(CHATS, body | {"tools": loose}))["choices"][0]
+        return answer
+
+    free = run(loosely, speaking(f"I look: {wrong}"))
+    assert "sub" in free["message"]["content"]
+
+
 def test_a_wrong_grammar_is_refused_with_its_field() -> None:
     async def asks(client: Client) -> None:
         for field, value in [("regex", "["), ("ebnf", "start: x"), ("json_schema", "{")]:

@@ -198,6 +198,22 @@ def test_under_load_every_text_is_that_of_the_library_alone() -> None:
     assert target.live == []
 
 
+def test_chats_go_on_by_what_metadata_holds() -> None:
+    """As `resume_token_ids` itself, which routers take out of chats."""
+
+    async def asks(client: Client) -> None:
+        body = CHAT | SAMPLED | {"metadata": {"return_token_ids": "true", "note": "kept"}}
+        [whole] = (await client.ask(CHATS, body))["choices"]
+        for given in (whole["token_ids"][:5], json.dumps(whole["token_ids"][:5])):
+            held = {"metadata": {"return_token_ids": True, "resume_token_ids": given}}
+            [rest] = (await client.ask(CHATS, body | held))["choices"]
+            assert rest["token_ids"] == whole["token_ids"][5:]
+        [none] = (await client.ask(CHATS, body | {"return_token_ids": False}))["choices"]
+        assert "token_ids" not in none  # a field is stronger than metadata
+
+    run(asks)
+
+
 def test_drafts_change_nothing_wherever_they_are_switched() -> None:
     body = CHAT | SAMPLED | {"max_tokens": 40}
     switches: list[Json] = [
@@ -273,6 +289,8 @@ def test_an_answer_goes_on_from_any_of_its_tokens(extra: Json) -> None:
         (CHATS, CHAT | {"top_logprobs": 2}, "top_logprobs"),
         (CHATS, CHAT | {"logit_bias": {"x": 1}}, "logit_bias"),
         (CHATS, CHAT | {"metadata": {"speculation": "off"}}, "metadata.speculation"),
+        (CHATS, CHAT | {"metadata": {"speculation": {"nodes": 0}}}, "metadata.speculation.nodes"),
+        (CHATS, CHAT | {"metadata": {"resume_token_ids": "[-1]"}}, "metadata.resume_token_ids[0]"),
         (CHATS, CHAT | {"messages": [{"role": "boss", "content": "x"}]}, "messages[0].role"),
         (CHATS, CHAT | {"n": 2, "resume_token_ids": [5]}, "n"),
         (CHATS, CHAT | {"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
@@ -540,7 +558,8 @@ def test_the_other_routes_answer() -> None:
         assert [m["id"] for m in (await get("/v1/models"))["data"]] == ["tables", "other"]
         assert (await get("/v1/models/other"))["id"] == "other"
         assert (await client.http.get("/v1/models/x")).status_code == 404
-        assert (await get("/model_info"))["served_model_name"] == "tables"
+        for name in ("model_info", "get_model_info", "server_info", "get_server_info"):
+            assert (await get(f"/{name}"))["served_model_name"] == "tables"
         info = await get("/tokenizer_info")
         assert info["eos_token"] == engines.TOKENIZER.core.id_to_token(engines.EOS)
         ids = await client.ask("/tokenize", {"prompt": "the quick", "return_token_strs": True})
@@ -552,6 +571,9 @@ def test_the_other_routes_answer() -> None:
         assert chat["tokens"] == engines.TOKENIZER.chat(CHAT["messages"])
         paths = (await get("/openapi.json"))["paths"]
         served = {getattr(route, "path", "") for route in client.service.app.routes} - {"/"}
+        short = {path for path in served if f"/v1{path}" in served}
+        assert "/chat/completions" in short
+        served -= short
         assert {path.replace("{name}", "{name:path}") for path in paths} == served
 
     run(asks)

@@ -18,7 +18,7 @@ from tests.helpers.serving import CHAT, TEXT, served
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine, Event
 from paceline.errors import EngineFailed, InvalidOption
-from paceline.serving.batch import Batch, answered, read_lines
+from paceline.serving.batch import Batch, open_output, read_lines
 
 Json = dict[str, Any]
 CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
@@ -47,10 +47,10 @@ def requests(count: int) -> list[Json]:
 
 def decode(source: Path, out: Path, stop: int = 10**9, drafter: Any = None) -> list[Json]:
     """Answer what the output lacks; take no more lines after so many answers."""
-    done = answered(out)
-    lines = [each for each in read_lines(source) if each.custom_id not in done]
+    file, done = open_output(out)
+    lines = [each for each in read_lines(source) if each.key not in done]
     counts: list[int] = []
-    with out.open("ab") as file:
+    with file:
         run = Batch(served(engines.make(drafter=drafter)), file)
         for count in run.run(lines, lambda: sum(counts) >= stop):
             counts.append(count)
@@ -105,32 +105,85 @@ def test_errors_are_answers_of_their_lines(tmp_path: Path) -> None:
     assert "temperature" in found["range"]["body"]["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ('{"custom_id": "a"}\n{"custom_id": "a"}', "line 2 has the custom_id 'a' of line 1"),
-        ('{"custom_id": "a"}\n\n{', "line 3 is no JSON"),
-        ("[1]", "line 1 has no custom_id"),
-        ('{"custom_id": 7}', "line 1 has no custom_id"),
-        ('{"custom_id": "\\ud800"}', "line 1: custom_id holds half a character"),
-    ],
-)
-def test_an_input_that_cannot_be_told_apart_is_refused(
-    tmp_path: Path, text: str, named: str
-) -> None:
-    (tmp_path / "in").write_text(text)
-    with pytest.raises(InvalidOption, match=named):
-        read_lines(tmp_path / "in")
+FAULTS = {
+    '{"custom_id": "a"': ("invalid_json_line", "line 3 is no JSON"),
+    "[" * 100_000: ("invalid_json_line", "line 3 is no JSON"),
+    "[1]": ("missing_custom_id", "line 3 has no custom_id"),
+    '{"custom_id": 7}': ("missing_custom_id", "line 3 has no custom_id"),
+    '{"custom_id": "\\ud800"}': ("invalid_custom_id", "line 3 has half a character"),
+    '{"custom_id": "first"}': ("duplicate_custom_id", "line 3 has the custom_id 'first' of line 1"),
+}
+
+
+@pytest.mark.parametrize("text", FAULTS, ids=lambda text: text[:24])
+def test_a_line_that_cannot_be_told_apart_is_an_error_of_its_own(tmp_path: Path, text: str) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    good = [json.dumps(line(id, **CHAT)) for id in ("first", "last")]
+    source.write_text(f"{good[0]}\n\n{text}\n{good[1]}")
+    records = {each["custom_id"]: each for each in decode(source, out)}
+    assert set(records) == {"first", None, "last"}
+    assert {records[id]["response"]["status_code"] for id in ("first", "last")} == {200}
+    code, message = FAULTS[text]
+    error = records[None]["error"]
+    assert records[None]["response"] is None
+    assert (error["code"], error["line"], error["param"]) == (code, 3, None)
+    assert error["message"].startswith(message)
+    before = out.read_bytes()
+    decode(source, out)  # which answers nothing again
+    assert out.read_bytes() == before
+    mended = json.dumps(line("mended", **CHAT))
+    source.write_text(f"{good[0]}\n\n{mended}\n{good[1]}")
+    assert [each["custom_id"] for each in decode(source, out)[3:]] == ["mended"]
+
+
+def test_an_input_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="cannot be read"):
         read_lines(tmp_path / "none")
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    out.write_text("my notes\nthe rest")
-    with pytest.raises(InvalidOption, match="something else"):
-        answered(out)
-    assert out.read_text() == "my notes\nthe rest"
+    for text in ("my notes\nthe rest", '{"custom_id": null}\n', "[]\n", "[" * 100_000 + "\n"):
+        out.write_text(text)
+        with pytest.raises(InvalidOption, match="something else"):
+            open_output(out)
+        assert out.read_text() == text
+    with pytest.raises(InvalidOption, match="cannot be written"):
+        open_output(tmp_path)
+
+
+def test_an_output_has_one_writer(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b'{"custom_id": "a", "id": "b"}\n{"cust')
+    whole = b'{"custom_id": "a", "id": "b"}\n'
+    command = [sys.executable, "-c", HOLDER, str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(InvalidOption, match="written by another run"):
+            open_output(out)
+        assert out.read_bytes() == whole + b"half"  # it cut nothing off
+    finally:
+        process.kill()
+        process.communicate()
+    file, done = open_output(out)  # the lock died with its owner
+    file.close()
+    assert done == {"a"}
+    assert out.read_bytes() == whole
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from paceline.serving.batch import open_output
+
+file, _ = open_output(Path(sys.argv[1]))
+file.write(b"half")
+file.flush()
+print("locked", flush=True)
+time.sleep(60)
+"""
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -171,12 +224,12 @@ from pathlib import Path
 from tests.helpers.serve_tables import Slow
 from tests.helpers import table_engines as engines
 from tests.helpers.serving import served
-from paceline.serving.batch import Batch, answered, read_lines
+from paceline.serving.batch import Batch, open_output, read_lines
 
 source, out = map(Path, sys.argv[1:])
-done = answered(out)
-lines = [each for each in read_lines(source) if each.custom_id not in done]
-with out.open("ab") as file:
+file, done = open_output(out)
+lines = [each for each in read_lines(source) if each.key not in done]
+with file:
     print("ready", flush=True)
     for _ in Batch(served(engines.make(Slow(0.001))), file).run(lines, lambda: False):
         pass

@@ -2,7 +2,7 @@
 
 Works with one server that is started again, and with replicas behind a router. What was lost is
 asked for again with the tokens that came; a server with the same `system_fingerprint` sends exactly
-the rest. Goes through /v1/completions: sglang-router drops the fields it needs from chats.
+the rest. With `messages` in place of `prompt` it is a chat.
 """
 
 from __future__ import annotations
@@ -28,22 +28,28 @@ def stream(url: str, body: dict[str, Any], pause: float = 0.5) -> Iterator[str]:
         ValueError: the request was refused, or a server answers that gives other texts.
     """
     # With a seed of its own a request is the same one wherever it is repeated.
-    body = {"seed": secrets.randbits(53)} | body | {"stream": True, "return_token_ids": True}
+    body = {"seed": secrets.randbits(53)} | body | {"stream": True}
     tokens: list[int] = []
     fingerprint = None
     tries = 0
     while tries < TRIES:
         tries += 1
         try:
-            for chunk in _chunks(url, body | {"resume_token_ids": tokens}):
+            # In metadata, since sglang-router takes fields that it does not know out of chats.
+            text, held = "", {"return_token_ids": "true", "resume_token_ids": json.dumps(tokens)}
+            for chunk in _chunks(url, body | {"metadata": {**body.get("metadata", {}), **held}}):
                 mine = chunk["system_fingerprint"]
                 fingerprint = fingerprint or mine
                 if mine != fingerprint:
                     raise ValueError(f"{mine} does not continue texts of {fingerprint}")
                 [choice] = chunk["choices"]
+                text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+                if "token_ids" not in choice:  # the last chunk of a step has those of all of it
+                    continue
                 tokens += choice["token_ids"]
                 tries = 0
-                yield choice["text"]
+                yield text
+                text = ""
                 if choice["finish_reason"] is not None:
                     return
         except (httpx.TransportError, ConnectionError):
@@ -52,7 +58,8 @@ def stream(url: str, body: dict[str, Any], pause: float = 0.5) -> Iterator[str]:
 
 
 def _chunks(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+    route = "chat/completions" if "messages" in body else "completions"
+    with httpx.stream("POST", f"{url}/v1/{route}", json=body, timeout=60) as response:
         if response.status_code >= 500 or response.status_code in (408, 429):
             raise ConnectionError(response.status_code)
         if response.status_code != 200:

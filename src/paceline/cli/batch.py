@@ -33,7 +33,7 @@ def batch(
     options = o.runtime_options(place, room)
     o.check_names(place.runtime, drafter, speculation=rules)
     try:
-        from paceline.serving.batch import Batch, answered, read_lines
+        from paceline.serving.batch import Batch, open_output, read_lines
         from paceline.serving.model import ServedModel
     except ImportError as error:
         raise InvalidOption(
@@ -42,12 +42,8 @@ def batch(
     from paceline.registry import loading
 
     lines = read_lines(source)
-    done = answered(out)
-    try:
-        file = out.open("ab")
-    except OSError as error:
-        raise InvalidOption(f"{out} cannot be written ({error}): give another file") from error
-    left = [line for line in lines if line.custom_id not in done]
+    file, done = open_output(out)
+    left = [line for line in lines if line.key not in done]
     figures: dict[str, float] = {"requests": len(lines), "answered_before": len(lines) - len(left)}
     loaded = loading.load_model(
         place.model, runtime=place.runtime, options=options, denoiser=place.denoiser

@@ -309,7 +309,7 @@ class SamplingParams:
         max_new_tokens: most tokens to generate; 0 only with `prompt_logprobs`.
         prompt_logprobs: the same of every prompt token but the first.
         min_tokens: tokens that would end the text have probability 0 before so many tokens. Stop
-            strings still end it.
+            strings still end it, and so does a constraint that lets nothing else follow.
         allowed_tokens: if not empty, all others are banned.
         keep_stop: the stop string that ended the text stays in it.
         shown_tokens: special tokens that the text shows; it leaves out all others.

@@ -15,6 +15,7 @@ from paceline.core.target import Output
 from paceline.core.tree import node_name
 from paceline.core.types import (
     ROOT,
+    BoolArray,
     Distribution,
     IntArray,
     LogitArray,
@@ -158,7 +159,8 @@ def _argmax(x: LogitArray | ProbArray) -> int:
 class Sampler:
     """Next-token distribution of a request, given logits and the path inside a draft.
 
-    Tokens that `constraint` forbids after the path are banned.
+    Tokens that `constraint` forbids after the path are banned. Where it allows end tokens alone,
+    `min_tokens` does not ban them.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class Sampler:
         """Bind a request; `ends` are the model's end tokens, if they count."""
         self.params = params
         self.constraint = constraint
-        self._ends = [*ends, *params.stop_token_ids]
+        self._ends = sorted({*ends, *params.stop_token_ids})
         self._soft = replace(params, temperature=1.0) if params.greedy else params
         self._prompt = np.unique(np.asarray(prompt, dtype=np.int64))
         self._output: Counter[int] = Counter()
@@ -275,14 +277,18 @@ class Sampler:
 
     def _adjusted(self, logits: LogitArray, path: Sequence[int]) -> LogitArray | ProbArray:
         x: LogitArray | ProbArray = logits
+        mask = None if self.constraint is None else self.constraint.mask(path)
         if not self._plain:
             output = self._output + Counter(path) if path else self._output
             x = adjusted(logits, self.params, self._prompt, output)
-            if self._generated + len(path) < self.params.min_tokens:
+            if self._generated + len(path) < self.params.min_tokens and not self._must_end(mask):
                 x[self._ends] = -np.inf
-        if self.constraint is not None:
-            x = np.where(self.constraint.mask(path), x, x.dtype.type(-np.inf))
+        if mask is not None:
+            x = np.where(mask, x, x.dtype.type(-np.inf))
         return x
+
+    def _must_end(self, mask: BoolArray | None) -> bool:
+        return mask is not None and np.count_nonzero(mask) == np.count_nonzero(mask[self._ends])
 
 
 class TreeDistributions:

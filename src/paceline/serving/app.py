@@ -43,9 +43,12 @@ from paceline.serving.protocol import (
 from paceline.serving.responses import ResponseAnswer
 from paceline.serving.settings import Settings
 from paceline.serving.worker import Delivery, Job, Load, Outbox, ServingCore, Worker
+from paceline.version import __version__
 
 _log = logging.getLogger("paceline.serving")
 PING_SECONDS = 15.0
+# What SGLang's router asks a replica for, by its names of now and of before.
+_INFO = ("model_info", "get_model_info", "server_info", "get_server_info")
 PAGE = Path(__file__).parent / "page" / "index.html"
 
 
@@ -282,6 +285,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
                 "is_generation": True,
                 "max_model_len": model.context,
                 "system_fingerprint": model.fingerprint,
+                "version": __version__,
             }
         )
 
@@ -337,12 +341,17 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", one_model),
         Route("/tokenizer_info", tokenizer_info),
-        Route("/model_info", model_info),
-        Route("/get_model_info", model_info),
+        *(Route(f"/{name}", model_info) for name in _INFO),
         Route("/health", health),
         Route("/metrics", metrics),
         Route("/openapi.json", document),
         Route("/", page),
+    ]
+    # Also without /v1, which some clients' base URLs leave out.
+    routes += [
+        Route(each.path[3:], each.endpoint, methods=each.methods)
+        for each in routes
+        if isinstance(each, Route) and each.path.startswith("/v1/")
     ]
     middleware = [Middleware(RequestIds)]
     if settings.cors_origin:

@@ -2,7 +2,8 @@
 
 A line of the input is `{"custom_id", "method": "POST", "url", "body"}`, a line of the output
 `{"id", "custom_id", "response": {"status_code", "request_id", "body"}, "error"}`. Output is only
-appended to, in whole lines, so that a run that was killed goes on where it ended.
+appended to, in whole lines, so that a run that was killed goes on where it ended. A line without an
+id of its own is answered with `"error": {"code", "message", "param", "line"}` and no response.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -40,72 +42,124 @@ _ROUTES: dict[str, tuple[type[Body], Callable[[ServedModel, Any], Plan], type[An
 }
 
 
-class Line(NamedTuple):
-    """A request of the input; `url` and `body` are checked when its turn comes."""
+_FAULTY = "batch_req_line_"
+_FAR = 2**40
 
-    custom_id: str
-    method: Any
-    url: Any
-    body: Any
+
+class Fault(NamedTuple):
+    """Why a line is no request that can be told from the others; `code` is OpenAI's."""
+
+    code: str
+    message: str
+
+
+class Line(NamedTuple):
+    """A request of the input; `url` and `body` are checked when its turn comes.
+
+    `key` is its custom_id, or, of a line with a fault, a name made from its number and text.
+    """
+
+    key: str
+    number: int
+    method: Any = None
+    url: Any = None
+    body: Any = None
+    fault: Fault | None = None
 
     @property
     def seed(self) -> int:
         """The seed where the body gives none, the same in every run."""
-        return int.from_bytes(hashlib.sha256(self.custom_id.encode()).digest()[:6], "little")
+        return int.from_bytes(hashlib.sha256(self.key.encode()).digest()[:6], "little")
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(self.key.encode()).hexdigest()[:24]
 
 
 def read_lines(path: Path) -> list[Line]:
-    """Read the input; InvalidOption if a line has no id, that of another, or is no JSON object."""
-    found: dict[str, int] = {}
-    lines = []
+    """Read the input; InvalidOption if it cannot be read."""
     try:
         raw = path.read_bytes().splitlines()
     except OSError as error:
         raise InvalidOption(f"{path} cannot be read ({error}): give a JSONL file") from error
-    for number, text in enumerate(raw, 1):
-        if not text.strip():
-            continue
-        try:
-            fields = json.loads(text)
-        except ValueError as error:
-            raise InvalidOption(f"{path}, line {number} is no JSON ({error}): mend it") from error
-        id = fields.get("custom_id") if isinstance(fields, dict) else None
-        if not isinstance(id, str) or not id:
-            raise InvalidOption(
-                f"{path}, line {number} has no custom_id: give it a text of its own"
-            )
-        if not _encodes(id):
-            raise InvalidOption(f"{path}, line {number}: custom_id holds half a character: mend it")
-        if id in found:
-            raise InvalidOption(
-                f"{path}, line {number} has the custom_id {id!r} of line {found[id]}: rename one"
-            )
-        found[id] = number
-        lines.append(Line(id, fields.get("method"), fields.get("url"), fields.get("body")))
-    return lines
+    found: dict[str, int] = {}
+    return [_line(number, text, found) for number, text in enumerate(raw, 1) if text.strip()]
 
 
-def answered(path: Path) -> set[str]:
-    """Return the ids that the output holds, and cut off a last line that was not finished.
+def _line(number: int, text: bytes, found: dict[str, int]) -> Line:
+    # `found` has the numbers of ids.
+    def faulty(code: str, message: str) -> Line:
+        fault = Fault(code, f"line {number} {message}")
+        return Line(f"{_FAULTY}{number}:{hashlib.sha256(text).hexdigest()}", number, fault=fault)
 
-    Raises InvalidOption for another kind of file, which is left as it is.
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return faulty("invalid_json_line", f"is no JSON ({error}): mend it")
+    id = fields.get("custom_id") if isinstance(fields, dict) else None
+    if not isinstance(id, str) or not id:
+        return faulty("missing_custom_id", "has no custom_id: give it a text of its own")
+    if not _encodes(id):
+        return faulty("invalid_custom_id", "has half a character in its custom_id: mend it")
+    if id in found:
+        message = f"has the custom_id {id[:100]!r} of line {found[id]}: rename one"
+        return faulty("duplicate_custom_id", message)
+    found[id] = number
+    return Line(id, number, fields.get("method"), fields.get("url"), fields.get("body"))
+
+
+def open_output(path: Path) -> tuple[BinaryIO, set[str]]:
+    """Return the output, locked until it is closed or the process ends, and ids of its lines.
+
+    A last line that was not finished is cut off. Raises InvalidOption if another process writes the
+    file, or if it holds something else, and is then left as it is.
     """
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return set()
+        file = path.open("a+b")
     except OSError as error:
-        raise InvalidOption(f"{path} cannot be read ({error}): give another file") from error
-    whole = data[: data.rfind(b"\n") + 1]
+        raise InvalidOption(f"{path} cannot be written ({error}): give another file") from error
     try:
-        ids = {json.loads(line)["custom_id"] for line in whole.splitlines()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidOption(
-            f"{path} holds something else than answers: give another file"
-        ) from error
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return ids
+        if not _lock(file):
+            raise InvalidOption(
+                f"{path} is being written by another run: wait for its end, or give another file"
+            )
+        file.seek(0)
+        data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            ids = {_answered(json.loads(line)) for line in whole.splitlines()}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise InvalidOption(
+                f"{path} holds something else than answers: give another file"
+            ) from error
+        if len(whole) < len(data):
+            file.truncate(len(whole))
+    except BaseException:
+        file.close()
+        raise
+    return file, ids
+
+
+def _answered(record: Json) -> str:
+    id = record["custom_id"] if record["custom_id"] is not None else record["id"]
+    return str(id)
+
+
+def _lock(file: BinaryIO) -> bool:
+    # The system's own lock, which ends with the process however that ends.
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(_FAR)  # Windows locks bytes against reading too: one that is never written
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class Batch:
@@ -143,6 +197,10 @@ class Batch:
 
     def _submit(self, line: Line) -> bool:
         # False if it was refused, and so answered.
+        if line.fault is not None:
+            self.failed += 1
+            self._record(line, None, {**line.fault._asdict(), "param": None, "line": line.number})
+            return False
         try:
             if line.method != "POST" or not isinstance(line.url, str) or line.url not in _ROUTES:
                 raise BadRequest(
@@ -168,7 +226,7 @@ class Batch:
             return False
         outbox = Outbox()
         outbox.jobs = planned.jobs(outbox)
-        made = answer(self._model, planned, body, _id(line), outbox.accepted)
+        made = answer(self._model, planned, body, line.id, outbox.accepted)
         self._open[outbox] = line, made
         for job in outbox.jobs:
             self._core.submit(job)
@@ -208,10 +266,14 @@ class Batch:
         self._write(line, status, error_body(str(error), status, param))
 
     def _write(self, line: Line, status: int, body: Any) -> None:
-        id = _id(line)
-        response = {"status_code": status, "request_id": f"req_{id}", "body": body}
-        out = {"id": f"batch_req_{id}", "custom_id": line.custom_id, "response": response}
-        self._file.write(msgspec.json.encode(out | {"error": None}) + b"\n")
+        response = {"status_code": status, "request_id": f"req_{line.id}", "body": body}
+        self._record(line, response, None)
+
+    def _record(self, line: Line, response: Json | None, error: Json | None) -> None:
+        own = line.fault is None
+        id, named = (f"batch_req_{line.id}", line.key) if own else (line.key, None)
+        out = {"id": id, "custom_id": named, "response": response, "error": error}
+        self._file.write(msgspec.json.encode(out) + b"\n")
 
 
 def _encodes(text: str) -> bool:
@@ -220,7 +282,3 @@ def _encodes(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _id(line: Line) -> str:
-    return hashlib.sha256(line.custom_id.encode()).hexdigest()[:24]

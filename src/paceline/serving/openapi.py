@@ -28,6 +28,8 @@ _GETS = {
     "/tokenizer_info": "Show special tokens and the chat template.",
     "/model_info": "Show the model's path and names.",
     "/get_model_info": "Show the model's path and names.",
+    "/server_info": "Show the model's path and names.",
+    "/get_server_info": "Show the model's path and names.",
     "/health": "Say whether requests are taken.",
     "/metrics": "Show metrics for Prometheus.",
     "/openapi.json": "Show this document.",

@@ -10,14 +10,12 @@ import re
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from paceline.core.constraint import Constraint
 from paceline.core.types import Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.serving.answers.style import call_grammar
 from paceline.serving.messages import (
     chat_messages,
@@ -35,12 +33,18 @@ from paceline.serving.protocol import (
     ResponseFormat,
     ResponsesRequest,
     Several,
-    SpeculationLimits,
     TokenizeRequest,
 )
 from paceline.serving.worker import Job, Outbox
 
 Json = dict[str, Any]
+
+
+class Calls(NamedTuple):
+    """What an answer with tools is held to; if not `must`, it gives way to another constraint."""
+
+    constraint: Constraint
+    must: bool
 
 
 @dataclass(slots=True)
@@ -166,7 +170,7 @@ def _plan(
     `most` is the most tokens, `tops` log-probabilities of the answer, `scored` of the prompt.
 
     Raises:
-        BadRequest: fields contradict each other, or the speculation in `metadata` is malformed.
+        BadRequest: fields contradict each other.
         PacelineError: the prompt does not fit, or a token is unknown.
     """
     if body.truncate_prompt_tokens is not None:
@@ -227,18 +231,6 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 def _speculation(body: Body) -> Speculation:
     limits = body.speculation
-    hidden = (body.metadata or {}).get("speculation")  # what routers let through
-    if limits is None and hidden is not None:
-        try:
-            if isinstance(hidden, str):
-                limits = msgspec.json.decode(hidden, type=SpeculationLimits)
-            else:
-                limits = msgspec.convert(hidden, SpeculationLimits)
-        except msgspec.MsgspecError as error:
-            raise BadRequest(
-                f'metadata.speculation: {error}: give an object such as {{"enabled": false}}',
-                "metadata.speculation",
-            ) from error
     if limits is None:
         return Speculation()
     return Speculation(limits.nodes, limits.depth, limits.enabled)
@@ -254,8 +246,8 @@ def _chat(
 
 def _tools(
     model: ServedModel, given: list[Json] | None, choice: str | Json | None, parallel: bool | None
-) -> tuple[list[Json], Constraint | None]:
-    """Return the tools to show, and what holds the answer to calls of them, if it must be held."""
+) -> tuple[list[Json], Calls | None]:
+    """Return the tools to show, and what holds calls of them to their schemas, if that can be."""
     tools = read_tools(given or [])
     names = [tool["function"]["name"] for tool in tools]
     mode = choice if isinstance(choice, str) else "auto"
@@ -276,17 +268,23 @@ def _tools(
         raise BadRequest("tool_choice: there are no tools to call: give tools", "tool_choice")
     before, after, *keys = call_grammar(model.style)
     strict = any(tool["function"].get("strict") for tool in tools)
-    free = mode == "auto" and not (strict or (tools and parallel is False and before))
-    if free:
+    must = mode != "auto" or strict or (parallel is False and bool(before))
+    if not tools or not (must or before):  # without an opener nothing says that a call begins
         return tools, None
     several = parallel is not False and bool(before)
-    return tools, model.engine.grammar.tool_calls(
-        tools, mode, begin=before, end=after, parallel=several, keys=(keys[0], keys[1])
-    )
+    try:
+        constraint = model.engine.grammar.tool_calls(
+            tools, mode, begin=before, end=after, parallel=several, keys=(keys[0], keys[1])
+        )
+    except (InvalidOption, RuntimeUnavailable):  # such as a schema that grammars do not read
+        if must:
+            raise
+        return tools, None
+    return tools, Calls(constraint, must)
 
 
 def _constraint(
-    model: ServedModel, body: Body, format: ResponseFormat | None, calls: Constraint | None
+    model: ServedModel, body: Body, format: ResponseFormat | None, calls: Calls | None
 ) -> Constraint | None:
     # What the answer is held to: at most one of all that can be asked for.
     wanted: list[tuple[str, str, Any]] = []  # field, kind of grammar, its source
@@ -322,14 +320,16 @@ def _constraint(
         ("json_schema", "json_schema", body.json_schema),
     ]
     chosen = [each for each in wanted if each[2] is not None]
-    if calls is not None:
+    if calls is not None and (calls.must or not chosen):
         chosen.append(("tool_choice", "", None))
     if len(chosen) > 1:
         names = " and ".join(each[0] for each in chosen[:2])
         raise BadRequest(f"{names} cannot both hold: give one of them", chosen[1][0])
-    if calls is not None or not chosen:
-        return calls
+    if not chosen:
+        return None
     name, kind, source = chosen[0]
+    if calls is not None and name == "tool_choice":
+        return calls.constraint
     grammars = model.engine.grammar
     try:
         if kind == "json":

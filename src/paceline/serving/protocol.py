@@ -217,6 +217,8 @@ _REFUSED = {
     "audio": "the server writes text only: leave it out",
 }
 _NOTHING: tuple[Any, ...] = (None, False, 0, 1, "", "none", [], {})
+# Fields that may stand in `metadata`, as themselves or as JSON in a text: routers let that through.
+_HIDDEN = ("speculation", "return_token_ids", "resume_token_ids")
 # Defaults of other servers, which their routers send along. With these values they ask for nothing.
 _NEUTRAL = {
     "no_stop_trim": False,
@@ -245,10 +247,12 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         BadRequest: it is no JSON, a field is missing or out of range, or is not supported, or, if
             `strict`, is unknown.
     """
+    hidden: list[str] = []
     try:
         fields = msgspec.json.decode(data)
         if not isinstance(fields, dict):
             raise BadRequest("the body must be a JSON object")
+        hidden = _unhidden(fields)
         body = msgspec.convert(fields, kind)
     except RecursionError as error:
         raise BadRequest("the JSON is nested too deeply: flatten it") from error
@@ -259,6 +263,8 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         missing = re.search(r"missing required field `(\w+)`", text)
         if missing:
             param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        if param and re.split(r"\W", param)[0] in hidden:
+            param = f"metadata.{param}"
         message = _PLACE.sub("", text)
         raise BadRequest(f"{param}: {message}" if param else message, param or None) from error
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -267,6 +273,22 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
     if strict and ignored:
         raise BadRequest(f"{ignored[0]}: the field is unknown: leave it out", ignored[0])
     return body, ignored
+
+
+def _unhidden(fields: Json) -> list[str]:
+    # Puts what `metadata` hides into its fields; a field itself is stronger.
+    held = fields.get("metadata")
+    held = held if isinstance(held, dict) else {}
+    names = [name for name in _HIDDEN if held.get(name) is not None and fields.get(name) is None]
+    for name in names:
+        value = held[name]
+        try:
+            fields[name] = msgspec.json.decode(value) if isinstance(value, str) else value
+        except msgspec.DecodeError as error:
+            raise BadRequest(
+                f"metadata.{name}: it is no JSON ({error}): mend it", f"metadata.{name}"
+            ) from error
+    return names
 
 
 def _unknown(kind: type[Struct], fields: Json) -> Iterable[tuple[str, Any]]:
