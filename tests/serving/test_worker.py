@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from tests.helpers import table_engines as engines
 
-from paceline.core.types import UNLIMITED, SamplingParams, Speculation, TokenLogprob
-from paceline.engine.engine import Completion, Event
+from paceline.core.types import UNLIMITED, SamplingParams, TokenLogprob
+from paceline.engine.engine import Event
 from paceline.errors import EngineFailed, PromptError
 from paceline.serving.worker import (
     Delivery,
@@ -119,94 +117,6 @@ def test_events_of_a_job_that_was_cancelled_meanwhile_are_dropped() -> None:
     assert {each.job for each in _submit(core, one)} == {one}
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_any_order_of_events_leaves_every_text_as_it_is_alone(first: int) -> None:
-    for seed in range(first, first + 50):
-        simulate(seed)
-
-
-KINDS = [
-    {"temperature": 0.0},
-    {"temperature": 1.0, "seed": 5, "presence_penalty": 0.5},
-    {"temperature": 0.8, "seed": 9, "top_k": 20, "stop": ("e",)},
-    {"temperature": 1.2, "seed": 1, "min_p": 0.05, "stop_token_ids": (7, 9)},
-]
-ALONE: dict[tuple[str, int, int], Completion] = {}
-
-
-def alone(prompt: str, kind: int, size: int) -> Completion:
-    key = prompt, kind, size
-    if key not in ALONE:
-        params = job(prompt, max_new_tokens=size, **KINDS[kind]).prepared.params
-        ALONE[key] = engines.make().generate(TOKENIZER.encode(prompt), params)
-    return ALONE[key]
-
-
-def simulate(seed: int) -> None:
-    """Random jobs, cancels, slow readers and a final abort, with the invariants after each turn."""
-    draw = random.Random(seed)
-    target = engines.Target()
-    target.slots = draw.choice([1, 2, 3, 99])
-    drafter = draw.choice([None, *engines.drafters().values()])
-    engine = engines.make(target, drafter, max_batch=draw.choice([1, 2, 4]))
-    core = ServingCore(engine)
-    asked: dict[Job, tuple[str, int, int]] = {}
-    texts: dict[Job, str] = {}
-    ended: dict[Job, Event] = {}
-    cancelled: set[Job] = set()
-
-    def deliver(deliveries: list[Delivery]) -> None:
-        for each, event, _ in deliveries:
-            assert each not in ended, "an event behind the last"
-            if not each.outbox.put(0, event):
-                core.cancel(each)
-                cancelled.add(each)
-            if event.completion is not None or event.error is not None:
-                ended[each] = event
-
-    def read(each: Job) -> None:
-        for _, event in each.outbox.take():
-            if not isinstance(event.error, SlowReader):
-                texts[each] = texts.get(each, "") + event.text
-
-    for _ in range(60):
-        act = draw.random()
-        if act < 0.25:
-            what = draw.choice(engines.PROMPTS), draw.randrange(len(KINDS)), draw.randrange(1, 20)
-            limit = draw.choice([10**6, 10**6, 1500])
-            limits = Speculation(enabled=draw.random() < 0.7)
-            fields = {"max_new_tokens": what[2], "speculation": limits, **KINDS[what[1]]}
-            one = job(what[0], Outbox(limit), **fields)
-            asked[one] = what
-            core.submit(one)
-        elif act < 0.32 and asked:
-            one = draw.choice(list(asked))
-            core.cancel(one)
-            cancelled.add(one)
-        elif act < 0.5 and asked:
-            read(draw.choice(list(asked)))
-        else:
-            deliver(core.turn())
-        assert engine.pending <= len(asked)
-    if draw.random() < 0.3:
-        core.abort(ShutDown("over"))
-    deliver(turns(core))
-    assert (engine.pending, target.live) == (0, []), "something is left behind"
-    for one, what in asked.items():
-        read(one)
-        event = ended.get(one)
-        if event is None:
-            assert one in cancelled, "a job ended without a word"
-            continue
-        if event.error is not None:
-            assert isinstance(event.error, ShutDown)
-        else:
-            assert event.completion is not None
-            assert engines.key(event.completion) == engines.key(alone(*what)), what
-            if not one.outbox.full:
-                assert texts[one] == event.completion.text
-
-
 # The outbox:
 
 
@@ -261,7 +171,9 @@ def test_the_thread_hands_events_over_until_it_is_stopped() -> None:
         worker = Worker(
             ServingCore(engine),
             lambda batch: loop.call_soon_threadsafe(inbox.put_nowait, batch),
+            lambda: None,
         )
+        worker.start()
         one, endless = job(), job()
         worker.submit([one])
         while (await inbox.get())[-1].event.completion is None:

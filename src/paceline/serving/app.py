@@ -9,6 +9,7 @@ import re
 import uuid
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -42,7 +43,7 @@ from paceline.serving.protocol import (
 )
 from paceline.serving.responses import ResponseAnswer
 from paceline.serving.settings import Settings
-from paceline.serving.worker import Delivery, Job, Load, Outbox, ServingCore, Worker
+from paceline.serving.worker import ENDED, Delivery, Job, Load, Outbox, ServingCore, Worker
 
 _log = logging.getLogger("paceline.serving")
 PING_SECONDS = 15.0
@@ -51,6 +52,8 @@ PAGE = Path(__file__).parent / "page" / "index.html"
 
 class Service:
     """The state behind the routes. All but the engine's thread is in one event loop."""
+
+    worker_type = Worker  # a simulation has one without a thread
 
     def __init__(self, settings: Settings, keys: tuple[str, ...] = ()) -> None:
         """Without a model at first: every request is refused until `open`."""
@@ -75,12 +78,12 @@ class Service:
 
     def open(self, model: ServedModel) -> None:
         """Take requests for a model from now on. Called in the event loop."""
-        loop = asyncio.get_running_loop()
+        soon = asyncio.get_running_loop().call_soon_threadsafe
         self._model = model
-        self.worker = Worker(
-            ServingCore(model.engine),
-            lambda deliveries: loop.call_soon_threadsafe(self._deliver, deliveries),
+        self.worker = self.worker_type(
+            ServingCore(model.engine), partial(soon, self._deliver), partial(soon, self._lost)
         )
+        self.worker.start()
         self.gate.closed = None
 
     def drain(self) -> None:
@@ -117,6 +120,11 @@ class Service:
     def stop(self) -> None:
         if self.worker is not None:
             self.worker.stop()
+
+    def _lost(self) -> None:
+        assert self.worker is not None  # which calls this
+        self.gate.closed = ENDED
+        self._deliver(self.worker.give_up())
 
     def _load(self) -> Load:
         return Load() if self.worker is None else self.worker.core.load
