@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import logging
 import random
@@ -80,15 +79,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now, self._draw = 0.0, draw
         self._selector = self
+        self.wrong: BaseException | None = None
+        self.closing = False
 
     def time(self) -> float:
         return self.now
 
     def select(self, timeout: float | None) -> list[Any]:
+        if self.closing:
+            return []
+        if self.wrong is not None:
+            raise self.wrong
         if timeout is None or self.now > LONGEST:
             raise Stuck("nothing will happen any more, and somebody waits")
         self.now += timeout
         return []
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.wrong = self.wrong or context.get("exception") or Wrong(context["message"])
 
     def run_in_executor(self, executor: Any, work: Callable[..., Any], *args: Any) -> Any:
         future = self.create_future()
@@ -114,9 +122,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 # Requests, and what the library says alone.
 
 # As fields of the API, and as those of `SamplingParams`.
+HELD = [letter + "~~" for letter in "abcdefghijklmnopqrstuvwxyz0123456789 +*;"]
 KINDS: list[tuple[Json, Json]] = [
     ({"temperature": 0}, {}),
-    ({"temperature": 1.0, "seed": 5, "presence_penalty": 0.5},) * 2,
+    ({"temperature": 1.0, "seed": 5, "presence_penalty": 2.0},) * 2,
     (
         {"temperature": 0.8, "seed": 9, "top_k": 20, "stop": ["e", "th"]},
         {"temperature": 0.8, "seed": 9, "top_k": 20, "stop": ("e", "th")},
@@ -125,14 +134,18 @@ KINDS: list[tuple[Json, Json]] = [
         {"temperature": 1.2, "seed": 1, "stop": ["a"], "include_stop_str_in_output": True},
         {"temperature": 1.2, "seed": 1, "stop": ("a",), "keep_stop": True},
     ),
+    (  # which are never whole, so that text is held back until its end
+        {"temperature": 1.0, "seed": 2, "stop": HELD},
+        {"temperature": 1.0, "seed": 2, "stop": tuple(HELD)},
+    ),
     (
         {"temperature": 1.2, "seed": 1, "min_p": 0.01, "stop_token_ids": [7, 9, 40, 50]},
         {"temperature": 1.2, "seed": 1, "min_p": 0.01, "stop_token_ids": (7, 9, 40, 50)},
     ),
 ]
-LONG = "lazy dog " * 9
+LONG = "lazy dog " * 6
 PROMPTS = ["dog", "the quick", "12 34 567", LONG, LONG + "ran", LONG + "the quick"]
-SIZES = [1, 2, 7, 20, 40]
+SIZES = [1, 2, 7, 20, 40, 75, 75]
 LIBRARY = engines.make(cast(Any, engines.Target(logits)))
 ALONE: dict[tuple[Any, ...], Completion] = {}
 
@@ -281,7 +294,16 @@ class Client:
     late: bool = False  # it asked while the server drained
     messages: list[Json] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    left: float | None = None  # when it hung up
     ended: float = 0.0
+
+    async def wait(self, seconds: float) -> None:
+        """Do nothing, for so long or until it hangs up."""
+        gone = asyncio.ensure_future(self.gone.wait())
+        try:  # not `wait_for`, which loses a cancellation that comes at the same time
+            await asyncio.wait((gone,), timeout=seconds)
+        finally:
+            gone.cancel()
 
     @property
     def status(self) -> int:
@@ -298,7 +320,7 @@ class World:
         self.loop = VirtualLoop(draw)
         self.clients: list[Client] = []
         self.tally: Counter[str] = Counter()
-        blocks, batch = draw.choice([6, 8, 12, 60]), draw.choice([1, 2, 3, 4])
+        blocks, batch = draw.choice([4, 4, 5, 60]), draw.choice([1, 2, 4, 4])
         self.target = PagedTable(
             logits, VOCABULARY, blocks, context=CONTEXT, keep=draw.choice([None, 0, 2])
         )
@@ -307,11 +329,12 @@ class World:
         self.settings = Settings(
             max_batch=batch,
             max_waiting=draw.choice([6, 8, 30]) - batch,
+            max_prompt_tokens=draw.choice([None, None, 90]),
             body_timeout=1.0,
             shutdown_timeout=draw.choice([0.0, 0.02, 0.1, 30.0]),
         )
         self.most = self.settings.max_batch + self.settings.max_waiting
-        self.limit = draw.choice([256 * 1024, 256 * 1024, 3000])
+        self.limit = draw.choice([256 * 1024, 20_000, 4000])
         self.slow = draw.random() < 0.5
         self.breaks = {draw.randrange(60) for _ in range(draw.choice([0, 0, 0, 1]))}
         self.dies = draw.randrange(80) if draw.random() < 0.1 else -1
@@ -375,15 +398,13 @@ class World:
             self._close()
 
     def _close(self) -> None:
-        # A world that went wrong leaves tasks behind; they end without a word.
-        self.loop.set_exception_handler(lambda *_: None)
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        with contextlib.suppress(BaseException):
-            for _ in range(5):
-                self.loop.call_soon(self.loop.stop)
-                self.loop.run_forever()
+        # A world that went wrong leaves tasks behind, which are to end without a word.
+        self.loop.closing = self.worker._stopped = True
+        for _ in range(9):
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.call_soon(self.loop.stop)
+            self.loop.run_forever()
         self.loop.close()
 
     async def _life(self) -> None:
@@ -457,8 +478,6 @@ class World:
             check(now < left + 0.01, "all have left, and the server goes on")
         if not self.service.idle:
             check(self.aborted is not None, "the server ends with answers left")
-        early = [j for j in self.worker.core._ids if self.since[j] < (self.aborted or 0.0)]
-        check(self.dead or not early, "answers go on after the time is up")
 
     async def _look(self) -> None:
         # Somebody asks for the health and the metrics.
@@ -488,8 +507,7 @@ class World:
             if parts:
                 part = parts.pop(0)
                 if pause and not parts:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(client.gone.wait(), pause)
+                    await client.wait(pause)
                 if not client.gone.is_set():
                     return {"type": "http.request", "body": part, "more_body": bool(parts)}
             await client.gone.wait()
@@ -500,15 +518,19 @@ class World:
                 return
             client.messages.append(message)
             if reading:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(client.gone.wait(), self.draw.uniform(0, reading))
+                await client.wait(self.draw.uniform(0, reading))
 
         path = client.asked.path
         scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode()}
         scope |= {"headers": [], "query_string": b"", "scheme": "http", "http_version": "1.1"}
         scope |= {"server": ("x", 80), "client": ("y", 1), "root_path": "", "asgi": {}}
+
+        def hang_up() -> None:
+            client.left = self.loop.now
+            client.gone.set()
+
         if patience is not None:
-            self.loop.call_later(patience, client.gone.set)
+            self.loop.call_later(patience, hang_up)
         await self.service.app(scope, receive, cast(Any, send))
 
     async def _ask(self, delay: float, asked: Asked) -> None:
@@ -517,13 +539,13 @@ class World:
         client = Client(asked, self.loop.now, late=self.signalled is not None)
         was_dead = self.dead
         self.clients.append(client)
-        patience = draw.uniform(0, 0.12) if draw.random() < 0.25 else None
+        patience = draw.uniform(0, 0.12) if draw.random() < 0.35 else None
         pause = draw.choice([0.01, 0.02, 5.0]) if draw.random() < 0.1 else 0.0
-        reading = draw.choice([0.01, 0.3]) if self.slow and draw.random() < 0.4 else 0.0
+        reading = draw.choice([0.01, 0.3, 2.0]) if self.slow and draw.random() < 0.4 else 0.0
         data = json.dumps(asked.body).encode()
         await self._call(client, "POST", data, pause, reading, patience)
         client.inside, client.ended = False, self.loop.now
-        self._judge(client, pause, was_dead)
+        self._judge(client, pause, reading, was_dead)
         if client.gone.is_set():
             self.tally["hung up"] += 1
             if (again := self._rest(client)) is not None:
@@ -535,9 +557,13 @@ class World:
         met = [each for each in self.clients if each.inside or each.ended > besides.begun]
         refused = (400, 404, 429)
         return sum(
-            each.asked.body.get("n", 1) if each.status in refused else each.asked.n
+            1
+            if each.asked.refused
+            else each.asked.body.get("n", 1)
+            if each.status in refused
+            else each.asked.n
             for each in met
-            if each is not besides and each.asked.refused is None
+            if each is not besides
         )
 
     def _rest(self, client: Client) -> Asked | None:
@@ -553,7 +579,8 @@ class World:
             return None
         body = asked.body | {"resume_token_ids": tokens}
         body["return_sources"] = False
-        return Asked(asked.path, body, asked.expected, 1, 1, None, False, len(tokens), said.texts[0])
+        before = {"resumed": len(tokens), "said": said.texts[0]}
+        return Asked(asked.path, body, asked.expected, 1, 1, **before)
 
     # Promises.
 
@@ -564,7 +591,10 @@ class World:
         if self.turns == self.dies:
             self.dead = True
             raise MemoryError("injected")
+        aborted = self.aborted or 0.0
         turn()
+        for job in core._ids:
+            check(self.since[job] >= aborted, "an answer goes on after the time is up")
         scheduler = engine.scheduler
         running = [each.sequence.id for each in scheduler.placed]
         waiting = [each.sequence.id for each in scheduler if each.sequence.id not in running]
@@ -577,10 +607,14 @@ class World:
         check(waiting == sorted(waiting), "the queue has lost its order")
         check(core.load.running == len(running), "the load that is told is not the engine's")
         for job in core._ids:
-            check(job.outbox.size <= self.limit + 30_000, "an outbox grows without a limit")
+            most = self.limit * len(job.outbox.jobs) + 3000
+            check(job.outbox.size <= most, "an outbox grows without a limit")
+        for each in self.clients:
+            seen = not each.inside or each.left is None or self.loop.now - each.left < 0.02
+            check(seen, "a client has left, and nobody sees it")
         self.tally["turns"] += 1
 
-    def _judge(self, client: Client, pause: float, was_dead: bool) -> None:
+    def _judge(self, client: Client, pause: float, reading: float, was_dead: bool) -> None:
         asked, gone, status = client.asked, client.gone.is_set(), client.status
         kinds = [each["type"] for each in client.messages]
         check(kinds.count("http.response.start") <= 1, "a request is answered twice")
@@ -605,7 +639,8 @@ class World:
         if said is not None:
             said.compare(whole=False)
         if "too slowly" in message:
-            check(self.limit < 10_000, "a reader was cut off within its buffer")
+            slow = reading > 0 or self.limit < 10_000
+            check(slow, "a reader was cut off that is not slow")
             self.tally["slow"] += 1
         elif "poison" in message:
             check(asked.poisoned, "the error of another request was told")
@@ -623,7 +658,9 @@ class World:
             check(client.late and status == 503, "a request was refused without a signal")
         elif status == 429:
             held = self._held(client)
-            check(held + asked.n > self.most, f"429, though {held} + {asked.n} fit {self.most}")
+            more = 1 if asked.refused else asked.n  # what is wrong is told once there is room
+            tokens = self.settings.max_prompt_tokens is not None and held > 0
+            check(tokens or held + more > self.most, f"429, though {held} + {more} fit {self.most}")
         elif status == 408:
             check(pause > self.settings.body_timeout, "a body came in time, and was refused")
         elif status == 499:

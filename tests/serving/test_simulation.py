@@ -1,15 +1,15 @@
 """The server simulated (`simulate.py`): nothing is wrong, and every planted fault is found."""
 
 from __future__ import annotations
-
 import __future__
+
 import inspect
 import textwrap
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.serving.simulate import Wrong, main, simulate
+from tests.serving.simulate import Wrong, simulate
 
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
@@ -20,7 +20,7 @@ from paceline.serving import worker
 from paceline.serving.admission import Gate
 from paceline.serving.app import Exchange, Service
 from paceline.serving.http import EventStream
-from paceline.serving.objects import Answer, Choice
+from paceline.serving.objects import Answer
 from paceline.serving.plan import Plan
 from paceline.serving.server import Stopping
 from paceline.serving.worker import Outbox, ServingCore, Worker
@@ -28,10 +28,14 @@ from paceline.serving.worker import Outbox, ServingCore, Worker
 SEEDS = 300
 
 
+def lives(seeds: range) -> None:
+    for seed in seeds:
+        simulate(seed)
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))
 def test_every_life_of_a_server_keeps_its_promises(first: int, survived: list[str]) -> None:
-    for seed in range(first, first + 50):
-        simulate(seed)
+    lives(range(first, first + 50))
     survived.clear()  # drafters fail on purpose
 
 
@@ -50,7 +54,12 @@ class Fault:
         source = textwrap.dedent(inspect.getsource(function))
         assert source.count(self.old) == 1, "the code has changed: mend this fault"
         made: dict[str, Any] = {}
-        code = compile(source.replace(self.old, self.new), "<fault>", "exec", __future__.annotations.compiler_flag)
+        code = compile(
+            source.replace(self.old, self.new),
+            "<fault>",
+            "exec",
+            __future__.annotations.compiler_flag,
+        )
         exec(code, function.__globals__, made)
         patch.setattr(self.owner, self.function, made[self.function])
 
@@ -73,13 +82,9 @@ FAULTS = {
     "deliveries come twice": Fault(
         Worker, "turn", "self._held, self._last = [], now", "self._last = now"
     ),
-    "one waiting request too few": Fault(Gate, "take", "more > self._most", "more >= self._most"),
-    "one waiting request too many": Fault(
-        Gate, "take", "more > self._most", "more > self._most + 1"
-    ),
-    "all answers to a prompt have one seed": Fault(
-        Plan, "jobs", "sample=sample", "sample=0"
-    ),
+    "one waiting request too few": Fault(Gate, "take", "more > self.most", "more >= self.most"),
+    "one waiting request too many": Fault(Gate, "take", "more > self.most", "more > self.most + 1"),
+    "all answers to a prompt have one seed": Fault(Plan, "jobs", "sample=sample", "sample=0"),
     "the stop string stays in the text": Fault(
         Transcript, "_cut", "end if self._keep else begin", "end"
     ),
@@ -101,7 +106,7 @@ FAULTS = {
         Outbox, "take", "self._events, self.size = [], 0", "self._events = []"
     ),
     "an outbox is never full": Fault(
-        Outbox, "put", "self.size <= self.limit", "self.size"
+        Outbox, "put", "self.size <= self.limit * max(1, len(self.jobs))", "self.size"
     ),
     "a request that has left holds its place": Fault(Service, "leave", "ticket.leave()", "pass"),
     "nobody tells that the last has left": Fault(Service, "leave", "self._left.set()", "pass"),
@@ -123,18 +128,22 @@ FAULTS = {
         Engine, "_told", "known[len(known) - len(tokens) :]", "known[-1:]"
     ),
     "a client that leaves is not seen": Fault(
-        EventStream, "__call__", "await unless_gone(receive, self._send(send))", "await self._send(send)"
+        EventStream,
+        "__call__",
+        "await unless_gone(receive, self._send(send))",
+        "await self._send(send)",
     ),
     "a drain takes new requests": Fault(Service, "drain", "self.gate.closed =", "_ ="),
     "an error leaves the request open": Fault(
-        Exchange, "close", "self.service.leave(self.ticket)", "answered and self.service.leave(self.ticket)"
+        Exchange,
+        "close",
+        "self.service.leave(self.ticket)",
+        "answered and self.service.leave(self.ticket)",
     ),
-    "accepted drafts stay in the cache twice": Fault(
-        PagedCache, "discard", "self.places = ", "_ = "
+    "shared blocks are written to": Fault(
+        PagedCache, "_to_copy", "self.pool.shared(self.blocks[i])", "False"
     ),
-    "the finish reason comes early": Fault(
-        Choice, "feed", "event.completion or self.completion", "self.completion or event.completion"
-    ),
+    "a fork holds no blocks": Fault(PagedCache, "fork", "self.pool.share(used)", "pass"),
 }
 WITHIN = 60
 """Seeds by which each is found."""
@@ -146,6 +155,5 @@ def test_every_planted_fault_is_found(
 ) -> None:
     FAULTS[name].plant(monkeypatch)
     with pytest.raises(Wrong):
-        for seed in range(WITHIN):
-            simulate(seed)
+        lives(range(WITHIN))
     survived.clear()

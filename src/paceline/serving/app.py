@@ -9,7 +9,6 @@ import re
 import uuid
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -81,7 +80,9 @@ class Service:
         soon = asyncio.get_running_loop().call_soon_threadsafe
         self._model = model
         self.worker = self.worker_type(
-            ServingCore(model.engine), partial(soon, self._deliver), partial(soon, self._lost)
+            ServingCore(model.engine),
+            lambda deliveries: soon(self._deliver, deliveries),
+            lambda: soon(self._lost),
         )
         self.worker.start()
         self.gate.closed = None

@@ -257,7 +257,7 @@ class Outbox:
     """Events of one HTTP request that its reader has not taken yet. For the event loop.
 
     A reader that is slower than the engine finds several steps merged into one event. Beyond
-    `limit` bytes they are thrown away, and the answer ends with SlowReader.
+    `limit` bytes for each of its jobs they are thrown away, and the answer ends with SlowReader.
     """
 
     limit: int = 256 * 1024
@@ -279,7 +279,7 @@ class Outbox:
         self.size += _size(event)
         self._events.append((place, event))
         self._arrived.set()
-        if self.size <= self.limit:
+        if self.size <= self.limit * max(1, len(self.jobs)):
             return True
         self.full = True
         slow = SlowReader("the client reads too slowly for its buffer: read faster")
