@@ -21,9 +21,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import pytest
 from rich.progress import track
 from tests.helpers import table_engines as engines
 from tests.helpers.paged_table import PagedTable
@@ -37,6 +39,7 @@ from paceline.drafters.statistics.recycling import Recycling
 from paceline.engine.engine import Completion, Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.measure import results
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.serving import app, server
@@ -125,7 +128,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 HELD = [letter + "~~" for letter in "abcdefghijklmnopqrstuvwxyz0123456789 +*;"]
 KINDS: list[tuple[Json, Json]] = [
     ({"temperature": 0}, {}),
-    ({"temperature": 1.0, "seed": 5, "presence_penalty": 2.0},) * 2,
+    ({"temperature": 1.0, "seed": 5, "presence_penalty": -2.0},) * 2,
     (
         {"temperature": 0.8, "seed": 9, "top_k": 20, "stop": ["e", "th"]},
         {"temperature": 0.8, "seed": 9, "top_k": 20, "stop": ("e", "th")},
@@ -147,7 +150,7 @@ LONG = "lazy dog " * 6
 PROMPTS = ["dog", "the quick", "12 34 567", LONG, LONG + "ran", LONG + "the quick"]
 SIZES = [1, 2, 7, 20, 40, 75, 75]
 LIBRARY = engines.make(cast(Any, engines.Target(logits)))
-ALONE: dict[tuple[Any, ...], Completion] = {}
+ALONE: dict[tuple[Any, ...], tuple[Completion, list[str]]] = {}
 
 
 @dataclass(eq=False)
@@ -165,12 +168,15 @@ class Asked:
     said: str = ""
 
 
-def alone(prompt: Any, kind: int, size: int, sample: int) -> Completion:
+def alone(prompt: Any, kind: int, size: int, sample: int) -> tuple[Completion, list[str]]:
+    """Return what the library says, and the text that each token made final."""
     key = str(prompt), kind, size, sample
     if key not in ALONE:
         params = {"temperature": 0.0, "max_new_tokens": size, "logprobs": 1, **KINDS[kind][1]}
-        found = LIBRARY.generate(prompt, SamplingParams(**params), raw=True, sample=sample)
-        ALONE[key] = found
+        said = LIBRARY.events(prompt, SamplingParams(**params), raw=True, sample=sample)
+        found = list(said)
+        assert found[-1].completion is not None
+        ALONE[key] = found[-1].completion, [event.text for event in found]
     return ALONE[key]
 
 
@@ -220,7 +226,12 @@ def ask(draw: random.Random, most: int) -> Asked:
             given = [engines.TOKENIZER.chat([{"role": "user", "content": texts[0]}])]
         asked.prompts, asked.n = len(given), len(given) * n
         if not asked.poisoned:
-            asked.expected = [alone(p, kind, size, i) for p in given for i in range(n)]
+            asked.expected = [alone(p, kind, size, i)[0] for p in given for i in range(n)]
+        if asked.n == 1 and path != RESPONSES and not asked.poisoned and draw.random() < 0.3:
+            said = alone(given[0], kind, size, 0)[1]
+            asked.resumed = cut = draw.randrange(len(said))
+            asked.said = "".join(said[:cut])
+            body["resume_token_ids"] = list(asked.expected[0].token_ids[:cut])
     return asked
 
 
@@ -549,7 +560,6 @@ class World:
         if client.gone.is_set():
             self.tally["hung up"] += 1
             if (again := self._rest(client)) is not None:
-                self.tally["resumed"] += 1
                 await self._ask(draw.uniform(0, 0.02), again)
 
     def _held(self, besides: Client) -> int:
@@ -635,6 +645,7 @@ class World:
             said.compare(whole=not gone)
             check(not client.late, "a request was taken while the server drained")
             self.tally["answered"] += not gone
+            self.tally["resumed"] += asked.resumed > 0 and not gone
             return
         if said is not None:
             said.compare(whole=False)
@@ -823,29 +834,67 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="simulate", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--faults", action="store_true", help="plant each known fault before")
+    parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     parser.add_argument("--json", action="store_true", help="print results as JSON")
     given = parser.parse_args(argv)
-    logging.disable()  # of the faults
+    before = logging.root.manager.disable
+    logging.disable()  # of the errors that are made
     total: Counter[str] = Counter()
-    begin, done = time.perf_counter(), 0
-    seeds = range(given.first, given.first + given.seeds)
+    begin, done, rows = time.perf_counter(), 0, _planted() if given.faults else []
     try:
-        for seed in track(seeds, disable=not sys.stderr.isatty()):
+        for seed in track(range(given.first, given.first + given.seeds), disable=given.json):
             total += simulate(seed)
             done += 1
     except Wrong as error:
-        print(f"seed {given.first + done}: {error!r}", file=sys.stderr)
+        print(f"seed {given.first + done}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-    seconds = time.perf_counter() - begin
+    finally:
+        logging.disable(before)
+    seconds = round(time.perf_counter() - begin)
+    if given.record and done:
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            "The server simulated, as it is and with planted faults",
+            "exactness-fidelity",
+            f"python -m tests.serving.simulate --seeds {given.seeds} --faults",
+            ("fault", "found at seed", "said"),
+            [["none", f"not in {done}", "nothing"], *rows],
+            f"{total['answered']} answers, {total['hung up']} clients that hung up, "
+            f"{total['resumed']} answers resumed, {total['preemptions']} preemptions. A virtual "
+            "clock, a table for a model; what the library says alone is compared with ==.",
+            {"lives": done, "faults found": sum(isinstance(row[1], int) for row in rows)},
+        )
     if given.json:
-        print(json.dumps({"seeds": done, "seconds": seconds, **total}, indent=1))
+        print(json.dumps({"seeds": done, "seconds": seconds, **total, "faults": rows}, indent=1))
     else:
-        print(f"{done} seeds in {seconds:.0f} s, nothing wrong")
+        for row in rows:
+            print(f"{row[1]:>9} {row[0]}: {row[2]}")
+        print(f"{done} seeds in {seconds} s, nothing wrong")
         for name, number in sorted(total.items()):
             print(f"{number:>9} {name}")
     return 0 if done == given.seeds else 130
+
+
+def _planted() -> list[list[Any]]:
+    # Each fault with the seed that finds it.
+    from tests.serving.faults import FAULTS, WITHIN
+
+    rows: list[list[Any]] = []
+    for name, fault in FAULTS.items():
+        row: list[Any] = [name, f"not in {WITHIN}", ""]
+        with pytest.MonkeyPatch.context() as patched:
+            fault.plant(patched)
+            for seed in range(WITHIN):
+                try:
+                    simulate(seed)
+                except Wrong as error:
+                    row = [name, seed, str(error).partition(" '")[0][:60]]
+                    break
+        rows.append(row)
+    return rows
 
 
 if __name__ == "__main__":
