@@ -50,7 +50,7 @@ def decode(source: Path, out: Path, stop: int = 10**9, drafter: Any = None) -> l
     done = answered(out)
     lines = [each for each in read_lines(source) if each.custom_id not in done]
     counts: list[int] = []
-    with out.open("ab") as file:
+    with out.open("ab", buffering=0) as file:
         run = Batch(served(engines.make(drafter=drafter)), file)
         for count in run.run(lines, lambda: sum(counts) >= stop):
             counts.append(count)
@@ -137,7 +137,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", requests(40)), tmp_path / "out"
     first = decode(source, out, stop=5)
     assert 5 <= len(first) < 40
-    with out.open("ab") as file:
+    with out.open("ab", buffering=0) as file:
         file.write(b'{"custom_id": "r39", "resp')
     whole = decode(source, out)
     assert whole[: len(first)] == first
@@ -166,17 +166,19 @@ def test_an_engine_that_fails_answers_nothing(
 
 
 PROGRAM = """
-import sys, time
+import resource, sys
 from pathlib import Path
 from tests.helpers.serve_tables import Slow
 from tests.helpers import table_engines as engines
 from tests.helpers.serving import served
 from paceline.serving.batch import Batch, answered, read_lines
 
-source, out = map(Path, sys.argv[1:])
+source, out = map(Path, sys.argv[1:3])
+most = int(sys.argv[3]) if sys.argv[3:] else resource.RLIM_INFINITY
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 done = answered(out)
 lines = [each for each in read_lines(source) if each.custom_id not in done]
-with out.open("ab") as file:
+with out.open("ab", buffering=0) as file:
     print("ready", flush=True)
     for _ in Batch(served(engines.make(Slow(0.001))), file).run(lines, lambda: False):
         pass
@@ -205,3 +207,20 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     assert len(lines) == 60
     assert timeless(lines) == timeless(decode(source, tmp_path / "undisturbed"))
     assert kills >= 3
+
+
+def test_a_full_disk_keeps_what_was_written_and_the_rest_is_asked_again(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in", requests(30)), tmp_path / "out"
+    undisturbed = decode(source, tmp_path / "undisturbed")
+    most = (tmp_path / "undisturbed").stat().st_size // 2
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(source), str(out), str(most)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "answers cannot be written (File too large): make room" in found.stderr
+    assert out.stat().st_size == most  # in the middle of a line
+    kept = answered(out)
+    assert 0 < len(kept) < 30
+    assert timeless(decode(source, out)) == timeless(undisturbed)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.helpers import table_engines as engines
 
 from paceline.core.types import UNLIMITED, SamplingParams, TokenLogprob
 from paceline.engine.engine import Event
-from paceline.errors import EngineFailed, PromptError
+from paceline.errors import EngineFailed, PromptError, RequestFailed
 from paceline.serving.worker import (
     Delivery,
     Job,
@@ -109,6 +111,57 @@ def test_a_broken_step_ends_what_runs_and_nothing_else() -> None:
     assert last(_submit(core, again), again).completion is not None
 
 
+def test_an_error_while_a_job_is_added_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    core, bad, good = ServingCore(engines.make()), job(), job("the")
+    add, calls = core.engine.add, iter([True, False])
+
+    def failing(*args: Any) -> int:
+        if next(calls):
+            raise ValueError("a bug")
+        return add(*args)
+
+    core.engine.add = failing  # type: ignore[method-assign]
+    out = _submit(core, bad, good)
+    assert isinstance(last(out, bad).error, RequestFailed)
+    assert last(out, good).completion is not None
+    assert "a request could not be added" in caplog.text
+
+
+def test_an_error_while_a_job_is_cancelled_ends_nobody_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core, one, two = ServingCore(engines.make()), job(), job("the")
+    for each in (one, two):
+        core.submit(each)
+    core.turn()
+    cancel = core.engine.cancel
+
+    def failing(request: int) -> None:
+        cancel(request)
+        raise ValueError("a bug")
+
+    core.engine.cancel = failing  # type: ignore[method-assign]
+    core.cancel(one)
+    assert last(turns(core), two).completion is not None
+    assert "request 0 could not be cancelled" in caplog.text
+
+
+def test_a_core_that_is_given_up_names_all_that_is_left() -> None:
+    core, jobs = ServingCore(engines.make()), [job() for _ in range(5)]
+    for each in jobs[:3]:
+        core.submit(each)
+    core.turn()
+    core.submit(jobs[3])
+    core.submit(jobs[4])
+    for each in (jobs[0], jobs[3], jobs[3]):
+        core.cancel(each)
+    core.abort(ShutDown("over"))
+    out = core.give_up(EngineFailed("gone"))
+    assert [each.job for each in out] == [jobs[1], jobs[2], jobs[4]]
+    assert {str(each.event.error) for each in out} == {"gone"}
+    assert not core.busy
+
+
 def test_events_of_a_job_that_was_cancelled_meanwhile_are_dropped() -> None:
     engine = engines.make()
     core = ServingCore(engine)
@@ -188,3 +241,39 @@ def test_the_thread_hands_events_over_until_it_is_stopped() -> None:
         assert not worker._thread.is_alive()
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_the_end_of_the_thread_by_an_error_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    lost = threading.Event()
+    worker = Worker(ServingCore(engines.make()), lambda _: None, lost.set)
+    worker.core.turn = None  # type: ignore[method-assign,assignment]  # cannot be called
+    worker.start()
+    one = job()
+    worker.submit([one])
+    assert lost.wait(10)
+    worker._thread.join(10)
+    assert [each.job for each in worker.give_up()] == [one]
+    with pytest.raises(EngineFailed, match="restart the server"):
+        worker.submit([job()])
+    assert "the engine's thread has ended" in caplog.text
+
+
+def test_a_thread_that_ends_after_the_event_loop_ends_quietly() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    core = ServingCore(engines.make())
+    worker = Worker(
+        core,
+        lambda batch: loop.call_soon_threadsafe(print, batch),
+        lambda: loop.call_soon_threadsafe(print),
+    )
+    failures: list[Any] = []
+    before, threading.excepthook = threading.excepthook, failures.append
+    try:
+        worker.start()
+        worker.submit([job()])
+        worker._thread.join(10)
+    finally:
+        threading.excepthook = before
+    assert not worker._thread.is_alive()
+    assert failures == []

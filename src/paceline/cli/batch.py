@@ -44,7 +44,7 @@ def batch(
     lines = read_lines(source)
     done = answered(out)
     try:
-        file = out.open("ab")
+        file = out.open("ab", buffering=0)
     except OSError as error:
         raise InvalidOption(f"{out} cannot be written ({error}): give another file") from error
     left = [line for line in lines if line.custom_id not in done]

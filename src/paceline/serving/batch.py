@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -111,16 +112,23 @@ def answered(path: Path) -> set[str]:
 class Batch:
     """Decodes lines, as many at a time as the engine takes, and appends their answers."""
 
-    def __init__(self, model: ServedModel, file: BinaryIO) -> None:
+    def __init__(self, model: ServedModel, file: RawIOBase) -> None:
+        """`file` is open for appending, without a buffer."""
         self._model = model
         self._file = file
         self._core = ServingCore(model.engine)
+        self._lines: list[bytes] = []  # answers that are not in the file
         self._open: dict[Outbox, tuple[Line, Answer]] = {}
         self.failed = 0
         self.tokens = 0
 
     def run(self, lines: list[Line], stop: Callable[[], bool]) -> Iterator[int]:
-        """Yield how many answers were written by each step; `stop` takes no more lines."""
+        """Yield how many answers were written by each step; `stop` takes no more lines.
+
+        Raises:
+            InvalidOption: the file cannot be written. It holds the answers that were told.
+            EngineFailed: the engine failed; the next run asks for what is left.
+        """
         left = iter(lines)
         more = True
         most = self._model.engine.scheduler.limits.running
@@ -135,8 +143,7 @@ class Batch:
             if self._core.busy:
                 written += self._step()
             if written:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                self._save()
             yield written
             if not self._open and not more:
                 return
@@ -211,7 +218,20 @@ class Batch:
         id = _id(line)
         response = {"status_code": status, "request_id": f"req_{id}", "body": body}
         out = {"id": f"batch_req_{id}", "custom_id": line.custom_id, "response": response}
-        self._file.write(msgspec.json.encode(out | {"error": None}) + b"\n")
+        self._lines.append(msgspec.json.encode(out | {"error": None}) + b"\n")
+
+    def _save(self) -> None:
+        data = b"".join(self._lines)
+        self._lines.clear()
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise InvalidOption(
+                f"answers cannot be written ({error.strerror}): make room, and the same command "
+                "goes on"
+            ) from error
 
 
 def _encodes(text: str) -> bool:
