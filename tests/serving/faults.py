@@ -132,5 +132,5 @@ FAULTS = {
     "a fork holds no blocks": Fault(PagedCache, "fork", "self.pool.share(used)", "pass"),
 }
 
-WITHIN = 60
+WITHIN = 100
 """Seeds of the simulation by which each is found."""
