@@ -124,8 +124,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 # Requests, and what the library says alone.
 
-# As fields of the API, and as those of `SamplingParams`.
 HELD = [letter + "~~" for letter in "abcdefghijklmnopqrstuvwxyz0123456789 +*;"]
+# As fields of the API, and as those of `SamplingParams`.
 KINDS: list[tuple[Json, Json]] = [
     ({"temperature": 0}, {}),
     ({"temperature": 1.0, "seed": 5, "presence_penalty": -2.0},) * 2,
@@ -188,10 +188,8 @@ def ask(draw: random.Random, most: int) -> Asked:
         body["speculation"] = draw.choice([{"enabled": False}, {"nodes": 2, "depth": 2}])
     scored = draw.random() < 0.4
     path = draw.choice([CHATS, TEXTS, TEXTS, RESPONSES])
-    texts, n = (
-        [draw.choice(PROMPTS) for _ in range(draw.choice([1, 1, 2]))],
-        draw.choice([1, 1, 1, 3]),
-    )
+    texts = [draw.choice(PROMPTS) for _ in range(draw.choice([1, 1, 2]))]
+    n = draw.choice([1, 1, 1, 3])
     if path == RESPONSES:
         body |= {"input": texts[0], "max_output_tokens": size}
         n = 1
@@ -331,6 +329,8 @@ class Client:
 
 
 class World:
+    """A server, its clients and all that happens to them; `tally` counts it."""
+
     def __init__(self, seed: int) -> None:
         self.draw = draw = random.Random(seed)
         self.loop = VirtualLoop(draw)
@@ -496,17 +496,12 @@ class World:
             check(self.aborted is not None, "the server ends with answers left")
 
     async def _look(self) -> None:
-        # Somebody asks for the health and the metrics.
         for _ in range(3):
             await asyncio.sleep(self.draw.uniform(0, 0.08))
             closed = self.dead or self.signalled is not None
-            status, _ = await self._get("/health")
-            check(status == (503 if closed else 200), f"health is {status}")
-
-    async def _get(self, path: str) -> tuple[int, bytes]:
-        client = Client(Asked(path, {}), self.loop.now)
-        await self._call(client, "GET", b"", 0, 0, None)
-        return client.status, client.data
+            client = Client(Asked("/health", {}), self.loop.now)
+            await self._call(client, "GET", b"", 0, 0, None)
+            check(client.status == (503 if closed else 200), f"health is {client.status}")
 
     async def _call(
         self,

@@ -20,6 +20,11 @@ def test_every_life_of_a_server_keeps_its_promises(first: int, survived: list[st
     survived.clear()  # drafters fail on purpose
 
 
+def test_a_seed_is_one_life(survived: list[str]) -> None:
+    assert [simulate(seed) for seed in range(9)] == [simulate(seed) for seed in range(9)]
+    survived.clear()
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_planted_fault_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch, survived: list[str]
