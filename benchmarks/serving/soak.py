@@ -39,6 +39,7 @@ Json = dict[str, Any]
 WARM_UP = 0.3  # of the samples
 MOST_KIB = 1.0  # of memory that one answer may leave behind
 EMPTY_SECONDS = 15.0
+DRAIN_SECONDS = 40.0
 
 
 # The clients' process.
@@ -243,7 +244,7 @@ def left_over(found: Soak, pid: int, url: str) -> None:
     begin = time.perf_counter()
     while (now := sample(pid, url, begin, 0)).seconds < EMPTY_SECONDS:
         if now.accepted == 0 and now.cache == 0:
-            found.empty_seconds = now.seconds
+            found.empty_seconds = round(now.seconds, 2)
             return
         time.sleep(0.05)
     found.wrong.append(f"{now.accepted:g} requests and {now.cache:.0%} of the cache are left over")
@@ -270,8 +271,12 @@ def soak(
                 told = time.perf_counter()
                 found.add(asking.counts())  # later ones are refused
                 server.send_signal(signal.SIGTERM)
-                code = server.wait(60)
-                found.drain_seconds = time.perf_counter() - told
+                try:
+                    code = server.wait(DRAIN_SECONDS)
+                except subprocess.TimeoutExpired:
+                    found.wrong.append(f"the server goes on {DRAIN_SECONDS:g} s after SIGTERM")
+                    break
+                found.drain_seconds = round(time.perf_counter() - told, 2)
                 if code != 0:
                     found.wrong.append(f"the server ended with {code}")
         finally:
@@ -308,8 +313,8 @@ def record(found: Soak, name: str, model: str, command: str) -> None:
         ("time", "answers", "tokens/s", "memory, MiB", "files", "threads", "cache, most"),
         rows,
         f"{model}, {found.counts}. Clients were killed in the middle: empty after "
-        f"{found.empty_seconds:.2f} s. Drained with requests under way in "
-        f"{found.drain_seconds:.1f} s. After warm-up memory changed by {slope:.2f} ± {half:.2f} KiB per answer. Wrong: "
+        f"{found.empty_seconds} s. Drained with requests under way in {found.drain_seconds} s. "
+        f"After warm-up memory changed by {slope:.2f} ± {half:.2f} KiB per answer. Wrong: "
         f"{'; '.join(found.wrong) or 'nothing'}.",
         {"KiB per answer": round(slope, 2), "wrong": len(found.wrong)},
     )
