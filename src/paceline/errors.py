@@ -40,4 +40,4 @@ class BadLogits(PacelineError):
 
 
 class EngineFailed(PacelineError):
-    """Another engine cannot be reached, died, or gave a malformed answer."""
+    """An engine cannot be reached, died, or gave a malformed answer."""

@@ -34,6 +34,6 @@ def test_a_file_is_answered_and_the_same_command_goes_on(
     assert "0 of 0 answered" in capsys.readouterr().out
     assert out.read_bytes() == answers
     assert run([*command[:2], str(tmp_path), *command[3:]]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "cannot be written" in capsys.readouterr().err
     assert run([*command[:2], str(tmp_path / "no" / "out"), *command[3:]]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -37,9 +37,13 @@ def test_several_answers_count_each() -> None:
     ticket = gate.enter()
     ticket.hold(3, 0)
     assert gate.sequences == 3
-    with pytest.raises(Busy):
+    with pytest.raises(InvalidOption, match="ask for 4 or fewer"):
         ticket.hold(5, 0)
     assert gate.sequences == 3
+    second = gate.enter()
+    with pytest.raises(Busy):
+        second.hold(2, 0)
+    second.leave()
     ticket.leave()
     assert (gate.sequences, gate.tokens) == (0, 0)
 

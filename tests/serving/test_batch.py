@@ -190,7 +190,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", requests(40)), tmp_path / "out"
     first = decode(source, out, stop=5)
     assert 5 <= len(first) < 40
-    with out.open("ab") as file:
+    with out.open("ab", buffering=0) as file:
         file.write(b'{"custom_id": "r39", "resp')
     whole = decode(source, out)
     assert whole[: len(first)] == first
@@ -219,14 +219,16 @@ def test_an_engine_that_fails_answers_nothing(
 
 
 PROGRAM = """
-import sys, time
+import resource, sys
 from pathlib import Path
 from tests.helpers.serve_tables import Slow
 from tests.helpers import table_engines as engines
 from tests.helpers.serving import served
 from paceline.serving.batch import Batch, open_output, read_lines
 
-source, out = map(Path, sys.argv[1:])
+source, out = map(Path, sys.argv[1:3])
+most = int(sys.argv[3]) if sys.argv[3:] else resource.RLIM_INFINITY
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 file, done = open_output(out)
 lines = [each for each in read_lines(source) if each.key not in done]
 with file:
@@ -258,3 +260,21 @@ def test_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     assert len(lines) == 60
     assert timeless(lines) == timeless(decode(source, tmp_path / "undisturbed"))
     assert kills >= 3
+
+
+def test_a_full_disk_keeps_what_was_written_and_the_rest_is_asked_again(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in", requests(30)), tmp_path / "out"
+    undisturbed = decode(source, tmp_path / "undisturbed")
+    most = (tmp_path / "undisturbed").stat().st_size // 2
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(source), str(out), str(most)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "answers cannot be written (File too large): make room" in found.stderr
+    assert out.stat().st_size == most  # in the middle of a line
+    file, kept = open_output(out)
+    file.close()
+    assert 0 < len(kept) < 30
+    assert timeless(decode(source, out)) == timeless(undisturbed)

@@ -30,6 +30,7 @@ from paceline.serving.logs import JsonLines, request_id, set_up
 from paceline.serving.model import ServedModel
 from paceline.serving.server import bind, run, serve
 from paceline.serving.settings import Settings
+from paceline.serving.worker import ENDED
 
 ROOT = Path(__file__).parents[2]
 TEXTS = "/v1/completions"
@@ -179,6 +180,46 @@ def test_without_time_to_drain_answers_end_with_an_error() -> None:
         assert plain.result().status_code == 503
 
 
+def test_answers_of_a_killed_server_are_resumed_on_another() -> None:
+    sampled = {"temperature": 1.0, "seed": 4, "presence_penalty": 1.0, "stop": ["zz"]}
+    body = LONG | sampled | {"stream": True, "return_token_ids": True}
+    said: list[str] = ["", "", ""]
+    tokens: list[list[int]] = [[], [], []]
+    prompts = ["dog", "the quick", "lazy lazy"]
+
+    def read(process: Process, place: int, resume: list[int]) -> bool:
+        fields = body | {"prompt": prompts[place], "resume_token_ids": resume}
+        url = f"http://127.0.0.1:{process.port}{TEXTS}"
+        try:
+            with httpx.stream("POST", url, json=fields, timeout=30) as response:
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        [choice] = json.loads(line[6:])["choices"]
+                        said[place] += choice["text"]
+                        tokens[place] += choice["token_ids"]
+                    elif line == "data: [DONE]":
+                        return True
+        except httpx.TransportError:
+            pass
+        return False
+
+    with server(step=STEP) as process, ThreadPoolExecutor(3) as pool:
+        work = [pool.submit(read, process, place, []) for place in range(3)]
+        until(lambda: all(len(each) > 5 for each in tokens))
+        process.process.kill()
+        assert [each.result() for each in work] == [False] * 3
+        assert all(len(each) < body["max_tokens"] for each in tokens)
+    with server() as process:
+        for place in range(3):
+            assert read(process, place, list(tokens[place]))
+    alone = engines.make()
+    params = {"max_new_tokens": 60, "ignore_eos": True, **sampled}
+    for place in range(3):
+        expected = alone.generate(prompts[place], raw=True, **params)
+        assert said[place] == expected.text
+        assert tokens[place] == list(expected.token_ids)
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Process]:
     with server(settings={"max_waiting": 400, "body_timeout": 0.3}) as process:
@@ -313,6 +354,30 @@ def test_the_life_of_a_server() -> None:
         assert "error" in events((await stream).text)[-1]
 
     asyncio.run(living(Settings(port=0, body_timeout=5), load, act))
+
+
+def test_an_engine_whose_thread_ends_is_told_to_all() -> None:
+    async def act(service: Service, http: httpx.AsyncClient) -> None:
+        while service.gate.closed is not None:
+            await asyncio.sleep(0.001)
+        core = service.worker.core  # type: ignore[union-attr]  # it is open
+        core.engine.step = list  # type: ignore[method-assign,assignment]  # without an end
+        bodies = [LONG, LONG | {"stream": True}]
+        asked = [asyncio.ensure_future(http.post(TEXTS, json=body)) for body in bodies]
+        while core.load.waiting + core.load.running < 2 and core.jobs < 2:
+            await asyncio.sleep(0.001)
+        core.turn = None  # type: ignore[method-assign,assignment]  # cannot be called
+        plain, stream = await asyncio.gather(*asked)
+        assert plain.status_code == 500
+        assert "restart the server" in plain.json()["error"]["message"]
+        assert "restart the server" in events(stream.text)[-1]["error"]["message"]
+        health = await http.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": ENDED})
+        assert (await http.post(TEXTS, json=LONG)).status_code == 503
+        assert service.idle
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(living(Settings(port=0), served, act))
 
 
 def test_the_error_of_loading_ends_the_server() -> None:

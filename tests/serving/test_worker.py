@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.helpers import table_engines as engines
 
-from paceline.core.types import UNLIMITED, SamplingParams, Speculation, TokenLogprob
-from paceline.engine.engine import Completion, Event
-from paceline.errors import EngineFailed, PromptError
+from paceline.core.types import UNLIMITED, SamplingParams, TokenLogprob
+from paceline.engine.engine import Event
+from paceline.errors import EngineFailed, PromptError, RequestFailed
 from paceline.serving.worker import (
     Delivery,
     Job,
@@ -111,100 +111,63 @@ def test_a_broken_step_ends_what_runs_and_nothing_else() -> None:
     assert last(_submit(core, again), again).completion is not None
 
 
+def test_an_error_while_a_job_is_added_is_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    core, bad, good = ServingCore(engines.make()), job(), job("the")
+    add, calls = core.engine.add, iter([True, False])
+
+    def failing(*args: Any) -> int:
+        if next(calls):
+            raise ValueError("a bug")
+        return add(*args)
+
+    core.engine.add = failing  # type: ignore[method-assign]
+    out = _submit(core, bad, good)
+    assert isinstance(last(out, bad).error, RequestFailed)
+    assert last(out, good).completion is not None
+    assert "a request could not be added" in caplog.text
+
+
+def test_an_error_while_a_job_is_cancelled_ends_nobody_else(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    core, one, two = ServingCore(engines.make()), job(), job("the")
+    for each in (one, two):
+        core.submit(each)
+    core.turn()
+    cancel = core.engine.cancel
+
+    def failing(request: int) -> None:
+        cancel(request)
+        raise ValueError("a bug")
+
+    core.engine.cancel = failing  # type: ignore[method-assign]
+    core.cancel(one)
+    assert last(turns(core), two).completion is not None
+    assert "request 0 could not be cancelled" in caplog.text
+
+
+def test_a_core_that_is_given_up_names_all_that_is_left() -> None:
+    core, jobs = ServingCore(engines.make()), [job() for _ in range(5)]
+    for each in jobs[:3]:
+        core.submit(each)
+    core.turn()
+    core.submit(jobs[3])
+    core.submit(jobs[4])
+    for each in (jobs[0], jobs[3], jobs[3]):
+        core.cancel(each)
+    core.abort(ShutDown("over"))
+    out = core.give_up(EngineFailed("gone"))
+    assert [each.job for each in out] == [jobs[1], jobs[2], jobs[4]]
+    assert {str(each.event.error) for each in out} == {"gone"}
+    assert not core.busy
+
+
 def test_events_of_a_job_that_was_cancelled_meanwhile_are_dropped() -> None:
     engine = engines.make()
     core = ServingCore(engine)
     engine.add([5], SamplingParams(max_new_tokens=1))  # of nobody here
     one = job()
     assert {each.job for each in _submit(core, one)} == {one}
-
-
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_any_order_of_events_leaves_every_text_as_it_is_alone(first: int) -> None:
-    for seed in range(first, first + 50):
-        simulate(seed)
-
-
-KINDS = [
-    {"temperature": 0.0},
-    {"temperature": 1.0, "seed": 5, "presence_penalty": 0.5},
-    {"temperature": 0.8, "seed": 9, "top_k": 20, "stop": ("e",)},
-    {"temperature": 1.2, "seed": 1, "min_p": 0.05, "stop_token_ids": (7, 9)},
-]
-ALONE: dict[tuple[str, int, int], Completion] = {}
-
-
-def alone(prompt: str, kind: int, size: int) -> Completion:
-    key = prompt, kind, size
-    if key not in ALONE:
-        params = job(prompt, max_new_tokens=size, **KINDS[kind]).prepared.params
-        ALONE[key] = engines.make().generate(TOKENIZER.encode(prompt), params)
-    return ALONE[key]
-
-
-def simulate(seed: int) -> None:
-    """Random jobs, cancels, slow readers and a final abort, with the invariants after each turn."""
-    draw = random.Random(seed)
-    target = engines.Target()
-    target.slots = draw.choice([1, 2, 3, 99])
-    drafter = draw.choice([None, *engines.drafters().values()])
-    engine = engines.make(target, drafter, max_batch=draw.choice([1, 2, 4]))
-    core = ServingCore(engine)
-    asked: dict[Job, tuple[str, int, int]] = {}
-    texts: dict[Job, str] = {}
-    ended: dict[Job, Event] = {}
-    cancelled: set[Job] = set()
-
-    def deliver(deliveries: list[Delivery]) -> None:
-        for each, event, _ in deliveries:
-            assert each not in ended, "an event behind the last"
-            if not each.outbox.put(0, event):
-                core.cancel(each)
-                cancelled.add(each)
-            if event.completion is not None or event.error is not None:
-                ended[each] = event
-
-    def read(each: Job) -> None:
-        for _, event in each.outbox.take():
-            if not isinstance(event.error, SlowReader):
-                texts[each] = texts.get(each, "") + event.text
-
-    for _ in range(60):
-        act = draw.random()
-        if act < 0.25:
-            what = draw.choice(engines.PROMPTS), draw.randrange(len(KINDS)), draw.randrange(1, 20)
-            limit = draw.choice([10**6, 10**6, 1500])
-            limits = Speculation(enabled=draw.random() < 0.7)
-            fields = {"max_new_tokens": what[2], "speculation": limits, **KINDS[what[1]]}
-            one = job(what[0], Outbox(limit), **fields)
-            asked[one] = what
-            core.submit(one)
-        elif act < 0.32 and asked:
-            one = draw.choice(list(asked))
-            core.cancel(one)
-            cancelled.add(one)
-        elif act < 0.5 and asked:
-            read(draw.choice(list(asked)))
-        else:
-            deliver(core.turn())
-        assert engine.pending <= len(asked)
-    if draw.random() < 0.3:
-        core.abort(ShutDown("over"))
-    deliver(turns(core))
-    assert (engine.pending, target.live) == (0, []), "something is left behind"
-    for one, what in asked.items():
-        read(one)
-        event = ended.get(one)
-        if event is None:
-            assert one in cancelled, "a job ended without a word"
-            continue
-        if event.error is not None:
-            assert isinstance(event.error, ShutDown)
-        else:
-            assert event.completion is not None
-            assert engines.key(event.completion) == engines.key(alone(*what)), what
-            if not one.outbox.full:
-                assert texts[one] == event.completion.text
 
 
 # The outbox:
@@ -261,7 +224,9 @@ def test_the_thread_hands_events_over_until_it_is_stopped() -> None:
         worker = Worker(
             ServingCore(engine),
             lambda batch: loop.call_soon_threadsafe(inbox.put_nowait, batch),
+            lambda: None,
         )
+        worker.start()
         one, endless = job(), job()
         worker.submit([one])
         while (await inbox.get())[-1].event.completion is None:
@@ -276,3 +241,39 @@ def test_the_thread_hands_events_over_until_it_is_stopped() -> None:
         assert not worker._thread.is_alive()
 
     asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_the_end_of_the_thread_by_an_error_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    lost = threading.Event()
+    worker = Worker(ServingCore(engines.make()), lambda _: None, lost.set)
+    worker.core.turn = None  # type: ignore[method-assign,assignment]  # cannot be called
+    worker.start()
+    one = job()
+    worker.submit([one])
+    assert lost.wait(10)
+    worker._thread.join(10)
+    assert [each.job for each in worker.give_up()] == [one]
+    with pytest.raises(EngineFailed, match="restart the server"):
+        worker.submit([job()])
+    assert "the engine's thread has ended" in caplog.text
+
+
+def test_a_thread_that_ends_after_the_event_loop_ends_quietly() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    core = ServingCore(engines.make())
+    worker = Worker(
+        core,
+        lambda batch: loop.call_soon_threadsafe(print, batch),
+        lambda: loop.call_soon_threadsafe(print),
+    )
+    failures: list[Any] = []
+    before, threading.excepthook = threading.excepthook, failures.append
+    try:
+        worker.start()
+        worker.submit([job()])
+        worker._thread.join(10)
+    finally:
+        threading.excepthook = before
+    assert not worker._thread.is_alive()
+    assert failures == []

@@ -18,7 +18,7 @@ class Gate:
 
     def __init__(self, sequences: int, tokens: int | None) -> None:
         """Set the most sequences, and prompt tokens, accepted at a time; None sets no limit."""
-        self._most, self._most_tokens = sequences, tokens
+        self.most, self._most_tokens = sequences, tokens
         self.sequences = 0
         self.tokens = 0
         self.refused = 0
@@ -35,15 +35,10 @@ class Gate:
     def take(self, sequences: int, tokens: int) -> None:
         """Count more work, or raise Busy and count nothing."""
         more = self.sequences + sequences
-        if sequences > self._most:
-            raise InvalidOption(
-                f"n: the request asks for more answers than this server takes at a time: ask for "
-                f"{self._most} or fewer"
-            )
-        if sequences > 0 and more > self._most:
+        if sequences > 0 and more > self.most:
             self.refused += 1
             raise Busy(
-                f"the server holds {self.sequences} of {self._most} sequences and this request "
+                f"the server holds {self.sequences} of {self.most} sequences and this request "
                 f"asks for {sequences} more: try again later"
             )
         # A prompt beyond the limit is served when nothing else is there.
@@ -72,6 +67,11 @@ class Ticket:
             Busy: it does not fit now.
             InvalidOption: it never fits.
         """
+        if sequences > self._gate.most:
+            raise InvalidOption(
+                f"n: the request asks for more answers than this server takes at a time: ask for "
+                f"{self._gate.most} or fewer"
+            )
         self._gate.take(sequences - self._sequences, tokens - self._tokens)
         self._sequences, self._tokens = sequences, tokens
 

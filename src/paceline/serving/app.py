@@ -42,7 +42,7 @@ from paceline.serving.protocol import (
 )
 from paceline.serving.responses import ResponseAnswer
 from paceline.serving.settings import Settings
-from paceline.serving.worker import Delivery, Job, Load, Outbox, ServingCore, Worker
+from paceline.serving.worker import ENDED, Delivery, Job, Load, Outbox, ServingCore, Worker
 from paceline.version import __version__
 
 _log = logging.getLogger("paceline.serving")
@@ -54,6 +54,8 @@ PAGE = Path(__file__).parent / "page" / "index.html"
 
 class Service:
     """The state behind the routes. All but the engine's thread is in one event loop."""
+
+    worker_type = Worker  # a simulation has one without a thread
 
     def __init__(self, settings: Settings, keys: tuple[str, ...] = ()) -> None:
         """Without a model at first: every request is refused until `open`."""
@@ -78,12 +80,14 @@ class Service:
 
     def open(self, model: ServedModel) -> None:
         """Take requests for a model from now on. Called in the event loop."""
-        loop = asyncio.get_running_loop()
+        soon = asyncio.get_running_loop().call_soon_threadsafe
         self._model = model
-        self.worker = Worker(
+        self.worker = self.worker_type(
             ServingCore(model.engine),
-            lambda deliveries: loop.call_soon_threadsafe(self._deliver, deliveries),
+            lambda deliveries: soon(self._deliver, deliveries),
+            lambda: soon(self._lost),
         )
+        self.worker.start()
         self.gate.closed = None
 
     def drain(self) -> None:
@@ -120,6 +124,11 @@ class Service:
     def stop(self) -> None:
         if self.worker is not None:
             self.worker.stop()
+
+    def _lost(self) -> None:
+        assert self.worker is not None  # which calls this
+        self.gate.closed = ENDED
+        self._deliver(self.worker.give_up())
 
     def _load(self) -> Load:
         return Load() if self.worker is None else self.worker.core.load

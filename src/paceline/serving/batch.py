@@ -13,8 +13,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from io import FileIO, RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -108,14 +109,14 @@ def _line(number: int, text: bytes, found: dict[str, int]) -> Line:
     return Line(id, number, fields.get("method"), fields.get("url"), fields.get("body"))
 
 
-def open_output(path: Path) -> tuple[BinaryIO, set[str]]:
+def open_output(path: Path) -> tuple[FileIO, set[str]]:
     """Return the output, locked until it is closed or the process ends, and ids of its lines.
 
     A last line that was not finished is cut off. Raises InvalidOption if another process writes the
     file, or if it holds something else, and is then left as it is.
     """
     try:
-        file = path.open("a+b")
+        file = path.open("a+b", buffering=0)
     except OSError as error:
         raise InvalidOption(f"{path} cannot be written ({error}): give another file") from error
     try:
@@ -145,7 +146,7 @@ def _answered(record: Json) -> str:
     return str(id)
 
 
-def _lock(file: BinaryIO) -> bool:
+def _lock(file: FileIO) -> bool:
     # The system's own lock, which ends with the process however that ends.
     try:
         if sys.platform == "win32":
@@ -165,16 +166,23 @@ def _lock(file: BinaryIO) -> bool:
 class Batch:
     """Decodes lines, as many at a time as the engine takes, and appends their answers."""
 
-    def __init__(self, model: ServedModel, file: BinaryIO) -> None:
+    def __init__(self, model: ServedModel, file: RawIOBase) -> None:
+        """`file` is open for appending, without a buffer."""
         self._model = model
         self._file = file
         self._core = ServingCore(model.engine)
+        self._lines: list[bytes] = []  # answers that are not in the file
         self._open: dict[Outbox, tuple[Line, Answer]] = {}
         self.failed = 0
         self.tokens = 0
 
     def run(self, lines: list[Line], stop: Callable[[], bool]) -> Iterator[int]:
-        """Yield how many answers were written by each step; `stop` takes no more lines."""
+        """Yield how many answers were written by each step; `stop` takes no more lines.
+
+        Raises:
+            InvalidOption: the file cannot be written. It holds the answers that were told.
+            EngineFailed: the engine failed; the next run asks for what is left.
+        """
         left = iter(lines)
         more = True
         most = self._model.engine.scheduler.limits.running
@@ -189,8 +197,7 @@ class Batch:
             if self._core.busy:
                 written += self._step()
             if written:
-                self._file.flush()
-                os.fsync(self._file.fileno())
+                self._save()
             yield written
             if not self._open and not more:
                 return
@@ -273,7 +280,20 @@ class Batch:
         own = line.fault is None
         id, named = (f"batch_req_{line.id}", line.key) if own else (line.key, None)
         out = {"id": id, "custom_id": named, "response": response, "error": error}
-        self._file.write(msgspec.json.encode(out) + b"\n")
+        self._lines.append(msgspec.json.encode(out) + b"\n")
+
+    def _save(self) -> None:
+        data = b"".join(self._lines)
+        self._lines.clear()
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise InvalidOption(
+                f"answers cannot be written ({error.strerror}): make room, and the same command "
+                "goes on"
+            ) from error
 
 
 def _encodes(text: str) -> bool:

@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from msgspec.structs import asdict
+
 from paceline.core.constraint import Constraint
 from paceline.core.types import Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
@@ -206,7 +208,7 @@ def _plan(
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
     asked["resume"] = body.resume_token_ids or ()
     if body.denoising is not None:
-        asked["denoising"] = Denoising(**msgspec.structs.asdict(body.denoising))
+        asked["denoising"] = Denoising(**asdict(body.denoising))
     return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)
 
 

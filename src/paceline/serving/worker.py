@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from time import perf_counter
@@ -14,11 +15,13 @@ from typing import NamedTuple
 
 from paceline.engine.engine import Engine, Event, Prepared
 from paceline.engine.memory import Memory
-from paceline.errors import EngineFailed, PacelineError
+from paceline.errors import EngineFailed, PacelineError, RequestFailed
 
 # Seconds between deliveries, for each running job: what is sent costs the engine's processor time,
 # and sent more rarely it costs less. Of one job every step is sent at once.
 _PACE = 0.0015
+
+ENDED = "the engine has ended by an error: restart the server"
 
 _log = logging.getLogger("paceline.serving")
 
@@ -83,6 +86,17 @@ class ServingCore:
         """End all jobs with an error."""
         self._inbox.append((self._abort, error))
 
+    def give_up(self, error: PacelineError) -> list[Delivery]:
+        """Return an error for every job that is left. Called after the owner's end, once."""
+        left = dict.fromkeys(self._ids)
+        for do, what in self._inbox:
+            if isinstance(what, Job):
+                left.update({what: None}) if do == self._add else left.pop(what, None)
+        self._inbox.clear()
+        self._ids.clear()
+        self._jobs.clear()
+        return [Delivery(job, _failure(error)) for job in left]
+
     @property
     def jobs(self) -> int:
         return len(self._jobs)
@@ -112,7 +126,10 @@ class ServingCore:
     def _add(self, job: Job) -> list[Delivery]:
         try:
             request = self.engine.add(job.prepared)
-        except PacelineError as error:
+        except Exception as error:  # of this request alone
+            if not isinstance(error, PacelineError):
+                _log.exception("a request could not be added")
+                error = RequestFailed(f"the request failed: {type(error).__name__}: {error}")
             return [Delivery(job, _failure(error))]
         self._jobs[request], self._ids[job] = job, request
         self._silent.add(job)
@@ -123,7 +140,10 @@ class ServingCore:
         if request is not None:
             del self._jobs[request]
             self._silent.discard(job)
-            self.engine.cancel(request)
+            try:
+                self.engine.cancel(request)
+            except Exception:  # nobody waits for what it would have returned
+                _log.exception("request %d could not be cancelled", request)
         return []
 
     def _abort(self, error: PacelineError) -> list[Delivery]:
@@ -154,49 +174,84 @@ class ServingCore:
 class Worker:
     """The thread that owns the engine. Hands deliveries over in batches."""
 
-    def __init__(self, core: ServingCore, deliver: Callable[[list[Delivery]], object]) -> None:
-        """`deliver` is called on the thread, and must not wait."""
+    def __init__(
+        self,
+        core: ServingCore,
+        deliver: Callable[[list[Delivery]], object],
+        lost: Callable[[], object],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`deliver` and `lost` are called on the thread, and must not wait.
+
+        `lost` says that the thread has ended by an error: whoever it tells calls `give_up`.
+        """
         self.core = core
-        self._deliver = deliver
+        self.ended = False
+        self._deliver, self._lost, self._clock = deliver, lost, clock
+        self._held: list[Delivery] = []
+        self._last = 0.0
         self._wake = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        """Hand jobs over; EngineFailed if the thread has ended."""
+        if self.ended:
+            raise EngineFailed(ENDED)
         for job in jobs:
             self.core.submit(job)
-        self._wake.set()
+        self._notify()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             self.core.cancel(job)
-        self._wake.set()
+        self._notify()
 
     def abort(self, error: PacelineError) -> None:
         self.core.abort(error)
-        self._wake.set()
+        self._notify()
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread after its current turn. Jobs get no more events: abort them first."""
         self._stopped = True
-        self._wake.set()
+        self._notify()
         self._thread.join(timeout)
 
+    def give_up(self) -> list[Delivery]:
+        """Take no more jobs, and return the errors of those that are left, after `lost`."""
+        self.ended = True
+        return self.core.give_up(EngineFailed(ENDED))
+
+    def turn(self) -> None:
+        """Take a turn, and deliver what is due."""
+        new = self.core.turn()
+        self._held += new
+        now = self._clock()
+        due = now - self._last >= _PACE * self.core.jobs
+        if self._held and (due or any(each.urgent for each in new)):
+            self._deliver(self._held)
+            self._held, self._last = [], now
+
+    def _notify(self) -> None:
+        self._wake.set()
+
     def _run(self) -> None:
-        while not self._stopped:
-            self._wake.wait()
-            self._wake.clear()
-            held: list[Delivery] = []
-            last = 0.0
-            while self.core.busy and not self._stopped:
-                new = self.core.turn()
-                held += new
-                now = perf_counter()
-                due = now - last >= _PACE * self.core.jobs
-                if held and (due or any(each.urgent for each in new)):
-                    self._deliver(held)
-                    held, last = [], now
+        try:
+            while not self._stopped:
+                self._wake.wait()
+                self._wake.clear()
+                while self.core.busy and not self._stopped:
+                    self.turn()
+        except BaseException:
+            self._fail()
+
+    def _fail(self) -> None:
+        _log.exception("the engine's thread has ended")
+        with suppress(RuntimeError):  # the event loop has ended before
+            self._lost()
 
 
 @dataclass(eq=False)
@@ -204,7 +259,7 @@ class Outbox:
     """Events of one HTTP request that its reader has not taken yet. For the event loop.
 
     A reader that is slower than the engine finds several steps merged into one event. Beyond
-    `limit` bytes they are thrown away, and the answer ends with SlowReader.
+    `limit` bytes for each of its jobs they are thrown away, and the answer ends with SlowReader.
     """
 
     limit: int = 256 * 1024
@@ -226,7 +281,7 @@ class Outbox:
         self.size += _size(event)
         self._events.append((place, event))
         self._arrived.set()
-        if self.size <= self.limit:
+        if self.size <= self.limit * max(1, len(self.jobs)):
             return True
         self.full = True
         slow = SlowReader("the client reads too slowly for its buffer: read faster")
