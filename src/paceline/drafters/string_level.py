@@ -177,23 +177,23 @@ class StringLevel(Drafter):
     def _choose(self, chain: _Chain, law: Distribution) -> tuple[int | None, float]:
         # The most likely token, or that of the target's most likely next token under its noise.
         left = chain.followed.reader.partial[len(chain.text) :]
-        if left:  # a character is not whole yet: only its other bytes can follow
-            fitting = self._translation.draft.starting(left)
-            if not fitting:
-                return None, 0.0
-            best = max(fitting, key=law.prob)
-            return best, law.prob(best)
-        if not chain.noisy:
+        if not chain.noisy and not left:
             best = law.argmax()
             return best, law.prob(best)
-        places = top_k_ids(law.probs, min(_CANDIDATES, len(law.probs)))
+        places = top_k_ids(law.probs, min(_CANDIDATES, len(law.probs))).tolist()
+        if left:  # a character is not whole yet: only its other bytes can follow
+            for token in map(law.token, places):
+                piece = self._translation.draft.bytes_of(token)
+                if piece.startswith(left) or (piece and left.startswith(piece)):
+                    return token, law.prob(token)
+            return None, 0.0
         masses: dict[int, float] = {}
         likely: dict[int, int] = {}  # places come in descending probability
-        for place in places.tolist():
+        for place in places:
             first = self._translation.first(law.token(place))
             if first is not None:
                 masses[first] = masses.get(first, 0.0) + float(law.probs[place])
-                likely.setdefault(first, place)
+                likely.setdefault(first, law.token(place))
         if not masses:
             return None, 0.0
         ids = np.array(list(masses), dtype=np.int64)
@@ -201,7 +201,7 @@ class StringLevel(Drafter):
         position = len(chain.sequence.tokens) + len(chain.tokens)
         noise = chain.sequence.randomness.noise(Draw(position, Purpose.NOISE))
         chosen = gumbel_argmax(ids, weights, noise)
-        return law.token(likely[chosen]), masses[chosen]
+        return likely[chosen], masses[chosen]
 
     def _draft(self, chain: _Chain) -> TokenTree:
         tokens = chain.tokens[: chain.wanted]

@@ -7,7 +7,6 @@ written are not accepted.
 from __future__ import annotations
 
 import codecs
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -51,27 +50,9 @@ class Vocabulary:
             return self.tokenizer.encode(text[1:])
         return self.tokenizer.encode(text)
 
-    def starting(self, head: bytes) -> list[int]:
-        """Return the tokens that begin with `head`, or that it begins with."""
-        words, ids = self._sorted
-        first, last = bisect_left(words, head), bisect_left(words, head + b"\xff" * 256)
-        shorter = [
-            place
-            for size in range(1, len(head))
-            if (place := bisect_left(words, head[:size])) < len(words)
-            and words[place] == head[:size]
-        ]
-        return [ids[place] for place in (*shorter, *range(first, last))]
-
     @cached_property
     def _spaces(self) -> bool:
         return self.join(self.tokenizer.encode("a")).startswith(b" ")
-
-    @cached_property
-    def _sorted(self) -> tuple[list[bytes], list[int]]:
-        every = sorted(self.tokenizer.core.get_vocab(with_added_tokens=True).values())
-        pairs = sorted((self.bytes_of(token), token) for token in every if self.bytes_of(token))
-        return [word for word, _ in pairs], [token for _, token in pairs]
 
 
 class Translation:

@@ -78,4 +78,3 @@ class TokenTexts:
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
