@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Pass, Target
+from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, Distribution, LogitArray, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.draft_model import DraftModel
@@ -29,15 +29,15 @@ from paceline.sampling.sampler import Sampler, top_k_ids
 from paceline.sampling.sequence import Sequence
 
 # Tokens of the draft model that are looked at for one of the target's.
-_CANDIDATES = 64
+CANDIDATES = 64
 
 # Draft tokens per token of the target, at most: tokens of a vocabulary of bytes are short.
 _LONGEST = 4
 
 
 @dataclass(eq=False)
-class _Followed:
-    # A sequence as the draft model sees it. `cached` mirrors the tokens in its cache.
+class Followed:
+    """A sequence as the draft model sees it; `cached` mirrors the tokens in its cache."""
 
     cache: Any
     reader: Reader
@@ -47,12 +47,19 @@ class _Followed:
 
 
 @dataclass(eq=False)
-class _Chain:
-    # A draft being written. `ends` and `chances` are, per draft token, where its bytes end and the
-    # probability of the chain so far.
+class Chain:
+    """A draft being written after the `length` tokens of a sequence.
+
+    Attributes:
+        noisy: the target's noise decides.
+        drafted: tokens of the draft model, `text` their bytes.
+        tokens: the same text in the target's tokens, as far as it has any.
+        ends: per drafted token, where its bytes end.
+        chances: per drafted token, the probability of the chain so far.
+    """
 
     sequence: Sequence
-    followed: _Followed
+    followed: Followed
     budget: Budget
     noisy: bool
     drafted: list[int] = field(default_factory=list)
@@ -61,6 +68,9 @@ class _Chain:
     ends: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     done: bool = False
+
+    def __post_init__(self) -> None:
+        self.length = len(self.sequence.tokens)
 
     @property
     def wanted(self) -> int:
@@ -71,6 +81,8 @@ class StringLevel(Drafter):
     """Drafts chains with a target of any vocabulary."""
 
     name: ClassVar[str] = "string-level"
+    # Whether hidden states of the draft model are asked for.
+    hidden = False
 
     def __init__(
         self, model: Target, translation: Translation, noise: bool = True, recent: int = 256
@@ -85,7 +97,7 @@ class StringLevel(Drafter):
         self._translation = translation
         self._noise = noise
         self._recent = recent
-        self._followed: dict[int, _Followed] = {}
+        self._followed: dict[int, Followed] = {}
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
@@ -106,7 +118,7 @@ class StringLevel(Drafter):
         begin = max(0, len(sequence.tokens) - self._recent)
         reader = Reader(self._translation, begins=begin == 0)
         reader.read(sequence.tokens[begin:])
-        followed = self._followed[sequence.id] = _Followed(
+        followed = self._followed[sequence.id] = Followed(
             self._model.open(), reader, _sampler(sequence.params), len(sequence.tokens)
         )
         if 1 < len(reader.ids) <= self._model.capabilities.max_context:
@@ -120,7 +132,7 @@ class StringLevel(Drafter):
             followed.reader.read(sequence.tokens[followed.known :])
             followed.known = len(sequence.tokens)
             noisy = self._noise and not sequence.params.greedy
-            chains.append(_Chain(sequence, followed, budget, noisy))
+            chains.append(Chain(sequence, followed, budget, noisy))
         while going := [each for each in chains if self._goes_on(each)]:
             for each, logits in zip(going, self._logits(going), strict=True):
                 self._extend(each, logits)
@@ -131,7 +143,7 @@ class StringLevel(Drafter):
         if followed is not None:
             self._model.release(followed.cache)
 
-    def _goes_on(self, chain: _Chain) -> bool:
+    def _goes_on(self, chain: Chain) -> bool:
         known = len(chain.followed.reader.ids) + len(chain.drafted)
         return (
             not chain.done
@@ -140,7 +152,7 @@ class StringLevel(Drafter):
             and 0 < known < self._model.capabilities.max_context
         )
 
-    def _logits(self, chains: List[_Chain]) -> list[LogitArray]:
+    def _logits(self, chains: List[Chain]) -> list[LogitArray]:
         # Of the draft model's next token. Only what is not cached of text and draft is read.
         passes, texts = [], []
         for chain in chains:
@@ -151,15 +163,15 @@ class StringLevel(Drafter):
             if agreed < followed.cache.length:
                 self._model.truncate(followed.cache, agreed)
                 del followed.cached[agreed:]
-            passes.append(Pass(followed.cache, text[agreed:]))
+            passes.append(Pass(followed.cache, text[agreed:], hidden=self.hidden))
             texts.append(text)
         outputs = self._model.forward(passes)
         for each, chain, text in zip(passes, chains, texts, strict=True):
             self._model.keep(each.cache, len(each.pending), ())
             chain.followed.cached = text
-        return [output.logits[0] for output in outputs]
+        return [self._corrected(*each) for each in zip(chains, outputs, strict=True)]
 
-    def _extend(self, chain: _Chain, logits: LogitArray) -> None:
+    def _extend(self, chain: Chain, logits: LogitArray) -> None:
         law = chain.followed.sampler.distribution(logits, soft=True)
         token, chance = self._choose(chain, law)
         piece = b"" if token is None else self._translation.draft.bytes_of(token)
@@ -171,16 +183,24 @@ class StringLevel(Drafter):
         chain.text += piece
         chain.chances.append(chance)
         chain.ends.append(len(chain.text))
-        partial = len(chain.followed.reader.partial)
-        chain.tokens = self._translation.tokens(chain.sequence.tokens, chain.text[partial:])
+        chain.tokens = self._translated(chain)
 
-    def _choose(self, chain: _Chain, law: Distribution) -> tuple[int | None, float]:
+    def _translated(self, chain: Chain) -> list[int]:
+        partial = len(chain.followed.reader.partial)
+        return self._translation.tokens(chain.sequence.tokens, chain.text[partial:])
+
+    def _corrected(self, chain: Chain, output: Output) -> LogitArray:
+        # Logits of the draft model's next token.
+        logits: LogitArray = output.logits[0]
+        return logits
+
+    def _choose(self, chain: Chain, law: Distribution) -> tuple[int | None, float]:
         # The most likely token, or that of the target's most likely next token under its noise.
         left = chain.followed.reader.partial[len(chain.text) :]
         if not chain.noisy and not left:
             best = law.argmax()
             return best, law.prob(best)
-        places = top_k_ids(law.probs, min(_CANDIDATES, len(law.probs))).tolist()
+        places = top_k_ids(law.probs, min(CANDIDATES, len(law.probs))).tolist()
         if left:  # a character is not whole yet: only its other bytes can follow
             for token in map(law.token, places):
                 piece = self._translation.draft.bytes_of(token)
@@ -190,8 +210,9 @@ class StringLevel(Drafter):
         masses: dict[int, float] = {}
         likely: dict[int, int] = {}  # places come in descending probability
         for place in places:
-            first = self._translation.first(law.token(place))
-            if first is not None:
+            alone = self._translation.alone(law.token(place))
+            if alone:
+                first = alone[0]
                 masses[first] = masses.get(first, 0.0) + float(law.probs[place])
                 likely.setdefault(first, law.token(place))
         if not masses:
@@ -203,7 +224,7 @@ class StringLevel(Drafter):
         chosen = gumbel_argmax(ids, weights, noise)
         return likely[chosen], masses[chosen]
 
-    def _draft(self, chain: _Chain) -> TokenTree:
+    def _draft(self, chain: Chain) -> TokenTree:
         tokens = chain.tokens[: chain.wanted]
         if not tokens:
             return trees.EMPTY

@@ -66,7 +66,8 @@ class Translation:
             for text, token in target.special_ids.items()
             if text in draft.special_ids and token not in target.around[0]
         }
-        self._firsts: dict[int, int | None] = {}
+        self._alone: dict[int, list[int]] = {}
+        self._spellings: dict[int, list[int]] = {}
 
     @property
     def same(self) -> bool:
@@ -77,12 +78,26 @@ class Translation:
         """Return what the draft model reads for a token of the target."""
         return self._shared.get(token) or self.target.bytes_of(token)
 
-    def first(self, token: int) -> int | None:
-        """Return the target's token that a draft token begins with; None if there is none."""
-        if token not in self._firsts:
-            found = self.tokens((), self.draft.bytes_of(token))
-            self._firsts[token] = found[0] if found else None
-        return self._firsts[token]
+    def alone(self, token: int) -> list[int]:
+        """Return the target's tokens for the text of a draft token; empty if it has none."""
+        if token not in self._alone:
+            piece = self.draft.bytes_of(token)
+            ids = self.tokens((), piece)
+            self._alone[token] = ids if self.target.join(ids) == piece else []
+        return self._alone[token]
+
+    def direct(self, token: int) -> int | None:
+        """Return the target's token with the text of a draft token; None if there is none."""
+        alone = self.alone(token)
+        return alone[0] if len(alone) == 1 else None
+
+    def draft_tokens(self, token: int) -> list[int]:
+        """Return the draft model's tokens for one of the target's; empty if it has none."""
+        if token not in self._spellings:
+            piece = self.target.bytes_of(token)
+            ids = self.draft.encode(_whole(piece))
+            self._spellings[token] = ids if self.draft.join(ids) == piece else []
+        return self._spellings[token]
 
     def tokens(self, committed: Sequence[int], drafted: bytes) -> list[int]:
         """Return the target's tokens for `drafted` after `committed` ones, whose ids stand.

@@ -232,6 +232,14 @@ BUILT_IN: tuple[Method, ...] = (
         "paceline.drafters.string_level:StringLevel",
     ),
     Method(
+        "omnidraft",
+        "drafter",
+        LOSSLESS,
+        "a smaller model of any vocabulary (--draft-model)",
+        "after OmniDraft, Ramakrishnan et al. 2025, arXiv:2507.02659",
+        "paceline.drafters.omnidraft:OmniDraft",
+    ),
+    Method(
         "quantised",
         "drafter",
         LOSSLESS,
