@@ -31,7 +31,7 @@ from paceline.verifiers.base import Shape
 
 
 def _none_named() -> NoReturn:
-    raise InvalidOption("there is no draft model: name one with --draft-model")
+    raise InvalidOption("this drafter needs a draft model: name one with --draft-model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """A draft model of another vocabulary that learns: after OmniDraft (Ramakrishnan et al. 2025,
 arXiv:2507.02659).
 
-As in the paper, drafts are translated token by token with an online cache of n-grams, and the
-draft model is distilled online with a hybrid loss. Unlike the paper's, a low-rank correction of
-the LM head is trained instead of the draft model, drafts end by their own probability instead of a
-trained head's, and they are verified as deterministic ones: the product of draft probabilities is
-not the law of a merged token.
+As in the paper, an online cache maps n-grams of draft tokens to the target's tokens, and the draft
+model is distilled online with a hybrid loss. Unlike the paper's, a low-rank correction of the LM
+head is trained instead of the draft model, drafts end by their own probability instead of a trained
+head's, they are verified as deterministic ones (the product of draft probabilities is not the law
+of a merged token), and by default their text is encoded instead of merged by the cache.
 """
 
 from __future__ import annotations
@@ -108,15 +108,15 @@ class OmniDraft(StringLevel):
         noise: bool = True,
         recent: int = 256,
         rank: int = 32,
-        rate: float = 0.02,
-        ngrams: bool = True,
+        rate: float = 0.05,
+        ngrams: bool = False,
     ) -> None:
         """Bind the draft model as `StringLevel` does.
 
         Args:
             rank: of the correction that is learnt.
             rate: its learning rate; 0 learns n-grams alone, as does a model without hidden states.
-            ngrams: translate by n-grams, as in the paper; else encode the text, as string-level.
+            ngrams: translate by n-grams, as in the paper; else encode the text, as `StringLevel`.
 
         Raises InvalidOption if a number is out of range.
         """

@@ -1,9 +1,9 @@
-"""Draft models of other vocabularies: string-level exact match (SLEM, Timor et al. 2025,
-arXiv:2502.05202, algorithm 2).
+"""Draft models of other vocabularies: after string-level exact match (SLEM, Timor et al. 2025,
+arXiv:2502.05202).
 
 The draft model goes on with the text in its own tokens; what it wrote is encoded in the target's
 tokens and verified as a deterministic draft. Unlike the paper's, drafts share the target's Gumbel
-noise, and the draft model reads again only where its tokens for the committed text differ.
+noise. The draft model reads again only from where its tokens for the committed text differ.
 """
 
 from __future__ import annotations

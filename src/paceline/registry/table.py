@@ -228,7 +228,7 @@ BUILT_IN: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "a smaller model of any vocabulary (--draft-model)",
-        "SLEM, Timor et al. 2025, arXiv:2502.05202",
+        "after SLEM, Timor et al. 2025, arXiv:2502.05202",
         "paceline.drafters.string_level:StringLevel",
     ),
     Method(
