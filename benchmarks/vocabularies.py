@@ -2,8 +2,8 @@
 
     python -m benchmarks.vocabularies --model FILE.gguf --draft-model smollm2-135m
 
-Prints, per drafter and quarter of the requests, tokens per forward, the share of drafted tokens that
-were accepted, and how many texts are those of plain decoding.
+Prints, per drafter and quarter of the requests, tokens per forward, the share of drafted tokens
+that were accepted, and how many texts are those of plain decoding.
 """
 
 from __future__ import annotations
