@@ -191,11 +191,31 @@ def test_a_draft_model_must_be_named(loaded: Loaded) -> None:
         make_engine(loaded, drafter="draft-model")
 
 
-def test_a_draft_model_needs_the_same_vocabulary(loaded: Loaded, tmp_path: Path) -> None:
+def test_a_cascade_needs_the_same_vocabulary(loaded: Loaded, tmp_path: Path) -> None:
     other = str(save_directory(tmp_path / "other", tiny_config(vocab_size=300)))
     with pytest.raises(InvalidOption) as caught:
-        make_engine(loaded, drafter="draft-model", draft_model=other, progress=False)
+        make_engine(loaded, drafter="cascade", draft_model=other, progress=False)
     assert "different vocabularies" in one_line(caught.value)
+
+
+@pytest.mark.parametrize("drafter", ["draft-model", "string-level", "omnidraft", "auto"])
+def test_a_draft_model_of_another_vocabulary_drafts_as_text(
+    loaded: Loaded, tmp_path: Path, drafter: str
+) -> None:
+    other = str(save_directory(tmp_path / "other", tiny_config(vocab_size=300)))
+    engine = make_engine(loaded, drafter=drafter, nodes=3, draft_model=other, progress=False)
+    plain = make_engine(loaded, drafter="none", progress=False)
+    for temperature in (0.0, 1.0):
+        options: dict[str, Any] = {"temperature": temperature, "max_new_tokens": 20}
+        drafted = engine.generate("the quick", **options)
+        assert drafted.token_ids == plain.generate("the quick", **options).token_ids
+        assert drafted.stats.drafter_errors == 0
+
+
+def test_string_level_also_takes_the_same_vocabulary(loaded: Loaded, model: str) -> None:
+    engine = make_engine(loaded, drafter="string-level", nodes=3, draft_model=model, progress=False)
+    drafted = engine.generate("the quick", max_new_tokens=20, ignore_eos=True)
+    assert drafted.stats.accepted_tokens > 0
 
 
 def test_a_draft_model_is_loaded_like_its_target(model: str) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
@@ -20,12 +20,18 @@ from paceline.core.types import (
     TokenTree,
     Verdict,
 )
+from paceline.errors import InvalidOption
 from paceline.models.source import ModelSource
+from paceline.models.translation import Translation
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
 from paceline.policy.cost import CostModel
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.base import Shape
+
+
+def _none_named() -> NoReturn:
+    raise InvalidOption("this drafter needs a draft model: name one with --draft-model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,8 @@ class DrafterContext:
 
     Attributes:
         target: capabilities of the target.
-        draft_model: loads the user's draft model; raises InvalidOption if none was named.
+        draft_model: loads the user's draft model; raises InvalidOption if none was named, or its
+            vocabulary is not the target's.
         accepts: draft kinds that the verifier takes; None stands for deterministic drafts.
         shape: whether the verifier takes trees or chains only.
         follows_noise: whether drafts made with the target's Gumbel noise are accepted more often.
@@ -46,6 +53,7 @@ class DrafterContext:
         costs: the target's forward costs, measured on first call.
         source: where the target's weights can be read, for online training.
         coarser: loads the target at int8; None if that is no coarser, or not supported.
+        any_draft_model: the same whatever its vocabulary, with the translation of its tokens.
         learner: imports the trainer of drafters that learn while serving, made from weights, the
             target's source and a learning rate; None if there is none.
     """
@@ -62,6 +70,7 @@ class DrafterContext:
     costs: Callable[[], CostModel] | None = None
     source: ModelSource | None = None
     coarser: Callable[[], Target] | None = None
+    any_draft_model: Callable[[], tuple[Target, Translation]] = _none_named
     learner: Callable[[], Callable[..., Any]] | None = None
 
     @property

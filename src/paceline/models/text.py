@@ -24,6 +24,7 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 # message to be continued ends: so many deletes stand in no text.
 _SPELLED = "\x7f" * 3
 _CONTINUED = "\x7f" * 7
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece vocabularies
 # What a template may raise while it is read or rendered, beside Jinja's own errors.
 _REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -98,6 +99,26 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Decode `ids`; bytes that are not UTF-8 become U+FFFD."""
         return self.core.decode(list(ids), skip_special_tokens=skip_special)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return what a token adds to a text; empty for ids that the vocabulary leaves out.
+
+        Special tokens are as they are written; a space that the decoder strips stays.
+        """
+        added = self._added.get(token)
+        if added is not None:
+            return added
+        spelled = self.core.id_to_token(token) or ""
+        if self.context_free:
+            return bytes(_BYTES[char] for char in spelled if char in _BYTES)
+        if len(spelled) == 6 and spelled.startswith("<0x"):
+            return bytes([int(spelled[3:5], 16)])
+        return spelled.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def _added(self) -> dict[int, bytes]:
+        added = self.core.get_added_tokens_decoder()
+        return {index: token.content.encode() for index, token in added.items()}
 
     @cached_property
     def special_ids(self) -> dict[str, int]:
@@ -354,6 +375,16 @@ class StopStrings:
             if after < len(self._sorted) and self._sorted[after].startswith(tail):
                 return size
         return 0
+
+
+def _alphabet() -> dict[str, int]:
+    # Byte-level vocabularies show printable bytes as themselves, and the others from U+0100 on.
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTES = _alphabet()
 
 
 def _message(message: Mapping[str, Any], join: bool) -> dict[str, Any]:

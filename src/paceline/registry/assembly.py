@@ -15,6 +15,7 @@ from paceline.drafters.base import Drafter, DrafterContext
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.source import smaller_sibling
+from paceline.models.translation import Translation
 from paceline.networks.weights import shipped_file
 from paceline.policy.controller import Controller, ControllerContext, Fixed
 from paceline.registry import table as registry
@@ -62,7 +63,7 @@ class SpeculationBuilder:
         rule: Verifier,
         verifier: str,
         draft_model: str | None,
-        load_draft: Callable[[str], Target],
+        load_draft: Callable[[str, bool], Loaded],
     ) -> None:
         self._loaded = loaded
         self._rule = rule
@@ -166,17 +167,21 @@ class SpeculationBuilder:
     def _context(self, name: str) -> DrafterContext:
         target, rule = self._loaded.target, self._rule
 
-        def draft_model() -> Target:
+        def draft_model(translated: bool = False) -> Loaded:
             if self.draft_model is None:
                 raise InvalidOption(
                     f"drafter '{name}' needs a draft model: name one with --draft-model"
                 )
             self.draft_unused = False
-            return self._load_draft(self.draft_model)
+            return self._load_draft(self.draft_model, translated)
+
+        def any_draft_model() -> tuple[Target, Translation]:
+            small = draft_model(translated=True)
+            return small.target, Translation(self._loaded.tokenizer, small.tokenizer)
 
         return DrafterContext(
             target.capabilities,
-            draft_model,
+            lambda: draft_model().target,
             rule.accepts,
             rule.shape,
             rule.gumbel_coupled,
@@ -187,6 +192,7 @@ class SpeculationBuilder:
             costs=lambda: self._loaded.costs,
             source=self._loaded.source,
             coarser=self._coarser if has_coarser(target.capabilities) else None,
+            any_draft_model=any_draft_model,
             learner=registry.LEARNER.load,
         )
 

@@ -96,9 +96,13 @@ def load_draft(
     *,
     precision: str | None = None,
     layers: int | None = None,
+    translated: bool = False,
     progress: bool = True,
 ) -> Loaded:
-    """Load a draft model for `loaded`, likewise; InvalidOption if the vocabularies differ."""
+    """Load a draft model for `loaded`, likewise.
+
+    InvalidOption if the vocabularies differ, unless its drafts are `translated`.
+    """
     small = load_model(
         model,
         runtime=loaded.target.capabilities.runtime,
@@ -106,10 +110,10 @@ def load_draft(
         layers=layers,
         progress=progress,
     )
-    if small.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+    if not translated and small.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
         raise InvalidOption(
             f"draft model {model} and target {loaded.source.name} have different "
-            "vocabularies: use a draft model of the target's family"
+            "vocabularies: use drafter 'draft-model', or a draft model of the target's family"
         )
     return small
 
@@ -164,7 +168,9 @@ def make_engine(
         rule,
         verifier,
         draft_model,
-        lambda model: load_draft(loaded, model, progress=progress).target,
+        lambda model, translated: load_draft(
+            loaded, model, translated=translated, progress=progress
+        ),
     )
     drafting = assembly.make(Configuration(drafter, controller, nodes, depth))
     if assembly.draft_unused and not spare_draft:
@@ -301,7 +307,7 @@ def load(
         verifier: see `paceline methods`; "auto" is "coupled". "NAME:key=value" sets options.
         controller: "auto" chooses draft sizes by measured costs, or fixes `nodes` (draft size in
             tokens) and `depth` where they are given.
-        draft_model: model for drafter "draft-model", on the same runtime.
+        draft_model: model for drafter "draft-model", on the same runtime; of any vocabulary.
         max_waiting: most queued requests.
         step_tokens: most rows of a forward that combines prefill and decoding.
         pool: on runtime transformers, the fewest sequences of equal length that take a step

@@ -57,19 +57,14 @@ class TokenTexts:
     """Texts and bytes of single tokens, as log-probabilities show them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._core = tokenizer.core
-        self._added = {
-            token: str(added.content)
-            for token, added in self._core.get_added_tokens_decoder().items()
-        }
-        self._whole = tokenizer.context_free  # tokens are spelled in the alphabet of bytes
+        self._tokenizer = tokenizer
         self._known: dict[int, tuple[str, list[int]]] = {}
 
     def __getitem__(self, token: int) -> tuple[str, list[int]]:
         """Return text, with U+FFFD where bytes are no whole characters, and bytes."""
         known = self._known.get(token)
         if known is None:
-            raw = self._bytes(token)
+            raw = self._tokenizer.bytes_of(token)
             known = self._known[token] = raw.decode("utf-8", "replace"), list(raw)
         return known
 
@@ -85,24 +80,3 @@ class TokenTexts:
         if "\N{REPLACEMENT CHARACTER}" not in text:
             return text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    def _bytes(self, token: int) -> bytes:
-        spelled = self._added.get(token)
-        if spelled is not None:
-            return spelled.encode()
-        spelled = self._core.id_to_token(token) or ""
-        if self._whole:
-            return bytes(_BYTES[char] for char in spelled if char in _BYTES)
-        if len(spelled) == 6 and spelled.startswith("<0x"):
-            return bytes([int(spelled[3:5], 16)])
-        return spelled.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
-
-
-def _alphabet() -> dict[str, int]:
-    # Byte-level vocabularies show printable bytes as themselves, and the others from U+0100 on.
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
-
-
-_BYTES = _alphabet()
