@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -81,6 +81,11 @@ class Output(NamedTuple):
     argmax: Sequence[int] = ()
 
 
+# A layer by index, or one half of it.
+Half = Literal["attention", "feed-forward"]
+Layer = int | tuple[int, Half]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Rows of one sequence that are no chain with a tree: masks, blocks, other orders, repeats.
@@ -93,6 +98,7 @@ class Block:
         cached: int64 `[rows]`, how many cached keys a row sees, from the first; None for all.
         inputs: float32 `[rows, hidden_size]`, in place of the tokens' embeddings: embeddings, or
             `BlockOutput.state` of the layers before.
+        pending: how many rows, from the first, `keep` gets as pending tokens and not in its path.
     """
 
     cache: Any
@@ -101,6 +107,7 @@ class Block:
     sees: BoolArray
     cached: IntArray | None = None
     inputs: LogitArray | None = None
+    pending: int = 0
 
     @classmethod
     def chain(cls, cache: Any, tokens: Sequence[int], inputs: LogitArray | None = None) -> Block:
@@ -114,7 +121,8 @@ class BlockOutput(NamedTuple):
     """Result of a block.
 
     Attributes:
-        logits: float32 `[rows, vocabulary]`, of the final norm and head over `state`.
+        logits: float32 `[rows, vocabulary]`, of the final norm and head over `state`; no rows if
+            they were not asked for.
         state: float32 `[rows, hidden_size]`, after the layers that were run.
     """
 
@@ -155,7 +163,7 @@ class Target(Protocol):
     def keep(self, cache: Any, pending: int, path: Sequence[int]) -> None:
         """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`.
 
-        Of a block no token is pending, and `path` names any of its rows.
+        Of a block `path` names any of the rows behind `Block.pending`.
         """
         ...
 
@@ -176,7 +184,7 @@ class BlockTarget(Target, Protocol):
     """A target with `Capabilities.blocks`."""
 
     def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
     ) -> list[BlockOutput]:
         """Run some layers, in this order; None for all. Outputs are views, as of `forward`.
 
@@ -189,10 +197,15 @@ class BlockTarget(Target, Protocol):
         """
         ...
 
+    def rewind(self, cache: Any, length: int) -> None:
+        """Truncate, but leave keys and values of layers that were run, for others to go on."""
+        ...
 
-def check_blocks(blocks: Sequence[Block], layers: Sequence[int] | None, count: int) -> bool:
+
+def check_blocks(blocks: Sequence[Block], layers: Sequence[Layer] | None, count: int) -> bool:
     """Return whether rows start from `inputs`; errors as `BlockTarget.forward_blocks`."""
-    odd = [each for each in layers or () if not 0 <= each < count]
+    indices = [each if isinstance(each, int) else each[0] for each in layers or ()]
+    odd = [each for each in indices if not 0 <= each < count]
     if odd:
         raise InvalidOption(f"layer {odd[0]} is not one of {count}: give indices from 0 on")
     given = {each.inputs is not None for each in blocks}

@@ -187,6 +187,7 @@ class SpeculationBuilder:
             costs=lambda: self._loaded.costs,
             source=self._loaded.source,
             coarser=self._coarser if has_coarser(target.capabilities) else None,
+            layered=target if target.capabilities.blocks else None,  # type: ignore[arg-type]
             learner=registry.LEARNER.load,
         )
 

@@ -20,6 +20,7 @@ from paceline.core.target import (
     DEFAULT_OPTIONS,
     Block,
     BlockOutput,
+    Layer,
     Output,
     Pass,
     RuntimeOptions,
@@ -53,7 +54,7 @@ PREFIX_TOKENS = 4_096
 KV_PRECISIONS: dict[str, KvDtype] = {"fp16": "fp16", "fp32": "fp32"}
 
 # Subsets of layers that stay recorded.
-_PARTIAL = 8
+_PARTIAL = 16
 _WARM_UPS = 3
 _NO_ROOM = "no memory to load the model: free some, or load a smaller model"
 
@@ -116,16 +117,16 @@ class Batch:
             self._singles += singles
         return first
 
-    def add_block(self, block: Block) -> None:
-        """Add the rows of a block, all of which have logits; raises OutOfMemory as `add`."""
+    def add_block(self, block: Block, logits: bool = True) -> None:
+        """Add the rows of a block, with logits or without; raises OutOfMemory as `add`."""
         cache = block.cache
         cache.discard()
         past, count = cache.length, len(block.tokens)
         cache.reserve(count)
-        cache.places = list(range(past, past + count))
+        cache.places = list(range(past + block.pending, past + count))
         table = len(self._tables)
         self._tables += cache.blocks[: -(-(past + count) // BLOCK)]
-        self.logit_rows += range(len(self.ids), len(self.ids) + count)
+        self.logit_rows += range(len(self.ids), len(self.ids) + count * logits)
         self.ids += block.tokens.tolist()
         runs = [past] * count if block.cached is None else block.cached.tolist()
         for row, (position, run) in enumerate(zip(block.positions.tolist(), runs, strict=True)):
@@ -230,7 +231,7 @@ class Forward:
         pool: BlockPool,
         kv_dtype: KvDtype,
         extra: LogitArray,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[Layer] | None = None,
         given: bool = False,
     ) -> None:
         """Record it.
@@ -393,7 +394,7 @@ class CpuTarget:
                 "smaller kv_tokens or a coarser kv_precision"
             ) from error
         self._forward = self._recorded()
-        self._partial: dict[tuple[tuple[int, ...], bool], Forward] = {}
+        self._partial: dict[tuple[tuple[Layer, ...], bool], Forward] = {}
         self._capabilities = Capabilities(
             runtime="cpu",
             device="cpu",
@@ -526,18 +527,18 @@ class CpuTarget:
         return self._forward.seconds
 
     def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
     ) -> list[BlockOutput]:
         given = check_blocks(blocks, layers, self.config.layers)
         chosen = tuple(range(self.config.layers) if layers is None else layers)
-        if (chosen, given) not in self._partial:
-            if len(self._partial) == _PARTIAL:
-                del self._partial[next(iter(self._partial))]
-            self._partial[chosen, given] = self._recorded(chosen, given)
-        forward, batch = self._partial[chosen, given], Batch()
+        forward = self._partial.pop((chosen, given), None) or self._recorded(chosen, given)
+        self._partial[chosen, given] = forward  # the last used stands last
+        if len(self._partial) > _PARTIAL:
+            del self._partial[next(iter(self._partial))]
+        batch = Batch()
         try:
             for each in blocks:
-                batch.add_block(each)
+                batch.add_block(each, logits)
         except OutOfMemory:
             for each in blocks:
                 each.cache.discard()
@@ -545,7 +546,8 @@ class CpuTarget:
         inputs = [each.inputs for each in blocks if each.inputs is not None]
         forward.run(batch, self.threads, np.concatenate(inputs) if inputs else None)
         ends = np.cumsum([len(each.tokens) for each in blocks])[:-1]
-        found = (np.split(forward.output(name, batch), ends) for name in ("logits", "state"))
+        both = (("logits", ends * logits), ("state", ends))
+        found = (np.split(forward.output(name, batch), at) for name, at in both)
         return [BlockOutput(*each) for each in zip(*found, strict=True)]
 
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
@@ -561,13 +563,17 @@ class CpuTarget:
     def truncate(self, cache: PagedCache, length: int) -> None:
         cache.truncate(length)
 
+    def rewind(self, cache: PagedCache, length: int) -> None:
+        cache.discard()
+        cache.length = length
+
     def fork(self, cache: PagedCache) -> PagedCache:
         return cache.fork()
 
     def release(self, cache: PagedCache) -> None:
         cache.release()
 
-    def _recorded(self, layers: Sequence[int] | None = None, given: bool = False) -> Forward:
+    def _recorded(self, layers: Sequence[Layer] | None = None, given: bool = False) -> Forward:
         parts = self.config, self.matrices, self._packed, self._pool, self._kv_dtype, self._extra
         try:
             return Forward(*parts, layers, given)

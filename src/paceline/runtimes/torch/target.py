@@ -14,6 +14,7 @@ from paceline.core.target import (
     DEFAULT_OPTIONS,
     Block,
     BlockOutput,
+    Layer,
     Output,
     Pass,
     RuntimeOptions,
@@ -205,7 +206,7 @@ class TorchTarget:
 
     @torch.inference_mode()
     def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
     ) -> list[BlockOutput]:
         given = check_blocks(blocks, layers, self.config.layers)
         sizes = [len(each.tokens) for each in blocks]
@@ -223,9 +224,10 @@ class TorchTarget:
         states: list[Tensor] = []
         at = positions.to(self._device)
         hidden = self._network(x, at, attended, layers=layers, states=states)
-        both = (self._network.logits(hidden), states[0])
-        split = (to_numpy(each) for each in both)
-        found = (np.split(each, np.cumsum(sizes)[:-1]) for each in split)
+        ends = np.cumsum(sizes)[:-1]
+        shown = hidden if logits else hidden[:0]
+        both = ((self._network.logits(shown), ends * logits), (states[0], ends))
+        found = (np.split(to_numpy(each), at) for each, at in both)
         return [BlockOutput(*each) for each in zip(*found, strict=True)]
 
     @torch.inference_mode()
@@ -238,6 +240,8 @@ class TorchTarget:
 
     def truncate(self, cache: TorchCache, length: int) -> None:
         cache.length = min(cache.length, length)
+
+    rewind = truncate  # which frees nothing
 
     def fork(self, cache: TorchCache) -> TorchCache:
         return TorchCache(cache.data[:, :, :, : cache.length].clone(), cache.length)
