@@ -115,7 +115,7 @@ METHODS: tuple[Method, ...] = (
         "runtime cpu or torch",
         "after SWIFT, Xia et al. 2024, arXiv:2410.06916",
         "paceline.zoo.layers.swift:Swift",
-        proof="paceline.zoo.proof:SWIFT",
+        proof="paceline.zoo.layers.tables:SWIFT",
     ),
     Method(
         "del",
@@ -124,7 +124,6 @@ METHODS: tuple[Method, ...] = (
         "runtime cpu or torch; a model trained to exit early, best",
         "after DEL, Zarch et al. 2025, arXiv:2504.05598",
         "paceline.zoo.layers.dynamic_exit:DynamicExit",
-        proof="paceline.zoo.proof:DEL",
     ),
     Method(
         "double-exit",

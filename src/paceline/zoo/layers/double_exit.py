@@ -123,18 +123,19 @@ class DoubleExit(ExitDrafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """Build with the weights that ship, or those of the option `weights`; errors as above."""
-        parts = cls._parts(context)
-        assert context.source is not None
         options = dict(context.options)
         named = options.pop("weights", None)
-        path = Path(named).expanduser() if named else shipped("kangaroo", context.model)
         given = ("target", "layers", "needs_q", "trained", "final_norm", "norm_eps")
+        chosen = arguments(cls, "drafter", options, *given)
+        parts = cls._parts(context)
+        assert context.source is not None
+        path = Path(named).expanduser() if named else shipped("kangaroo", context.model)
         return cls(
             *parts,
             trained=fitting(path, "kangaroo", context.model, context.target),
             final_norm=np.asarray(context.source.weights()["norm"], np.float32),
             norm_eps=context.source.config.norm_eps,
-            **arguments(cls, "drafter", options, *given),
+            **chosen,
         )
 
     def open(self, sequence: Sequence) -> None:
