@@ -131,7 +131,11 @@ class Batch:
         runs = [past] * count if block.cached is None else block.cached.tolist()
         for row, (position, run) in enumerate(zip(block.positions.tolist(), runs, strict=True)):
             slot = cache.blocks[(past + row) // BLOCK] * BLOCK + (past + row) % BLOCK
-            singles = (past + np.flatnonzero(block.sees[row])).tolist()
+            sees = block.sees[row]
+            # Rows behind the cached keys continue their run: a chain needs no single ones.
+            lead = int(np.append(sees, False).argmin()) if run == past else 0
+            run += lead
+            singles = (past + lead + np.flatnonzero(sees[lead:])).tolist()
             seen = run + len(singles)
             self._rows += (position, slot, table, run, len(self._singles), seen)
             self._singles += singles
