@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.target import Block
+from paceline.core.target import Block, Layer
 from paceline.models import families
 from paceline.models.config import ModelConfig
 from paceline.models.ops import Activation, Heads, Rotary
@@ -38,7 +38,7 @@ class PlainCache:
 
 
 def forward(
-    config: ModelConfig, weights: Weights, block: Block, layers: Sequence[int] | None = None
+    config: ModelConfig, weights: Weights, block: Block, layers: Sequence[Layer] | None = None
 ) -> tuple[Array, Array]:
     """Logits, and rows before the final norm."""
     ops, states = PlainOps(config, weights, block), []

@@ -13,6 +13,7 @@ from tests.models.test_families import original
 
 torch = pytest.importorskip("torch")
 
+from paceline.core import tree as trees  # noqa: E402
 from paceline.core.target import Block, Pass  # noqa: E402
 from paceline.errors import InvalidOption  # noqa: E402
 from paceline.models.source import DirectorySource  # noqa: E402
@@ -148,6 +149,26 @@ def test_some_layers_are_the_model_built_with_those(
     assert close(last.logits[0], found[-1])
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_halves_of_a_layer_are_the_layer(source: Any, runtime: str) -> None:
+    made, rows = target(runtime, source), range(source.config.layers)
+    block = Block.chain(opened(made), [7, 8, 9])
+    both = [(index, half) for index in rows for half in ("attention", "feed-forward")]
+    [whole] = made.forward_blocks([block])
+    expected = whole.logits.copy()
+    [found] = made.forward_blocks([block], both)
+    assert same(runtime, found.logits, expected)
+    # One half less, as in NumPy, and not the whole.
+    less = [each for each in both if each != (1, "feed-forward")]
+    plain = Block.chain(plain_cache(source), [7, 8, 9])
+    [found] = made.forward_blocks([block], less)
+    assert close(found.logits, forward(source.config, source.weights(), plain, less)[0])
+    assert not close(found.logits, expected)
+    [bare] = made.forward_blocks([block], less, logits=False)
+    assert bare.logits.shape == (0, source.config.vocab_size)
+    assert bare.state.shape == (3, source.config.hidden_size)
+
+
 class Renumbered:
     """Weights of a model with some of the layers."""
 
@@ -190,6 +211,30 @@ def test_layers_go_on_from_a_state_on_the_same_cache(source: Any, runtime: str) 
     made.keep(whole, 0, [0, 1, 2])
     a, b = (made.forward([Pass(each, [5])])[0].logits.copy() for each in (cache, whole))
     assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_rows_taken_back_leave_the_keys_of_their_layers(source: Any, runtime: str) -> None:
+    """Row by row through the first half, all of them through the rest, and one dropped."""
+    made = target(runtime, source)
+    cache, whole = opened(made), opened(made)
+    half, rest = range(2), range(2, source.config.layers)
+    states = []
+    for token in (7, 8, 9):
+        [early] = made.forward_blocks([Block.chain(cache, [token])], half, logits=False)
+        states.append(early.state[0].copy())
+        made.keep(cache, 0, [0])
+    made.rewind(cache, len(PROMPT))
+    assert cache.length == len(PROMPT)
+    rows = replace(Block.chain(cache, [7, 8, 9], np.stack(states)), pending=1)
+    [late] = made.forward_blocks([rows], rest)
+    made.keep(cache, 1, [0])
+    [expected] = made.forward([Pass(whole, [7], trees.chain([8, 9]))])
+    assert same(runtime, late.logits, expected.logits)
+    made.keep(whole, 1, [0])
+    assert cache.length == whole.length == len(PROMPT) + 2
+    a, b = (made.forward([Pass(each, [5])])[0].logits.copy() for each in (cache, whole))
+    assert same(runtime, a, b)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -81,6 +81,11 @@ class Output(NamedTuple):
     argmax: Sequence[int] = ()
 
 
+# A layer by index, or one half of it.
+Half = Literal["attention", "feed-forward"]
+Layer = int | tuple[int, Half]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
     """Rows of one sequence that are no chain with a tree: masks, blocks, other orders, repeats.
@@ -94,6 +99,7 @@ class Block:
         inputs: float32 `[rows, hidden_size]`, in place of the tokens' embeddings: embeddings, or
             `BlockOutput.state` of the layers before.
         wanted: int64 `[wanted]`, ascending rows whose logits are asked for; None for all.
+        pending: how many rows, from the first, `keep` gets as pending tokens and not in its path.
     """
 
     cache: Any
@@ -103,6 +109,7 @@ class Block:
     cached: IntArray | None = None
     inputs: LogitArray | None = None
     wanted: IntArray | None = None
+    pending: int = 0
 
     @property
     def wanted_rows(self) -> IntArray:
@@ -161,7 +168,7 @@ class Target(Protocol):
     def keep(self, cache: Any, pending: int, path: Sequence[int]) -> None:
         """Commit the last forward's `pending` tokens and the nodes of `path` to `cache`.
 
-        Of a block no token is pending, and `path` names any of its rows.
+        Of a block `path` names any of the rows behind `Block.pending`.
         """
         ...
 
@@ -182,12 +189,12 @@ class BlockTarget(Target, Protocol):
     """A target with `Capabilities.blocks`."""
 
     def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
     ) -> list[BlockOutput]:
         """Run some layers, in this order; None for all. Outputs are views, as of `forward`.
 
         Rows are written at the same places of the cache whichever layers run, so that others can go
-        on from `BlockOutput.state` before `keep`.
+        on from `BlockOutput.state` before `keep`. `logits` False wants none of any block.
 
         Raises:
             InvalidOption: a layer is not there, or some blocks have inputs and some have none.
@@ -195,16 +202,26 @@ class BlockTarget(Target, Protocol):
         """
         ...
 
+    def rewind(self, cache: Any, length: int) -> None:
+        """Truncate, but leave keys and values of layers that were run, for others to go on."""
+        ...
 
-def check_blocks(blocks: Sequence[Block], layers: Sequence[int] | None, count: int) -> bool:
+
+def check_blocks(blocks: Sequence[Block], layers: Sequence[Layer] | None, count: int) -> bool:
     """Return whether rows start from `inputs`; errors as `BlockTarget.forward_blocks`."""
-    odd = [each for each in layers or () if not 0 <= each < count]
+    indices = [each if isinstance(each, int) else each[0] for each in layers or ()]
+    odd = [each for each in indices if not 0 <= each < count]
     if odd:
         raise InvalidOption(f"layer {odd[0]} is not one of {count}: give indices from 0 on")
     given = {each.inputs is not None for each in blocks}
     if len(given) > 1:
         raise InvalidOption("some blocks have inputs and some have none: run them apart")
     return given == {True}
+
+
+def without_logits(blocks: Sequence[Block]) -> list[Block]:
+    """Return blocks that want no logits."""
+    return [replace(each, wanted=np.zeros(0, dtype=np.int64)) for each in blocks]
 
 
 def split_blocks(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
-from paceline.core.target import Output, Target
+from paceline.core.target import BlockTarget, Output, Pass, Target
 from paceline.core.types import (
     Budget,
     Capabilities,
@@ -54,6 +54,7 @@ class DrafterContext:
         source: where the target's weights can be read, for online training.
         coarser: loads the target at int8; None if that is no coarser, or not supported.
         any_draft_model: the same whatever its vocabulary, with the translation of its tokens.
+        layered: the target itself, if it runs some of its layers alone.
         learner: imports the trainer of drafters that learn while serving, made from weights, the
             target's source and a learning rate; None if there is none.
     """
@@ -71,6 +72,7 @@ class DrafterContext:
     source: ModelSource | None = None
     coarser: Callable[[], Target] | None = None
     any_draft_model: Callable[[], tuple[Target, Translation]] = _none_named
+    layered: BlockTarget | None = None
     learner: Callable[[], Callable[..., Any]] | None = None
 
     @property
@@ -121,6 +123,14 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """Draft one tree per sequence, each within its budget."""
+
+    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
+        """Run the forward that verifies the drafts, prompts beside them included.
+
+        Override it to go on from layers that were run for drafting. What it returns must be what
+        `target.forward` would, to the last bit where that promises it.
+        """
+        return target.forward(passes)
 
     def observe(
         self,

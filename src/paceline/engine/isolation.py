@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence as List
 
 from paceline.core import tree as trees
-from paceline.core.target import Output
+from paceline.core.target import Output, Pass, Target
 from paceline.core.types import Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.sampling.sequence import Sequence
@@ -56,6 +56,16 @@ class IsolatedDrafter:
         except Exception as error:
             self._give_up(on, error)
             return Needs()
+
+    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
+        """Verify as `Drafter.forward`; without the drafter if that fails."""
+        try:
+            return self.drafter.forward(target, passes)
+        except Exception as error:
+            if self.strict or type(self.drafter).forward is Drafter.forward:
+                raise
+            _LOG.warning("drafter '%s' failed to verify: %s", self.drafter.name, error)
+            return target.forward(passes)
 
     def observe(self, told: List[tuple[Sequence, TokenTree, Verdict, Output]]) -> None:
         """Show the drafter its sequences' steps."""

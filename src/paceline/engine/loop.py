@@ -160,7 +160,7 @@ class AutoregressiveDecoder:
         passes = self._passes(sequences, shown)
         with clock("forward"):
             passes += self._prefiller.passes(chunks, self.drafter.needs)
-            outputs = self.target.forward(passes)
+            outputs = self._drafting.forward(self.target, passes)
         failed = []
         if chunks:
             rows = len(sequences) + sum(map(len, shown))

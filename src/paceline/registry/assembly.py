@@ -193,6 +193,7 @@ class SpeculationBuilder:
             source=self._loaded.source,
             coarser=self._coarser if has_coarser(target.capabilities) else None,
             any_draft_model=any_draft_model,
+            layered=target if target.capabilities.blocks else None,  # type: ignore[arg-type]
             learner=registry.LEARNER.load,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.core.target import Layer
 from paceline.errors import ModelError
 from paceline.models.config import ELSEWHERE, ModelConfig, reader
 from paceline.models.families import base
@@ -69,14 +70,14 @@ def forward(
     ops: Ops,
     config: ModelConfig,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[Layer] | None = None,
     x: Rows | None = None,
     features: list[Rows] | None = None,
     states: list[Rows] | None = None,
 ) -> Rows:
     """Return the hidden states after the final norm; see `base.forward`."""
-    layer = family_of(config).layer or base.llama_layer
-    return base.forward(ops, config, layer, layers=layers, x=x, features=features, states=states)
+    halves = family_of(config).halves or base.LLAMA_HALVES
+    return base.forward(ops, config, halves, layers=layers, x=x, features=features, states=states)
 
 
 def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.target import Half, Layer
 from paceline.models.config import ModelConfig, feature_layers, rotary
 from paceline.models.ops import Heads, Ops, Rows
 
@@ -46,6 +47,9 @@ GGUF_PARTS = {
     "post_ffn_norm": "post_ffw_norm",
 }
 
+# Half of the layer of some index: what comes in to what goes out.
+Step = Callable[[Ops, ModelConfig, int, Rows], Rows]
+
 # Reads an entry of a config: `get(name)`, or `get(name, default)`.
 Get = Callable[..., Any]
 
@@ -71,9 +75,9 @@ class Family:
         entries: a Hugging Face config in the words of Llama's.
         from_hf: changes of the general config, from those entries.
         from_gguf: changes of it, from a GGUF file's metadata.
-        layer: of the model.
         facts: of denoisers: fields of `Denoises` that hold for every checkpoint unless it says
             otherwise; empty for autoregressive families.
+        halves: of a layer, attention and feed-forward block; None for those of Llama.
     """
 
     hf: str
@@ -88,8 +92,8 @@ class Family:
     entries: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     from_hf: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
     from_gguf: Callable[[Get], dict[str, Any]] = _nothing
-    layer: Callable[[Ops, ModelConfig, int, Rows], Rows] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    halves: tuple[Step, Step] | None = None
 
 
 def heads_of(config: ModelConfig, index: int) -> Heads:
@@ -124,19 +128,27 @@ def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     return ops.gated(x, *gates, activation=config.activation, norm=f"{name}.ffn_norm")
 
 
-def llama_layer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
-    """Attention and SwiGLU, each added to the stream (Touvron et al. 2023)."""
-    name, scale = f"layers.{index}", config.residual_scale
-    x = ops.linear(attention(ops, config, index, x), [f"{name}.o"], scale=scale, plus=x)
-    return ops.linear(feed_forward(ops, config, index, x), [f"{name}.down"], scale=scale, plus=x)
+def llama_attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    """Attention, added to the stream (Touvron et al. 2023)."""
+    mixed = attention(ops, config, index, x)
+    return ops.linear(mixed, [f"layers.{index}.o"], scale=config.residual_scale, plus=x)
+
+
+def llama_feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    """SwiGLU, added to the stream."""
+    gated = feed_forward(ops, config, index, x)
+    return ops.linear(gated, [f"layers.{index}.down"], scale=config.residual_scale, plus=x)
+
+
+LLAMA_HALVES = (llama_attention, llama_feed_forward)
 
 
 def forward(
     ops: Ops,
     config: ModelConfig,
-    layer: Callable[[Ops, ModelConfig, int, Rows], Rows],
+    halves: tuple[Step, Step],
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[Layer] | None = None,
     x: Rows | None = None,
     features: list[Rows] | None = None,
     states: list[Rows] | None = None,
@@ -146,8 +158,8 @@ def forward(
     Args:
         ops: of a backend.
         config: of the model.
-        layer: of the family.
-        layers: the layers to run, in order; None for all.
+        halves: of a layer, of the family.
+        layers: the layers to run, or halves of them, in order; None for all.
         x: rows to go on from; None for the embeddings.
         features: collects the inputs of the feature layers, and the result.
         states: collects the rows before the final norm, which other layers may go on from.
@@ -155,16 +167,22 @@ def forward(
     read = feature_layers(config.layers)
     x = ops.embed(config.embedding_scale) if x is None else x
     entered: dict[int, Rows] = {}
-    for index in range(config.layers) if layers is None else layers:
+    for layer in range(config.layers) if layers is None else layers:
+        index, steps = (layer, halves) if isinstance(layer, int) else _half(halves, *layer)
         if features is not None and index in read:
-            entered[index] = x
-        x = layer(ops, config, index, x)
+            entered.setdefault(index, x)
+        for step in steps:
+            x = step(ops, config, index, x)
     if states is not None:
         states.append(x)
     x = ops.norm(x, "norm")
     if features is not None:
         features += [*(entered[each] for each in read if each in entered), x]
     return x
+
+
+def _half(halves: tuple[Step, Step], index: int, half: Half) -> tuple[int, tuple[Step, ...]]:
+    return index, halves[:1] if half == "attention" else halves[1:]
 
 
 def head(ops: Ops, config: ModelConfig, x: Rows) -> Rows:

@@ -50,10 +50,14 @@ def _from_gguf(get: Get) -> dict[str, Any]:
     return out
 
 
-def _layer(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
     name = f"layers.{index}"
     attended = ops.linear(attention(ops, config, index, x), [f"{name}.o"])
-    x = ops.norm(attended, f"{name}.post_attention_norm", plus=x)
+    return ops.norm(attended, f"{name}.post_attention_norm", plus=x)
+
+
+def _feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    name = f"layers.{index}"
     fed = ops.linear(feed_forward(ops, config, index, x), [f"{name}.down"])
     return ops.norm(fed, f"{name}.post_ffn_norm", plus=x)
 
@@ -70,5 +74,5 @@ GEMMA3 = Family(
     norms_less_one=True,
     from_hf=_from_hf,
     from_gguf=_from_gguf,
-    layer=_layer,
+    halves=(_attention, _feed_forward),
 )

@@ -20,11 +20,13 @@ from paceline.core.target import (
     DEFAULT_OPTIONS,
     Block,
     BlockOutput,
+    Layer,
     Output,
     Pass,
     RuntimeOptions,
     check_blocks,
     split_blocks,
+    without_logits,
 )
 from paceline.core.types import ROOT, Capabilities, LogitArray, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
@@ -54,7 +56,7 @@ PREFIX_TOKENS = 4_096
 KV_PRECISIONS: dict[str, KvDtype] = {"fp16": "fp16", "fp32": "fp32"}
 
 # Subsets of layers that stay recorded.
-_PARTIAL = 8
+_PARTIAL = 16
 _WARM_UPS = 3
 _NO_ROOM = "no memory to load the model: free some, or load a smaller model"
 
@@ -123,7 +125,7 @@ class Batch:
         cache.discard()
         past, count = cache.length, len(block.tokens)
         cache.reserve(count)
-        cache.places = list(range(past, past + count))
+        cache.places = list(range(past + block.pending, past + count))
         table = len(self._tables)
         self._tables += cache.blocks[: -(-(past + count) // BLOCK)]
         wanted = range(count) if block.wanted is None else block.wanted.tolist()
@@ -132,7 +134,11 @@ class Batch:
         runs = [past] * count if block.cached is None else block.cached.tolist()
         for row, (position, run) in enumerate(zip(block.positions.tolist(), runs, strict=True)):
             slot = cache.blocks[(past + row) // BLOCK] * BLOCK + (past + row) % BLOCK
-            singles = (past + np.flatnonzero(block.sees[row])).tolist()
+            sees = block.sees[row]
+            # Rows behind the cached keys continue their run: a chain needs no single ones.
+            lead = int(np.append(sees, False).argmin()) if run == past else 0
+            run += lead
+            singles = (past + lead + np.flatnonzero(sees[lead:])).tolist()
             seen = run + len(singles)
             self._rows += (position, slot, table, run, len(self._singles), seen)
             self._singles += singles
@@ -232,7 +238,7 @@ class Forward:
         pool: BlockPool,
         kv_dtype: KvDtype,
         extra: LogitArray,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[Layer] | None = None,
         given: bool = False,
     ) -> None:
         """Record it.
@@ -395,7 +401,7 @@ class CpuTarget:
                 "smaller kv_tokens or a coarser kv_precision"
             ) from error
         self._forward = self._recorded()
-        self._partial: dict[tuple[tuple[int, ...], bool], Forward] = {}
+        self._partial: dict[tuple[tuple[Layer, ...], bool], Forward] = {}
         self._capabilities = Capabilities(
             runtime="cpu",
             device="cpu",
@@ -529,15 +535,17 @@ class CpuTarget:
         return self._forward.seconds
 
     def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
     ) -> list[BlockOutput]:
+        if not logits:
+            blocks = without_logits(blocks)
         given = check_blocks(blocks, layers, self.config.layers)
         chosen = tuple(range(self.config.layers) if layers is None else layers)
-        if (chosen, given) not in self._partial:
-            if len(self._partial) == _PARTIAL:
-                del self._partial[next(iter(self._partial))]
-            self._partial[chosen, given] = self._recorded(chosen, given)
-        forward, batch = self._partial[chosen, given], Batch()
+        forward = self._partial.pop((chosen, given), None) or self._recorded(chosen, given)
+        self._partial[chosen, given] = forward  # the last used stands last
+        if len(self._partial) > _PARTIAL:
+            del self._partial[next(iter(self._partial))]
+        batch = Batch()
         try:
             for each in blocks:
                 batch.add_block(each)
@@ -562,13 +570,17 @@ class CpuTarget:
     def truncate(self, cache: PagedCache, length: int) -> None:
         cache.truncate(length)
 
+    def rewind(self, cache: PagedCache, length: int) -> None:
+        cache.discard()
+        cache.length = length
+
     def fork(self, cache: PagedCache) -> PagedCache:
         return cache.fork()
 
     def release(self, cache: PagedCache) -> None:
         cache.release()
 
-    def _recorded(self, layers: Sequence[int] | None = None, given: bool = False) -> Forward:
+    def _recorded(self, layers: Sequence[Layer] | None = None, given: bool = False) -> Forward:
         parts = self.config, self.matrices, self._packed, self._pool, self._kv_dtype, self._extra
         try:
             return Forward(*parts, layers, given)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.core.target import Layer
 from paceline.core.types import LogitArray
 from paceline.models import families
 from paceline.models.config import ModelConfig
@@ -47,7 +48,7 @@ class TorchModel:
         positions: Tensor,
         attend: Attend,
         features: list[Tensor] | None = None,
-        layers: Sequence[int] | None = None,
+        layers: Sequence[Layer] | None = None,
         states: list[Tensor] | None = None,
     ) -> Tensor:
         """Return the hidden states after the final norm, `[rows, hidden_size]`.

@@ -14,11 +14,13 @@ from paceline.core.target import (
     DEFAULT_OPTIONS,
     Block,
     BlockOutput,
+    Layer,
     Output,
     Pass,
     RuntimeOptions,
     check_blocks,
     split_blocks,
+    without_logits,
 )
 from paceline.core.types import BoolArray, Capabilities, IntArray, LogitArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
@@ -207,8 +209,10 @@ class TorchTarget:
 
     @torch.inference_mode()
     def forward_blocks(
-        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
     ) -> list[BlockOutput]:
+        if not logits:
+            blocks = without_logits(blocks)
         given = check_blocks(blocks, layers, self.config.layers)
         sizes = [len(each.tokens) for each in blocks]
         attended = self._attention(
@@ -229,8 +233,8 @@ class TorchTarget:
             starts = np.cumsum([0, *sizes])[:-1]
             asked = [s + each.wanted_rows for s, each in zip(starts, blocks, strict=True)]
             hidden = hidden[torch.from_numpy(np.concatenate(asked)).to(self._device)]
-        logits = to_numpy(self._network.logits(hidden))
-        return split_blocks(blocks, logits, to_numpy(states[0]))
+        found = to_numpy(self._network.logits(hidden))
+        return split_blocks(blocks, found, to_numpy(states[0]))
 
     @torch.inference_mode()
     def keep(self, cache: TorchCache, pending: int, path: Sequence[int]) -> None:
@@ -242,6 +246,8 @@ class TorchTarget:
 
     def truncate(self, cache: TorchCache, length: int) -> None:
         cache.length = min(cache.length, length)
+
+    rewind = truncate  # which frees nothing
 
     def fork(self, cache: TorchCache) -> TorchCache:
         return TorchCache(cache.data[:, :, :, : cache.length].clone(), cache.length)
