@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paceline.denoising.caches import CachePlan
-from paceline.denoising.decoder import DenoisingDecoder
-from paceline.denoising.process import Choice, Sampler, View, best
-from paceline.denoising.unmasking import Rule
-from paceline.registry.samplers import RegisteredParts
 from tests.models.golden_denoisers import BLOCK, MASK, PROMPT
 from tests.models.test_denoisers import GOLDEN, save, target
 
 from paceline.core.types import Denoises, Denoising, SamplingParams
+from paceline.denoising.caches import CachePlan
+from paceline.denoising.decoder import DenoisingDecoder
+from paceline.denoising.process import Choice, Sampler, View, best
+from paceline.denoising.unmasking import Rule
 from paceline.engine.stopping import StopRules
 from paceline.models.source import resolve
+from paceline.registry.samplers import RegisteredParts
 from paceline.sampling.sequence import Sequence
 
 # Reference trace, what asks for the same here, and the places that both fill.
