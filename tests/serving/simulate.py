@@ -896,7 +896,7 @@ def _planted() -> list[list[Any]]:
                 try:
                     simulate(seed)
                 except Wrong as error:
-                    row = [name, seed, str(error).partition(" '")[0][:60]]
+                    row = [name, seed, str(error).partition(" '")[0].partition(":")[0][:60]]
                     break
         rows.append(row)
     return rows
