@@ -92,7 +92,7 @@ FAULTS = {
         Outbox, "take", "self._events, self.size = [], 0", "self._events = []"
     ),
     "an outbox is never full": Fault(
-        Outbox, "put", "self.size <= self.limit * max(1, len(self.jobs))", "self.size"
+        Outbox, "put", "self.size <= max(self.limit, self.limit // 4 * len(self.jobs))", "self.size"
     ),
     "a request that has left holds its place": Fault(Service, "leave", "ticket.leave()", "pass"),
     "nobody tells that the last has left": Fault(Service, "leave", "self._left.set()", "pass"),
@@ -132,5 +132,5 @@ FAULTS = {
     "a fork holds no blocks": Fault(PagedCache, "fork", "self.pool.share(used)", "pass"),
 }
 
-WITHIN = 100
+WITHIN = 200
 """Seeds of the simulation by which each is found."""

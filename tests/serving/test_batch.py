@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import subprocess
 import sys
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +280,27 @@ def test_a_full_disk_keeps_what_was_written_and_the_rest_is_asked_again(tmp_path
     file.close()
     assert 0 < len(kept) < 30
     assert timeless(decode(source, out)) == timeless(undisturbed)
+
+
+class Small(FileIO):
+    """A file on a disk without much room, which takes a part of what it is given."""
+
+    left = 3000
+
+    def write(self, data: Any) -> int:
+        if not self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part = bytes(data)[: min(self.left, 700)]
+        self.left -= len(part)
+        return super().write(part)
+
+
+def test_a_file_that_takes_parts_gets_all_until_the_disk_is_full(tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in", requests(12)), tmp_path / "out"
+    with Small(out, "ab") as file, pytest.raises(InvalidOption, match="No space left on device"):
+        list(Batch(served(engines.make()), file).run(read_lines(source), lambda: False))
+    assert out.stat().st_size == 3000
+    kept = answered(out)
+    assert kept
+    whole = decode(source, out)
+    assert timeless(whole) == timeless(decode(source, tmp_path / "undisturbed"))

@@ -259,7 +259,8 @@ class Outbox:
     """Events of one HTTP request that its reader has not taken yet. For the event loop.
 
     A reader that is slower than the engine finds several steps merged into one event. Beyond
-    `limit` bytes for each of its jobs they are thrown away, and the answer ends with SlowReader.
+    `limit` bytes, or a quarter of it for each job, they are thrown away, and the answer ends with
+    SlowReader.
     """
 
     limit: int = 256 * 1024
@@ -281,7 +282,8 @@ class Outbox:
         self.size += _size(event)
         self._events.append((place, event))
         self._arrived.set()
-        if self.size <= self.limit * max(1, len(self.jobs)):
+        # Steps of many jobs come at once: a reader that is not slow must have room for them.
+        if self.size <= max(self.limit, self.limit // 4 * len(self.jobs)):
             return True
         self.full = True
         slow = SlowReader("the client reads too slowly for its buffer: read faster")
