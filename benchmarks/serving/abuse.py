@@ -101,7 +101,7 @@ async def hang_up(server: Server, count: int, draw: random.Random) -> Part:
         await asyncio.gather(*map(one, range(count)))
         left: dict[str, float] = {}
         begin = time.monotonic()
-        while time.monotonic() - begin < 10:
+        while time.monotonic() - begin < HANGING:
             left = await gauges(http)
             if not any(left.values()):
                 break
