@@ -101,7 +101,7 @@ async def hang_up(server: Server, count: int, draw: random.Random) -> Part:
         await asyncio.gather(*map(one, range(count)))
         left: dict[str, float] = {}
         begin = time.monotonic()
-        while time.monotonic() - begin < 10:
+        while time.monotonic() - begin < HANGING:
             left = await gauges(http)
             if not any(left.values()):
                 break
@@ -261,8 +261,8 @@ SAMPLES: dict[str, Json] = {
     | {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
     | {"metadata": {"speculation": "{}"}, "chat_template_kwargs": {"a": 1}, "min_tokens": 1},
     TEXT: {"prompt": "The sea", "max_tokens": 3, "logprobs": 1, "echo": True, "seed": 3}
-    | {"temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.1, "regex": "[a-z]+"}
-    | {"resume_token_ids": [5], "stop_token_ids": [7], "allowed_token_ids": [5, 6, 7]},
+    | {"temperature": 0.7, "presence_penalty": 0.5, "frequency_penalty": 0.1, "suffix": ""}
+    | {"resume_token_ids": [5], "stop_token_ids": [7], "allowed_token_ids": [5, 6, 8]},
     RESPONSES: {"input": "Hi", "max_output_tokens": 3, "instructions": "Be brief.", "seed": 1}
     | {"text": {"format": {"type": "text"}}, "tools": [{"type": "function", "name": "g"}]},
     "/tokenize": {"prompt": "a", "add_special_tokens": True},

@@ -6,6 +6,7 @@ import json
 import random
 
 from benchmarks.serving.abuse import SAMPLES, mutated
+from tests.helpers import table_engines as engines
 from tests.helpers.serving import Client, run
 
 
@@ -26,6 +27,8 @@ def test_mutations_differ_and_stay_short() -> None:
 
 def test_no_body_makes_the_server_fail() -> None:
     async def asks(client: Client) -> set[int]:
+        for path, body in SAMPLES.items():  # or all would be refused for the same thing
+            await client.ask(path, body)
         draw, found = random.Random(2), set()
         for number in range(400):
             path = list(SAMPLES)[number % len(SAMPLES)]
@@ -36,4 +39,4 @@ def test_no_body_makes_the_server_fail() -> None:
             found.add(response.status_code)
         return found
 
-    assert {200, 400} <= run(asks)
+    assert {200, 400} <= run(asks, engines.make(engines.Target(max_context=2000)))

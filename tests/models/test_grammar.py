@@ -184,6 +184,29 @@ def test_random_texts_of_a_schema_validate(schema: dict[str, Any]) -> None:
     assert all(is_valid(text, schema) for text in texts if text)
 
 
+@pytest.mark.parametrize("base", [-10, -2, -1, 0, 1, 9])
+def test_bounds_that_are_excluded_are_not_said(base: int) -> None:
+    """Also where both ends of a range lie between two whole numbers."""
+    numbers = [base + eighth / 8 for eighth in range(-8, 17)]
+    texts = {f"{number:g}" for number in numbers} | {f"{base}.0", f"{base + 1}.00", "0", "-0"}
+    for low, high in [(0, 0.25), (0, 0.999), (0.25, 1), (0.5, 1), (0, 1), (0, 1.5), (0.25, 0.75)]:
+        for first, last in [("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "maximum")]:
+            schema = {"type": "number", first: base + low, last: base + high}
+            inner = {"type": "array", "items": schema, "minItems": 1}
+            alone, listed = GRAMMARS.json_schema(schema), GRAMMARS.json_schema(inner)
+            for text in texts:
+                good = is_valid(text, schema)
+                wrong = says(alone, text) and not good, says(listed, f"[{text}]") and not good
+                assert not any(wrong), (schema, text)
+            middle = f"{base + (low + high) / 2:g}"
+            assert says(alone, middle)
+            assert says(listed, f"[{middle}]")
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    calls = GRAMMARS.tool_calls([tool], "f", begin="", end="")
+    assert says(calls, f'{{"name": "f", "arguments": {{"a": {middle}}}}}')
+    assert GRAMMARS.json_schema({"const": {"exclusiveMinimum": 0, "maximum": 0.5}})
+
+
 def test_there_are_fifty_of_them() -> None:
     assert len(_schemas()) == 50
 

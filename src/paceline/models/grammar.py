@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -33,6 +33,9 @@ _LIMITS: dict[str, Any] = {
 _COMPACT = {"whitespace_flexible": False}
 # As chat templates show calls to the model.
 _SPACED = {**_COMPACT, "item_separator": ", ", "key_separator": ": "}
+# Keywords whose values are no schemas, and how near to a bound numbers may come (`_narrowed`).
+_VALUES = ("const", "enum", "default", "examples")
+_NEAR = 1e-6
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -292,8 +295,10 @@ class Grammars:
         if not isinstance(given, dict):
             raise InvalidOption(f"{of} must be an object, not {text[:40]}")
         try:
+            narrowed = _narrowed(given)
+            text = text if narrowed == given else _json(narrowed, of)
             return self._library.LLMatcher.grammar_from_json_schema(text, overrides=style)
-        except ValueError as error:  # nested too deeply
+        except (ValueError, RecursionError) as error:  # nested too deeply
             raise InvalidOption(
                 f"{of} cannot be used: {_one_line(str(error))}; change it"
             ) from error
@@ -304,7 +309,7 @@ class Grammars:
         self._compile(self._by_schema(schema, _SPACED, named), named)  # names what is wrong
         first, second = map(_json_text, keys)
         head = _quoted(f"{{{first}: {_json_text(name)}, {second}: ")
-        styled = {**schema, "x-guidance": _SPACED}
+        styled = {**_narrowed(schema), "x-guidance": _SPACED}
         return f'{head} %json {_json(styled, named)} "}}"'
 
     def _spelled(self, text: str) -> str:
@@ -334,6 +339,39 @@ def _function(tool: Mapping[str, Any]) -> tuple[str, Any]:
     if not isinstance(schema, Mapping):
         raise InvalidOption(f"the parameters of tool {name!r} must be a JSON schema")
     return name, schema
+
+
+def _narrowed(schema: Any) -> Any:
+    """Return a schema without the ranges that llguidance (1.9) reads as too wide.
+
+    It lets a whole number through that is excluded, if the other end of the range is less than 1
+    away. The range then begins `_NEAR` behind it.
+    """
+    if isinstance(schema, list):
+        return [_narrowed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    out = {key: each if key in _VALUES else _narrowed(each) for key, each in schema.items()}
+    for excluded, bound, others, sign, inner in (
+        ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1, max),
+        ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1, min),
+    ):
+        end = out.get(excluded)
+        far = [out[name] for name in others if _is_number(out.get(name))]
+        if (
+            _is_number(end)
+            and float(end).is_integer()
+            and any(0 < sign * (o - end) < 1 for o in far)
+        ):
+            del out[excluded]
+            near = end + sign * _NEAR
+            out[bound] = inner(near, out[bound]) if _is_number(out.get(bound)) else near
+    return out
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    # Finite, as whole ones are looked for.
+    return isinstance(value, int | float) and value is not True and abs(value) < 2**53
 
 
 def _json(value: object, named: str) -> str:
