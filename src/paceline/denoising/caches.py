@@ -17,25 +17,29 @@ class Plan(NamedTuple):
     """A forward's places.
 
     Attributes:
-        ask: ascending places whose rows are computed.
-        keep: ascending places, of those asked, whose keys stay.
+        ask: places whose rows are computed.
+        keep: places, of those asked and in their order, whose keys stay.
         drop: number of cached keys to go on with, from the first; None for all.
+        active: masked places that may be filled; None for all of the block.
     """
 
     ask: Sequence[int]
     keep: Sequence[int] = ()
     drop: int | None = None
+    active: Sequence[int] | None = None
 
 
 class CachePlan:
     """A plan of all places and nothing kept: the model's own forward.
 
     `exact`: keys that are kept are those that a forward over everything would compute.
-    `serves`: attentions of models that it is for.
+    `serves`: attentions of models that it is for. `shifts`: it serves models whose rows speak of
+    the next place.
     """
 
     name: ClassVar[str] = "none"
     exact: bool = True
+    shifts: ClassVar[bool] = True
     serves: tuple[Attention, ...] = ("full", "block")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
