@@ -8,14 +8,23 @@ from math import exp
 from typing import Any
 
 import numpy as np
+from tests.runtimes import tiny_cpu
 
-from paceline.core.types import Denoising, IntArray, ProbArray, SamplingParams
+from paceline.core.types import (
+    Attention,
+    Denoises,
+    Denoising,
+    IntArray,
+    ProbArray,
+    SamplingParams,
+)
 from paceline.denoising.canvas import Canvas
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.denoising.process import View
 from paceline.engine.stopping import StopRules
 from paceline.proof.table_denoiser import TableDenoiser
 from paceline.registry.samplers import RegisteredParts
+from paceline.runtimes.cpu.target import CpuTarget
 from paceline.sampling.randomness import KeyedRandomness
 from paceline.sampling.sequence import Sequence
 
@@ -102,3 +111,28 @@ def random_laws(places: int, symbols: int, seed: int, sharpness: float = 2.0) ->
     weights = np.exp(sharpness * np.random.default_rng(seed).normal(size=(places, symbols)))
     laws: ProbArray = weights / weights.sum(axis=1, keepdims=True)
     return laws
+
+
+PROMPT = (5, 9, 17, 23, 9)
+
+
+def network(attention: Attention, block: int | None = None, **facts: bool) -> CpuTarget:
+    """A tiny random denoiser whose mask is token 3, on the CPU runtime."""
+    denoises = Denoises(3, attention, block, **facts)
+    made: CpuTarget = tiny_cpu.target("fp32", tiny_cpu.config(denoises=denoises, max_context=96))
+    return made
+
+
+def decode_text(
+    target: CpuTarget, options: Denoising, prompt: List[int] = PROMPT, **params: Any
+) -> Sequence:
+    """Decode 12 tokens, or `max_new_tokens`, by a network; return the sequence."""
+    facts = target.capabilities.denoises
+    assert facts is not None
+    decoder = DenoisingDecoder(target, facts, StopRules((), 96), RegisteredParts())
+    params.setdefault("max_new_tokens", 12)
+    sequence = Sequence.start(0, list(prompt), SamplingParams(**params), denoising=options)
+    decoder.check(sequence.params, options)
+    finish(decoder, [sequence])
+    target.release(sequence.cache)
+    return sequence

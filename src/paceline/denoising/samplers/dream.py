@@ -19,7 +19,7 @@ LEAST = 1e-3
 
 
 class Dream(Rule):
-    """From time t to s a share 1 - s / t of the masks is filled; a step of none takes no forward."""
+    """Fill a share 1 - s / t of the masks from time t to s; a step of none takes no forward."""
 
     name: ClassVar[str] = "dream"
 

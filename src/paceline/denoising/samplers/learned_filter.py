@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from safetensors.numpy import load_file
 
-from paceline.core.types import IntArray, LogitArray, ProbArray
+from paceline.core.types import BoolArray, IntArray, ProbArray
 from paceline.denoising.process import Choice, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.errors import InvalidOption
@@ -38,10 +38,11 @@ class Filter(Rule):
         try:
             held = load_file(Path(weights).expanduser())
             a, b, c, d = (held[name].astype(np.float64) for name in NAMES)
-            assert c.shape == (len(d), len(b)) and a.shape == (len(b), len(d))
+            if a.shape != (len(b), len(d)) or c.shape != (len(d), len(b)):
+                raise ValueError(f"shapes {a.shape} and {c.shape} do not fit")
         except Exception as error:
             raise InvalidOption(
-                f"filter weights {weights} cannot be read ({error or 'shapes do not fit'}): give "
+                f"filter weights {weights} cannot be read ({error}): give "
                 f"a safetensors file with {', '.join(NAMES)}"
             ) from error
         self._layers, self._size, self._tau = (a, b, c, d), len(d), tau
@@ -72,7 +73,7 @@ class Replay(Rule):
     def __init__(self, answer: IntArray) -> None:
         """Bind int64 `[answer]`, tokens of the places from the canvas's begin on."""
         self._answer = answer
-        self.examples: list[tuple[ProbArray, LogitArray]] = []
+        self.examples: list[tuple[ProbArray, BoolArray]] = []
 
     def choose(self, view: View, state: None) -> Choice:
         known = self._answer[view.places - view.canvas.begin]

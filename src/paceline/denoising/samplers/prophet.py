@@ -27,7 +27,7 @@ class Prophet(Wrapper):
     def choose(self, view: View, state: Any) -> Choice:
         done = 1 - len(view.places) / len(view.canvas.block)
         bound = self._bounds[(done >= 1 / 3) + (done >= 2 / 3)]
-        two = np.partition(view.scores, -2, axis=1)[:, -2:]
-        if bound == -np.inf or (two[:, 1] - two[:, 0]).mean() >= bound:
+        second, first = np.partition(view.scores, -2, axis=1)[:, -2:].T
+        if bound == -np.inf or (first - second).mean() >= bound:
             return Choice(np.arange(len(view.places)))
         return self.inner.choose(view, state)
