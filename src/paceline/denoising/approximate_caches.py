@@ -15,11 +15,12 @@ from paceline.denoising.canvas import Canvas
 class Prefix(CachePlan):
     """At a block's first forward ask everything, keep what is before the block; then ask the rest.
 
-    Exact for block-causal models. Fast-dLLM's prefix cache (arXiv:2505.22618).
+    Exact for block-causal models if blocks are whole. Fast-dLLM (arXiv:2505.22618).
     """
 
     name = "prefix"
     exact = False
+    serves = ("full", "block")
     _span: int | None = None
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:

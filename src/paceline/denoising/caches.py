@@ -40,7 +40,7 @@ class CachePlan:
     name: ClassVar[str] = "none"
     exact: bool = True
     shifts: ClassVar[bool] = True
-    serves: tuple[Attention, ...] = ("full", "block")
+    serves: tuple[Attention, ...] = ("full", "block", "order")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
         """Return the next forward's plan.
@@ -57,11 +57,12 @@ class Exact(CachePlan):
     """Keep what is filled in finished blocks; the block itself is asked again.
 
     Exact for block-causal models, whose finished blocks see nothing later. Clean rows of a finished
-    block ride in the next block's first forward.
+    block ride in the next block's first forward. Processes in the order of filling keep what is
+    filled without a gap.
     """
 
     name = "exact"
-    serves = ("block",)
+    serves = ("block", "order")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
         clean = range(len(held), canvas.span.start)

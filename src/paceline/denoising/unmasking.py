@@ -203,12 +203,17 @@ class Unmasking:
 
     def take(self, logits: LogitArray) -> Sequence[int]:
         self.fill(self.view(logits))
+        kept = self.kept()
+        self.settle()
+        return kept
+
+    def kept(self) -> list[int]:
+        """Note the places that the plan keeps, and return their rows."""
         plan = self.planned
         kept = set(plan.keep)
         if plan.drop is not None:
             del self.held[plan.drop :]
         self.held += [place for place in plan.ask if place in kept]
-        self.settle()
         return [row for row, place in enumerate(plan.ask) if place in kept]
 
     def view(self, logits: LogitArray) -> View:
