@@ -51,7 +51,7 @@ class Filter(Rule):
         seen = features(view)
         if len(seen) > self._size:
             raise InvalidOption(
-                f"the filter is for blocks of {self._size}, not {len(seen)}: use --block "
+                f"the filter is for blocks of {self._size}, not {len(seen)}: set block to "
                 f"{self._size}"
             )
         a, b, c, d = self._layers
