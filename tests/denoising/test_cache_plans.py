@@ -93,7 +93,7 @@ def test_prefixes_are_exact_for_block_causal_networks_and_not_for_others(
         plain = decode_text(causal, Denoising(sampler, 4, "none"), **params)
         cached = decode_text(causal, Denoising(sampler, 4, plan), **params)
         assert cached.generated == plain.generated
-        assert cached.stats.position_evaluations < plain.stats.position_evaluations
+        assert cached.stats.position_evaluations <= plain.stats.position_evaluations
     if plan != "exact":
         stale = decode_text(full, Denoising(sampler, 4, plan), temperature=0.5)
         assert (

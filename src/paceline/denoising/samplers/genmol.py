@@ -107,13 +107,13 @@ class _Process(Unmasking):
 
     def settle(self) -> None:
         super().settle()
-        canvas = self.canvas
+        canvas, objective = self.canvas, self.rule.objective
         complete = canvas.final == len(canvas.tokens)
         canvas.final = canvas.begin
-        if complete and self.rule.objective is None:
+        if complete and objective is None:
             self._scoring = True
-        elif complete:
-            self._judge(self.rule.objective(canvas.tokens[canvas.begin :]))
+        elif complete and objective is not None:
+            self._judge(objective(canvas.tokens[canvas.begin :]))
 
     def _judge(self, score: float) -> None:
         canvas = self.canvas

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import require
-from paceline.core.types import LogitArray
+from paceline.core.types import LogitArray, ProbArray
 from paceline.denoising.canvas import Ask
 from paceline.denoising.process import Choice, Context, Process, View
 from paceline.denoising.unmasking import Rule, Unmasking
@@ -30,7 +30,7 @@ class Guided(Rule):
         require(0 <= ratio <= 1, "ratio", ratio, "from 0 (off) to 1")
         self._top, self._ratio = top, ratio
 
-    def agreed(self, logits: LogitArray, view: View) -> int:
+    def agreed(self, logits: ProbArray, view: View) -> int:
         """Return how many of the first picks stand; `logits` are the guide's of their places."""
         picked = logits[np.arange(len(view.picks)), view.picks]
         # Ties count for the lower token, as in an argmax.
@@ -80,7 +80,7 @@ class _Process(Unmasking):
             self._view = self.view(logits)
             return self.kept()
         view, self._view = self._view, None
-        guide = logits.astype(np.float64)
+        guide: ProbArray = logits.astype(np.float64)
         guide[:, self.context.facts.mask] = -np.inf
         self.state = self.rule.agreed(guide, view)
         self.fill(view)
