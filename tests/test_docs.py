@@ -133,6 +133,26 @@ def test_drafter_sections_are_of_registered_drafters() -> None:
             assert name in registry.names("drafter"), name
 
 
+CANVAS = [*registry.names("sampler"), *registry.names("cache")]
+
+
+@pytest.mark.parametrize("method", CANVAS)
+def test_every_sampler_and_cache_plan_has_a_section_and_a_family(method: str) -> None:
+    page = (ROOT / "docs" / "diffusion.md").read_text()
+    sections = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    found = [part for part in sections if part.split("\n")[0] == f"`{method}`"]
+    assert len(found) == 1, f"docs/diffusion.md has {len(found)} sections on {method}: write one"
+    assert re.search(r"^\n {4,}\S", found[0], re.MULTILINE), "no picture"
+    families = page.split("## Where families of methods live")[1]
+    assert re.search(f"`{method}[`:]", families), f"no family has {method}"
+
+
+def test_sections_of_canvas_decoding_are_of_registered_methods() -> None:
+    page = (ROOT / "docs" / "diffusion.md").read_text()
+    titles = re.findall(r"^### `([a-z0-9-]+)`$", page, flags=re.MULTILINE)
+    assert sorted(titles) == sorted(CANVAS)
+
+
 def test_the_document_shows_the_example_as_it_is() -> None:
     example = (ROOT / "examples" / "own_drafter.py").read_text()
     assert blocks((ROOT / "docs" / "adding-a-drafter.md").read_text(), "python")[0] == example

@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import product
-from math import exp
-
-import numpy as np
 import pytest
-from tests.helpers.canvases import decode, decoder_of, finish, start
+from tests.helpers.canvases import decode, decoder_of, enumerated, finish, start
 
 from paceline.core.types import Denoising, SamplingParams
 from paceline.errors import InvalidOption
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
-from paceline.sampling.sequence import Sequence
 
 SAMPLERS = ("counts", "counts:per_step=2", "counts:steps=2,by=margin", "threshold:tau=0.6")
 
 
 def table(seed: int = 0, places: int = 4, **facts: object) -> TableDenoiser:
     return TableDenoiser(random_joint(3, places, seed), **facts)  # type: ignore[arg-type]
-
-
-def likelihood(sequence: Sequence) -> float:
-    """Probability of a sampled text under its sampler, from the trace."""
-    return exp(sum(fill.logprob for fill in sequence.work.process.canvas.trace))
-
-
-def enumerated(target: TableDenoiser, sampler: str) -> dict[tuple[int, ...], float]:
-    """The sampler's law: the trajectory is a function of the text, so each text is forced.
-
-    Greedy picks are replaced by the text's own tokens through a bias that no law sees.
-    """
-    law = {}
-    for text in product(range(target.symbols), repeat=target.joint.ndim):
-        decoder = decoder_of(target)
-        sequence = start(target, Denoising(sampler), temperature=1.0)
-        decoder.admit(sequence)
-        context = sequence.work.process.context
-        picks = np.asarray((0,) * target.begin + text)
-        context.laws.picks = lambda laws, places, sibling=0, picks=picks: picks[places]
-        finish(decoder, [sequence])
-        assert tuple(sequence.generated) == text
-        law[text] = likelihood(sequence)
-    return law
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -17,26 +17,30 @@ class Plan(NamedTuple):
     """A forward's places.
 
     Attributes:
-        ask: ascending places whose rows are computed.
-        keep: ascending places, of those asked, whose keys stay.
+        ask: places whose rows are computed.
+        keep: places, of those asked and in their order, whose keys stay.
         drop: number of cached keys to go on with, from the first; None for all.
+        active: masked places that may be filled; None for all of the block.
     """
 
     ask: Sequence[int]
     keep: Sequence[int] = ()
     drop: int | None = None
+    active: Sequence[int] | None = None
 
 
 class CachePlan:
     """A plan of all places and nothing kept: the model's own forward.
 
     `exact`: keys that are kept are those that a forward over everything would compute.
-    `serves`: attentions of models that it is for.
+    `serves`: attentions of models that it is for. `shifts`: it serves models whose rows speak of
+    the next place.
     """
 
     name: ClassVar[str] = "none"
     exact: bool = True
-    serves: tuple[Attention, ...] = ("full", "block")
+    shifts: ClassVar[bool] = True
+    serves: tuple[Attention, ...] = ("full", "block", "order")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
         """Return the next forward's plan.
@@ -53,11 +57,12 @@ class Exact(CachePlan):
     """Keep what is filled in finished blocks; the block itself is asked again.
 
     Exact for block-causal models, whose finished blocks see nothing later. Clean rows of a finished
-    block ride in the next block's first forward.
+    block ride in the next block's first forward. Processes in the order of filling keep what is
+    filled without a gap.
     """
 
     name = "exact"
-    serves = ("block",)
+    serves = ("block", "order")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
         clean = range(len(held), canvas.span.start)

@@ -109,17 +109,27 @@ class Ask(NamedTuple):
     drop: int | None = None
 
 
-def visible(rows: IntArray, keys: IntArray, attention: Attention, block: int) -> BoolArray:
+def visible(
+    rows: IntArray, keys: IntArray, attention: Attention, block: int | IntArray
+) -> BoolArray:
     """Return bool `[rows, keys]`: which places each place sees.
 
-    "full": all; "block": those of its own block and of earlier ones, blocks counted from place 0;
-    "order": itself and those before it.
+    "full": all; "block": those of its own block and of earlier ones; "order": itself and those
+    before it. Blocks have one size, counted from place 0, or int64 ascending first places: text in
+    blocks of one and an image as a whole is DiDA's mask (arXiv:2510.26583).
     """
     if attention == "full":
         return np.ones((len(rows), len(keys)), dtype=np.bool_)
-    size = block if attention == "block" else 1
-    seen: BoolArray = keys[None] // size <= rows[:, None] // size
-    return seen
+    if attention == "order":
+        block = 1
+    if isinstance(block, int):
+        seen: BoolArray = keys[None] // block <= rows[:, None] // block
+        return seen
+    unequal: BoolArray = (
+        np.searchsorted(block, keys, "right")[None]
+        <= np.searchsorted(block, rows, "right")[:, None]
+    )
+    return unequal
 
 
 def tokens_at(canvas: Canvas, places: Sequence[int] | IntArray) -> IntArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
@@ -37,6 +37,7 @@ class View:
         picks: int64 `[masked]`, most likely tokens, or draws.
         filled: the same for the block's filled places that are not pinned, if the rule reads them.
         randomness: of the request.
+        redraw: makes the view of places from their scores.
     """
 
     canvas: Canvas
@@ -46,6 +47,14 @@ class View:
     picks: IntArray
     randomness: Randomness
     filled: View | None = None
+    redraw: Callable[[ProbArray, IntArray], View] | None = None
+
+    def rescored(self, scores: ProbArray) -> View:
+        """Return the view with other scores, float64 `[masked, vocabulary]`."""
+        assert self.redraw is not None
+        view = self.redraw(scores, self.places)
+        view.filled = self.filled
+        return view
 
     @cached_property
     def confidence(self) -> ProbArray:

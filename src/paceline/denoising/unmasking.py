@@ -58,6 +58,10 @@ def check_parts(sampler: Sampler, plan: CachePlan, facts: Denoises) -> None:
                 f"{kind} '{name}' is for attention {' or '.join(served)}, and the model has "
                 f"{facts.attention}: use another {kind}"
             )
+    if facts.shifted and not plan.shifts:
+        raise InvalidOption(
+            f"cache '{plan.name}' is not for models whose rows speak of the next place: use another"
+        )
 
 
 class Rule:
@@ -68,6 +72,8 @@ class Rule:
         monotone: what is filled never changes.
         fresh: picks are drawn anew at each step, for rules that look at what was drawn. Else the
             noise of a place is fixed.
+        law_only: which places are filled depends on laws and seed alone, not on what was drawn.
+            Then a text has a likelihood, see `likelihood.py`.
         needs: attentions that it can serve.
     """
 
@@ -75,6 +81,7 @@ class Rule:
     reads_filled: bool = False
     monotone: bool = True
     fresh: bool = False
+    law_only: bool = True
     needs: tuple[Attention, ...] = ("full", "block")
 
     def begin(self, canvas: Canvas) -> Any:
@@ -90,6 +97,24 @@ class Rule:
 
     def process(self, context: Context) -> Process:
         return Unmasking(context, self)
+
+
+class Wrapper(Rule):
+    """A rule around another; what it does not change is the inner rule's."""
+
+    def __init__(self, inner: Rule) -> None:
+        self.inner = inner
+        self.reads_filled, self.monotone = inner.reads_filled, inner.monotone
+        self.fresh, self.law_only, self.needs = inner.fresh, inner.law_only, inner.needs
+
+    def begin(self, canvas: Canvas) -> Any:
+        return self.inner.begin(canvas)
+
+    def view(self, view: View, state: Any) -> View:
+        return self.inner.view(view, state)
+
+    def choose(self, view: View, state: Any) -> Choice:
+        return self.inner.choose(view, state)
 
 
 class Unmasking:
@@ -164,19 +189,31 @@ class Unmasking:
         block = self.canvas.block
         wanted = np.arange(block.start, block.stop)
         if not self.rule.reads_filled:
-            wanted = self.canvas.masked()
+            wanted = self._open()
+        elif self.planned.active is not None:
+            wanted = np.intersect1d(wanted, self.planned.ask)
         if self.context.facts.shifted:
             return np.union1d(wanted - 1, [block.stop - 1])
         return wanted
 
+    def _open(self) -> IntArray:
+        # Masked places that may be filled now.
+        active = self.planned.active
+        return self.canvas.masked() if active is None else np.asarray(active, dtype=np.int64)
+
     def take(self, logits: LogitArray) -> Sequence[int]:
         self.fill(self.view(logits))
+        kept = self.kept()
+        self.settle()
+        return kept
+
+    def kept(self) -> list[int]:
+        """Note the places that the plan keeps, and return their rows."""
         plan = self.planned
         kept = set(plan.keep)
         if plan.drop is not None:
             del self.held[plan.drop :]
         self.held += [place for place in plan.ask if place in kept]
-        self.settle()
         return [row for row, place in enumerate(plan.ask) if place in kept]
 
     def view(self, logits: LogitArray) -> View:
@@ -190,7 +227,7 @@ class Unmasking:
                 if place in (self.canvas.block.start - 1, self.canvas.block.stop - 1)
             }
             rows = self._edge | rows
-        masked = self.canvas.masked()
+        masked = self._open()
         self.rows = np.stack([rows[place - shift] for place in masked.tolist()])
         view = self._seen(self.rows, masked)
         if self.rule.reads_filled:
@@ -220,7 +257,7 @@ class Unmasking:
         found = laws(scores)
         picks = laws.picks(found, places, self.canvas.step + 1 if self.rule.fresh else 0)
         randomness = self.context.request.randomness
-        return View(self.canvas, places, scores, found, picks, randomness)
+        return View(self.canvas, places, scores, found, picks, randomness, redraw=self.drawn)
 
     def _constrain(self, scores: ProbArray, places: IntArray) -> None:
         # Only the first masked place has a known past.

@@ -56,4 +56,4 @@ class RegisteredParts:
     def plan(self, options: Denoising, facts: Denoises) -> CachePlan:
         if options.cache is not None:
             return make_plan(options.cache)
-        return make_plan("exact" if facts.attention == "block" else "none")
+        return make_plan("none" if facts.attention == "full" else "exact")

@@ -32,6 +32,7 @@ class Counts(Rule):
         require(steps >= 0, "steps", steps, "1 or more, or 0 to go by per_step")
         self._per_step, self._steps, self._by = per_step, steps, by
         self.fresh = by == "picked"
+        self.law_only = not self.fresh
 
     def begin(self, canvas: Canvas) -> list[int]:
         left = len(canvas.masked())
@@ -43,16 +44,22 @@ class Counts(Rule):
 
     def choose(self, view: View, state: list[int]) -> Choice:
         count = state.pop(0) if state else self._per_step
-        return Choice(best(self._worth(view), count))
+        return Choice(best(worth(view, self._by), count))
 
-    def _worth(self, view: View) -> ProbArray:
-        if self._by == "random":
-            named = Draw(view.canvas.step, Purpose.TARGET)
-            size = len(view.canvas.tokens)
-            return view.randomness.uniform(size, named)[view.places]
-        if self._by == "leftmost":
-            return -view.places.astype(float)
-        if self._by == "entropy":
-            return -view.entropy
-        worth: ProbArray = getattr(view, self._by)
-        return worth
+
+def worth(view: View, by: Order) -> ProbArray:
+    """Return float64 `[masked]`, how early each place is filled: the largest first."""
+    if by == "random":
+        return chances(view, view.canvas.step, Purpose.TARGET)
+    if by == "leftmost":
+        return -view.places.astype(float)
+    if by == "entropy":
+        return -view.entropy
+    found: ProbArray = getattr(view, by)
+    return found
+
+
+def chances(view: View, step: int, purpose: Purpose) -> ProbArray:
+    """Return float64 `[masked]`, uniform in (0, 1), a draw of its own for each place and step."""
+    size = len(view.canvas.tokens)
+    return view.randomness.uniform(size, Draw(step, purpose))[view.places]

@@ -1,0 +1,53 @@
+"""Credits for tokens that were predicted before: CreditDecoding (arXiv:2510.06133)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from paceline.core.options import require
+from paceline.core.types import ProbArray
+from paceline.denoising.canvas import Canvas
+from paceline.denoising.process import Choice, View
+from paceline.denoising.unmasking import Rule, Wrapper
+
+
+class _State(NamedTuple):
+    credits: dict[int, ProbArray]
+    inner: Any
+
+
+class Credit(Wrapper):
+    """Add alpha log(1 + credit) to logits; each step's likeliest token gains confidence ** gamma.
+
+    Credits of a block fade by `beta` a step.
+    """
+
+    name: ClassVar[str] = "credit"
+
+    def __init__(
+        self, inner: Rule, alpha: float = 0.7, gamma: float = 0.2, beta: float = 0.8
+    ) -> None:
+        super().__init__(inner)
+        require(alpha >= 0, "alpha", alpha, "0 (no credits) or more")
+        require(0 <= beta <= 1, "beta", beta, "from 0 to 1")
+        self._alpha, self._gamma, self._beta = alpha, gamma, beta
+
+    def begin(self, canvas: Canvas) -> _State:
+        return _State({}, self.inner.begin(canvas))
+
+    def view(self, view: View, state: _State) -> View:
+        rows = []
+        for place, law in zip(view.places.tolist(), view.laws, strict=True):
+            credit = state.credits.get(place)
+            credit = np.zeros(len(law)) if credit is None else self._beta * credit
+            credit[law.argmax()] += law.max() ** self._gamma
+            state.credits[place] = credit
+            rows.append(credit)
+        # Infinite scores stay as they are.
+        view = view.rescored(view.scores + self._alpha * np.log1p(np.stack(rows)))
+        return self.inner.view(view, state.inner)
+
+    def choose(self, view: View, state: _State) -> Choice:
+        return self.inner.choose(view, state.inner)

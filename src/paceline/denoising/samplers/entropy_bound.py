@@ -1,0 +1,22 @@
+"""Entropy-bounded filling: EB-Sampler (arXiv:2505.24857), as in DiffusionGemma."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.denoising.process import Choice, View, best
+from paceline.denoising.unmasking import Rule
+
+
+class EntropyBound(Rule):
+    """Fill places by rising entropy, while the sum of those before stays within `gamma` nats."""
+
+    name: ClassVar[str] = "entropy-bound"
+
+    def __init__(self, gamma: float = 0.1) -> None:
+        self._gamma = gamma
+
+    def choose(self, view: View, state: None) -> Choice:
+        order = best(-view.entropy, len(view.places))
+        sums = view.entropy[order].cumsum() - view.entropy[order]
+        return Choice(order[: max(1, int((sums <= self._gamma).sum()))])

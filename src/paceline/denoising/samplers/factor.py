@@ -1,0 +1,28 @@
+"""The factor rule of Fast-dLLM (arXiv:2505.22618): surer places where more are filled at once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.core.options import require
+from paceline.denoising.process import Choice, View, best
+from paceline.denoising.unmasking import Rule
+
+
+class Factor(Rule):
+    """Fill the n surest places, n the largest with (n + 1)(1 - confidence of the n-th) < factor."""
+
+    name: ClassVar[str] = "factor"
+
+    def __init__(self, factor: float = 1.0) -> None:
+        """Set the factor. At 1 the places' argmaxes are that of their joint (theorem 1)."""
+        require(factor >= 0, "factor", factor, "0 (one place a step) or more")
+        self._factor = factor
+
+    def choose(self, view: View, state: None) -> Choice:
+        order = best(view.confidence, len(view.places))
+        doubt = (np.arange(len(order)) + 2) * (1 - view.confidence[order])
+        fits = np.flatnonzero(doubt < self._factor)
+        return Choice(order[: fits[-1] + 1 if len(fits) else 1])

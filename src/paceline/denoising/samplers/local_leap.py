@@ -1,0 +1,29 @@
+"""More around sure places: LocalLeap (arXiv:2510.07081)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.core.options import require
+from paceline.denoising.process import Choice, View, best
+from paceline.denoising.unmasking import Rule
+
+
+class LocalLeap(Rule):
+    """Fill places surer than `tau`, and those surer than `relaxed` within `radius` of one."""
+
+    name: ClassVar[str] = "local-leap"
+
+    def __init__(self, tau: float = 0.9, radius: int = 4, relaxed: float = 0.75) -> None:
+        require(radius >= 0, "radius", radius, "0 (sure places alone) or more")
+        self._tau, self._radius, self._relaxed = tau, radius, relaxed
+
+    def choose(self, view: View, state: None) -> Choice:
+        anchors = view.confidence > self._tau
+        if not anchors.any():
+            return Choice(best(view.confidence))
+        apart = np.abs(view.places[:, None] - view.places[anchors]).min(axis=1)
+        near = (apart <= self._radius) & (view.confidence > self._relaxed)
+        return Choice(np.flatnonzero(anchors | near))

@@ -1,0 +1,74 @@
+"""A sliding window in causal order, what is filled before what is not: WeDLM (arXiv:2512.22737)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.core.options import require
+from paceline.core.types import LogitArray
+from paceline.denoising.caches import Exact, Plan
+from paceline.denoising.canvas import Ask, tokens_at
+from paceline.denoising.process import Context, Process
+from paceline.denoising.unmasking import Rule, Unmasking, Wrapper
+from paceline.errors import InvalidOption
+
+
+class WeDLM(Wrapper):
+    """Let the inner rule fill a window that moves with the text's first gap."""
+
+    name: ClassVar[str] = "wedlm"
+
+    def __init__(self, inner: Rule, window: int = 6) -> None:
+        super().__init__(inner)
+        require(window >= 1, "window", window, "1 or more")
+        require(inner.monotone, "inner", inner.name, "a rule that changes nothing it has filled")
+        self.window = window
+        self.needs = ("order",)
+
+    def process(self, context: Context) -> Process:
+        if context.facts.shifted:
+            raise InvalidOption("sampler 'wedlm' is for masks that predict their own place")
+        return _Process(context, self)
+
+
+class _Process(Unmasking):
+    """Filled rows come first, masks after them, each at its own rotary position.
+
+    Under a causal mask a filled row without a gap before it sees the text before it and nothing
+    else, so its keys are those of the finished text: they stay, and the window moves on.
+    """
+
+    rule: WeDLM
+
+    def _to_block(self, start: int) -> None:
+        self.canvas.block = range(start, min(start + self.rule.window, self.canvas.end))
+        self.state = self.rule.begin(self.canvas)
+
+    def ask(self) -> Ask:
+        canvas = self.canvas
+        rows = range(len(self.held), canvas.block.stop)
+        masks = canvas.masked().tolist()
+        filled = [place for place in rows if canvas.tokens[place] != canvas.mask]
+        whole = range(len(self.held), canvas.final) if isinstance(self.plan, Exact) else ()
+        self.planned = Plan([*filled, *masks], whole, None, masks)
+        places = np.asarray(self.planned.ask, dtype=np.int64)
+        wanted = np.arange(len(filled), len(places))
+        self._asked = places[wanted]
+        sees = np.tri(len(places), dtype=np.bool_)
+        return Ask(tokens_at(canvas, places), places, sees, wanted)
+
+    def take(self, logits: LogitArray) -> Sequence[int]:
+        edge = self.canvas.final
+        self.fill(self.view(logits))
+        kept = self.kept()
+        if self.context.options.ending == "cut":
+            self._cut()
+        canvas = self.canvas
+        canvas.final = canvas.run()
+        canvas.block = range(edge, min(edge + self.rule.window, canvas.end))
+        if not len(canvas.masked()):
+            canvas.block = range(canvas.final, min(canvas.final + self.rule.window, canvas.end))
+        return kept
