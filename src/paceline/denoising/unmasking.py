@@ -6,7 +6,8 @@ A rule says which places are filled at a step. One file each, ten to forty lines
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from copy import copy, deepcopy
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -122,6 +123,13 @@ class Unmasking:
         if not self.exact:
             self.restart()
         self.held = []
+
+    def fork(self) -> Self:
+        """Return a process that goes on from here on its own, as far as the same cache serves."""
+        other = copy(self)
+        other.canvas, other.state = self.canvas.copy(), deepcopy(self.state)
+        other.held, other.logprobs = list(self.held), dict(self.logprobs)
+        return other
 
     @property
     def _aligned(self) -> bool:
@@ -242,6 +250,7 @@ class Unmasking:
         choice = self.rule.choose(view, self.state)
         if self._constraint is not None:
             choice = Choice(self._allowed(view, choice))
+        self.draw(view, choice)
         possible = view.confidence > 0
         if not possible.any():
             peak_of(view.scores[0])
@@ -263,6 +272,9 @@ class Unmasking:
         for place in choice.remask:
             canvas.tokens[place] = canvas.mask
         canvas.step += 1
+
+    def draw(self, view: View, choice: Choice) -> None:
+        """Set the picks of the chosen places, if they are not drawn before the choice."""
 
     def _allowed(self, view: View, choice: Choice) -> list[int]:
         # From the first masked place on, without a gap, as far as the constraint goes.

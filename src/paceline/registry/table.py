@@ -442,6 +442,14 @@ BUILT_IN: tuple[Method, ...] = (
         "paceline.denoising.samplers.threshold:Threshold",
     ),
     Method(
+        "freedave",
+        "sampler",
+        "text of the inner rule, seed for seed",
+        "a denoiser",
+        "FreeDave, Wu and Zhang 2025, arXiv:2510.00294",
+        "paceline.denoising.samplers.freedave:FreeDave",
+    ),
+    Method(
         "none",
         "cache",
         "exact",
