@@ -36,7 +36,7 @@ class CachePlan:
 
     name: ClassVar[str] = "none"
     exact: bool = True
-    serves: tuple[Attention, ...] = ("full", "block")
+    serves: tuple[Attention, ...] = ("full", "block", "order")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
         """Return the next forward's plan.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from paceline.core.constraint import ConstraintState
 from paceline.core.types import (
     Attention,
     Denoises,
@@ -59,6 +60,30 @@ def check_parts(sampler: Sampler, plan: CachePlan, facts: Denoises) -> None:
                 f"{kind} '{name}' is for attention {' or '.join(served)}, and the model has "
                 f"{facts.attention}: use another {kind}"
             )
+    if getattr(sampler, "verifies", False) and not facts.autoregressive:
+        raise InvalidOption(
+            f"sampler '{sampler.name}' is for models whose clean rows predict the next token, and "
+            "this one's do not: use another sampler"
+        )
+
+
+def constrain(
+    scores: ProbArray, places: IntArray, canvas: Canvas, constraint: ConstraintState
+) -> None:
+    """Ban what a constraint forbids at the first masked place: only there is the past known.
+
+    Raises InvalidOption if it forbids a pinned token.
+    """
+    first = canvas.run()
+    said = canvas.tokens[canvas.begin : first]
+    known = constraint.valid(said)
+    if known < len(said):
+        raise InvalidOption(
+            f"forced_tokens wants token {said[known]} at {known}, where the constraint forbids "
+            "it: leave out one of the two"
+        )
+    for index in np.flatnonzero(places == first):
+        scores[index, ~constraint.mask(said)] = -np.inf
 
 
 class Rule:
@@ -219,7 +244,7 @@ class Unmasking:
         laws, canvas = self.context.laws, self.canvas
         scores = laws.scores(rows, canvas, places, hold=self.context.options.ending == "hold")
         if self._constraint is not None:
-            self._constrain(scores, places)
+            constrain(scores, places, canvas, self._constraint)
         return self.drawn(scores, places)
 
     def drawn(self, scores: ProbArray, places: IntArray) -> View:
@@ -229,20 +254,6 @@ class Unmasking:
         picks = laws.picks(found, places, self.canvas.step + 1 if self.rule.fresh else 0)
         randomness = self.context.request.randomness
         return View(self.canvas, places, scores, found, picks, randomness)
-
-    def _constrain(self, scores: ProbArray, places: IntArray) -> None:
-        # Only the first masked place has a known past.
-        assert self._constraint is not None
-        first = self.canvas.run()
-        said = self.canvas.tokens[self.canvas.begin : first]
-        known = self._constraint.valid(said)
-        if known < len(said):
-            raise InvalidOption(
-                f"forced_tokens wants token {said[known]} at {known}, where the constraint forbids "
-                "it: leave out one of the two"
-            )
-        for index in np.flatnonzero(places == first):
-            scores[index, ~self._constraint.mask(said)] = -np.inf
 
     def fill(self, view: View) -> None:
         """Let the rule choose, and put its tokens."""
