@@ -470,7 +470,7 @@ BUILT_IN: tuple[Method, ...] = (
         "sampler",
         "lossless: the model's own autoregressive decoding",
         "a denoiser whose clean rows predict the next token",
-        "TiDAR, Liu et al. 2025, arXiv:2511.08923; after FlexDraft with prune",
+        "TiDAR, Liu et al. 2025, arXiv:2511.08923; prune: FlexDraft, arXiv:2605.20022",
         "paceline.denoising.samplers.self_verified:Tidar",
     ),
     Method(

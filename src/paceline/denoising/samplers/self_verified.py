@@ -1,5 +1,6 @@
-"""Mask rows draft, clean rows of the same model verify: TiDAR (arXiv:2511.08923), FlexDraft, and
-the linear speculation of Nemotron-Labs-Diffusion. The text is the model's own autoregressive one.
+"""Mask rows draft, clean rows of the same model verify: TiDAR (arXiv:2511.08923), with
+FlexDraft's pruning (arXiv:2605.20022), and the linear speculation of Nemotron-Labs-Diffusion. The
+text is the model's own autoregressive one.
 """
 
 from __future__ import annotations
