@@ -39,7 +39,8 @@ def decoder_of(target: TableDenoiser) -> DenoisingDecoder:
 def start(
     target: TableDenoiser, options: Denoising, prompt: List[int] = (), id: int = 0, **params: Any
 ) -> Sequence:
-    params.setdefault("max_new_tokens", target.joint.ndim)
+    if "max_new_tokens" not in params:
+        params["max_new_tokens"] = target.joint.ndim
     given = list(prompt) or [0] * target.begin
     return Sequence.start(id, given, SamplingParams(**params), denoising=options)
 

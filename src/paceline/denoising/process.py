@@ -148,9 +148,13 @@ class Process(Protocol):
         logprobs: of filled places, under the raw logits at their step, if asked for.
     """
 
-    canvas: Canvas
     exact: bool
-    logprobs: dict[int, TokenLogprob]
+
+    @property
+    def canvas(self) -> Canvas: ...
+
+    @property
+    def logprobs(self) -> dict[int, TokenLogprob]: ...
 
     def ask(self) -> Ask:
         """Return the rows of the next forward; asking twice changes nothing."""

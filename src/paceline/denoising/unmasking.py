@@ -6,10 +6,12 @@ A rule says which places are filled at a step. One file each, ten to forty lines
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from copy import copy, deepcopy
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from paceline.core.constraint import ConstraintState
 from paceline.core.types import (
     Attention,
     Denoises,
@@ -62,6 +64,30 @@ def check_parts(sampler: Sampler, plan: CachePlan, facts: Denoises) -> None:
         raise InvalidOption(
             f"cache '{plan.name}' is not for models whose rows speak of the next place: use another"
         )
+    if getattr(sampler, "verifies", False) and not facts.autoregressive:
+        raise InvalidOption(
+            f"sampler '{sampler.name}' is for models whose clean rows predict the next token, and "
+            "this one's do not: use another sampler"
+        )
+
+
+def constrain(
+    scores: ProbArray, places: IntArray, canvas: Canvas, constraint: ConstraintState
+) -> None:
+    """Ban what a constraint forbids at the first masked place: only there is the past known.
+
+    Raises InvalidOption if it forbids a pinned token.
+    """
+    first = canvas.run()
+    said = canvas.tokens[canvas.begin : first]
+    known = constraint.valid(said)
+    if known < len(said):
+        raise InvalidOption(
+            f"forced_tokens wants token {said[known]} at {known}, where the constraint forbids "
+            "it: leave out one of the two"
+        )
+    for index in np.flatnonzero(places == first):
+        scores[index, ~constraint.mask(said)] = -np.inf
 
 
 class Rule:
@@ -147,6 +173,13 @@ class Unmasking:
         if not self.exact:
             self.restart()
         self.held = []
+
+    def fork(self) -> Self:
+        """Return a process that goes on from here on its own, as far as the same cache serves."""
+        other = copy(self)
+        other.canvas, other.state = self.canvas.copy(), deepcopy(self.state)
+        other.held, other.logprobs = list(self.held), dict(self.logprobs)
+        return other
 
     @property
     def _aligned(self) -> bool:
@@ -248,7 +281,7 @@ class Unmasking:
         laws, canvas = self.context.laws, self.canvas
         scores = laws.scores(rows, canvas, places, hold=self.context.options.ending == "hold")
         if self._constraint is not None:
-            self._constrain(scores, places)
+            constrain(scores, places, canvas, self._constraint)
         return self.drawn(scores, places)
 
     def drawn(self, scores: ProbArray, places: IntArray) -> View:
@@ -259,26 +292,13 @@ class Unmasking:
         randomness = self.context.request.randomness
         return View(self.canvas, places, scores, found, picks, randomness, redraw=self.drawn)
 
-    def _constrain(self, scores: ProbArray, places: IntArray) -> None:
-        # Only the first masked place has a known past.
-        assert self._constraint is not None
-        first = self.canvas.run()
-        said = self.canvas.tokens[self.canvas.begin : first]
-        known = self._constraint.valid(said)
-        if known < len(said):
-            raise InvalidOption(
-                f"forced_tokens wants token {said[known]} at {known}, where the constraint forbids "
-                "it: leave out one of the two"
-            )
-        for index in np.flatnonzero(places == first):
-            scores[index, ~self._constraint.mask(said)] = -np.inf
-
     def fill(self, view: View) -> None:
         """Let the rule choose, and put its tokens."""
         canvas = self.canvas
         choice = self.rule.choose(view, self.state)
         if self._constraint is not None:
             choice = Choice(self._allowed(view, choice))
+        self.draw(view, choice)
         possible = view.confidence > 0
         if not possible.any():
             peak_of(view.scores[0])
@@ -300,6 +320,9 @@ class Unmasking:
         for place in choice.remask:
             canvas.tokens[place] = canvas.mask
         canvas.step += 1
+
+    def draw(self, view: View, choice: Choice) -> None:
+        """Set the picks of the chosen places, if they are not drawn before the choice."""
 
     def _allowed(self, view: View, choice: Choice) -> list[int]:
         # From the first masked place on, without a gap, as far as the constraint goes.

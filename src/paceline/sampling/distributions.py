@@ -33,6 +33,20 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribut
     return Distribution(rest, p.ids, p.size)
 
 
+def verified(
+    p: Distribution, q: Distribution, token: int, position: int, root: int, randomness: Randomness
+) -> int:
+    """Return a token with law p: `token`, drawn from q, with probability min(1, p/q), or another.
+
+    The other comes from the residual. `root` names the round, see `Draw`.
+    """
+    accept = min(1.0, p.prob(token) / q.prob(token))
+    if randomness.bernoulli(accept, Draw(position, Purpose.ACCEPT, root=root)):
+        return token
+    rest = residual(p, q)
+    return rest.token(randomness.choice(rest.probs, Draw(position, Purpose.RESIDUAL, root=root)))
+
+
 def without(distribution: Distribution, token: int) -> Distribution | None:
     """Return `distribution` conditioned on not being `token`; None where no mass is left."""
     index = token if distribution.ids is None else int(np.searchsorted(distribution.ids, token))

@@ -100,6 +100,23 @@ METHODS: tuple[Method, ...] = (
         proof="paceline.zoo.proof:CASCADE",
     ),
     Method(
+        "deer",
+        "drafter",
+        "lossless",
+        "a denoiser as draft model",
+        "after DEER, Cheng et al. 2025, arXiv:2512.15176",
+        "paceline.zoo.denoised:Deer",
+        proof="paceline.zoo.proof:DEER",
+    ),
+    Method(
+        "diffuspec",
+        "drafter",
+        "lossless",
+        "a denoiser as draft model",
+        "after DiffuSpec, Li et al. 2025, arXiv:2510.02358",
+        "paceline.zoo.denoised:DiffuSpec",
+    ),
+    Method(
         "jacobi",
         "drafter",
         "lossless",

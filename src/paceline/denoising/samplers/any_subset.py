@@ -1,0 +1,142 @@
+"""Speculation of an any-subset model with itself: ASSD (arXiv:2504.20456).
+
+The order of places is what is known, then the masked ones from the left. A clean row sees those
+before it in this order; a mask row sees the clean rows before it, and gives the law of its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.core.options import require
+from paceline.core.types import Attention, Distribution, IntArray, LogitArray, TokenLogprob
+from paceline.denoising.canvas import Ask, tokens_at
+from paceline.denoising.process import Context, Process
+from paceline.denoising.unmasking import constrain
+from paceline.sampling.distributions import from_dense, verified
+from paceline.sampling.randomness import Draw, Purpose
+from paceline.sampling.sampler import logprobs, peak_of
+
+
+class AnySubset:
+    """Draft places from what is decoded, then accept them in order by rejection.
+
+    Two forwards a round, which fill at least two places: the first draft has the model's law. A
+    forward for one place alone needs no second one.
+    """
+
+    name: ClassVar[str] = "assd"
+    needs: tuple[Attention, ...] = ("order",)
+
+    def __init__(self, width: int = 10) -> None:
+        """Set the number of drafts; 1 fills one place a forward."""
+        require(width >= 1, "width", width, "1 or more")
+        self.width = width
+
+    def process(self, context: Context) -> Process:
+        return Rounds(context, self.width)
+
+
+class Rounds:
+    """Forwards that draft, and forwards that verify, in turn."""
+
+    exact = True
+
+    def __init__(self, context: Context, width: int) -> None:
+        self.context, self.width = context, width
+        self.logprobs: dict[int, TokenLogprob] = {}
+        self.canvas = canvas = context.canvas()
+        canvas.extend(canvas.end)
+        canvas.block = canvas.span = range(canvas.begin, canvas.end)
+        constraint = context.request.constraint
+        self._constraint = None if constraint is None else constraint.start()
+        masked = canvas.masked()
+        self.order: IntArray = np.concatenate(
+            [np.setdiff1d(np.arange(len(canvas.tokens)), masked), masked]
+        )
+        self.decoded = len(self.order) - len(masked)
+        self.held = 0
+        self.drafts: list[tuple[int, Distribution]] = []
+        canvas.final = canvas.run()
+
+    def ask(self) -> Ask:
+        # Clean rows: decoded ones that are not cached, then drafts but the last. Then mask rows.
+        drafts = self.drafts[:-1]
+        known = self.decoded - self.held
+        asked = self.order[self.decoded : self.decoded + (len(self.drafts) or self.width)]
+        places = np.concatenate([self.order[self.held : self.decoded + len(drafts)], asked])
+        tokens = tokens_at(self.canvas, places)
+        clean = known + len(drafts)
+        tokens[known:clean] = [token for token, _ in drafts]
+        sees = np.eye(len(places), dtype=np.bool_)
+        sees[:clean, :clean] = np.tri(clean)
+        sees[clean:, :clean] = np.tri(len(asked), clean, known - 1)
+        return Ask(tokens, places, sees, np.arange(clean, len(places)))
+
+    def take(self, logits: LogitArray) -> Sequence[int]:
+        known, begin = self.decoded - self.held, self.decoded
+        stood = self._verified(logits) if self.drafts else self._drafted(logits)
+        self.held = begin + stood
+        self.canvas.step += 1
+        self.canvas.final = self.canvas.run()
+        return range(known + stood)
+
+    def forget(self) -> None:
+        self.held = 0
+
+    def _drafted(self, logits: LogitArray) -> int:
+        # The law of the first place is the model's own.
+        root, first = self.canvas.step, self.decoded
+        for index, row in enumerate(logits):
+            place = int(self.order[first + index])
+            law = self._law(row, place)
+            if index == 0:
+                self._put(place, row, law, self._pick(law, Draw(place, Purpose.TARGET)))
+            elif law.probs.any():
+                token = self._pick(law, Draw(place, Purpose.DRAFT, root=root))
+                self.drafts.append((token, law))
+            else:
+                break
+        return 0
+
+    def _verified(self, logits: LogitArray) -> int:
+        # Return how many clean rows of drafts hold what is now decoded.
+        randomness, root = self.context.request.randomness, self.canvas.step
+        drafts, self.drafts = self.drafts, []
+        for index, (token, q) in enumerate(drafts):
+            place = int(self.order[self.decoded])
+            p = self._law(logits[index], place)
+            if self.context.laws.greedy:
+                found = p.argmax()
+            else:
+                found = verified(p, q, token, place, root, randomness)
+            self._put(place, logits[index], p, found)
+            if found != token:
+                return index
+        return len(drafts) - 1
+
+    def _law(self, row: LogitArray, place: int) -> Distribution:
+        # Under what is decoded now. Drafted places may have none left: zeros.
+        context, canvas, places = self.context, self.canvas, np.array([place])
+        hold = context.options.ending == "hold"
+        scores = context.laws.scores(row[None], canvas, places, hold=hold)
+        if self._constraint is not None:
+            constrain(scores, places, canvas, self._constraint)
+        if place == self.order[self.decoded]:
+            peak_of(scores[0])
+        return from_dense(context.laws(scores)[0])
+
+    def _pick(self, law: Distribution, draw: Draw) -> int:
+        if self.context.laws.greedy:
+            return law.argmax()
+        return self.context.request.randomness.choice(law.probs, draw)
+
+    def _put(self, place: int, row: LogitArray, law: Distribution, token: int) -> None:
+        self.canvas.put(place, token, float(np.log(law.prob(token))))
+        self.decoded += 1
+        top = self.context.request.params.logprobs
+        if top is not None:
+            self.logprobs[place] = logprobs(row, token, top)

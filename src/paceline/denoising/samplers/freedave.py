@@ -1,0 +1,162 @@
+"""Several steps of a rule in one forward, with its own text: FreeDave (arXiv:2510.00294)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.core.options import require
+from paceline.core.types import Attention, IntArray, LogitArray, TokenLogprob
+from paceline.denoising.canvas import Ask, Canvas
+from paceline.denoising.process import Context, Process
+from paceline.denoising.unmasking import Rule, Unmasking
+from paceline.errors import InvalidOption, PacelineError
+
+
+class FreeDave:
+    """Draft the rule's next steps from the present laws, and check all of them in one forward.
+
+    A step stands if the rule asks for exactly the rows that its draft asked for. The text is that
+    of the rule alone, greedy or drawn, with the same cache plan.
+    """
+
+    name: ClassVar[str] = "freedave"
+    needs: tuple[Attention, ...] = ("full", "block")
+
+    def __init__(self, inner: Rule, width: int = 4) -> None:
+        """Wrap a rule; `width` is the number of drafts, each a copy of the block's rows."""
+        require(width >= 1, "width", width, "1 or more")
+        self.inner, self.width = inner, width
+
+    def process(self, context: Context) -> Process:
+        return Lookahead(unmasking(self, self.inner, context), self.width)
+
+
+def unmasking(sampler: FreeDave, inner: Rule, context: Context) -> Unmasking:
+    """Return the process of a rule; InvalidOption if it has one of its own."""
+    process = inner.process(context)
+    if not isinstance(process, Unmasking):
+        raise InvalidOption(
+            f"sampler '{sampler.name}' wraps rules that fill blocks step by step, and "
+            f"'{inner.name}' does not: use it alone"
+        )
+    return process
+
+
+class Lookahead:
+    """Ask for the next states that a process is expected to reach, and walk as far as it does."""
+
+    def __init__(self, process: Unmasking, width: int) -> None:
+        self.process, self.width = process, width
+        self.exact = process.exact
+        self.drafts: list[Unmasking] = []
+        self._asks: list[Ask] = []
+
+    @property
+    def canvas(self) -> Canvas:
+        return self.process.canvas
+
+    @property
+    def logprobs(self) -> dict[int, TokenLogprob]:
+        return self.process.logprobs
+
+    def ask(self) -> Ask:
+        # A forward that changes the cache has no drafts: they would not see what it keeps.
+        first = self.process.ask()
+        asks = [first] if changes_cache(self.process) else [first, *(d.ask() for d in self.drafts)]
+        self._asks = asks
+        return side_by_side(asks)
+
+    def take(self, logits: LogitArray) -> Sequence[int]:
+        kept: Sequence[int] = ()
+        parts = np.split(logits, np.cumsum([len(wanted(ask)) for ask in self._asks])[:-1])
+        last = parts[0]
+        for index, (ask, part) in enumerate(zip(self._asks, parts, strict=True)):
+            if index and not (len(self.canvas.masked()) and same(self.process.ask(), ask)):
+                break
+            process = self.process.fork() if index else self.process
+            self.expect(process, index)
+            try:
+                rows = process.take(part)
+            except PacelineError:
+                if not index:
+                    raise
+                break  # the text may end before this step
+            self.process, kept = process, kept if index else rows
+            last, asked = part, ask
+        self.drafts = self._drafted(asked.places[wanted(asked)], last)
+        return kept
+
+    def expect(self, process: Unmasking, index: int) -> None:
+        """Take note that the process goes on from the state of draft `index`; 0 is its own."""
+
+    def _drafted(self, places: IntArray, logits: LogitArray) -> list[Unmasking]:
+        # What the rule would do if the logits stayed as they are.
+        known = dict(zip(places.tolist(), logits, strict=True))
+        block, at, drafts = self.canvas.block, self.process, list[Unmasking]()
+        while len(at.canvas.masked()) and len(drafts) < self.width - 1:
+            draft = self.draft(at)
+            try:
+                needed = [int(place) for place in draft.ask().places[wanted(draft.ask())]]
+                if changes_cache(draft) or not all(place in known for place in needed):
+                    break
+                draft.take(np.stack([known[place] for place in needed]))
+                if draft.canvas.block.start != block.start or not len(draft.canvas.masked()):
+                    break
+                draft.ask()
+            except PacelineError:
+                break  # old laws may lead to where a constraint leaves nothing
+            if changes_cache(draft):
+                break
+            drafts.append(draft)
+            at = draft
+        return drafts
+
+    def draft(self, at: Unmasking) -> Unmasking:
+        """Return a copy of a process that fills what is expected."""
+        return at.fork()
+
+    def forget(self) -> None:
+        self.process.forget()
+        self.drafts = []
+
+
+def changes_cache(process: Unmasking) -> bool:
+    """Return whether the forward that was just asked for keeps or drops keys."""
+    return bool(process.planned.keep) or process.planned.drop is not None
+
+
+def wanted(ask: Ask) -> IntArray:
+    """Return int64, the rows whose logits are asked for."""
+    return np.arange(len(ask.tokens)) if ask.wanted is None else ask.wanted
+
+
+def same(one: Ask, other: Ask) -> bool:
+    """Return whether two forwards over one cache have the same logits."""
+    return one.drop == other.drop and all(
+        np.array_equal(mine, theirs)
+        for mine, theirs in (
+            (one.tokens, other.tokens),
+            (one.places, other.places),
+            (one.sees, other.sees),
+            (wanted(one), wanted(other)),
+        )
+    )
+
+
+def side_by_side(asks: Sequence[Ask]) -> Ask:
+    """Return the rows of all, each of which sees the cache and its own ask alone."""
+    starts = np.cumsum([0, *(len(ask.tokens) for ask in asks)])
+    sees = np.zeros((starts[-1], starts[-1]), dtype=np.bool_)
+    for start, stop, ask in zip(starts, starts[1:], asks, strict=False):
+        sees[start:stop, start:stop] = ask.sees
+    return Ask(
+        np.concatenate([ask.tokens for ask in asks]),
+        np.concatenate([ask.places for ask in asks]),
+        sees,
+        np.concatenate([wanted(ask) + at for at, ask in zip(starts, asks, strict=False)]),
+        None,
+        asks[0].drop,
+    )

@@ -1,0 +1,118 @@
+"""Several steps of a rule in one forward, with its own law: rejection in the order of filling.
+
+Drafts are drawn from the present laws. A rule that looks at laws alone chooses its places before it
+knows what stands there, so each place is the ordinary case of one draft with its law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paceline.core.types import IntArray, ProbArray
+from paceline.denoising.process import Choice, Context, Process, View
+from paceline.denoising.samplers.freedave import FreeDave, Lookahead, unmasking
+from paceline.denoising.unmasking import Rule, Unmasking
+from paceline.errors import InvalidOption
+from paceline.sampling.distributions import from_dense, verified
+from paceline.sampling.randomness import Draw, Purpose, Randomness
+
+# By place, a token and the law that it was drawn from.
+Drafted = Mapping[int, tuple[int, ProbArray]]
+
+
+class Speculative(FreeDave):
+    """Draft the rule's next steps from the present laws, and accept each place with min(1, p/q).
+
+    The law of texts is that of the rule alone. Greedy texts are the rule's own.
+    """
+
+    name: ClassVar[str] = "speculative"
+
+    def __init__(self, inner: Rule, width: int = 4) -> None:
+        """Wrap a rule; InvalidOption if it looks at what was drawn, or changes what is filled."""
+        super().__init__(inner, width)
+        if inner.fresh or not inner.monotone:
+            raise InvalidOption(
+                f"sampler '{self.name}' wraps rules that look at laws alone and keep what is "
+                f"filled, and '{inner.name}' does not: use freedave>{inner.name}"
+            )
+
+    def process(self, context: Context) -> Process:
+        process = unmasking(self, self.inner, context)
+        if context.laws.greedy:
+            return Lookahead(process, self.width)
+        if context.request.constraint is not None:
+            raise InvalidOption(
+                f"sampler '{self.name}' does not know what a constraint forbids before it draws: "
+                f"use freedave>{self.inner.name}"
+            )
+        return Rejecting(Drawing(context, self.inner), self.width)
+
+
+class Drawing(Unmasking):
+    """The standard process, with draws after the choice of places.
+
+    Attributes:
+        root: names the round, if this is a draft; None draws what stands.
+        drafted: what the next step may accept.
+        proposed: what the last step drew, if this is a draft.
+    """
+
+    root: int | None = None
+    drafted: Drafted = MappingProxyType({})
+    proposed: Drafted = MappingProxyType({})
+
+    def drawn(self, scores: ProbArray, places: IntArray) -> View:
+        # No picks: a rule that looked at them would fail.
+        nothing: Any = np.full(len(places), np.nan)
+        randomness = self.context.request.randomness
+        return View(self.canvas, places, scores, self.context.laws(scores), nothing, randomness)
+
+    def draw(self, view: View, choice: Choice) -> None:
+        view.picks = np.full(len(view.places), -1)
+        drawn = {}
+        for index in map(int, choice.fill):
+            law, place = view.laws[index], int(view.places[index])
+            if not law.any():
+                continue  # everything is banned there, and nothing is filled
+            if self.root is not None:
+                named = Draw(place, Purpose.DRAFT, root=self.root)
+                token = view.randomness.choice(law, named)
+                drawn[place] = token, law
+            else:
+                token = self._accepted(law, place, view.randomness)
+            view.picks[index] = token
+        self.proposed = drawn
+
+    def _accepted(self, p: ProbArray, place: int, randomness: Randomness) -> int:
+        if place not in self.drafted:
+            return randomness.choice(p, Draw(place, Purpose.TARGET))
+        token, q = self.drafted[place]
+        root = self.canvas.step
+        return verified(from_dense(p), from_dense(q), token, place, root, randomness)
+
+
+class Rejecting(Lookahead):
+    """Walk along drafts whose tokens were drawn."""
+
+    process: Drawing
+
+    def draft(self, at: Unmasking) -> Unmasking:
+        draft = at.fork()
+        assert isinstance(draft, Drawing)
+        draft.root = self.canvas.step
+        return draft
+
+    def expect(self, process: Unmasking, index: int) -> None:
+        assert isinstance(process, Drawing)
+        draft = self.drafts[index] if index < len(self.drafts) else None
+        process.drafted = draft.proposed if isinstance(draft, Drawing) else {}
+
+    def forget(self) -> None:
+        # Drafts are lost, and others would be drawn: begin anew, and the text is the same again.
+        self.process.restart()
+        self.drafts = []

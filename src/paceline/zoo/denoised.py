@@ -1,0 +1,229 @@
+"""Drafts of a denoiser for an autoregressive target with its tokenizer: DEER (arXiv:2512.15176) and
+DiffuSpec (Li et al. 2025, arXiv:2510.02358). One forward over mask rows gives the laws of all
+places.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as List
+from typing import ClassVar, NamedTuple, Self, cast
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.options import arguments, require
+from paceline.core.target import Block, BlockTarget
+from paceline.core.types import (
+    Budget,
+    Distribution,
+    DraftSampling,
+    IntArray,
+    LogitArray,
+    ProbArray,
+    TokenTree,
+)
+from paceline.denoising.canvas import visible
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.errors import InvalidOption
+from paceline.sampling.distributions import gumbel_max
+from paceline.sampling.randomness import Draw, Purpose
+from paceline.sampling.sequence import Sequence
+
+
+class Deer(Drafter):
+    """Draft a chain from the laws of one forward: drawn, or with the target's Gumbel noise.
+
+    Differs from the paper in that any denoiser drafts, aligned with the target or not.
+    """
+
+    name: ClassVar[str] = "deer"
+
+    def __init__(
+        self, model: BlockTarget, vocab_size: int, *, needs_q: bool = False, recent: int = 256
+    ) -> None:
+        """Bind a denoiser that reads the last `recent` tokens, anew at each step.
+
+        Raises InvalidOption if the model fills no canvas or has another vocabulary.
+        """
+        require(recent >= 1, "recent", recent, "1 or more")
+        known = model.capabilities
+        if known.denoises is None or not known.blocks:
+            raise InvalidOption(
+                f"drafter '{self.name}' needs a draft model that fills masked places: name a "
+                "denoiser, or use drafter 'draft-model'"
+            )
+        if known.vocab_size != vocab_size:
+            raise InvalidOption(
+                f"the draft model has {known.vocab_size} tokens and the target {vocab_size}: use "
+                "a denoiser with the target's tokenizer"
+            )
+        self._model, self._facts = model, known.denoises
+        self._needs_q, self._recent = needs_q, recent
+        self.kind = "iid" if needs_q else None
+        self.gumbel_coupled = not needs_q
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Self:
+        """Load the draft model; InvalidOption for an unknown option."""
+        bound = "model", "vocab_size", "needs_q"
+        chosen = arguments(cls, "drafter", context.options, *bound)
+        model = cast(BlockTarget, context.draft_model())
+        return cls(model, context.target.vocab_size, needs_q=context.needs_q, **chosen)
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        lengths = [min(budget.nodes, budget.depth) for budget in budgets]
+        asked = [index for index, length in enumerate(lengths) if length > 0]
+        drafts = [trees.EMPTY] * len(sequences)
+        if not asked:
+            return drafts
+        blocks = [self._rows(sequences[index], lengths[index]) for index in asked]
+        try:
+            outputs = self._model.forward_blocks(blocks)
+            for index, output in zip(asked, outputs, strict=True):
+                logits = output.logits.copy()
+                logits[:, self._facts.mask] = -np.inf
+                drafts[index] = self.draft(sequences[index], logits)
+        finally:
+            for block in blocks:
+                self._model.release(block.cache)
+        return drafts
+
+    def _rows(self, sequence: Sequence, length: int) -> Block:
+        facts = self._facts
+        size = facts.block or 1
+        room = self._model.capabilities.max_context - length - size
+        # Whole blocks are left out, so that the others stay where they are.
+        begin = max(0, len(sequence.tokens) - min(self._recent, room)) // size * size
+        known = sequence.tokens[begin:]
+        places = np.arange(len(known) + length)
+        tokens = np.asarray([*known, *[facts.mask] * length], dtype=np.int64)
+        wanted = places[len(known) :] - int(facts.shifted)
+        sees = visible(places, places, facts.attention, size)
+        return Block(self._model.open(), tokens, places, sees, wanted=wanted)
+
+    def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
+        """Return a chain from float32 `[places, vocabulary]` logits of the next places."""
+        tokens: list[int] = []
+        laws: dict[int, Distribution] = {}
+        root = len(sequence.tokens) - 1
+        for index, row in enumerate(logits):
+            law = laws[index - 1] = sequence.sampler.proposal(row, tokens)
+            place = root + 1 + index
+            if self._needs_q:
+                draw = Draw(place, Purpose.DRAFT, root=root)
+                tokens.append(law.token(sequence.randomness.choice(law.probs, draw)))
+            else:
+                tokens.append(gumbel_max(law, place, sequence.randomness))
+        sampling = DraftSampling("iid", laws) if self._needs_q else None
+        return trees.chain(tokens, self.name, sampling)
+
+
+class _Beam(NamedTuple):
+    score: float
+    tokens: tuple[int, ...]
+
+
+class DiffuSpec(Deer):
+    """Draft the chain that denoiser and n-grams like best: a beam over sets of candidates.
+
+    Differs from the paper in its n-grams, which are those of the text so far. Lengths are those of
+    the controller; the paper's is 'adaptive'.
+    """
+
+    name: ClassVar[str] = "diffuspec"
+
+    def __init__(
+        self,
+        model: BlockTarget,
+        vocab_size: int,
+        *,
+        mass: float = 0.8,
+        most: int = 15,
+        beam: int = 3,
+        share: float = 0.5,
+        recent: int = 256,
+        needs_q: bool = False,
+    ) -> None:
+        """Set the search; errors as of `Deer`.
+
+        Args:
+            model: the denoiser.
+            vocab_size: of the target.
+            mass: probability of a place's candidates, the most likely first.
+            most: candidates of a place, at most.
+            beam: chains that are kept at each place.
+            share: of the denoiser's log-probability in a score; the rest is the n-grams'.
+            recent: tokens that the denoiser reads.
+            needs_q: whether the verifier takes drawn drafts alone, which is an error.
+        """
+        super().__init__(model, vocab_size, recent=recent)
+        require(0 < mass <= 1, "mass", mass, "above 0, at most 1")
+        require(most >= 1, "most", most, "1 or more")
+        require(beam >= 1, "beam", beam, "1 or more")
+        require(0 <= share <= 1, "share", share, "from 0 to 1")
+        if needs_q:
+            raise InvalidOption(
+                f"drafter '{self.name}' searches and does not draw: use verifier 'coupled', or "
+                "drafter 'deer'"
+            )
+        self.gumbel_coupled = False
+        self._mass, self._most, self._beam, self._share = mass, most, beam, share
+
+    def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
+        grams = Grams(sequence.tokens[-self._recent :], logits.shape[1])
+        past = tuple(sequence.tokens[-2:])
+        beams = [_Beam(0.0, ())]
+        for row in logits:
+            law = sequence.sampler.proposal(row, (), soft=True).dense()
+            ids = candidates(law, self._mass, self._most)
+            ends = [end for end in self._facts.ends if law[end] > 0 and end not in ids]
+            ids = np.concatenate([ids, np.asarray(ends, dtype=np.int64)])
+            logs = self._share * np.log(law[ids])
+            grown = [
+                _Beam(
+                    score + float(own) + (1 - self._share) * grams.log(past + tokens, token),
+                    (*tokens, token),
+                )
+                for score, tokens in beams
+                for token, own in zip(ids.tolist(), logs, strict=True)
+            ]
+            beams = sorted(grown, key=lambda each: (-each.score, each.tokens))[: self._beam]
+            if ids[0] in self._facts.ends:
+                break
+        return trees.chain(beams[0].tokens, self.name)
+
+
+def candidates(law: ProbArray, mass: float, most: int) -> IntArray:
+    """Return int64 ids, the most likely first, of the least set with this mass; `most` at most."""
+    order = np.argsort(-law, kind="stable")[: min(most, np.count_nonzero(law))]
+    count = int(np.searchsorted(np.cumsum(law[order]), mass - 1e-12)) + 1
+    return order[:count]
+
+
+class Grams:
+    """Token counts after one and two tokens of a text: smoothed conditional log-probabilities.
+
+    Each order gives half of its weight to the next shorter one, down to all tokens alike.
+    """
+
+    def __init__(self, text: List[int], vocabulary: int) -> None:
+        self._base = 1 / vocabulary
+        self._counts = [
+            Counter(tuple(text[at : at + order + 1]) for at in range(len(text) - order))
+            for order in range(3)
+        ]
+        self._totals = [Counter[tuple[int, ...]]() for _ in range(3)]
+        for counts, totals in zip(self._counts, self._totals, strict=True):
+            for gram, count in counts.items():
+                totals[gram[:-1]] += count
+
+    def log(self, past: tuple[int, ...], token: int) -> float:
+        """Return the log-probability of a token after others."""
+        chance = self._base
+        for order in range(min(2, len(past)) + 1):
+            before = past[len(past) - order :]
+            total = self._totals[order][before]
+            if total:
+                chance = (chance + self._counts[order][(*before, token)] / total) / 2
+        return float(np.log(chance))

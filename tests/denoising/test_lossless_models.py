@@ -1,0 +1,96 @@
+"""Lossless samplers on tiny random networks, whose cached keys and masks are real: the same texts
+as one place a step, or as plain autoregressive decoding by the other decoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.helpers.canvases import finish, start
+from tests.helpers.decoding_loop import decode as autoregressive
+from tests.helpers.tiny_model import named_tensors, tiny_config
+from tests.runtimes import tiny_cpu
+
+from paceline.core.types import Attention, Denoises, Denoising, SamplingParams
+from paceline.denoising.decoder import DenoisingDecoder
+from paceline.drafters.base import NoDrafter
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.policy.controller import Fixed
+from paceline.registry.samplers import RegisteredParts
+from paceline.verifiers.matching import Coupled
+
+torch = pytest.importorskip("torch")
+
+from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
+
+MASK, LENGTH = 300, 12
+PROMPTS = ([5, 9, 61, 7, 200], [17, 30, 4])
+PARAMS: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.8, "seed": 11})
+
+
+def target(runtime: str, facts: Denoises) -> Any:
+    if runtime == "cpu":
+        return tiny_cpu.target("fp32", tiny_cpu.config(denoises=facts), kv_precision="fp32")
+    config = replace(tiny_config(), denoises=facts)
+    return TorchTarget(config, named_tensors(config), precision="fp64")
+
+
+def texts(made: Any, sampler: str, cache: str | None = None, **params: Any) -> list[list[int]]:
+    """Decode both prompts together."""
+    facts = made.capabilities.denoises
+    decoder = DenoisingDecoder(made, facts, StopRules((), 256), RegisteredParts())
+    options = Denoising(sampler, cache=cache)
+    batch = [
+        start(made, options, prompt, i, max_new_tokens=LENGTH, **params)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    finish(decoder, batch)
+    return [each.generated for each in batch]
+
+
+@pytest.mark.parametrize("runtime", ["cpu", "torch"])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        Denoises(MASK, "full"),
+        Denoises(MASK, "full", shifted=True),
+        Denoises(MASK, "block", 4),
+        Denoises(MASK, "block", 4, shifted=True),
+    ],
+    ids=str,
+)
+def test_freedave_has_the_rules_texts(runtime: str, facts: Denoises) -> None:
+    made = target(runtime, facts)
+    for params in PARAMS:
+        for rule in ("counts", "threshold:tau=0.05"):
+            alone = texts(made, rule, **params)
+            assert texts(made, f"freedave>{rule}", **params) == alone
+    assert texts(made, "speculative>counts") == texts(made, "counts")
+
+
+@pytest.mark.parametrize("runtime", ["cpu", "torch"])
+@pytest.mark.parametrize("attention", ["full", "block", "order"])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_self_verified_texts_are_autoregressive(
+    runtime: str, attention: Attention, shifted: bool
+) -> None:
+    block = 4 if attention == "block" else None
+    made = target(runtime, Denoises(MASK, attention, block, shifted, autoregressive=True))
+    plain = AutoregressiveDecoder(made, NoDrafter(), Coupled(), Fixed(0, 0), StopRules((), 256))
+    for params in PARAMS:
+        # The mask is no token of a text.
+        given = SamplingParams(max_new_tokens=LENGTH, banned_tokens=(MASK,), **params)
+        alone = [each.generated for each in autoregressive(plain, list(PROMPTS), given)]
+        for sampler in ("tidar", "tidar:width=2,prune=0.01", "linear-spec"):
+            assert texts(made, sampler, **params) == alone
+
+
+@pytest.mark.parametrize("runtime", ["cpu", "torch"])
+def test_any_subset_texts_are_sequential(runtime: str) -> None:
+    made = target(runtime, Denoises(MASK, "order"))
+    pinned = {"forced_tokens": {2: 9, 7: 31}}
+    for params in ({}, pinned):
+        assert texts(made, "assd", **params) == texts(made, "assd:width=1", **params)
