@@ -24,12 +24,11 @@ from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 
 _NAMES = (
-    "Abo Aluk Anwe Baro Belti Bomi Cade Ceru Culo Dana Dilo Dupe Edun Elva Ewin Fabo Fero Filu "
-    "Galo Gerdi Gomi Hano Hebu Hilde Ivo Jalu Jerro Kavi Kelo Lamu Leki Lodi Mabe Miro Nadu "
-    "Nelo Oki Orla Pavu Pelo Raku Rina Sabo Sifu Tano Tibe Ulmo Vesu"
+    "Abo Baro Bomi Cade Culo Dana Edun Elva Fabo Filu Galo Gomi Hano Hilde Ivo Jerro Kavi Leki "
+    "Miro Nadu Orla Pelo Rina Tibe"
 )
 NAMES = tuple(_NAMES.split())
-LETTERS = tuple("ABCDEFGHIJKL")
+LETTERS = tuple("ABCDEFGH")
 ANSWER = "=>"  # ends every prompt
 HELD_OUT = 8  # one problem of so many is never trained on
 
@@ -316,7 +315,7 @@ def _digits(number: int) -> str:
 
 
 def _sums(rng: Random) -> Problem:
-    numbers = [int(each) for each in rng.integers(1, 100, int(rng.integers(2, 5)))]
+    numbers = [int(each) for each in rng.integers(1, 100, int(rng.integers(2, 4)))]
     totals = np.cumsum(numbers)[1:].tolist()
     asked = " + ".join(_digits(each) for each in numbers)
     answer = " ; ".join(_digits(each) for each in totals)
@@ -375,7 +374,7 @@ def _grade_expression(problem: Problem, words: tuple[str, ...]) -> Grade:
 
 
 def _brackets(rng: Random) -> Problem:
-    pairs = int(rng.integers(3, 7))
+    pairs = int(rng.integers(3, 6))
     words: list[str] = []
     waiting: list[str] = []
     opened = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from paceline.core.cache import whole_file
@@ -136,7 +136,7 @@ def save_denoiser(out: Path, module: DenoiserModule, recipe: DenoiserRecipe, car
         for name, text in texts.items():
             (out / name).write_text(text, encoding="utf-8")
         with whole_file(out / "model.safetensors") as part:
-            save_file(halves, part, {"format": "pt"})
+            part.write_bytes(save(halves, {"format": "pt"}))
     except OSError as error:
         raise InvalidOption(
             f"cannot write {out} ({error.strerror or error}): free space or give another --out"

@@ -47,7 +47,7 @@ class DenoiserRecipe:
     vector_rate: float = 3e-3
     warm_up: float = 0.05
     clip: float = 1.0
-    corrupt: float = 0.1
+    corrupt: float = 0.0
     causal_weight: float = 1.0
     seed: int = 0
 

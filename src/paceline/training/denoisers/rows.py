@@ -1,7 +1,8 @@
 """What the rows of a denoiser see and must say, by kind, for the tasks for parallel decoding.
 
-- "full" (LLaDA, arXiv:2502.09992): every row sees every row; mask rows say their own token. Some
-  visible tokens are exchanged at random and must be put right (ReDiff, arXiv:2510.19871).
+- "full" (LLaDA, arXiv:2502.09992): every row sees every row; mask rows say their own token. Where
+  the recipe wants it, some visible tokens are exchanged at random and must be put right (the first
+  stage of ReDiff, arXiv:2510.19871).
 - "block" (BD3-LM, arXiv:2503.09573): clean rows beside noisy ones in one pass. A noisy row sees its
   own noisy block and the clean rows before it. Two noisy copies mask complementary places
   (Fast-dLLM v2, arXiv:2509.26328). Clean rows see their block, or, in half of the examples, only

@@ -28,6 +28,11 @@ from paceline.training.denoisers.rows import (
 )
 from paceline.training.run import TrainingRun
 
+SHARES = {
+    **dict.fromkeys(("reverse", "sort", "insert-index", "replace-index"), 1.5),
+    **dict.fromkeys(("latin-square", "sudoku", "sums", "expression", "brackets"), 0.4),
+}
+"""How often tasks are trained on, against 1 for the others: long ones less, hard ones more."""
 JUDGED = 96
 """Held-out cases of a task that a denoiser is judged by."""
 
@@ -55,7 +60,9 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
         self.warm_up, self.clip = recipe.warm_up, recipe.clip
         self.module = DenoiserModule(recipe, len(self.ids), generator)
         self._tasks = list(parallel_tasks.TASKS.items())
-        settings = asdict(recipe) | {"vocabulary": list(self.ids)}
+        weights = np.array([SHARES.get(name, 1.0) for name, _ in self._tasks])
+        self._shares = weights / weights.sum()
+        settings = asdict(recipe) | {"vocabulary": list(self.ids), "shares": SHARES}
         if start is not None:
             self.module.load_state_dict(start)
             settings["start"] = checkpoint.digest(start, "")
@@ -79,7 +86,7 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
         rng = np.random.default_rng((self.recipe.seed, epoch, 0))
         texts = []
         for index in range(self.recipe.batch):
-            name, task = self._tasks[rng.integers(len(self._tasks))]
+            name, task = self._tasks[rng.choice(len(self._tasks), p=self._shares)]
             case = parallel_tasks.draw(task, name, rng, False, int(rng.integers(3)))
             texts.append(text_of(case, self.ids, index))
         return [texts]
