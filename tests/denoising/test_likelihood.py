@@ -103,6 +103,17 @@ def test_the_likelihood_of_a_sample_is_that_of_its_text():
     assert mean == pytest.approx(sum(q * log(q) for q in law.values() if q), abs=0.25)
 
 
+@pytest.mark.parametrize(
+    ("sampler", "nats"), [("counts", 0.0), ("factor", 0.058), ("counts:per_step=2", 0.420)]
+)
+def test_the_prices_of_the_page(sampler, nats):
+    found = [
+        divergence(enumerated(target, sampler), target.joint)
+        for target in (TableDenoiser(random_joint(3, 4, index)) for index in range(10))
+    ]
+    assert np.mean(found) == pytest.approx(nats, abs=6e-4)
+
+
 def test_temperature_is_part_of_the_law():
     target, law = table(2), {}
     for text in product(range(3), repeat=4):

@@ -165,6 +165,21 @@ def test_no_rounds_are_the_inner_rule_and_caches_are_refused():
         decode(table(0), "remask>genmol", cache="dual")
 
 
+@pytest.mark.parametrize(
+    ("attention", "facts", "sampler", "message"),
+    [
+        ("order", {"shifted": True}, "wedlm>counts", "masks that predict their own place"),
+        ("full", {}, "wedlm>counts", "is for attention order"),
+        ("order", {}, "wedlm>revise>counts", "inner must be a rule that changes nothing"),
+        ("block", {}, "remask>counts", "is for attention full"),
+        ("block", {}, "guided:top=0", "top must be 1"),
+    ],
+)
+def test_models_that_a_process_does_not_serve_are_named(attention, facts, sampler, message):
+    with pytest.raises(InvalidOption, match=message):
+        decode(table(0, attention=attention, **facts), sampler)
+
+
 # A window in the order of filling.
 
 WINDOWS = ("wedlm:window=3>entropy:tau=0.6,penalty=0.1", "wedlm:window=4>counts:per_step=2")

@@ -126,6 +126,15 @@ def test_revised_places_hold_what_the_model_says_given_the_others():
     assert edits > 5
 
 
+def test_logprobs_are_those_of_the_edited_tokens():
+    edited = 0
+    for index in range(10):
+        found = decode(table(index), "revise>counts:per_step=3", logprobs=1)
+        assert [each.token_id for each in found.logprobs] == found.generated
+        edited += len(found.work.process.canvas.trace) > 6
+    assert edited
+
+
 def test_edits_have_a_limit_a_bound_and_a_share():
     filled, edits = view_of(random_laws(4, 3, 0, 3.0)), []
     for options in ("revise", "revise:most=3", "revise:least=0.8", "revise:share=0.5"):

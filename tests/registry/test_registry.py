@@ -94,7 +94,7 @@ def test_papers_are_cited_by_name_year_and_place() -> None:
     papers = [part for m in registry.methods() if m.paper != "-" for part in m.paper.split("; ")]
     for paper in papers:
         assert re.fullmatch(
-            r"(after )?(\w.+, )?[A-Z]\w+( et al\.| and [A-Z]\w+)? 20\d\d, "
+            r"(after )?(\w.+, )?[A-Z][\w-]+( et al\.| and [A-Z]\w+)? 20\d\d, "
             r"(arXiv:\d{4}\.\d{5}|github\.com/\S+)",
             paper,
         ), paper

@@ -69,6 +69,8 @@ def check_parts(sampler: Sampler, plan: CachePlan, facts: Denoises) -> None:
             f"sampler '{sampler.name}' is for models whose clean rows predict the next token, and "
             "this one's do not: use another sampler"
         )
+    if isinstance(sampler, Rule):
+        sampler.check(facts, plan)
 
 
 def constrain(
@@ -110,6 +112,9 @@ class Rule:
     law_only: bool = True
     needs: tuple[Attention, ...] = ("full", "block")
 
+    def check(self, facts: Denoises, plan: CachePlan) -> None:
+        """Raise InvalidOption if model or plan lack what the rule needs beyond `needs`."""
+
     def begin(self, canvas: Canvas) -> Any:
         """Return the state of a new block."""
         return None
@@ -132,6 +137,9 @@ class Wrapper(Rule):
         self.inner = inner
         self.reads_filled, self.monotone = inner.reads_filled, inner.monotone
         self.fresh, self.law_only, self.needs = inner.fresh, inner.law_only, inner.needs
+
+    def check(self, facts: Denoises, plan: CachePlan) -> None:
+        self.inner.check(facts, plan)
 
     def begin(self, canvas: Canvas) -> Any:
         return self.inner.begin(canvas)
@@ -160,6 +168,7 @@ class Unmasking:
         context = self.context
         self.canvas = canvas = context.canvas()
         self.logprobs: dict[int, TokenLogprob] = {}
+        self.read: dict[int, LogitArray] = {}  # logits of filled places
         constraint = context.request.constraint
         self._constraint = None if constraint is None else constraint.start()
         self.held: list[int] = []
@@ -274,6 +283,7 @@ class Unmasking:
             ]
             if free:
                 read = np.stack([rows[place - shift] for place in free])
+                self.read = dict(zip(free, read, strict=True))
                 view.filled = self._seen(read, np.asarray(free, dtype=np.int64))
         return self.rule.view(view, self.state)
 
@@ -317,6 +327,8 @@ class Unmasking:
                 self.logprobs[place] = logprobs(self.rows[index], token, top)
         for place, token in choice.edit:
             canvas.put(place, token)
+            if top is not None and place in self.read:
+                self.logprobs[place] = logprobs(self.read[place], token, top)
         for place in choice.remask:
             canvas.tokens[place] = canvas.mask
         canvas.step += 1

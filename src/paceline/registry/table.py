@@ -535,7 +535,7 @@ BUILT_IN: tuple[Method, ...] = (
         "sampler",
         "measured only",
         "a rule: revise>counts; a denoiser that was trained to read wrong tokens",
-        "after ReDiff, Ji et al. 2025, arXiv:2510.19871; LLaDA2.1, 2026, arXiv:2602.08676",
+        "after ReDiff, Ji et al. 2025, arXiv:2510.19871",
         "paceline.denoising.samplers.revise:Revise",
     ),
     Method(
@@ -663,7 +663,7 @@ BUILT_IN: tuple[Method, ...] = (
         "cache",
         "measured only",
         "an unshifted denoiser with full attention",
-        "Window-Diffusion, 2026, arXiv:2601.20332",
+        "Window-Diffusion, Zuo et al. 2026, arXiv:2601.20332",
         "paceline.denoising.approximate_caches:Window",
     ),
     Method(

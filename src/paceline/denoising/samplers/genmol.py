@@ -8,7 +8,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.core.options import require
-from paceline.core.types import LogitArray, TokenLogprob
+from paceline.core.types import Denoises, LogitArray, TokenLogprob
+from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import Ask, tokens_at, visible
 from paceline.denoising.process import Choice, Context, Process, View, best
 from paceline.denoising.samplers.counts import chances
@@ -59,11 +60,19 @@ class Remask(Wrapper):
         self.needs = ("full",)
         self.fresh, self.monotone, self.law_only = True, False, False
 
-    def process(self, context: Context) -> Process:
-        if context.plan.name != "none":
+    def check(self, facts: Denoises, plan: CachePlan) -> None:
+        super().check(facts, plan)
+        if plan.name != "none":
             raise InvalidOption(
-                f"sampler 'remask' asks the whole text again, not what cache '{context.plan.name}' "
-                "leaves out: use cache none"
+                f"sampler 'remask' asks the whole text again, not what cache '{plan.name}' leaves "
+                "out: use cache none"
+            )
+
+    def process(self, context: Context) -> Process:
+        if context.request.constraint is not None:
+            raise InvalidOption(
+                "sampler 'remask' changes the middle of a text, which a constraint cannot follow: "
+                "leave out one of the two"
             )
         return _Process(context, self)
 

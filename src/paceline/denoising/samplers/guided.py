@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import require
-from paceline.core.types import LogitArray, ProbArray
+from paceline.core.types import Denoises, LogitArray, ProbArray
+from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import Ask
 from paceline.denoising.process import Choice, Context, Process, View
 from paceline.denoising.unmasking import Rule, Unmasking
@@ -45,12 +46,14 @@ class Guided(Rule):
     def choose(self, view: View, state: int) -> Choice:
         return Choice(range(max(1, state)))
 
-    def process(self, context: Context) -> Process:
-        if not context.facts.autoregressive:
+    def check(self, facts: Denoises, plan: CachePlan) -> None:
+        if not facts.autoregressive:
             raise InvalidOption(
                 "sampler 'guided' needs a model whose clean rows predict the next token: use "
                 "another sampler"
             )
+
+    def process(self, context: Context) -> Process:
         return _Process(context, self)
 
 

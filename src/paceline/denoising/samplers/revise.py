@@ -21,8 +21,6 @@ class Revise(Wrapper):
     """Beside what the inner rule fills, overwrite filled places of the block by their new picks."""
 
     name: ClassVar[str] = "revise"
-    reads_filled = True
-    monotone = False
 
     def __init__(
         self, inner: Rule, share: float = 1.0, after: int = 0, least: float = 0.0, most: int = 0

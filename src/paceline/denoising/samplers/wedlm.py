@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core.options import require
-from paceline.core.types import LogitArray
-from paceline.denoising.caches import Exact, Plan
+from paceline.core.types import Denoises, LogitArray
+from paceline.denoising.caches import CachePlan, Exact, Plan
 from paceline.denoising.canvas import Ask, tokens_at
 from paceline.denoising.process import Context, Process
 from paceline.denoising.unmasking import Rule, Unmasking, Wrapper
@@ -28,9 +28,15 @@ class WeDLM(Wrapper):
         self.window = window
         self.needs = ("order",)
 
+    def check(self, facts: Denoises, plan: CachePlan) -> None:
+        super().check(facts, plan)
+        if facts.shifted:
+            raise InvalidOption(
+                "sampler 'wedlm' needs masks that predict their own place, and this model's "
+                "predict the next: use another sampler"
+            )
+
     def process(self, context: Context) -> Process:
-        if context.facts.shifted:
-            raise InvalidOption("sampler 'wedlm' is for masks that predict their own place")
         return _Process(context, self)
 
 
