@@ -583,7 +583,7 @@ BUILT_IN: tuple[Method, ...] = (
         "sampler",
         "law of the inner rule",
         "a denoiser",
-        "rejection, Leviathan et al. 2023, arXiv:2211.17192, along the rule's own order",
+        "after Leviathan et al. 2023, arXiv:2211.17192",
         "paceline.denoising.samplers.speculative:Speculative",
     ),
     Method(
@@ -599,7 +599,7 @@ BUILT_IN: tuple[Method, ...] = (
         "sampler",
         "lossless: the model's own autoregressive decoding",
         "a denoiser whose clean rows predict the next token",
-        "TiDAR, Liu et al. 2025, arXiv:2511.08923; prune: FlexDraft, arXiv:2605.20022",
+        "TiDAR, Liu et al. 2025, arXiv:2511.08923",
         "paceline.denoising.samplers.self_verified:Tidar",
     ),
     Method(
@@ -607,7 +607,7 @@ BUILT_IN: tuple[Method, ...] = (
         "sampler",
         "lossless: the model's own autoregressive decoding",
         "a denoiser whose clean rows predict the next token",
-        "after Nemotron-Labs-Diffusion, NVIDIA 2026: the drafting token is causal",
+        "after Nemotron-Labs-Diffusion, Fu et al. 2026, github.com/sgl-project/sglang",
         "paceline.denoising.samplers.self_verified:LinearSpec",
     ),
     Method(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.core.types import SamplingScheme, TokenTree, Verdict
-from paceline.sampling.distributions import residual
+from paceline.sampling.distributions import verified
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.verifiers.base import (
     Shape,
@@ -38,11 +38,10 @@ class Rejection(Verifier):
             position = target.position + node
             p = target.distribution(node - 1)
             q = row(self, draft, node - 1)
-            accept = min(1.0, p.prob(token) / drawn_mass(self, q, draft, node))
-            if not randomness.bernoulli(accept, Draw(position, Purpose.ACCEPT, root=root)):
-                rest = residual(p, q)
-                draw = Draw(position, Purpose.RESIDUAL, root=root)
-                return Verdict(tuple(range(node)), rest.token(randomness.choice(rest.probs, draw)))
+            drawn_mass(self, q, draft, node)
+            found = verified(p, q, token, position, root, randomness)
+            if found != token:
+                return Verdict(tuple(range(node)), found)
         depth = len(draft)
         distribution = target.distribution(depth - 1)
         bonus = randomness.choice(distribution.probs, Draw(target.position + depth, Purpose.TARGET))
