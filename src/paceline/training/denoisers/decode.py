@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from paceline.core.types import IntArray
+from paceline.core.types import IntArray, ProbArray
 from paceline.measure import parallel_tasks
 from paceline.training.denoisers.module import DenoiserModule
 from paceline.training.denoisers.rows import (
@@ -19,6 +19,7 @@ from paceline.training.denoisers.rows import (
     MASK,
     PAD,
     UNKNOWN,
+    Packed,
     Rows,
     pack,
     text_of,
@@ -56,15 +57,24 @@ def decode(
             examples.append(rows)
             asked.append((at, places))
         packed = pack(examples)
-        logits = module(packed.tokens, packed.positions, packed.sees)
-        logits[..., [MASK, PAD, UNKNOWN]] = -torch.inf
-        sure, best = logits.softmax(-1).max(-1)
+        sure, best = best_tokens(module, packed)
         for i, (bin_, begin), (at, places) in zip(open_, packed.places, asked, strict=True):
             index = int(sure[bin_, begin + at].argmax())
             place = int(places[index])
             answers[i][place] = int(best[bin_, begin + int(at[index])])
             filled[i].append(place)
     return [answer[: _first_end(answer)].tolist() for answer in answers]
+
+
+def best_tokens(module: DenoiserModule, packed: Packed) -> tuple[ProbArray, IntArray]:
+    """Return the most probable token of each row, `[bins, rows]`, and its probability.
+
+    Masks, padding and unknown words have none.
+    """
+    logits = module(packed.tokens, packed.positions, packed.sees)
+    logits[..., [MASK, PAD, UNKNOWN]] = -torch.inf
+    sure, best = logits.softmax(-1).max(-1)
+    return sure.double().numpy(), best.numpy()
 
 
 def _first_end(answer: IntArray) -> int:

@@ -1,0 +1,91 @@
+"""The filter of Learn2PD: replays end in the answer, and the filter learns what decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.numpy import load_file
+
+from paceline.errors import InvalidOption
+from paceline.measure import parallel_tasks
+from paceline.training.denoisers.confidence_filter import (
+    ConfidenceFilter,
+    collect,
+    fit,
+    replay,
+    save_filter,
+)
+from paceline.training.denoisers.decode import decode
+from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe
+from paceline.training.denoisers.rows import text_of, vocabulary
+
+IDS = vocabulary()
+
+
+@pytest.fixture(scope="module")
+def network() -> DenoiserModule:
+    shape = DenoiserRecipe("full", width=32, layers=1, head=16, ffn=32)
+    return DenoiserModule(shape, len(IDS), torch.Generator().manual_seed(2))
+
+
+def prompts() -> list[np.ndarray]:
+    texts = [text_of(case, IDS) for case in parallel_tasks.cases("sort", 6, 0)]
+    return [text.tokens[: text.prompt_length] for text in texts]
+
+
+def test_an_answer_of_its_own_is_replayed_in_fewer_forwards(network: DenoiserModule) -> None:
+    # One token per forward, the surest first and within a block: what a replay follows.
+    answers = []
+    for prompt in prompts():
+        [answer] = decode(network, [prompt], "full", length=4)
+        answers.append(np.array([*answer, *[1] * (4 - len(answer))]))
+    seen, right = replay(network, prompts(), answers, 4)
+    assert seen.shape == right.shape == (len(seen), 4)
+    assert len(seen) <= 4 * len(answers)
+    assert right[seen == 1].all()  # filled places count as right
+    first = seen[: len(answers)]
+    assert (first < 1).all()  # nothing is filled at first
+    assert right[: len(answers)][np.arange(len(answers)), first.argmax(1)].all()
+
+
+def test_a_strange_answer_takes_a_forward_per_token(network: DenoiserModule) -> None:
+    answers = [np.full(8, IDS["Tibe"]) for _ in prompts()]
+    seen, right = replay(network, prompts(), answers, 4)
+    hidden = (seen < 1).sum(1)
+    assert set(hidden) == {1, 2, 3, 4}
+    assert (right[seen < 1]).mean() < 0.5
+    assert len(seen) <= 8 * len(answers)
+
+
+def test_the_filter_learns_a_rule_of_confidences() -> None:
+    rng = np.random.default_rng(0)
+    seen = rng.uniform(0.2, 0.999, (512, 4))
+    right = seen > 0.7
+    learned = fit((seen, right), hidden=16, steps=2000)
+    with torch.no_grad():
+        scores = learned(torch.from_numpy(seen).float()).numpy()
+    assert ((scores > 0) == right).mean() > 0.9
+
+
+def test_files_hold_what_the_filter_computes(tmp_path: Path) -> None:
+    network = ConfidenceFilter(4, 4, 3)
+    save_filter(tmp_path / "filter.safetensors", network, {"block": "4"})
+    held = load_file(tmp_path / "filter.safetensors")
+    seen = np.random.default_rng(0).random((5, 4)).astype(np.float32)
+    inner = np.maximum(seen @ held["in.weight"].T + held["in.bias"], 0)
+    scores = inner @ held["out.weight"].T + held["out.bias"]
+    with torch.no_grad():
+        np.testing.assert_allclose(network(torch.from_numpy(seen)).numpy(), scores, atol=1e-6)
+
+
+def test_canvases_are_whole_blocks(network: DenoiserModule) -> None:
+    seen, _ = collect(network, 15, 4, 8)
+    assert seen.shape[1] == 4
+    with pytest.raises(InvalidOption, match="multiple of the block"):
+        collect(network, 15, 4, 6)
