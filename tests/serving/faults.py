@@ -106,7 +106,7 @@ FAULTS = {
     "the end of the thread is not told": Fault(Worker, "_fail", "self._lost()", "pass"),
     "resumed text comes again": Fault(Engine, "_resume", "transcript.take()", "pass"),
     "resumed tokens have no penalty": Fault(
-        Engine, "_resume", "sequence.sampler.commit(tokens)", "pass"
+        AutoregressiveDecoder, "resume", "sequence.sampler.commit(tokens)", "pass"
     ),
     "a failed request stays": Fault(Engine, "_failed", "self._leave(request)", "pass"),
     "a job does not wake the worker": Fault(Worker, "submit", "self._notify()", "pass"),

@@ -297,10 +297,11 @@ class Small(FileIO):
 
 def test_a_file_that_takes_parts_gets_all_until_the_disk_is_full(tmp_path: Path) -> None:
     source, out = write(tmp_path / "in", requests(12)), tmp_path / "out"
-    with Small(out, "ab") as file, pytest.raises(InvalidOption, match="No space left on device"):
-        list(Batch(served(engines.make()), file).run(read_lines(source), lambda: False))
+    with Small(out, "ab") as small, pytest.raises(InvalidOption, match="No space left on device"):
+        list(Batch(served(engines.make()), small).run(read_lines(source), lambda: False))
     assert out.stat().st_size == 3000
-    kept = answered(out)
+    file, kept = open_output(out)
+    file.close()
     assert kept
     whole = decode(source, out)
     assert timeless(whole) == timeless(decode(source, tmp_path / "undisturbed"))
