@@ -24,6 +24,7 @@ TOPICS = {
     "training": "Trained drafters",
     "verifiers-lossy": "Verifiers and lossy rules",
     "exactness-fidelity": "Exactness and fidelity",
+    "canvas": "Canvas decoding",
     "kernels": "Native kernels",
     "long-context": "Long context",
 }
