@@ -308,3 +308,31 @@ def test_the_plain_decoder_fills_every_place_before_the_end(kind: str) -> None:
         assert len(answer) <= 9
         assert MASK not in answer
         assert EOS not in answer
+
+
+def test_certainty_moves_only_rows_that_are_right() -> None:
+    logits = torch.tensor([[2.0, 0.5, -1.0], [0.1, 1.0, 0.3]], requires_grad=True)
+    labels = torch.tensor([0, 2])  # the second row says 1
+    training.certainty_loss(logits, labels).backward()
+    assert logits.grad is not None
+    assert logits.grad[0].abs().max() > 1e-3
+    assert logits.grad[1].abs().max() == 0
+    surer = logits.detach() - 0.5 * logits.grad
+    assert training.certainty_loss(surer, labels) < training.certainty_loss(logits, labels)
+    assert training.certainty_loss(logits, torch.tensor([1, 2])) == 0
+
+
+def test_without_certainty_the_loss_is_cross_entropy_and_own_answers_need_weights() -> None:
+    start = dict(module().named_parameters())
+    plain = DenoiserTraining(recipe("full"), start=start)
+    sure = DenoiserTraining(recipe("full", certainty=1.0), start=start)
+    [batch] = plain.batches(0)
+    [(loss, _)], [(more, _)] = plain.losses(batch), sure.losses(batch)
+    assert float(more) >= float(loss)
+    with pytest.raises(InvalidOption, match="own answers are written by weights"):
+        DenoiserTraining(recipe("full", own=4))
+    written = DenoiserTraining(recipe("full", own=4), start=start)
+    [mine] = written.batches(0)
+    prompts = [each.tokens[: each.prompt_length] for each in mine]
+    for text, answer in zip(mine, decode(module(), prompts, "full"), strict=True):
+        assert text.tokens[text.prompt_length :].tolist() == answer

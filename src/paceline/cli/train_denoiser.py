@@ -30,6 +30,15 @@ def denoiser(
     ffn: Annotated[int, typer.Option(help="Inner size of feed-forward blocks.")] = 448,
     matrix_rate: Annotated[float, typer.Option(help="Peak learning rate of matrices.")] = 0.02,
     vector_rate: Annotated[float, typer.Option(help="Peak learning rate of the rest.")] = 3e-3,
+    certainty: Annotated[
+        float, typer.Option(help="Weight of the entropy of masks that are right (dParallel).")
+    ] = 0.0,
+    own: Annotated[
+        int, typer.Option(help="Learn from so many answers of the model itself, with --from.")
+    ] = 0,
+    corrupt: Annotated[
+        float, typer.Option(help="Of full: share of visible tokens that are wrong (ReDiff).")
+    ] = 0.0,
     seed: o.Seed = 0,
     as_json: o.AsJson = False,
 ) -> None:
@@ -52,6 +61,9 @@ def denoiser(
         ffn=ffn,
         matrix_rate=matrix_rate,
         vector_rate=vector_rate,
+        certainty=certainty,
+        own=own,
+        corrupt=corrupt,
         seed=seed,
     )
     out = out or Path(f"denoiser-{kind}")
@@ -73,7 +85,8 @@ def denoiser(
     command = (
         f"paceline train denoiser {kind} --steps {steps} --batch {batch} --width {width} "
         f"--layers {layers} --ffn {ffn} --matrix-rate {matrix_rate} --vector-rate {vector_rate} "
-        f"--seed {seed}{' --from START' if start else ''}"
+        f"--certainty {certainty} --own {own} --corrupt {corrupt} --seed {seed}"
+        f"{' --from START' if start else ''}"
     )
     found = run.judge() if finished else {}
     if finished:

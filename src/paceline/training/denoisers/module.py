@@ -34,6 +34,9 @@ class DenoiserRecipe:
         warm_up: share of the updates.
         corrupt: share of the visible tokens that are exchanged, in half of the examples of "full".
         causal_weight: of the loss on next tokens, of "block".
+        certainty: weight of the entropy of mask rows that are right (dParallel, arXiv:2509.26488).
+        own: so many answers that the starting weights write, greedily, are learned from in place of
+            those of the tasks; 0 for the latter.
     """
 
     kind: Kind
@@ -49,11 +52,15 @@ class DenoiserRecipe:
     clip: float = 1.0
     corrupt: float = 0.0
     causal_weight: float = 1.0
+    certainty: float = 0.0
+    own: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         require(self.kind in get_args(Kind), "kind", self.kind, "full, block or order")
         require(self.steps >= 2, "steps", self.steps, "2 or more")
+        require(self.certainty >= 0, "certainty", self.certainty, "0 or more")
+        require(self.own >= 0, "own", self.own, "0 or more")
         require(self.batch >= 1, "batch", self.batch, "1 or more")
         require(self.width % self.head == 0, "width", self.width, f"a multiple of {self.head}")
 

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks
 from paceline.training import checkpoint
 from paceline.training.data import Text
-from paceline.training.denoisers.decode import Way, accuracy
+from paceline.training.denoisers.decode import Way, accuracy, decode
 from paceline.training.denoisers.module import DenoiserModule, DenoiserRecipe
 from paceline.training.denoisers.rows import (
     BLOCKS,
+    MASK,
     Rows,
     block_rows,
     full_rows,
@@ -33,6 +35,8 @@ SHARES = {
     **dict.fromkeys(("latin-square", "sudoku", "sums", "expression", "brackets"), 0.4),
 }
 """How often tasks are trained on, against 1 for the others: long ones less, hard ones more."""
+_TOGETHER = 64  # prompts answered together
+
 JUDGED = 96
 """Held-out cases of a task that a denoiser is judged by."""
 
@@ -62,10 +66,14 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
         self._tasks = list(parallel_tasks.TASKS.items())
         weights = np.array([SHARES.get(name, 1.0) for name, _ in self._tasks])
         self._shares = weights / weights.sum()
+        self._own: list[Text] = []
         settings = asdict(recipe) | {"vocabulary": list(self.ids), "shares": SHARES}
         if start is not None:
             self.module.load_state_dict(start)
             settings["start"] = checkpoint.digest(start, "")
+            self._own = list(self._written())
+        elif recipe.own:
+            raise InvalidOption("own answers are written by weights to start from: give those")
         super().__init__(
             self.module,
             self.module.rated(recipe.matrix_rate, recipe.vector_rate),
@@ -84,12 +92,29 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
         if epoch < self.step:
             return [[]]
         rng = np.random.default_rng((self.recipe.seed, epoch, 0))
+        if self._own:
+            return [[self._own[i] for i in rng.choice(len(self._own), self.recipe.batch)]]
         texts = []
         for index in range(self.recipe.batch):
-            name, task = self._tasks[rng.choice(len(self._tasks), p=self._shares)]
-            case = parallel_tasks.draw(task, name, rng, False, int(rng.integers(3)))
-            texts.append(text_of(case, self.ids, index))
+            texts.append(self._drawn(rng, index))
         return [texts]
+
+    def _drawn(self, rng: np.random.Generator, index: int) -> Text:
+        name, task = self._tasks[rng.choice(len(self._tasks), p=self._shares)]
+        case = parallel_tasks.draw(task, name, rng, False, int(rng.integers(3)))
+        return text_of(case, self.ids, index)
+
+    def _written(self) -> Iterator[Text]:
+        # Prompts of the tasks with the module's own answers.
+        rng = np.random.default_rng((self.recipe.seed, 2))
+        asked = [self._drawn(rng, index) for index in range(self.recipe.own)]
+        for first in range(0, len(asked), _TOGETHER):
+            some = asked[first : first + _TOGETHER]
+            prompts = [each.tokens[: each.prompt_length] for each in some]
+            found = decode(self.module, prompts, self.recipe.kind)
+            for text, prompt, answer in zip(some, prompts, found, strict=True):
+                tokens = np.concatenate([prompt, np.asarray(answer, dtype=np.int64)])
+                yield Text(text.index, tokens, text.prompt_length)
 
     def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
         rows = noised(texts, self.recipe, self.step)
@@ -98,6 +123,10 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
         counted = packed.weights > 0
         each = functional.cross_entropy(logits[counted], packed.labels[counted], reduction="none")
         loss = (each * packed.weights[counted]).sum() / len(texts)
+        if self.recipe.certainty:
+            hidden = packed.tokens[counted] == MASK
+            shown = logits[counted][hidden], packed.labels[counted][hidden]
+            loss = loss + self.recipe.certainty * certainty_loss(*shown)
         yield loss, float(loss.detach())
 
     def judge(self) -> dict[str, dict[str, float]]:
@@ -109,6 +138,21 @@ class DenoiserTraining(TrainingRun[dict[str, dict[str, float]]]):
             name: accuracy(self.module, way, count=JUDGED, block=size)
             for name, (way, size) in ways.items()
         }
+
+
+def certainty_loss(logits: Tensor, labels: Tensor, temperature: float = 0.5) -> Tensor:
+    """Return the mean entropy, in nats, of rows whose most probable token is right; else 0.
+
+    Args:
+        logits: float32 `[rows, vocabulary]`.
+        labels: int64 `[rows]`.
+        temperature: of the entropy (dParallel).
+    """
+    right = logits.argmax(-1) == labels
+    if not right.any():
+        return logits.sum() * 0.0
+    logs = (logits[right] / temperature).log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1).mean()
 
 
 def noised(texts: Sequence[Text], recipe: DenoiserRecipe, step: int) -> list[Rows]:
