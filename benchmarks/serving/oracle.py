@@ -165,10 +165,11 @@ class Alone:
             tops = body["top_logprobs"] if tops else None
         if "response_format" in body:
             extra["constraint"] = engine.grammar.json_schema(SCHEMA)
-        if body.get("tool_choice") == "required":
-            begin, end, *keys = call_grammar(style)
+        mode = body.get("tool_choice")
+        begin, end, *keys = call_grammar(style)
+        if mode == "required" or (mode == "auto" and begin and not body.get("ignore_eos")):
             extra["constraint"] = engine.grammar.tool_calls(
-                TOOLS, "required", begin=begin, end=end, keys=(keys[0], keys[1])
+                TOOLS, mode, begin=begin, end=end, keys=(keys[0], keys[1])
             )
         extra |= {name: body[name] for name in SAME if name in body}
         bias = {int(token): value for token, value in body.get("logit_bias", {}).items()}

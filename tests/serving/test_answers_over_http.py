@@ -258,6 +258,12 @@ def test_a_call_that_the_model_begins_is_one_of_the_tools() -> None:
     assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
     assert json.loads(other["message"]["content"])["a"] in (1, 2)
 
+    async def on(client: Client) -> Json:  # behind an end token a grammar lets nothing follow
+        answer: Json = (await client.ask(CHATS, body | {"ignore_eos": True}))["choices"][0]
+        return answer
+
+    assert run(on, speaking("said"))["message"]["content"].count("said") > 5
+
     unread = {"type": "object", "not": {"const": 1}}  # which grammars do not read
     loose = [{"type": "function", "function": {"name": "add", "parameters": unread}}]
     firm = [{"type": "function", "function": loose[0]["function"] | {"strict": True}}]

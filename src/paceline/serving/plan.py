@@ -322,7 +322,8 @@ def _constraint(
         ("json_schema", "json_schema", body.json_schema),
     ]
     chosen = [each for each in wanted if each[2] is not None]
-    if calls is not None and (calls.must or not chosen):
+    # Behind an end token that is ignored a grammar lets nothing follow.
+    if calls is not None and (calls.must or not (chosen or body.ignore_eos)):
         chosen.append(("tool_choice", "", None))
     if len(chosen) > 1:
         names = " and ".join(each[0] for each in chosen[:2])
