@@ -82,7 +82,7 @@ class Deer(Drafter):
             outputs = self._model.forward_blocks(blocks)
             for index, output in zip(asked, outputs, strict=True):
                 logits = output.logits.copy()
-                logits[:, self._facts.mask] = -np.inf
+                logits[:, self._facts.mask : self._facts.mask + 1] = -np.inf
                 drafts[index] = self.draft(sequences[index], logits)
         finally:
             for block in blocks:

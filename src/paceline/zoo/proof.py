@@ -6,9 +6,14 @@ states are not, since tables have none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
-from paceline.core.target import BlockTarget
+import numpy as np
+
+from paceline.core.target import Block, BlockOutput, BlockTarget
+from paceline.core.types import Capabilities
 from paceline.drafters.base import Drafter
 from paceline.proof.cases import Draftable, Limit, Proof, straight
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
@@ -32,10 +37,25 @@ def _cascade(logits: LogitsOf, vocabulary: int) -> Drafter:
     return Cascade([Level(model) for model in levels], vocabulary, needs_q=True)
 
 
+class _Denoiser(TableDenoiser):
+    """A denoiser whose head has symbols alone; places beyond its joint may hold any."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, vocab_size=self.symbols)
+
+    def forward_blocks(
+        self, blocks: Sequence[Block], layers: Sequence[int] | None = None
+    ) -> list[BlockOutput]:
+        outputs = [each.logits[:, : self.symbols] for each in super().forward_blocks(blocks)]
+        for logits in outputs:
+            logits[np.isneginf(logits).all(axis=1)] = 0.0
+        return [BlockOutput(logits, logits) for logits in outputs]
+
+
 def _deer(logits: LogitsOf, vocabulary: int) -> Drafter:
-    # A denoiser of its own, with the same tokens: two symbols, or as many as fit.
-    joint = random_joint(max(1, vocabulary - 2), 4, _THIRD)
-    return Deer(cast(BlockTarget, TableDenoiser(joint)), vocabulary, needs_q=True)
+    model = _Denoiser(random_joint(vocabulary, 4, _THIRD))
+    return Deer(cast(BlockTarget, model), vocabulary, needs_q=True)
 
 
 JACOBI = Proof((Draftable("jacobi window", "factorised", "chain", straight, drafter=_jacobi),))
