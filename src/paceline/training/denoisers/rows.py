@@ -237,7 +237,7 @@ def order_rows(text: Text, rng: np.random.Generator) -> Rows:
 def _canvas_length(text: Text, rng: np.random.Generator) -> int:
     # Room for an end token; more room is rarer.
     least = -(-(len(text.tokens) - text.prompt_length + 1) // _CANVAS)
-    return _CANVAS * (least + int(rng.choice(4, p=[0.55, 0.2, 0.15, 0.1])))
+    return _CANVAS * (least + int(rng.choice(6, p=[0.4, 0.2, 0.1, 0.1, 0.1, 0.1])))
 
 
 def _drawn(rng: np.random.Generator, size: int, count: int) -> BoolArray:

@@ -31,8 +31,9 @@ from paceline.training.denoisers.rows import (
 from paceline.training.run import TrainingRun
 
 SHARES = {
-    **dict.fromkeys(("reverse", "sort", "insert-index", "replace-index"), 1.5),
-    **dict.fromkeys(("latin-square", "sudoku", "sums", "expression", "brackets"), 0.4),
+    **dict.fromkeys(("reverse", "insert-index", "replace-index"), 2.5),
+    **dict.fromkeys(("sort", "remove-index"), 1.5),
+    **dict.fromkeys(("latin-square", "sudoku", "sums", "expression", "brackets"), 0.15),
 }
 """How often tasks are trained on, against 1 for the others: long ones less, hard ones more."""
 _TOGETHER = 64  # prompts answered together
