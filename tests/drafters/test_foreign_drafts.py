@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.helpers.vocabularies import letters
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
@@ -17,6 +18,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.drafters.statistics.stand import Stand
 from paceline.drafters.suffix.datastore import build
 from paceline.drafters.suffix.history import HistoryDrafter
+from paceline.models.translation import Translation
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
@@ -28,6 +30,7 @@ VOCABULARY = 8
 MODEL = TabularModel(VOCABULARY, 2, seed=3, sharpness=2.0)
 SMALL = TabularModel(VOCABULARY, 6, seed=4, sharpness=2.0)  # sees what was cached
 NOTHING = Budget(0, 0)
+LETTERS = letters("a b c d e f g h")
 
 
 def small() -> TabularTarget:
@@ -51,21 +54,30 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafter]:
             return drawn[name]()
         capabilities = TabularTarget(MODEL.logits, VOCABULARY).capabilities
         options = {"index": str(index)} if name == "datastore" else {}
-        context = DrafterContext(capabilities, small, options=options, coarser=small)
+        context = DrafterContext(
+            capabilities,
+            small,
+            options=options,
+            coarser=small,
+            any_draft_model=lambda: (small(), Translation(LETTERS, LETTERS)),
+        )
         drafter: Drafter = registry.find("drafter", name).load().create(context)
         return drafter
 
     return make
 
 
-TRAINED = ("paceline.drafters.network.drafter:", "paceline.zoo.networks.")
+# Those with networks, and those that ask blocks of rows, need targets of their own: see
+# test_trained.py, zoo/test_layers.py and zoo/test_denoised.py.
+OTHERS = ("paceline.drafters.network.drafter:", "paceline.zoo.networks.")
+OTHERS += ("paceline.zoo.layers.", "paceline.zoo.denoised:")
 
 NAMES = [
-    # Those with networks need a runtime that has them: see test_trained.py. ppd works alone.
+    # ppd works alone.
     *(
         name
         for name in registry.names("drafter")
-        if name != "ppd" and not registry.find("drafter", name).factory.startswith(TRAINED)
+        if name != "ppd" and not registry.find("drafter", name).factory.startswith(OTHERS)
     ),
     *("stand, drawn", "jacobi, drawn", "draft-model, trees", "draft-model, drawn"),
 ]
