@@ -20,7 +20,7 @@ from paceline.models.source import FirstLayers, ModelSource, resolve
 from paceline.registry import table as registry
 from paceline.registry.assembly import SpeculationBuilder
 from paceline.registry.loaded import Loaded
-from paceline.registry.samplers import DEFAULT_SAMPLER, RegisteredParts
+from paceline.registry.samplers import DEFAULT_SAMPLERS, RegisteredParts
 from paceline.registry.tuned_choice import Configuration
 from paceline.verifiers.base import VerifierContext
 from paceline.version import __version__
@@ -218,7 +218,7 @@ def _check_autoregressive(loaded: Loaded, canvas: Denoising) -> None:
     if facts is not None and not facts.autoregressive:
         raise InvalidOption(
             f"{loaded.source.name} cannot decode from left to right: use another sampler, such as "
-            f"{DEFAULT_SAMPLER}"
+            f"{DEFAULT_SAMPLERS[facts.attention]}"
         )
     asked = replace(canvas, sampler=None) if canvas.sampler == AUTOREGRESSIVE else canvas
     if asked != Denoising():
@@ -254,7 +254,7 @@ def _canvas_engine(
         "device": capabilities.device,
         "precision": capabilities.precision,
         "kv_precision": capabilities.kv_precision,
-        "sampler": canvas.sampler or DEFAULT_SAMPLER,
+        "sampler": canvas.sampler or DEFAULT_SAMPLERS[facts.attention],
         "block": canvas.block,
         "canvas_cache": canvas.cache,
         "version": __version__,

@@ -26,7 +26,6 @@ from paceline.training.denoisers.module import (
     DenoiserRecipe,
 )
 from paceline.training.denoisers.rows import (
-    BLOCK,
     EOS,
     MASK,
     PAD,
@@ -45,7 +44,7 @@ def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
     - mask_token_id: of masked places;
     - attention: "full", "block" or "order";
     - shift: whether mask rows say the next token; they say their own here;
-    - block_size: the one to decode with unless told otherwise, of "block"; `BLOCKS` are trained;
+    - block_size: null, since blocks of any of `BLOCKS` were trained;
     - autoregressive: clean rows that see what is before them only say the next token.
     """
     block = recipe.kind == "block"
@@ -72,7 +71,7 @@ def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
             "mask_token_id": MASK,
             "attention": recipe.kind,
             "shift": False,
-            "block_size": BLOCK if block else None,
+            "block_size": None,
             "autoregressive": block,
         },
     }

@@ -33,7 +33,6 @@ PAD, EOS, MASK, UNKNOWN = range(4)
 SPECIAL = ("<pad>", "<eos>", "<mask>", "<unk>")
 BLOCKS = (1, 4, 8, 16)
 """Block sizes of a "block" denoiser: any of them can be decoded with."""
-BLOCK = 8
 
 _PACK = 96  # rows of a packed sequence; a longer example is alone
 _CANVAS = 4  # canvases are multiples of it
