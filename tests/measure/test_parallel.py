@@ -53,6 +53,10 @@ def test_at_temperature_one_the_divergence_is_that_of_the_samples(engines):
     found = {row.setting: row for row in bench.rows(list(made(engines, temperature=1.0).run()))}
     assert found["autoregressive"].kl == pytest.approx(0, abs=1e-3)
     assert found["counts, block 4"].kl is not None
+    chances = Bench(
+        *engines, [Setting("tidar", 4)], CELLS[:1], cases=2, room=8, temperature=1.0
+    ).run()
+    assert bench.rows(list(chances))[0].kl is None, "its trace is no likelihood"
 
 
 def test_a_run_goes_on_where_it_stopped(engines, tmp_path):

@@ -22,6 +22,7 @@ from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks as tasks
 from paceline.measure.machine import dumps
+from paceline.registry.samplers import make_sampler
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -67,7 +68,8 @@ class Record:
         forwards: of the target; one that serves eight canvases counts for each of them.
         positions: rows of these forwards.
         seconds: of wall time, for all cases together.
-        log_q: log-probability of the texts under the sampler, at temperature 1.
+        log_q: log-probability of the texts under the sampler, at temperature 1; None for samplers
+            whose trace does not say it.
         log_p: the same under the model's autoregressive stream, or None.
     """
 
@@ -81,7 +83,7 @@ class Record:
     forwards: int
     positions: int
     seconds: float
-    log_q: float
+    log_q: float | None
     log_p: float | None
 
 
@@ -167,10 +169,11 @@ class Bench:
         seconds = perf_counter() - begin
         grades = [tasks.grade(case, each.text) for case, each in zip(found, done, strict=True)]
         rows = sum(each.stats.position_evaluations for each in done)
+        likely: float | None = None
         if left:  # its prompts are read in rows, too
             rows = sum(each.prompt_tokens - 1 + len(each.token_ids) for each in done)
             likely = sum(each.logprob for one in done for each in one.logprobs)
-        else:
+        elif self._temperature and getattr(make_sampler(setting.sampler), "law_only", False):
             likely = sum(each.stats.log_likelihood for each in done)
         return Record(
             setting.label,
@@ -263,7 +266,7 @@ def _row(setting: str, batch: int, mine: Sequence[Record]) -> Row:
     def mean(name: str) -> float:
         return float(sum(getattr(each, name) for each in mine)) / cases
 
-    known = all(each.log_p is not None for each in mine)
+    known = all(None not in (each.log_p, each.log_q) for each in mine)
     return Row(
         setting,
         batch,
