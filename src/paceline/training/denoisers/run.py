@@ -32,8 +32,7 @@ from paceline.training.run import TrainingRun
 
 SHARES = {
     **dict.fromkeys(("reverse", "insert-index", "replace-index"), 2.5),
-    **dict.fromkeys(("sort", "remove-index", "insert-random", "replace-random"), 1.5),
-    "shuffle": 2.0,
+    **dict.fromkeys(("sort", "remove-index"), 1.5),
     **dict.fromkeys(("latin-square", "sudoku", "sums", "expression", "brackets"), 0.15),
 }
 """How often tasks are trained on, against 1 for the others: long ones less, hard ones more."""
