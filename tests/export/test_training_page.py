@@ -35,7 +35,7 @@ def test_blocks_are_shell() -> None:
 def test_commands_parse(line: str) -> None:
     command: Any = typer.main.get_command(app)
     _, *words = shlex.split(line)
-    while hasattr(command, "commands"):
+    while words[0] in getattr(command, "commands", ()):
         command = command.commands[words.pop(0)]
     command.make_context(command.name, words)
 
