@@ -1,4 +1,4 @@
-"""ASSD on tables: the joint's law for every set of known places, a forward a token at most."""
+"""ASSD on tables: the joint for every set of known places, a forward a token at most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table(seed: int = 0, symbols: int = 2, places: int = 4, begin: int = 1) -> T
     return TableDenoiser(random_joint(symbols, places, seed), begin, "order")
 
 
-def law(target: TableDenoiser, sampler: str, **params):
+def distribution(target: TableDenoiser, sampler: str, **params):
     """Every outcome of every draw; a forward for each token at most."""
 
     def run(randomness):
@@ -51,7 +51,7 @@ def apart(found, target: TableDenoiser, pinned=()) -> float:
 def test_the_law_is_the_joints(width):
     for seed, symbols, places in ((0, 2, 4), (1, 3, 3)):
         target = table(seed, symbols, places)
-        assert apart(law(target, f"assd:width={width}"), target) < 1e-12
+        assert apart(distribution(target, f"assd:width={width}"), target) < 1e-12
 
 
 def test_for_every_set_of_known_places():
@@ -59,13 +59,16 @@ def test_for_every_set_of_known_places():
     for count in (1, 2, 3):
         for places in combinations(range(4), count):
             pinned = {place: (place + count) % 2 for place in places}
-            assert apart(law(target, "assd:width=3", forced_tokens=pinned), target, pinned) < 1e-12
+            assert (
+                apart(distribution(target, "assd:width=3", forced_tokens=pinned), target, pinned)
+                < 1e-12
+            )
 
 
 def test_accepting_everything_has_another_law(monkeypatch):
     monkeypatch.setattr(any_subset, "verified", lambda p, q, token, *rest: token)
     target = table(0)
-    assert apart(law(target, "assd"), target) > 1e-3
+    assert apart(distribution(target, "assd"), target) > 1e-3
 
 
 def test_drafts_save_forwards_and_greedy_texts_are_sequential():

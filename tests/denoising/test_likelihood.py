@@ -1,4 +1,4 @@
-"""Likelihoods of texts under samplers: they sum to one where rules look at laws alone."""
+"""Likelihoods of texts under samplers: they sum to one where rules look at distributions alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 from tests.helpers.canvases import decode, decoder_of, enumerated, finish, start
 
 from paceline.core.types import Denoising
-from paceline.denoising.likelihood import log_likelihood
-from paceline.errors import InvalidOption
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.registry.samplers import make_sampler
 
@@ -43,28 +41,28 @@ def table(index: int, **facts: object) -> TableDenoiser:
     return TableDenoiser(random_joint(3, 4, index), **facts)  # type: ignore[arg-type]
 
 
-def divergence(law: dict[tuple[int, ...], float], joint: np.ndarray) -> float:
-    """KL(law || joint), in nats."""
-    return sum(q * (log(q) - log(joint[text])) for text, q in law.items() if q > 0)
+def divergence(distribution: dict[tuple[int, ...], float], joint: np.ndarray) -> float:
+    """KL(distribution || joint), in nats."""
+    return sum(q * (log(q) - log(joint[text])) for text, q in distribution.items() if q > 0)
 
 
 @pytest.mark.parametrize("sampler", ONE_BY_ONE)
 def test_one_place_a_step_is_the_joint(sampler):
     target = table(0)
-    law = enumerated(target, sampler)
-    assert make_sampler(sampler).law_only
-    assert max(abs(q - target.joint[text]) for text, q in law.items()) < 1e-12
-    assert abs(divergence(law, target.joint)) < 1e-12
+    distribution = enumerated(target, sampler)
+    assert make_sampler(sampler).ignores_draws
+    assert max(abs(q - target.joint[text]) for text, q in distribution.items()) < 1e-12
+    assert abs(divergence(distribution, target.joint)) < 1e-12
 
 
 @pytest.mark.parametrize("sampler", PARALLEL)
 def test_parallel_rules_have_a_law_that_is_not_the_joint(sampler):
     for index in range(2):
         target = table(index)
-        law = enumerated(target, sampler)
-        assert make_sampler(sampler).law_only
-        assert abs(sum(law.values()) - 1) < 1e-12
-    assert divergence(law, target.joint) > 1e-6
+        distribution = enumerated(target, sampler)
+        assert make_sampler(sampler).ignores_draws
+        assert abs(sum(distribution.values()) - 1) < 1e-12
+    assert divergence(distribution, target.joint) > 1e-6
 
 
 @pytest.mark.parametrize("window", [1, 2, 4])
@@ -72,9 +70,9 @@ def test_a_window_in_the_order_of_filling_has_a_law(window):
     target = table(1, attention="order")
     single = enumerated(target, f"wedlm:window={window}>entropy:tau=-1")
     assert max(abs(q - target.joint[text]) for text, q in single.items()) < 1e-12
-    law = enumerated(target, f"wedlm:window={window}>entropy:tau=1.05,penalty=0.01")
-    assert abs(sum(law.values()) - 1) < 1e-12
-    assert (divergence(law, target.joint) > 1e-6) == (window > 1)
+    distribution = enumerated(target, f"wedlm:window={window}>entropy:tau=1.05,penalty=0.01")
+    assert abs(sum(distribution.values()) - 1) < 1e-12
+    assert (divergence(distribution, target.joint) > 1e-6) == (window > 1)
 
 
 @pytest.mark.parametrize("sampler", DRAWN)
@@ -82,25 +80,23 @@ def test_rules_that_look_at_draws_have_no_such_likelihood(sampler):
     target = table(0)
     assert abs(sum(enumerated(target, sampler).values()) - 1) > 1e-3
     sampled = decode(target, sampler, temperature=1.0)
-    with pytest.raises(InvalidOption, match="looks at what was drawn"):
-        log_likelihood(sampled.work.process)
-    with pytest.raises(InvalidOption, match="greedy"):
-        log_likelihood(decode(target, "counts").work.process)
+    assert sampled.stats.log_likelihood is None
+    assert decode(target, "counts").stats.log_likelihood is None, "greedy"
 
 
 def test_the_likelihood_of_a_sample_is_that_of_its_text():
     target = table(3)
     sampler = "threshold:tau=0.5"
-    law = enumerated(target, sampler)
+    distribution = enumerated(target, sampler)
     counts = dict.fromkeys(product(range(3), repeat=4), 0)
     for seed in range(300):
         sequence = decode(target, sampler, temperature=1.0, seed=seed)
         text = tuple(sequence.generated)
-        assert exp(log_likelihood(sequence.work.process)) == pytest.approx(law[text], rel=1e-12)
+        assert exp(sequence.stats.log_likelihood) == pytest.approx(distribution[text], rel=1e-12)
         counts[text] += 1
-    # The samples have this law: the mean of log q over them is minus its entropy.
-    mean = sum(n * log(law[text]) for text, n in counts.items() if n) / 300
-    assert mean == pytest.approx(sum(q * log(q) for q in law.values() if q), abs=0.25)
+    # The samples have this distribution: the mean of log q over them is minus its entropy.
+    mean = sum(n * log(distribution[text]) for text, n in counts.items() if n) / 300
+    assert mean == pytest.approx(sum(q * log(q) for q in distribution.values() if q), abs=0.25)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +111,17 @@ def test_the_prices_of_the_page(sampler, nats):
 
 
 def test_temperature_is_part_of_the_law():
-    target, law = table(2), {}
+    target, distribution = table(2), {}
     for text in product(range(3), repeat=4):
         decoder = decoder_of(target)
         sequence = start(target, Denoising("threshold:tau=0.7"), temperature=0.6, top_k=2)
         decoder.admit(sequence)
         picks = np.asarray((0, *text))
-        laws = sequence.work.process.context.laws
-        laws.picks = lambda laws, places, sibling=0, picks=picks: picks[places]
+        probs = sequence.work.process.context.distributions
+        probs.picks = lambda probs, places, sibling=0, picks=picks: picks[places]
         try:
             finish(decoder, [sequence])
-        except Exception:  # a token beyond the two likeliest cannot be drawn
+        except Exception:  # a token beyond the two most likely cannot be drawn
             continue
-        law[text] = exp(log_likelihood(sequence.work.process))
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+        distribution[text] = exp(sequence.stats.log_likelihood)
+    assert sum(distribution.values()) == pytest.approx(1, abs=1e-12)

@@ -84,7 +84,7 @@ def test_a_guide_keeps_the_longest_run_of_picks_that_it_would_write(params):
             run = 0
             for place in range(places[0], 7):
                 before = known + [(p, picks[p - 1]) for p in range(places[0], place)]
-                if target.law(place, before).argmax() != picks[place - 1]:
+                if target.conditional(place, before).argmax() != picks[place - 1]:
                     break
                 run += 1
             assert len(places) == max(1, run)
@@ -151,7 +151,7 @@ def test_better_texts_are_kept_and_only_the_span_changes(objective):
             want = 0.0
             for place in range(1, 9):
                 rest = [(p, t) for p, t in enumerate(process.best.tokens) if p != place]
-                want += np.log(target.law(place, rest)[process.best.tokens[place]])
+                want += np.log(target.conditional(place, rest)[process.best.tokens[place]])
             assert process.best.score == pytest.approx(want, rel=1e-9)
     assert improved > 5
 

@@ -213,7 +213,7 @@ def test_alg_temp_draws_places_by_their_softmax():
     rule = Dream(3, "confidence", 0.3)
     counts = np.zeros(3)
     for seed in range(6000):
-        drawn = view_of(view.laws, seed=seed)
+        drawn = view_of(view.probs, seed=seed)
         # The second of three steps fills one of two thirds: floor(3 * 0.4995) = 1 place.
         counts[rule.choose(drawn, [1]).fill] += 1
     assert counts / 6000 == pytest.approx(weights / weights.sum(), abs=0.02)

@@ -1,4 +1,4 @@
-"""TiDAR's groups and linear speculation: the model's own autoregressive law and text."""
+"""TiDAR's groups and linear speculation: the model's own autoregressive distribution and text."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ def from_the_left(target: TableDenoiser, randomness=None) -> list[int]:
     text: list[int] = []
     for place in range(target.begin, target.begin + target.joint.ndim):
         known = [(target.begin + index, token) for index, token in enumerate(text)]
-        law = from_dense(target.law(place, known))
-        drawn = law.argmax() if randomness is None else gumbel_max(law, place, randomness)
+        distribution = from_dense(target.conditional(place, known))
+        drawn = (
+            distribution.argmax()
+            if randomness is None
+            else gumbel_max(distribution, place, randomness)
+        )
         text.append(drawn)
     return text
 
@@ -45,7 +49,7 @@ def test_texts_are_those_of_autoregressive_decoding(sampler, shifted):
         assert drawn.generated == from_the_left(target, KeyedRandomness(seed))
 
 
-def law(target: TableDenoiser, sampler: str):
+def distribution(target: TableDenoiser, sampler: str):
     def run(randomness):
         decoder = decoder_of(target)
         sequence = start(target, Denoising(sampler), temperature=1.0)
@@ -67,13 +71,13 @@ def apart(found, target: TableDenoiser) -> float:
 def test_drawn_drafts_have_the_models_law(sampler, shifted):
     separator = "," if ":" in sampler else ":"
     target = table(1, 2, 4, shifted=shifted)
-    assert apart(law(target, f"{sampler}{separator}verifier=rejection"), target) < 1e-12
+    assert apart(distribution(target, f"{sampler}{separator}verifier=rejection"), target) < 1e-12
 
 
 def test_accepting_everything_has_another_law(monkeypatch):
     monkeypatch.setattr(ScriptedRandomness, "bernoulli", lambda self, probability, draw: True)
     target = table(1, 2, 4)
-    assert apart(law(target, "tidar:verifier=rejection"), target) > 1e-3
+    assert apart(distribution(target, "tidar:verifier=rejection"), target) > 1e-3
 
 
 def test_sample_match_has_the_text_of_its_own_draws():

@@ -1,4 +1,4 @@
-"""Rejection along a rule's order: the law of the rule alone, by enumeration of the shipped code."""
+"""Rejection along a rule's order: the distribution is the rule's, by enumeration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.proof.table_denoiser import TableDenoiser, random_joint
 RULES = ("counts", "counts:by=margin", "counts:per_step=2", "threshold:tau=0.6")
 
 
-def law(target: TableDenoiser, sampler: str, **options):
+def distribution(target: TableDenoiser, sampler: str, **options):
     """Every outcome of every draw."""
 
     def run(randomness):
@@ -33,7 +33,7 @@ def law(target: TableDenoiser, sampler: str, **options):
 
 
 def likelihoods(target: TableDenoiser, sampler: str, **options):
-    """The law of the rule alone: each text is forced, and its trace says how likely it was."""
+    """That of the rule alone: each text is forced, and its trace says how likely it was."""
     found = {}
     for text in product(range(target.symbols), repeat=target.joint.ndim):
         decoder = decoder_of(target)
@@ -41,7 +41,7 @@ def likelihoods(target: TableDenoiser, sampler: str, **options):
         decoder.admit(sequence)
         picks = np.asarray((0,) * target.begin + text)
         context = sequence.work.process.context
-        context.laws.picks = lambda laws, places, sibling=0, picks=picks: picks[places]
+        context.distributions.picks = lambda probs, places, sibling=0, picks=picks: picks[places]
         finish(decoder, [sequence])
         found[text] = exp(sum(fill.logprob for fill in sequence.work.process.canvas.trace))
     return found
@@ -57,13 +57,16 @@ def test_the_law_is_that_of_the_rule(rule, symbols, places, block):
     target = TableDenoiser(random_joint(symbols, places, 3))
     alone = likelihoods(target, rule, block=block)
     for width in (1, 2, 4):
-        assert apart(law(target, f"speculative:width={width}>{rule}", block=block), alone) < 1e-12
+        assert (
+            apart(distribution(target, f"speculative:width={width}>{rule}", block=block), alone)
+            < 1e-12
+        )
 
 
 def test_with_attention_blocks_and_a_cache():
     target = TableDenoiser(random_joint(2, 4, 1), attention="block", block=2, shifted=True)
     alone = likelihoods(target, "counts", cache="exact")
-    assert apart(law(target, "speculative>counts", cache="exact"), alone) < 1e-12
+    assert apart(distribution(target, "speculative>counts", cache="exact"), alone) < 1e-12
 
 
 def test_accepting_everything_has_another_law(monkeypatch):
@@ -78,7 +81,7 @@ def test_accepting_everything_has_another_law(monkeypatch):
     target = TableDenoiser(random_joint(3, 3, 3))
     alone = likelihoods(target, "counts")
     monkeypatch.setattr(Drawing, "_accepted", accept)
-    assert apart(law(target, "speculative>counts"), alone) > 1e-3
+    assert apart(distribution(target, "speculative>counts"), alone) > 1e-3
 
 
 def test_it_takes_fewer_forwards_and_is_freedave_when_greedy():

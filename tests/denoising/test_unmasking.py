@@ -1,4 +1,4 @@
-"""The standard process on tables: laws, equalities, caches, endings, batches, preemption."""
+"""The standard process on tables: joints, equalities, caches, endings, batches, preemption."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def table(seed: int = 0, places: int = 4, **facts: object) -> TableDenoiser:
 def test_one_place_a_step_has_the_law_of_the_joint(seed, attention):
     target = table(seed, 3, attention=attention, block=3 if attention == "block" else None)
     for by in ("confidence", "margin", "entropy", "leftmost"):
-        law = enumerated(target, f"counts:by={by}")
-        assert max(abs(law[text] - target.joint[text]) for text in law) < 1e-12
+        distribution = enumerated(target, f"counts:by={by}")
+        assert max(abs(distribution[text] - target.joint[text]) for text in distribution) < 1e-12
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS[1:])
 def test_likelihoods_of_a_parallel_sampler_sum_to_one_and_differ_from_the_joint(sampler):
     target = table(1)
-    law = enumerated(target, sampler)
-    assert abs(sum(law.values()) - 1) < 1e-12
-    assert max(abs(law[text] - target.joint[text]) for text in law) > 1e-3
+    distribution = enumerated(target, sampler)
+    assert abs(sum(distribution.values()) - 1) < 1e-12
+    assert max(abs(distribution[text] - target.joint[text]) for text in distribution) > 1e-3
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -68,7 +68,7 @@ def test_a_block_of_one_is_greedy_decoding_from_the_left():
     text: list[int] = []
     for place in range(5):
         known = [(target.begin + index, token) for index, token in enumerate(text)]
-        text.append(int(target.law(target.begin + place, known).argmax()))
+        text.append(int(target.conditional(target.begin + place, known).argmax()))
     assert decode(target, "counts").generated == text
 
 

@@ -48,18 +48,18 @@ def test_switched_off_they_are_the_inner_rule(inner, off, usual, params):
 
 
 def test_credits_are_those_of_the_formula():
-    laws = [random_laws(3, 4, seed) for seed in range(3)]
+    probs = [random_laws(3, 4, seed) for seed in range(3)]
     rule = make_sampler("credit:alpha=0.7,gamma=0.2,beta=0.8>counts")
-    state = rule.begin(view_of(laws[0]).canvas)
+    state = rule.begin(view_of(probs[0]).canvas)
     credits = np.zeros((3, 4))
-    for step, each in enumerate(laws):
+    for step, each in enumerate(probs):
         view = view_of(each)
         credits *= 0.8 if step else 1
         for row in range(3):
             credits[row, each[row].argmax()] += each[row].max() ** 0.2
         want = np.log(each) + 0.7 * np.log(1 + credits)
         want = np.exp(want) / np.exp(want).sum(axis=1, keepdims=True)
-        assert np.abs(rule.view(view, state).laws - want).max() < 1e-12
+        assert np.abs(rule.view(view, state).probs - want).max() < 1e-12
 
 
 def test_credits_make_a_constant_prediction_surer_and_never_change_it():
@@ -89,7 +89,7 @@ def test_prophet_fills_the_rest_by_the_picks_at_its_exit(inner):
         early += exit < plain[-1].step
         known = [(fill.place, fill.token) for fill in before]
         for fill in found[len(before) :]:
-            assert fill.token == target.law(fill.place, known).argmax()
+            assert fill.token == target.conditional(fill.place, known).argmax()
     assert early or inner != "counts"
     everything = decode(table(0), f"prophet:early=-inf>{inner}")
     assert everything.stats.target_forwards == 1
@@ -97,9 +97,9 @@ def test_prophet_fills_the_rest_by_the_picks_at_its_exit(inner):
 
 def test_prophet_asks_less_of_later_steps():
     rule = make_sampler("prophet:early=7,middle=5,late=2.5>counts")
-    law = np.exp([0, -4.0, -30]) / np.exp([0, -4.0, -30]).sum()
+    distribution = np.exp([0, -4.0, -30]) / np.exp([0, -4.0, -30]).sum()
     for left, count in ((9, 1), (6, 1), (4, 1), (3, 3), (1, 1)):
-        view = view_of(np.tile(law, (left, 1)), list(range(9 - left, 9)))
+        view = view_of(np.tile(distribution, (left, 1)), list(range(9 - left, 9)))
         assert len(rule.choose(view, rule.begin(view.canvas)).fill) == count
 
 
@@ -119,7 +119,7 @@ def test_revised_places_hold_what_the_model_says_given_the_others():
                     known = [
                         (p, t) for p, t in enumerate(before) if t != target.mask and p != place
                     ]
-                    assert canvas.tokens[place] == target.law(place, known).argmax()
+                    assert canvas.tokens[place] == target.conditional(place, known).argmax()
                     edits += canvas.tokens[place] != before[place]
         assert sequence.generated[1] == 2  # what was given stays
         assert sequence.generated == canvas.tokens[target.begin :]  # what was shown was final

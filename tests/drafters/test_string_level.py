@@ -1,4 +1,4 @@
-"""Draft models of other vocabularies: law, identity, what is read again, what has no tokens."""
+"""Draft models of other vocabularies: exactness, identity, what is read again or has no tokens."""
 
 from __future__ import annotations
 

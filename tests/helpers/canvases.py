@@ -70,35 +70,35 @@ def likelihood(sequence: Sequence) -> float:
 
 
 def enumerated(target: TableDenoiser, sampler: str) -> dict[tuple[int, ...], float]:
-    """The sampler's law: the trajectory is a function of the text, so each text is forced.
+    """The sampler's distribution: the trajectory is a function of the text, so each text is forced.
 
-    Greedy picks are replaced by the text's own tokens through a bias that no law sees.
+    Greedy picks are replaced by the text's own tokens through a bias that no distribution sees.
     """
-    law = {}
+    distribution = {}
     for text in product(range(target.symbols), repeat=target.joint.ndim):
         decoder = decoder_of(target)
         sequence = start(target, Denoising(sampler), temperature=1.0)
         decoder.admit(sequence)
         context = sequence.work.process.context
         picks = np.asarray((0,) * target.begin + text)
-        context.laws.picks = lambda laws, places, sibling=0, picks=picks: picks[places]
+        context.distributions.picks = lambda probs, places, sibling=0, picks=picks: picks[places]
         finish(decoder, [sequence])
         assert tuple(sequence.generated) == text
-        law[text] = likelihood(sequence)
-    return law
+        distribution[text] = likelihood(sequence)
+    return distribution
 
 
-def view_of(laws: ProbArray, places: List[int] = (), seed: int = 0, step: int = 0) -> View:
-    """A view of masked places with these laws, float64 `[places, symbols]`, on a canvas of masks.
+def view_of(probs: ProbArray, places: List[int] = (), seed: int = 0, step: int = 0) -> View:
+    """A view of masked places on a canvas, with these distributions, float64 `[places, symbols]`.
 
     Places that are not given hold symbol 0. The mask is symbol -1.
     """
-    at = np.asarray(places or range(len(laws)), dtype=np.int64)
+    at = np.asarray(places or range(len(probs)), dtype=np.int64)
     tokens = [-1 if place in at else 0 for place in range(int(at[-1]) + 1)]
     block = range(len(tokens))
     canvas = Canvas(-1, tokens, 0, len(tokens), block, block, step=step)
     with np.errstate(divide="ignore"):
-        scores = np.log(laws)
+        scores = np.log(probs)
 
     def drawn(scores: ProbArray, places: IntArray) -> View:
         found = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
@@ -110,8 +110,8 @@ def view_of(laws: ProbArray, places: List[int] = (), seed: int = 0, step: int = 
 
 def random_laws(places: int, symbols: int, seed: int, sharpness: float = 2.0) -> ProbArray:
     weights = np.exp(sharpness * np.random.default_rng(seed).normal(size=(places, symbols)))
-    laws: ProbArray = weights / weights.sum(axis=1, keepdims=True)
-    return laws
+    probs: ProbArray = weights / weights.sum(axis=1, keepdims=True)
+    return probs
 
 
 PROMPT = (5, 9, 17, 23, 9)

@@ -16,8 +16,6 @@ from paceline.measure.parallel_tasks import (
     grade,
     latin_squares,
     one_step_chance,
-    replace_chance,
-    shuffle_chance,
     sudokus,
     value_of,
     words,
@@ -147,22 +145,10 @@ def test_brackets() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_shuffle_chance_is_that_of_enumeration(n: int) -> None:
-    every = list(permutations(range(n)))
+def test_chances_in_one_step_are_those_of_enumeration(n: int) -> None:
+    shuffled = [[str(i) for i in each] for each in permutations(range(n))]
     shares = sum(len(set(each)) == n for each in product(range(n), repeat=n)) / n**n
-    assert shuffle_chance(n, n) == pytest.approx(shares, rel=1e-12)
-    assert one_step_chance([[str(i) for i in each] for each in every]) == pytest.approx(shares)
-    assert shuffle_chance(n, 1) == 1
-
-
-def test_two_at_a_time() -> None:
-    # Of four names: two differ with 3/4, and then the last two with 1/2.
-    assert shuffle_chance(4, 2) == pytest.approx(3 / 8)
-    assert shuffle_chance(4, 3) == pytest.approx(3 / 8)
-
-
-@pytest.mark.parametrize("n", [2, 3, 5])
-def test_replace_chance_is_that_of_enumeration(n: int) -> None:
+    assert one_step_chance(shuffled) == pytest.approx(shares)
     line = list(NAMES[:n])
-    answers = [[*line[:i], "x", *line[i + 1 :]] for i in range(n)]
-    assert replace_chance(n) == pytest.approx(one_step_chance(answers), rel=1e-12)
+    replaced = [[*line[:i], "x", *line[i + 1 :]] for i in range(n)]
+    assert one_step_chance(replaced) == pytest.approx((1 - 1 / n) ** (n - 1), rel=1e-12)

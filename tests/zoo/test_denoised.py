@@ -1,4 +1,4 @@
-"""Drafts of a denoiser: the target's law and text, and the searches that make them."""
+"""Drafts of a denoiser: the target's distribution and text, and the searches that make them."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def test_the_widest_beam_is_the_best_of_all_chains() -> None:
         model, text = denoiser(3, 5, seed), [0, 1, 2, 1]
         table = cast(TableDenoiser, model)
         grams = Grams(text, 5)
-        laws = [table.law(place, [(1, 1), (2, 2), (3, 1)]) for place in (4, 5)]
+        probs = [table.conditional(place, [(1, 1), (2, 2), (3, 1)]) for place in (4, 5)]
 
-        def score(chain: tuple[int, ...], laws: Any = laws, grams: Grams = grams) -> float:
+        def score(chain: tuple[int, ...], probs: Any = probs, grams: Grams = grams) -> float:
             past = (2, 1)
             total = 0.0
-            for law, token in zip(laws, chain, strict=True):
-                total += 0.5 * np.log(law[token]) + 0.5 * grams.log(past, token)
+            for distribution, token in zip(probs, chain, strict=True):
+                total += 0.5 * np.log(distribution[token]) + 0.5 * grams.log(past, token)
                 past = (*past, token)
             return total
 
@@ -139,12 +139,12 @@ def test_the_widest_beam_is_the_best_of_all_chains() -> None:
 
 
 def test_candidates_are_the_least_set_with_the_mass() -> None:
-    law = np.array([0.1, 0.5, 0.0, 0.3, 0.1])
-    assert candidates(law, 0.5, 15).tolist() == [1]
-    assert candidates(law, 0.8, 15).tolist() == [1, 3]
-    assert candidates(law, 0.85, 15).tolist() == [1, 3, 0]
-    assert candidates(law, 1.0, 15).tolist() == [1, 3, 0, 4]
-    assert candidates(law, 1.0, 2).tolist() == [1, 3]
+    distribution = np.array([0.1, 0.5, 0.0, 0.3, 0.1])
+    assert candidates(distribution, 0.5, 15).tolist() == [1]
+    assert candidates(distribution, 0.8, 15).tolist() == [1, 3]
+    assert candidates(distribution, 0.85, 15).tolist() == [1, 3, 0]
+    assert candidates(distribution, 1.0, 15).tolist() == [1, 3, 0, 4]
+    assert candidates(distribution, 1.0, 2).tolist() == [1, 3]
 
 
 def test_n_grams_are_distributions() -> None:

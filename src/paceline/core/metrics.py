@@ -47,8 +47,8 @@ class GenerationStats:
     verified, or the accepted path arrived, at depth d + 1. `draft_seconds` is the drafter's `open`,
     `propose` and `observe`, `forward_seconds` the target's `forward` and `keep`. `cached_tokens` of
     the prompt were not read but shared. A drafter error leaves the sequence without drafts.
-    `position_evaluations` are rows of forwards over a canvas, and `log_likelihood` sums the
-    log-probabilities of what filled it, under the laws that it was drawn from.
+    `position_evaluations` are rows of forwards over a canvas, `log_likelihood` is that of its text
+    under its sampler, in nats, where that is known; neither sum nor mean has one.
     """
 
     target_forwards: int = 0
@@ -65,7 +65,7 @@ class GenerationStats:
     cached_tokens: int = 0
     drafter_errors: int = 0
     position_evaluations: int = 0
-    log_likelihood: float = 0.0
+    log_likelihood: float | None = None
 
     def record(self, drafted_depth: int, drafted: int, accepted: int) -> None:
         """Count one verification: depth and size of the draft, length of the accepted path."""
@@ -99,7 +99,6 @@ class GenerationStats:
             "cached_tokens",
             "drafter_errors",
             "position_evaluations",
-            "log_likelihood",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for mine, theirs in (

@@ -63,11 +63,10 @@ class Canvas:
         self.block = range(self.block.start, min(self.block.stop, end))
         self.span = range(self.span.start, min(self.span.stop, end))
 
-    def masked(self, places: range | None = None) -> IntArray:
-        """Return int64: the places of the block (or of `places`) that hold the mask, ascending."""
-        inside = self.block if places is None else places
-        held = np.asarray(self.tokens[inside.start : inside.stop], dtype=np.int64)
-        found: IntArray = np.flatnonzero(held == self.mask) + inside.start
+    def masked(self) -> IntArray:
+        """Return int64: the places of the block that hold the mask, ascending."""
+        held = np.asarray(self.tokens[self.block.start : self.block.stop], dtype=np.int64)
+        found: IntArray = np.flatnonzero(held == self.mask) + self.block.start
         return found
 
     def filled(self) -> list[int]:

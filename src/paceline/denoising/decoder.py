@@ -10,7 +10,7 @@ from paceline.core.metrics import Clock
 from paceline.core.target import Block, BlockTarget
 from paceline.core.types import Denoises, Denoising, SamplingParams
 from paceline.denoising.caches import CachePlan
-from paceline.denoising.laws import Laws
+from paceline.denoising.distributions import Distributions
 from paceline.denoising.process import Context, Process, Sampler
 from paceline.denoising.unmasking import block_sizes, check_parts
 from paceline.engine.decoder import Commit
@@ -38,8 +38,9 @@ class Parts(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    # The process of a sequence, and the answer's tokens as they were last shown.
+    # The process of a sequence, and the answer's tokens as they were last shown, if they are.
     process: Process
+    shows: bool
     shown: list[int] = field(default_factory=list)
 
 
@@ -110,7 +111,7 @@ class DenoisingDecoder:
         if sequence.work is None:
             context = self._context(sequence)
             sampler = self._parts.sampler(context.options, self.facts)
-            sequence.work = _Work(sampler.process(context))
+            sequence.work = _Work(sampler.process(context), context.options.steps)
         sequence.cache = self.target.open()
         if watch is not None:
             self._watches[sequence.id] = watch
@@ -121,10 +122,10 @@ class DenoisingDecoder:
             sequence.params.max_new_tokens,
             self.target.capabilities.max_context - sequence.prompt_length,
         )
-        laws = Laws(sequence, self.facts, ends)
+        distributions = Distributions(sequence, self.facts, ends)
         options = self._options(sequence.denoising)
         plan = self._parts.plan(options, self.facts)
-        return Context(sequence, self.facts, options, laws, room, plan)
+        return Context(sequence, self.facts, options, distributions, room, plan)
 
     def _options(self, given: Denoising | None) -> Denoising:
         if given is None:
@@ -194,10 +195,9 @@ class DenoisingDecoder:
         sequence.sources += [None] * kept
         sequence.finish_reason = reason
         if reason is not None:
-            last = {fill.place: fill.logprob for fill in canvas.trace}
-            sequence.stats.log_likelihood = sum(last.values())
+            sequence.stats.log_likelihood = process.log_likelihood
         sequence.stats.committed_tokens += kept
-        fills = self._fills(sequence.work) if self._options(sequence.denoising).steps else ()
+        fills = self._fills(sequence.work) if sequence.work.shows else ()
         return Commit(sequence, tuple(tokens), (None,) * kept, reason, fills=fills)
 
     def _fills(self, work: _Work) -> tuple[tuple[int, int], ...]:

@@ -20,7 +20,7 @@ from paceline.core.types import (
 )
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import Ask, Canvas
-from paceline.denoising.laws import Laws
+from paceline.denoising.distributions import Distributions
 from paceline.sampling.randomness import Randomness
 from paceline.sampling.sequence import Sequence as Request
 
@@ -33,7 +33,7 @@ class View:
         canvas: before the step.
         places: int64 `[masked]`, masked places of the block, ascending.
         scores: float64 `[masked, vocabulary]`, logits after penalties and bans.
-        laws: float64 `[masked, vocabulary]`, the distributions of sampling.
+        distributions: float64 `[masked, vocabulary]`, the distributions of sampling.
         picks: int64 `[masked]`, most likely tokens, or draws.
         filled: the same for the block's filled places that are not pinned, if the rule reads them.
         randomness: of the request.
@@ -43,7 +43,7 @@ class View:
     canvas: Canvas
     places: IntArray
     scores: ProbArray
-    laws: ProbArray
+    probs: ProbArray
     picks: IntArray
     randomness: Randomness
     filled: View | None = None
@@ -58,28 +58,28 @@ class View:
 
     @cached_property
     def confidence(self) -> ProbArray:
-        """float64 `[masked]`, the largest probability of each law."""
-        top: ProbArray = self.laws.max(axis=1)
+        """float64 `[masked]`, the largest probability of each distribution."""
+        top: ProbArray = self.probs.max(axis=1)
         return top
 
     @cached_property
     def picked(self) -> ProbArray:
         """float64 `[masked]`, the probabilities of the picks."""
-        of_picks: ProbArray = self.laws[np.arange(len(self.places)), self.picks]
+        of_picks: ProbArray = self.probs[np.arange(len(self.places)), self.picks]
         return of_picks
 
     @cached_property
     def margin(self) -> ProbArray:
         """float64 `[masked]`, between the two most likely tokens."""
-        two = np.partition(self.laws, -2, axis=1)[:, -2:]
+        two = np.partition(self.probs, -2, axis=1)[:, -2:]
         apart: ProbArray = two[:, 1] - two[:, 0]
         return apart
 
     @cached_property
     def entropy(self) -> ProbArray:
         """float64 `[masked]`, in nats."""
-        logs = np.log(self.laws, out=np.zeros_like(self.laws), where=self.laws > 0)
-        spread: ProbArray = -(self.laws * logs).sum(axis=1)
+        logs = np.log(self.probs, out=np.zeros_like(self.probs), where=self.probs > 0)
+        spread: ProbArray = -(self.probs * logs).sum(axis=1)
         return spread
 
 
@@ -110,7 +110,7 @@ class Context(NamedTuple):
         request: the sequence; `tokens` are its prompt and what is final of the answer.
         facts: of the model.
         options: of the request.
-        laws: of the request.
+        distributions: of its places.
         room: places of the answer, at most.
         plan: which keys are kept.
     """
@@ -118,7 +118,7 @@ class Context(NamedTuple):
     request: Request
     facts: Denoises
     options: Denoising
-    laws: Laws
+    distributions: Distributions
     room: int
     plan: CachePlan
 
@@ -155,6 +155,11 @@ class Process(Protocol):
 
     @property
     def logprobs(self) -> dict[int, TokenLogprob]: ...
+
+    @property
+    def log_likelihood(self) -> float | None:
+        """Log-probability, in nats, of what was filled; None if the trace does not tell it."""
+        ...
 
     def ask(self) -> Ask:
         """Return the rows of the next forward; asking twice changes nothing."""

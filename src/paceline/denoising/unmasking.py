@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from math import fsum
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -96,12 +97,13 @@ class Rule:
     """A sampler that fills places of blocks by a rule, in the standard process.
 
     Attributes:
-        reads_filled: the rule needs the laws of filled places.
+        reads_filled: the rule needs the distributions of filled places.
         monotone: what is filled never changes.
         fresh: picks are drawn anew at each step, for rules that look at what was drawn. Else the
             noise of a place is fixed.
-        law_only: which places are filled depends on laws and seed alone, not on what was drawn.
-            Then a text has a likelihood, see `likelihood.py`.
+        ignores_draws: which places are filled depends on distributions and seed alone, not on what
+        was drawn.
+            Then a text has a likelihood.
         needs: attentions that it can serve.
     """
 
@@ -109,7 +111,7 @@ class Rule:
     reads_filled: bool = False
     monotone: bool = True
     fresh: bool = False
-    law_only: bool = True
+    ignores_draws: bool = True
     needs: tuple[Attention, ...] = ("full", "block")
 
     def check(self, facts: Denoises, plan: CachePlan) -> None:
@@ -120,7 +122,7 @@ class Rule:
         return None
 
     def view(self, view: View, state: Any) -> View:
-        """Return the view with other laws (credits, guidance); the same by default."""
+        """Return the view with other distributions (credits, guidance); the same by default."""
         return view
 
     def choose(self, view: View, state: Any) -> Choice:
@@ -136,7 +138,7 @@ class Wrapper(Rule):
     def __init__(self, inner: Rule) -> None:
         self.inner = inner
         self.reads_filled, self.monotone = inner.reads_filled, inner.monotone
-        self.fresh, self.law_only, self.needs = inner.fresh, inner.law_only, inner.needs
+        self.fresh, self.ignores_draws, self.needs = inner.fresh, inner.ignores_draws, inner.needs
 
     def check(self, facts: Denoises, plan: CachePlan) -> None:
         self.inner.check(facts, plan)
@@ -177,6 +179,20 @@ class Unmasking:
             canvas.extend(canvas.end)
             canvas.span = range(len(canvas.tokens))
         self._to_block(canvas.begin // self.size * self.size if self._aligned else canvas.begin)
+
+    @property
+    def log_likelihood(self) -> float | None:
+        """Log q, in nats, of the text under its sampler: a sum over the trace.
+
+        If a rule looks at distributions alone, the text says which places were filled at each step,
+        and its probability is the product of its tokens' at their steps. None for other rules, for
+        greedy texts, and under a constraint, which looks at what was drawn. For random orders it is
+        that of the text given the seed's order.
+        """
+        told = self.rule.ignores_draws and self._constraint is None
+        if not told or self.context.distributions.greedy:
+            return None
+        return fsum(fill.logprob for fill in self.canvas.trace)
 
     def forget(self) -> None:
         if not self.exact:
@@ -227,7 +243,7 @@ class Unmasking:
         )
 
     def _read(self) -> IntArray:
-        # Places whose rows the laws are read from.
+        # Places whose rows the distributions are read from.
         block = self.canvas.block
         wanted = np.arange(block.start, block.stop)
         if not self.rule.reads_filled:
@@ -288,17 +304,19 @@ class Unmasking:
         return self.rule.view(view, self.state)
 
     def _seen(self, rows: LogitArray, places: IntArray) -> View:
-        laws, canvas = self.context.laws, self.canvas
-        scores = laws.scores(rows, canvas, places, hold=self.context.options.ending == "hold")
+        distributions, canvas = self.context.distributions, self.canvas
+        scores = distributions.scores(
+            rows, canvas, places, hold=self.context.options.ending == "hold"
+        )
         if self._constraint is not None:
             constrain(scores, places, canvas, self._constraint)
         return self.drawn(scores, places)
 
     def drawn(self, scores: ProbArray, places: IntArray) -> View:
         """Return the view of places with these scores."""
-        laws = self.context.laws
-        found = laws(scores)
-        picks = laws.picks(found, places, self.canvas.step + 1 if self.rule.fresh else 0)
+        distributions = self.context.distributions
+        found = distributions(scores)
+        picks = distributions.picks(found, places, self.canvas.step + 1 if self.rule.fresh else 0)
         randomness = self.context.request.randomness
         return View(self.canvas, places, scores, found, picks, randomness, redraw=self.drawn)
 
@@ -321,8 +339,8 @@ class Unmasking:
         top = self.context.request.params.logprobs
         for index in fill:
             place, token = int(view.places[index]), int(view.picks[index])
-            law = view.laws[index, token]
-            canvas.put(place, token, float(np.log(law)) if law > 0 else -np.inf)
+            distribution = view.probs[index, token]
+            canvas.put(place, token, float(np.log(distribution)) if distribution > 0 else -np.inf)
             if top is not None:
                 self.logprobs[place] = logprobs(self.rows[index], token, top)
         for place, token in choice.edit:
@@ -364,7 +382,7 @@ class Unmasking:
             canvas.final = min(canvas.final, max(canvas.block.start, canvas.begin))
 
     def _cut(self) -> None:
-        canvas, ends = self.canvas, self.context.laws.ends
+        canvas, ends = self.canvas, self.context.distributions.ends
         for place in range(canvas.final, len(canvas.tokens)):
             if canvas.tokens[place] in ends:
                 canvas.cut(place + 1)

@@ -4,8 +4,9 @@ arXiv:2507.02659).
 As in the paper, an online cache maps n-grams of draft tokens to the target's tokens, and the draft
 model is distilled online with a hybrid loss. Unlike the paper's, a low-rank correction of the LM
 head is trained instead of the draft model, drafts end by their own probability instead of a trained
-head's, they are verified as deterministic ones (the product of draft probabilities is not the law
-of a merged token), and by default their text is encoded instead of merged by the cache.
+head's, they are verified as deterministic ones (the product of draft probabilities is not the
+distribution of a merged token), and by default their text is encoded instead of merged by the
+cache.
 """
 
 from __future__ import annotations

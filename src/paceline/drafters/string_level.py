@@ -172,8 +172,8 @@ class StringLevel(Drafter):
         return [self._corrected(*each) for each in zip(chains, outputs, strict=True)]
 
     def _extend(self, chain: Chain, logits: LogitArray) -> None:
-        law = chain.followed.sampler.distribution(logits, soft=True)
-        token, chance = self._choose(chain, law)
+        distribution = chain.followed.sampler.distribution(logits, soft=True)
+        token, chance = self._choose(chain, distribution)
         piece = b"" if token is None else self._translation.draft.bytes_of(token)
         chance *= chain.chances[-1] if chain.chances else 1.0
         if token is None or not piece or (not chain.noisy and chance < chain.budget.least):
@@ -194,27 +194,27 @@ class StringLevel(Drafter):
         logits: LogitArray = output.logits[0]
         return logits
 
-    def _choose(self, chain: Chain, law: Distribution) -> tuple[int | None, float]:
+    def _choose(self, chain: Chain, distribution: Distribution) -> tuple[int | None, float]:
         # The most likely token, or that of the target's most likely next token under its noise.
         left = chain.followed.reader.partial[len(chain.text) :]
         if not chain.noisy and not left:
-            best = law.argmax()
-            return best, law.prob(best)
-        places = top_k_ids(law.probs, min(CANDIDATES, len(law.probs))).tolist()
+            best = distribution.argmax()
+            return best, distribution.prob(best)
+        places = top_k_ids(distribution.probs, min(CANDIDATES, len(distribution.probs))).tolist()
         if left:  # a character is not whole yet: only its other bytes can follow
-            for token in map(law.token, places):
+            for token in map(distribution.token, places):
                 piece = self._translation.draft.bytes_of(token)
                 if piece.startswith(left) or (piece and left.startswith(piece)):
-                    return token, law.prob(token)
+                    return token, distribution.prob(token)
             return None, 0.0
         masses: dict[int, float] = {}
         likely: dict[int, int] = {}  # places come in descending probability
         for place in places:
-            alone = self._translation.alone(law.token(place))
+            alone = self._translation.alone(distribution.token(place))
             if alone:
                 first = alone[0]
-                masses[first] = masses.get(first, 0.0) + float(law.probs[place])
-                likely.setdefault(first, law.token(place))
+                masses[first] = masses.get(first, 0.0) + float(distribution.probs[place])
+                likely.setdefault(first, distribution.token(place))
         if not masses:
             return None, 0.0
         ids = np.array(list(masses), dtype=np.int64)

@@ -18,8 +18,8 @@ def can_plot() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def page(results: Mapping[str, Any]) -> str:
-    """Render the page of what results.json holds."""
+def render(template: str, **values: Any) -> str:
+    """Render a template of this folder."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("paceline.measure", ""),
         autoescape=True,
@@ -27,8 +27,14 @@ def page(results: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    return environment.get_template(template).render(**values)
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Render the page of what results.json holds."""
     rows, plots_possible = results["rows"], can_plot()
-    return environment.get_template("page.html").render(
+    return render(
+        "page.html",
         results=results,
         settings=report.settings(results),
         titles=report.titles(),

@@ -22,7 +22,6 @@ from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks as tasks
 from paceline.measure.machine import dumps
-from paceline.registry.samplers import make_sampler
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -169,12 +168,13 @@ class Bench:
         seconds = perf_counter() - begin
         grades = [tasks.grade(case, each.text) for case, each in zip(found, done, strict=True)]
         rows = sum(each.stats.position_evaluations for each in done)
-        likely: float | None = None
+        likely: float | None
         if left:  # its prompts are read in rows, too
             rows = sum(each.prompt_tokens - 1 + len(each.token_ids) for each in done)
             likely = sum(each.logprob for one in done for each in one.logprobs)
-        elif self._temperature and getattr(make_sampler(setting.sampler), "law_only", False):
-            likely = sum(each.stats.log_likelihood for each in done)
+        else:
+            told = [each.stats.log_likelihood for each in done]
+            likely = None if None in told else sum(each for each in told if each is not None)
         return Record(
             setting.label,
             cell,

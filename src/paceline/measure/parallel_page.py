@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-
-from paceline.measure.page import HINT, can_plot
+from paceline.measure.page import HINT, can_plot, render
 
 TITLES = (
     "sampler",
@@ -111,13 +109,6 @@ _FIGURES = (
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the page as HTML that needs nothing else; without matplotlib it has no plots."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("paceline.measure", ""),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
     figures = []
     if can_plot():
         from paceline.measure import plots
@@ -127,7 +118,8 @@ def page(results: Mapping[str, Any]) -> str:
             shown = [point for point in points if point[3] is not None]
             if shown:
                 figures.append((title, plots.scatter(title, shown, along, up)))
-    return environment.get_template("parallel.html").render(
+    return render(
+        "parallel.html",
         about=results["about"],
         facts=facts(results),
         titles=TITLES,

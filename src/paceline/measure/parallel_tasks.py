@@ -136,25 +136,6 @@ def words() -> list[str]:
 # Closed forms of an ideal model that fills several places from their marginals.
 
 
-def shuffle_chance(n: int, per_step: int) -> float:
-    """Return the chance of a permutation of `n` names, `per_step` drawn at once at T=1.
-
-    For the uniform law over all permutations; that of the task leaves out the given order.
-    """
-    require(1 <= per_step <= n, "names per step", per_step, f"1 to {n}")
-    chance, left = 1.0, n
-    while left:
-        k = min(per_step, left)
-        chance *= math.perm(left, k) / left**k
-        left -= k
-    return chance
-
-
-def replace_chance(n: int) -> float:
-    """Return the chance of exactly one replacement among `n` names, all drawn at once at T=1."""
-    return (1 - 1 / n) ** (n - 1)
-
-
 def one_step_chance(answers: Sequence[Sequence[str]]) -> float:
     """Return the chance of a right answer, all places drawn at once from their marginals at T=1.
 

@@ -17,9 +17,9 @@ from paceline.core.types import Attention, Capabilities, Denoises, ProbArray
 class TableDenoiser:
     """`BlockTarget` over a joint of `places` symbols after a prompt of `begin` tokens.
 
-    A masked row's law is the exact conditional of its place, given the tokens that it sees. A clean
-    row's is that of its place given the others, or with `autoregressive` that of the next place.
-    Places beyond the joint hold the end token.
+    A masked row's distribution is the exact conditional of its place, given the tokens that it
+    sees. A clean row's is that of its place given the others, or with `autoregressive` that of the
+    next place. Places beyond the joint hold the end token.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TableDenoiser:
     def forward_blocks(
         self, blocks: Sequence[Block], layers: Sequence[int] | None = None
     ) -> list[BlockOutput]:
-        """Return float64 log laws as logits."""
+        """Return float64 log distributions as logits."""
         self.forwards.append(sum(len(block.tokens) for block in blocks))
         out = []
         for block in blocks:
@@ -103,9 +103,9 @@ class TableDenoiser:
             place += 1
         known = [(at, held) for at, held in seen.items() if held != self.mask and at != place]
         with np.errstate(divide="ignore"):
-            return np.log(self.law(place, known))
+            return np.log(self.conditional(place, known))
 
-    def law(self, place: int, known: Sequence[tuple[int, int]]) -> ProbArray:
+    def conditional(self, place: int, known: Sequence[tuple[int, int]]) -> ProbArray:
         """Return float64 `[symbols + 2]`: the conditional of a place, given places and tokens."""
         out = np.zeros(self.symbols + 2)
         axis = place - self.begin

@@ -190,17 +190,12 @@ def make_engine(
         raise InvalidOption(
             f"pool is for runtime transformers, since {capabilities.runtime} pads nothing: leave it"
         )
-    config: dict[str, Any] = {
-        "model": loaded.source.name,
-        "runtime": capabilities.runtime,
-        "device": capabilities.device,
-        "precision": capabilities.precision,
-        "kv_precision": capabilities.kv_precision,
+    config = {
+        **_described(loaded),
         **drafting.settings,
         "verifier": verifier,
         "lossless": rule.lossless,
         "draft_model": None if assembly.draft_unused else assembly.draft_model,
-        "version": __version__,
     }
     return Engine(
         decoder,
@@ -211,6 +206,18 @@ def make_engine(
         pool=pool,
         config=config,
     )
+
+
+def _described(loaded: Loaded) -> dict[str, Any]:
+    capabilities = loaded.target.capabilities
+    return {
+        "model": loaded.source.name,
+        "runtime": capabilities.runtime,
+        "device": capabilities.device,
+        "precision": capabilities.precision,
+        "kv_precision": capabilities.kv_precision,
+        "version": __version__,
+    }
 
 
 def _check_autoregressive(loaded: Loaded, canvas: Denoising) -> None:
@@ -248,16 +255,11 @@ def _canvas_engine(
     stops = StopRules((*loaded.tokenizer.eos_token_ids, *facts.ends), capabilities.max_context)
     decoder = DenoisingDecoder(target, facts, stops, RegisteredParts(), canvas)
     decoder.check(SamplingParams(), None)
-    config: dict[str, Any] = {
-        "model": loaded.source.name,
-        "runtime": capabilities.runtime,
-        "device": capabilities.device,
-        "precision": capabilities.precision,
-        "kv_precision": capabilities.kv_precision,
+    config = {
+        **_described(loaded),
         "sampler": canvas.sampler or DEFAULT_SAMPLERS[facts.attention],
         "block": canvas.block,
         "canvas_cache": canvas.cache,
-        "version": __version__,
     }
     return Engine(decoder, loaded.tokenizer, config=config, **limits)
 

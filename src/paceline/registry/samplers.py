@@ -13,7 +13,8 @@ from paceline.denoising.unmasking import Rule
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 
-# By attention, without a name: the model's own law, a place at a time, or faster with the same law.
+# By attention, without a name: the model's own distribution, a place at a time, or faster with the
+# same distribution.
 DEFAULT_SAMPLERS: dict[Attention, str] = {"full": "counts", "block": "counts", "order": "assd"}
 
 

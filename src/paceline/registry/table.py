@@ -581,7 +581,7 @@ BUILT_IN: tuple[Method, ...] = (
     Method(
         "speculative",
         "sampler",
-        "law of the inner rule",
+        "distribution of the inner rule",
         "a denoiser",
         "after Leviathan et al. 2023, arXiv:2211.17192",
         "paceline.denoising.samplers.speculative:Speculative",
@@ -589,7 +589,7 @@ BUILT_IN: tuple[Method, ...] = (
     Method(
         "assd",
         "sampler",
-        "lossless: the joint law of an any-subset model",
+        "lossless: the joint distribution of an any-subset model",
         "a denoiser of attention 'order'",
         "ASSD, Guo and Ermon 2025, arXiv:2504.20456",
         "paceline.denoising.samplers.any_subset:AnySubset",

@@ -36,7 +36,7 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> Distribut
 def verified(
     p: Distribution, q: Distribution, token: int, position: int, root: int, randomness: Randomness
 ) -> int:
-    """Return a token with law p: `token`, drawn from q, with probability min(1, p/q), or another.
+    """Return a token distributed as p: `token`, drawn from q, with min(1, p/q), or another.
 
     The other comes from the residual. `root` names the round, see `Draw`.
     """

@@ -1,6 +1,6 @@
 """Drafts of a denoiser for an autoregressive target with its tokenizer: DEER (arXiv:2512.15176) and
-DiffuSpec (Li et al. 2025, arXiv:2510.02358). One forward over mask rows gives the laws of all
-places.
+DiffuSpec (Li et al. 2025, arXiv:2510.02358). One forward over mask rows gives the distributions of
+all places.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paceline.sampling.sequence import Sequence
 
 
 class Deer(Drafter):
-    """Draft a chain from the laws of one forward: drawn, or with the target's Gumbel noise.
+    """Draft a chain from one forward: drawn, or with the target's Gumbel noise.
 
     Differs from the paper in that any denoiser drafts, aligned with the target or not.
     """
@@ -105,17 +105,19 @@ class Deer(Drafter):
     def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
         """Return a chain from float32 `[places, vocabulary]` logits of the next places."""
         tokens: list[int] = []
-        laws: dict[int, Distribution] = {}
+        probs: dict[int, Distribution] = {}
         root = len(sequence.tokens) - 1
         for index, row in enumerate(logits):
-            law = laws[index - 1] = sequence.sampler.proposal(row, tokens)
+            distribution = probs[index - 1] = sequence.sampler.proposal(row, tokens)
             place = root + 1 + index
             if self._needs_q:
                 draw = Draw(place, Purpose.DRAFT, root=root)
-                tokens.append(law.token(sequence.randomness.choice(law.probs, draw)))
+                tokens.append(
+                    distribution.token(sequence.randomness.choice(distribution.probs, draw))
+                )
             else:
-                tokens.append(gumbel_max(law, place, sequence.randomness))
-        sampling = DraftSampling("iid", laws) if self._needs_q else None
+                tokens.append(gumbel_max(distribution, place, sequence.randomness))
+        sampling = DraftSampling("iid", probs) if self._needs_q else None
         return trees.chain(tokens, self.name, sampling)
 
 
@@ -175,11 +177,11 @@ class DiffuSpec(Deer):
         past = tuple(sequence.tokens[-2:])
         beams = [_Beam(0.0, ())]
         for row in logits:
-            law = sequence.sampler.proposal(row, (), soft=True).dense()
-            ids = candidates(law, self._mass, self._most)
-            ends = [end for end in self._facts.ends if law[end] > 0 and end not in ids]
+            distribution = sequence.sampler.proposal(row, (), soft=True).dense()
+            ids = candidates(distribution, self._mass, self._most)
+            ends = [end for end in self._facts.ends if distribution[end] > 0 and end not in ids]
             ids = np.concatenate([ids, np.asarray(ends, dtype=np.int64)])
-            logs = self._share * np.log(law[ids])
+            logs = self._share * np.log(distribution[ids])
             grown = [
                 _Beam(
                     score + float(own) + (1 - self._share) * grams.log(past + tokens, token),
@@ -194,10 +196,10 @@ class DiffuSpec(Deer):
         return trees.chain(beams[0].tokens, self.name)
 
 
-def candidates(law: ProbArray, mass: float, most: int) -> IntArray:
+def candidates(distribution: ProbArray, mass: float, most: int) -> IntArray:
     """Return int64 ids, the most likely first, of the least set with this mass; `most` at most."""
-    order = np.argsort(-law, kind="stable")[: min(most, np.count_nonzero(law))]
-    count = int(np.searchsorted(np.cumsum(law[order]), mass - 1e-12)) + 1
+    order = np.argsort(-distribution, kind="stable")[: min(most, np.count_nonzero(distribution))]
+    count = int(np.searchsorted(np.cumsum(distribution[order]), mass - 1e-12)) + 1
     return order[:count]
 
 

@@ -1,7 +1,8 @@
 """Speculation of an any-subset model with itself: ASSD (arXiv:2504.20456).
 
 The order of places is what is known, then the masked ones from the left. A clean row sees those
-before it in this order; a mask row sees the clean rows before it, and gives the law of its place.
+before it in this order; a mask row sees the clean rows before it, and gives the distribution of its
+place.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from paceline.sampling.sampler import logprobs, peak_of
 class AnySubset:
     """Draft places from what is decoded, then accept them in order by rejection.
 
-    Two forwards a round, which fill at least two places: the first draft has the model's law. A
-    forward for one place alone needs no second one.
+    Two forwards a round, which fill at least two places: the first draft has the model's
+    distribution. A forward for one place alone needs no second one.
     """
 
     name: ClassVar[str] = "assd"
@@ -44,6 +45,7 @@ class Rounds:
     """Forwards that draft, and forwards that verify, in turn."""
 
     exact = True
+    log_likelihood: float | None = None
 
     def __init__(self, context: Context, width: int) -> None:
         self.context, self.width = context, width
@@ -88,16 +90,18 @@ class Rounds:
         self.held = 0
 
     def _drafted(self, logits: LogitArray) -> int:
-        # The law of the first place is the model's own.
+        # The distribution of the first place is the model's own.
         root, first = self.canvas.step, self.decoded
         for index, row in enumerate(logits):
             place = int(self.order[first + index])
-            law = self._law(row, place)
+            distribution = self._distribution(row, place)
             if index == 0:
-                self._put(place, row, law, self._pick(law, Draw(place, Purpose.TARGET)))
-            elif law.probs.any():
-                token = self._pick(law, Draw(place, Purpose.DRAFT, root=root))
-                self.drafts.append((token, law))
+                self._put(
+                    place, row, distribution, self._pick(distribution, Draw(place, Purpose.TARGET))
+                )
+            elif distribution.probs.any():
+                token = self._pick(distribution, Draw(place, Purpose.DRAFT, root=root))
+                self.drafts.append((token, distribution))
             else:
                 break
         return 0
@@ -108,8 +112,8 @@ class Rounds:
         drafts, self.drafts = self.drafts, []
         for index, (token, q) in enumerate(drafts):
             place = int(self.order[self.decoded])
-            p = self._law(logits[index], place)
-            if self.context.laws.greedy:
+            p = self._distribution(logits[index], place)
+            if self.context.distributions.greedy:
                 found = p.argmax()
             else:
                 found = verified(p, q, token, place, root, randomness)
@@ -118,24 +122,24 @@ class Rounds:
                 return index
         return len(drafts) - 1
 
-    def _law(self, row: LogitArray, place: int) -> Distribution:
+    def _distribution(self, row: LogitArray, place: int) -> Distribution:
         # Under what is decoded now. Drafted places may have none left: zeros.
         context, canvas, places = self.context, self.canvas, np.array([place])
         hold = context.options.ending == "hold"
-        scores = context.laws.scores(row[None], canvas, places, hold=hold)
+        scores = context.distributions.scores(row[None], canvas, places, hold=hold)
         if self._constraint is not None:
             constrain(scores, places, canvas, self._constraint)
         if place == self.order[self.decoded]:
             peak_of(scores[0])
-        return from_dense(context.laws(scores)[0])
+        return from_dense(context.distributions(scores)[0])
 
-    def _pick(self, law: Distribution, draw: Draw) -> int:
-        if self.context.laws.greedy:
-            return law.argmax()
-        return self.context.request.randomness.choice(law.probs, draw)
+    def _pick(self, distribution: Distribution, draw: Draw) -> int:
+        if self.context.distributions.greedy:
+            return distribution.argmax()
+        return self.context.request.randomness.choice(distribution.probs, draw)
 
-    def _put(self, place: int, row: LogitArray, law: Distribution, token: int) -> None:
-        self.canvas.put(place, token, float(np.log(law.prob(token))))
+    def _put(self, place: int, row: LogitArray, distribution: Distribution, token: int) -> None:
+        self.canvas.put(place, token, float(np.log(distribution.prob(token))))
         self.decoded += 1
         top = self.context.request.params.logprobs
         if top is not None:

@@ -32,7 +32,7 @@ class Counts(Rule):
         require(steps >= 0, "steps", steps, "1 or more, or 0 to go by per_step")
         self._per_step, self._steps, self._by = per_step, steps, by
         self.fresh = by == "picked"
-        self.law_only = not self.fresh
+        self.ignores_draws = not self.fresh
 
     def begin(self, canvas: Canvas) -> list[int]:
         left = len(canvas.masked())

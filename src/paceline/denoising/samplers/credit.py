@@ -19,7 +19,7 @@ class _State(NamedTuple):
 
 
 class Credit(Wrapper):
-    """Add alpha log(1 + credit) to logits; each step's likeliest token gains confidence ** gamma.
+    """Add alpha log(1 + credit) to logits; each step's most likely token gains confidence ** gamma.
 
     Credits of a block fade by `beta` a step.
     """
@@ -39,10 +39,10 @@ class Credit(Wrapper):
 
     def view(self, view: View, state: _State) -> View:
         rows = []
-        for place, law in zip(view.places.tolist(), view.laws, strict=True):
+        for place, distribution in zip(view.places.tolist(), view.probs, strict=True):
             credit = state.credits.get(place)
-            credit = np.zeros(len(law)) if credit is None else self._beta * credit
-            credit[law.argmax()] += law.max() ** self._gamma
+            credit = np.zeros(len(distribution)) if credit is None else self._beta * credit
+            credit[distribution.argmax()] += distribution.max() ** self._gamma
             state.credits[place] = credit
             rows.append(credit)
         # Infinite scores stay as they are.

@@ -16,7 +16,7 @@ from paceline.errors import InvalidOption, PacelineError
 
 
 class FreeDave:
-    """Draft the rule's next steps from the present laws, and check all of them in one forward.
+    """Draft the rule's next steps from what is known, and check all of them in one forward.
 
     A step stands if the rule asks for exactly the rows that its draft asked for. The text is that
     of the rule alone, greedy or drawn, with the same cache plan.
@@ -62,6 +62,10 @@ class Lookahead:
     def logprobs(self) -> dict[int, TokenLogprob]:
         return self.process.logprobs
 
+    @property
+    def log_likelihood(self) -> float | None:
+        return self.process.log_likelihood
+
     def ask(self) -> Ask:
         # A forward that changes the cache has no drafts: they would not see what it keeps.
         first = self.process.ask()
@@ -99,7 +103,8 @@ class Lookahead:
         while len(at.canvas.masked()) and len(drafts) < self.width - 1:
             draft = self.draft(at)
             try:
-                needed = [int(place) for place in draft.ask().places[wanted(draft.ask())]]
+                asked = draft.ask()
+                needed = asked.places[wanted(asked)].tolist()
                 if changes_cache(draft) or not all(place in known for place in needed):
                     break
                 draft.take(np.stack([known[place] for place in needed]))
@@ -107,7 +112,7 @@ class Lookahead:
                     break
                 draft.ask()
             except PacelineError:
-                break  # old laws may lead to where a constraint leaves nothing
+                break  # old distributions may lead to where a constraint leaves nothing
             if changes_cache(draft):
                 break
             drafts.append(draft)

@@ -25,7 +25,7 @@ class GenMol(Rule):
 
     name: ClassVar[str] = "genmol"
     fresh = True
-    law_only = False
+    ignores_draws = False
 
     def __init__(self, randomness: float = 0.5, per_step: int = 1) -> None:
         require(randomness >= 0, "randomness", randomness, "0 or more")
@@ -58,7 +58,7 @@ class Remask(Wrapper):
         require(span >= 1, "span", span, "1 or more")
         self.rounds, self.span, self.objective = rounds, span, objective
         self.needs = ("full",)
-        self.fresh, self.monotone, self.law_only = True, False, False
+        self.fresh, self.monotone, self.ignores_draws = True, False, False
 
     def check(self, facts: Denoises, plan: CachePlan) -> None:
         super().check(facts, plan)

@@ -23,9 +23,10 @@ class Guided(Rule):
     """
 
     name: ClassVar[str] = "guided"
+    ignores_draws = False
 
     def __init__(self, top: int = 1, ratio: float = 0.0) -> None:
-        """Set what agrees: a pick among the guide's `top` likeliest tokens, or with at least
+        """Set what agrees: a pick among the guide's `top` most likely tokens, or with at least
         `ratio` of the largest probability (0 leaves this out)."""
         require(top >= 1, "top", top, "1 or more")
         require(0 <= ratio <= 1, "ratio", ratio, "from 0 (off) to 1")

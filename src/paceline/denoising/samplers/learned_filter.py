@@ -69,7 +69,7 @@ class Replay(Rule):
     """
 
     name: ClassVar[str] = "replay"
-    law_only = False
+    ignores_draws = False
 
     def __init__(self, answer: IntArray) -> None:
         """Bind int64 `[answer]`, tokens of the places from the canvas's begin on."""

@@ -37,7 +37,7 @@ class Revise(Wrapper):
         super().__init__(inner)
         require(0 <= share <= 1, "share", share, "from 0 (off) to 1")
         self._share, self._after, self._least, self._most = share, after, least, most
-        self.reads_filled, self.monotone, self.law_only = True, False, False
+        self.reads_filled, self.monotone, self.ignores_draws = True, False, False
 
     def begin(self, canvas: Canvas) -> _State:
         return _State([0, 0], self.inner.begin(canvas))

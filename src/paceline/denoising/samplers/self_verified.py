@@ -40,8 +40,8 @@ class Tidar:
     """Verify candidates and draft behind each of them, in one forward.
 
     A group of masks stands behind every candidate, for the case that it is the last to be
-    accepted: that group's laws draft the next candidates. Its first mask holds the place of the
-    token that the model itself chooses there.
+    accepted: that group's distributions draft the next candidates. Its first mask holds the place
+    of the token that the model itself chooses there.
     """
 
     name: ClassVar[str] = "tidar"
@@ -53,7 +53,7 @@ class Tidar:
 
         Args:
             width: candidates of a forward, at most.
-            verifier: "coupled" gives the seed's own text, others its law.
+            verifier: "coupled" gives the seed's own text, others its distribution.
             prune: least product of the candidates' largest probabilities; FlexDraft's is 0.01.
         """
         require(width >= 1, "width", width, "1 or more")
@@ -77,16 +77,19 @@ class Groups:
     """Candidates after the text, and masks behind each of them."""
 
     exact = True
+    log_likelihood: float | None = None
 
     def __init__(self, context: Context, width: int, rule: Verifier, prune: float) -> None:
         self.context, self.width, self.rule, self.prune = context, width, rule, prune
         request = context.request
         if not request.prompt:
-            raise InvalidOption("an autoregressive law needs a prompt of one token at least")
+            raise InvalidOption(
+                "an autoregressive distribution needs a prompt of one token at least"
+            )
         self.canvas = context.canvas()
         self.logprobs: dict[int, TokenLogprob] = {}
         constraint = None if request.constraint is None else request.constraint.start()
-        ends = tuple(context.laws.ends)
+        ends = tuple(context.distributions.ends)
         self._sampler = Sampler(request.params, request.prompt, constraint, ends)
         self._shift = int(context.facts.shifted)
         self.held = 0
@@ -131,15 +134,15 @@ class Groups:
         # Append what is accepted and the model's own token behind it; return how many of the first.
         canvas, drafts, request = self.canvas, self.drafts, self.context.request
         begin = len(canvas.tokens)
-        laws = TreeDistributions(
+        probs = TreeDistributions(
             self._sampler, drafts, Output(self._without_mask(logits), None), begin, self.rule.name
         )
-        verdict = self.rule.verify(drafts, laws, request.randomness)
+        verdict = self.rule.verify(drafts, probs, request.randomness)
         tokens = [*drafts.tokens[list(verdict.path)].tolist(), verdict.next_token]
         top = request.params.logprobs
         for index, token in enumerate(tokens[: canvas.end - begin]):
             canvas.tokens.append(token)
-            canvas.put(begin + index, token, float(np.log(laws.soft(index - 1).prob(token))))
+            canvas.put(begin + index, token, float(np.log(probs.soft(index - 1).prob(token))))
             if top is not None:
                 self.logprobs[begin + index] = logprobs(logits[index], token, top)
         self._sampler.commit(canvas.tokens[begin:])
@@ -149,9 +152,9 @@ class Groups:
         return len(verdict.path)
 
     def _drafted(self, logits: LogitArray, first: int) -> TokenTree:
-        # Drafts for the places from `first` on, from the laws of mask rows.
+        # Drafts for the places from `first` on, from the distributions of mask rows.
         randomness, tokens = self.context.request.randomness, list[int]()
-        laws: dict[int, Distribution] = {}
+        probs: dict[int, Distribution] = {}
         drawn = isinstance(self.rule, Rejection)
         sure = 1.0
         for index, row in enumerate(self._without_mask(logits)):
@@ -160,14 +163,14 @@ class Groups:
                 sure *= float(soft.probs.max())
                 if sure < self.prune:
                     break
-            law = laws[index - 1] = self._sampler.proposal(row, tokens)
+            distribution = probs[index - 1] = self._sampler.proposal(row, tokens)
             place = first + index
             if drawn:
                 draw = Draw(place, Purpose.DRAFT, root=first - 1)
-                tokens.append(law.token(randomness.choice(law.probs, draw)))
+                tokens.append(distribution.token(randomness.choice(distribution.probs, draw)))
             else:
-                tokens.append(gumbel_max(law, place, randomness))
-        return trees.chain(tokens, "", DraftSampling("iid", laws) if drawn and tokens else None)
+                tokens.append(gumbel_max(distribution, place, randomness))
+        return trees.chain(tokens, "", DraftSampling("iid", probs) if drawn and tokens else None)
 
     def _without_mask(self, logits: LogitArray) -> LogitArray:
         logits = logits.copy()

@@ -1,7 +1,8 @@
-"""Several steps of a rule in one forward, with its own law: rejection in the order of filling.
+"""Several steps of a rule in one forward, distributed as its own: rejection in its order.
 
-Drafts are drawn from the present laws. A rule that looks at laws alone chooses its places before it
-knows what stands there, so each place is the ordinary case of one draft with its law.
+Drafts are drawn from the present distributions. A rule that looks at distributions alone chooses
+its places before it knows what stands there, so each place is the ordinary case of one draft with
+its distribution.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from paceline.errors import InvalidOption
 from paceline.sampling.distributions import from_dense, verified
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 
-# By place, a token and the law that it was drawn from.
+# By place, a token and the distribution that it was drawn from.
 Drafted = Mapping[int, tuple[int, ProbArray]]
 
 
 class Speculative(FreeDave):
-    """Draft the rule's next steps from the present laws, and accept each place with min(1, p/q).
+    """Draft the rule's next steps from what is known, and accept each place with min(1, p/q).
 
-    The law of texts is that of the rule alone. Greedy texts are the rule's own.
+    The distribution of texts is that of the rule alone. Greedy texts are the rule's own.
     """
 
     name: ClassVar[str] = "speculative"
@@ -37,13 +38,13 @@ class Speculative(FreeDave):
         super().__init__(inner, width)
         if inner.fresh or not inner.monotone:
             raise InvalidOption(
-                f"sampler '{self.name}' wraps rules that look at laws alone and keep what is "
-                f"filled, and '{inner.name}' does not: use freedave>{inner.name}"
+                f"sampler '{self.name}' wraps rules that look at no draws and keep what they fill, "
+                f"unlike '{inner.name}': use freedave>{inner.name}"
             )
 
     def process(self, context: Context) -> Process:
         process = unmasking(self, self.inner, context)
-        if context.laws.greedy:
+        if context.distributions.greedy:
             return Lookahead(process, self.width)
         if context.request.constraint is not None:
             raise InvalidOption(
@@ -70,21 +71,23 @@ class Drawing(Unmasking):
         # No picks: a rule that looked at them would fail.
         nothing: Any = np.full(len(places), np.nan)
         randomness = self.context.request.randomness
-        return View(self.canvas, places, scores, self.context.laws(scores), nothing, randomness)
+        return View(
+            self.canvas, places, scores, self.context.distributions(scores), nothing, randomness
+        )
 
     def draw(self, view: View, choice: Choice) -> None:
         view.picks = np.full(len(view.places), -1)
         drawn = {}
         for index in map(int, choice.fill):
-            law, place = view.laws[index], int(view.places[index])
-            if not law.any():
+            distribution, place = view.probs[index], int(view.places[index])
+            if not distribution.any():
                 continue  # everything is banned there, and nothing is filled
             if self.root is not None:
                 named = Draw(place, Purpose.DRAFT, root=self.root)
-                token = view.randomness.choice(law, named)
-                drawn[place] = token, law
+                token = view.randomness.choice(distribution, named)
+                drawn[place] = token, distribution
             else:
-                token = self._accepted(law, place, view.randomness)
+                token = self._accepted(distribution, place, view.randomness)
             view.picks[index] = token
         self.proposed = drawn
 

@@ -1,4 +1,4 @@
-"""Laws of a canvas's places: logits to distributions, with all that a request asks of sampling."""
+"""Logits to distributions at the places of a canvas, with all that a request asks of sampling."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from paceline.sampling.sampler import adjusted, peak_of, truncated
 from paceline.sampling.sequence import Sequence
 
 
-class Laws:
+class Distributions:
     """Distributions of places for one request.
 
     Penalties count the filled places of the answer, whatever their order. The mask has probability
-    0. At temperature 0 laws are those of temperature 1, and picks are the most likely tokens.
+    0. At temperature 0 distributions are those of temperature 1, and picks are the most likely
+    tokens.
     """
 
     def __init__(self, sequence: Sequence, facts: Denoises, ends: frozenset[int]) -> None:
@@ -59,9 +60,9 @@ class Laws:
         return x
 
     def __call__(self, scores: ProbArray) -> ProbArray:
-        """Return float64 `[places, vocabulary]` laws: temperature, then top-k, top-p, min-p.
+        """Return float64 `[places, vocabulary]`, distributions: temperature, top-k, top-p, min-p.
 
-        A place where everything is banned has no law: zeros. Raises BadLogits for NaN.
+        A place where everything is banned has no distribution: zeros. Raises BadLogits for NaN.
         """
         peaks = scores.max(axis=1, keepdims=True)
         for row in scores[~(peaks < np.inf)[:, 0]]:
@@ -84,21 +85,22 @@ class Laws:
         out[slice(None) if ids is None else ids] = weights / weights.sum()
         return out
 
-    def picks(self, laws: ProbArray, places: IntArray, sibling: int = 0) -> IntArray:
+    def picks(self, probs: ProbArray, places: IntArray, sibling: int = 0) -> IntArray:
         """Return int64 `[places]`: the most likely tokens, or Gumbel-max draws.
 
         The noise of a place is fixed, unless `sibling` names a draw of its own.
         """
         if self.greedy:
-            best: IntArray = laws.argmax(axis=1)
+            best: IntArray = probs.argmax(axis=1)
             return best
-        ids = np.arange(laws.shape[1])
+        ids = np.arange(probs.shape[1])
         return np.asarray(
             [
                 (
-                    law / self._randomness.noise(Draw(int(at), Purpose.NOISE, sibling)).of(ids)
+                    distribution
+                    / self._randomness.noise(Draw(int(at), Purpose.NOISE, sibling)).of(ids)
                 ).argmax()
-                for law, at in zip(laws, places, strict=True)
+                for distribution, at in zip(probs, places, strict=True)
             ],
             dtype=np.int64,
         )
