@@ -220,7 +220,7 @@ class Alone:
 
 
 def _numbers(path: str, each: Any) -> list[Any]:
-    # As a completion shows it, the token itself is always among the likeliest.
+    # As a completion shows it, the token itself is always among the most probable.
     tops = [logprob for token, logprob in each.top if path == CHAT or token != each.token_id]
     return [each.logprob, sorted(tops + ([each.logprob] if path == TEXT else []))]
 
