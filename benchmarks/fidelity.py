@@ -5,8 +5,8 @@
 
 Both read the same tokens of the same file. *Top 1* is the share of positions where the most
 probable token is the same; KL is in nats, of paceline's distribution from llama.cpp's; perplexity
-is of the text. Both round activations, each in its own way: with --reference each is also compared with the
-file's weights in float32, without any rounding of activations (four times the memory).
+is of the text. Both round activations, each in its own way: with --reference each is also compared
+with the file's weights in float32, without any rounding of activations (four times the memory).
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@
 Every rule decodes the same prompts at the same draft size: by default chains of up to 15 tokens, as
 FLy has them, whose window of 6 needs 7 or more. `judge` and `pivot` need a head, from `paceline
 train`: --rules judge:head=FILE. *Own* is the share of tokens that the target finds most probable
-where they stand (greedy) and *prefix* the share of the text before it leaves that of plain decoding. *Perplexity* is the target's own, of each rule's text; a lossy text may well
-score better than the plain one, because likely text is not good text.
+where they stand (greedy) and *prefix* the share of the text before it leaves that of plain
+decoding. *Perplexity* is the target's own, of each rule's text; a lossy text may well score better
+than the plain one, because likely text is not good text.
 """
 
 from __future__ import annotations
