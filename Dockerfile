@@ -1,8 +1,5 @@
-# Kernels are compiled while the package is installed; the compiler stays in the first stage.
+# Kernels are compiled while the package is installed, by a compiler from PyPI that pip fetches for it.
 FROM python:3.12-slim AS build
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY . .
 RUN python -m venv /opt/paceline \
