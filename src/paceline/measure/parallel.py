@@ -6,7 +6,6 @@ turns on every cell of task, template and seed, so that slow minutes fall on all
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +15,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from paceline.core.cache import write_atomically
 from paceline.core.types import Denoising, SamplingParams
 from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks as tasks
-from paceline.measure.machine import dumps
+from paceline.measure.kept import Kept
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -117,9 +115,10 @@ class Bench:
         self._canvas, self._left = canvas, left
         self._settings, self._cells = settings, cells
         self._cases, self._room, self._temperature = cases, room, temperature
-        self._path = path
-        if path is not None:
-            self._resume(path, json.loads(dumps(about or {})))
+        self._kept = Kept(path, about or {})
+        for entry in self._kept.entries:
+            record = Record(**{**entry, "cell": Cell(*entry["cell"])})
+            self.records[record.setting, record.cell] = record
 
     @property
     def left(self) -> int:
@@ -137,9 +136,7 @@ class Bench:
                     return
                 record = self._measure(setting, cell)
                 self.records[setting.label, cell] = record
-                if self._path is not None:
-                    with self._path.open("a", encoding="utf-8") as file:
-                        file.write(dumps(asdict(record)) + "\n")
+                self._kept.append(asdict(record))
                 yield record
 
     def _measure(self, setting: Setting, cell: Cell) -> Record:
@@ -200,25 +197,6 @@ class Bench:
             scored = self._left.generate(ids, max_new_tokens=0, prompt_logprobs=0)
             total += sum(s.logprob for s in scored.prompt_logprobs[len(asked.tokens) - 1 :])
         return total
-
-    def _resume(self, path: Path, about: Any) -> None:
-        header = dumps({"about": about})
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else [header]
-        if lines[0] != header:
-            raise InvalidOption(
-                f"{path} holds a bench with other settings: give those, or another --out"
-            )
-        good = [header]
-        for line in lines[1:]:
-            try:
-                entry = json.loads(line)
-                cell = Cell(*entry.pop("cell"))
-                self.records[entry["setting"], cell] = Record(cell=cell, **entry)
-            except (ValueError, TypeError, KeyError):
-                continue  # cut short by a crash
-            good.append(line)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, "".join(line + "\n" for line in good))
 
 
 def _together(engine: Engine, prepared: Sequence[Any]) -> list[Completion]:

@@ -17,6 +17,7 @@ from paceline.measure.machine import machine
 
 TOPICS = {
     "speed-default": "The default drafter",
+    "methods": "Every method beside its paper's claim",
     "drafters": "Drafters",
     "agents": "Agents",
     "batching": "Batches and the server",

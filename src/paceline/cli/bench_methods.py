@@ -1,0 +1,125 @@
+"""`paceline bench methods`: every method in its paper's mode, beside the paper's claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import options as o
+from paceline.cli.output import interruptible, print_json, progress_bar, remark
+
+
+@o.spread_options
+def methods(
+    *,
+    model: o.Model = "smollm2-135m",
+    compute: o.ComputeOptions,
+    draft_model: Annotated[
+        str | None, typer.Option(help="Draft model; without one, eagle3 takes its place.")
+    ] = None,
+    only: Annotated[
+        str, typer.Option(help="Words by commas: systems or options that have one of them.")
+    ] = "",
+    skip: Annotated[str, typer.Option(help="Likewise, what to leave out.")] = "",
+    batch: Annotated[int, typer.Option(help="Of the second column of speed-ups.")] = 8,
+    limit: Annotated[int, typer.Option(help="Prompts of a method.")] = 6,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of an answer.")] = 64,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for results; resumes what was interrupted.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Result file of the documentation to write, too.")
+    ] = None,
+    as_json: o.AsJson = False,
+) -> None:
+    """Measure every method in its paper's mode, beside the paper's claim.
+
+    Each runs by turns with plain decoding: with the draft sizes of its paper, with those that pay
+    here, and with these in a batch. What does not run on the model says why. Ctrl-C ends with
+    what there is; with --out the same command goes on, and results.json, results.md and
+    report.html tell the outcome.
+    """
+    o.check_at_least_one(batch=batch, limit=limit, max_new_tokens=max_new_tokens)
+    options = o.runtime_options(compute)
+    from paceline.measure import methods as bench
+    from paceline.measure import results
+    from paceline.measure.kept import Kept
+    from paceline.measure.machine import dumps, machine
+    from paceline.measure.page import render
+    from paceline.registry import loading
+
+    lines = bench.chosen(_words(only), _words(skip))
+    loaded = loading.load_model(model, runtime=compute.runtime, options=options)
+    about: dict[str, Any] = {
+        "model": loaded.source.name,
+        "fingerprint": loaded.source.fingerprint,
+        "runtime": loaded.target.capabilities.runtime,
+        "draft_model": draft_model,
+        "batch": batch,
+        "limit": limit,
+        "max_new_tokens": max_new_tokens,
+        "machine": machine(),
+    }
+    kept = Kept(None if out is None else out / "cells.jsonl", about)
+    found = {bench.Cell(*each["cell"]): each["figures"] for each in kept.entries}
+    wanted = bench.cells(lines, sorted({1, batch}))
+    systems = {line.system: line for line in lines}
+    left = [cell for cell in wanted if cell not in found]
+    with (
+        progress_bar("{task.completed:.0f}/{task.total:.0f}") as bar,
+        interruptible() as interrupt,
+    ):
+        task = bar.add_task("methods", total=len(left))
+        for cell in left:
+            figures = bench.measure(
+                loaded,
+                systems[cell.system],
+                cell,
+                draft_model=draft_model,
+                limit=limit,
+                tokens=max_new_tokens,
+                stop=lambda: interrupt.requested,
+            )
+            if figures is None:
+                break
+            found[cell] = figures
+            kept.append({"cell": cell, "figures": figures})
+            bar.advance(task)
+    shown = {cell: found[cell] for cell in wanted if cell in found}
+    table = bench.rows(lines, shown, draft_model is not None)
+    differing = [
+        cell.system
+        for cell, each in shown.items()
+        if each.get("lossless") and each["identical"] < 1 and bench.exact(systems[cell.system])
+    ]
+    summary: dict[str, Any] = {
+        "about": about,
+        "complete": len(shown) == len(wanted),
+        "differing": sorted(set(differing)),
+        "cells": [{**cell._asdict(), **each} for cell, each in shown.items()],
+    }
+    text = f"# Methods on {loaded.source.name}\n\n" + results.table(bench.TITLES, table)
+    if out is not None:
+        page = render("methods.html", about=about, titles=bench.TITLES, rows=table)
+        (out / "results.json").write_text(dumps(summary, indent=1) + "\n", encoding="utf-8")
+        (out / "results.md").write_text(text, encoding="utf-8")
+        (out / "report.html").write_text(page, encoding="utf-8")
+        remark(f"results.json, results.md and report.html are in {out}")
+    if record is not None:
+        bench.record(record, about, table)
+    if as_json:
+        print_json(summary)
+    else:
+        typer.echo(text)
+    for name in summary["differing"]:
+        remark(f"{name}: a text differs from plain decoding, which its rule does not allow")
+    if interrupt:
+        raise typer.Exit(130)
+    if differing:
+        raise typer.Exit(1)
+
+
+def _words(text: str) -> list[str]:
+    return [word for each in text.split(",") if (word := each.strip())]

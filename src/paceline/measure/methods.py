@@ -1,0 +1,309 @@
+"""Every method in its paper's mode, beside its paper's claim: `paceline bench methods`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from paceline.core.options import split_options
+from paceline.core.types import SamplingParams
+from paceline.drafters.combine.merged import Way
+from paceline.errors import InvalidOption, PacelineError
+from paceline.measure import report, results
+from paceline.measure.agent import Dialogues
+from paceline.measure.prompts import BUILT_IN, BenchPrompt, spread
+from paceline.measure.run import Record, read_alike, run, warm_up
+from paceline.registry import loading, table
+from paceline.registry.loaded import Loaded
+from paceline.trees.choice import named_expansion
+
+DRAFT = "{draft}"
+"""In a drafter's name: the draft model, or a trained drafter where none is given."""
+
+PAPER, HERE = "paper", "here"
+"""Draft sizes: those of the paper, or those that the cost model finds to pay."""
+
+TITLES = (
+    "system",
+    "configuration",
+    "guarantee",
+    "mode",
+    "tokens/forward",
+    "accepted at depth 1, 2, ..",
+    "rows/forward",
+    "c(n)",
+    "speed-up",
+    "sized here",
+    "batch of 8",
+    "identical",
+    "the paper's claim",
+    "what differs",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A system: how it runs, what its paper claims, and why the figures differ."""
+
+    system: str
+    drafter: str
+    claim: str
+    why: str
+    verifier: str = "auto"
+    controller: str = "auto"
+    temperature: float = 0.0
+    nodes: int | None = None
+    depth: int | None = None
+    work: str | None = None
+
+    def named(self, draft: bool) -> str:
+        """Return the drafter as the command line writes it, with a draft model or without."""
+        return self.drafter.replace(DRAFT, "draft-model" if draft else "eagle3")
+
+    @property
+    def configuration(self) -> str:
+        """Return the options of `paceline bench` that the paper's sizes have."""
+        sizes = {"verifier": self.verifier, "controller": self.controller}
+        shown = [f"--{key} {value}" for key, value in sizes.items() if value != "auto"]
+        shown += [f"--{key} {getattr(self, key)}" for key in ("nodes", "depth") if self.sized(key)]
+        return " ".join([self.drafter, *shown])
+
+    def sized(self, key: str) -> bool:
+        return getattr(self, key) is not None
+
+    @property
+    def guarantee(self) -> str:
+        """Return what the registry says of the rule, and of the drafter where that is lossless."""
+        name = split_options("coupled" if self.verifier == "auto" else self.verifier, "verifier")[0]
+        found = table.find("verifier", name).guarantee
+        return "lossless" if found.startswith("lossless at") else found.split(":")[0]
+
+    def methods(self) -> Iterator[tuple[table.Kind, str]]:
+        """Yield kind and name of every method that the line uses."""
+        for part in re.split(r"[+>|]", self.drafter.replace(DRAFT, "draft-model")):
+            name, options = split_options(part, "drafter")
+            if name not in get_args(Way):
+                yield "drafter", name
+            if "growth" in options:
+                yield "growth", named_expansion(options["growth"]).name
+        if self.verifier != "auto":
+            yield "verifier", split_options(self.verifier, "verifier")[0]
+        if self.controller != "auto":
+            yield "controller", self.controller
+
+
+def _told() -> dict[str, Any]:
+    text = files("paceline.measure").joinpath("claims.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def lines() -> list[Line]:
+    """Return all lines, in the order of the page."""
+    return [Line(**each) for each in _told()["line"]]
+
+
+def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Line]:
+    """Return lines with a word of `only` in system or configuration, and none of `skip`.
+
+    Raises InvalidOption for a word that no line has.
+    """
+    found = lines()
+
+    def has(line: Line, word: str) -> bool:
+        return word.lower() in f"{line.system} {line.configuration}".lower()
+
+    for word in (*only, *skip):
+        if not any(has(line, word) for line in found):
+            raise InvalidOption(
+                f"no line has {word!r} in its name: the systems are "
+                + ", ".join(line.system for line in found)
+            )
+    return [
+        line
+        for line in found
+        if (not only or any(has(line, word) for word in only))
+        and not any(has(line, word) for word in skip)
+    ]
+
+
+class Cell(NamedTuple):
+    """One measurement of a line: `sizes` is PAPER or HERE."""
+
+    system: str
+    sizes: str
+    batch: int
+
+
+def cells(of: Sequence[Line], batches: Sequence[int]) -> list[Cell]:
+    """Return what is measured: the paper's sizes alone at the first batch, ours at all."""
+    out = []
+    for line in of:
+        if line.nodes or line.depth:
+            out.append(Cell(line.system, PAPER, batches[0]))
+        out += [Cell(line.system, HERE, batch) for batch in batches]
+    return out
+
+
+def prompts(line: Line, limit: int) -> list[BenchPrompt]:
+    """Return the prompts of a line, `limit` of them or fewer."""
+    if line.work is None:
+        return spread(BUILT_IN, limit)
+    told = _told()["prompts"][line.work]
+    return [
+        BenchPrompt(f"{line.work}-{number}", line.work, (text,))
+        for number, text in enumerate(told[:limit], 1)
+    ]
+
+
+def measure(
+    loaded: Loaded,
+    line: Line,
+    cell: Cell,
+    *,
+    draft_model: str | None,
+    limit: int,
+    tokens: int,
+    stop: Callable[[], object] = lambda: False,
+) -> dict[str, Any] | None:
+    """Decode a cell's prompts with and without the method by turns, and return its figures.
+
+    Returns "error" alone if the method does not run here, and None if `stop` became true.
+    """
+    own = cell.sizes == PAPER
+    rules: dict[str, dict[str, Any]] = {
+        report.BASELINE: {},
+        line.named(draft_model is not None): {
+            "verifier": line.verifier,
+            "controller": line.controller,
+            "nodes": line.nodes if own else None,
+            "depth": line.depth if own else None,
+        },
+    }
+    try:
+        engines = {
+            name: loading.make_engine(
+                loaded,
+                drafter=name,
+                **given,
+                draft_model=draft_model,
+                max_batch=cell.batch,
+                progress=False,
+                spare_draft=True,
+            )
+            for name, given in rules.items()
+        }
+        read_alike(engines.values(), loaded.costs)
+        work = Dialogues(prompts(line, max(limit, cell.batch)), cell.batch)
+        params = SamplingParams(temperature=line.temperature, max_new_tokens=tokens)
+        warm_up(engines, work.opening)
+        records: list[Record] = []
+        for finished in run(engines, work, params, stop=stop):
+            records += finished
+    except PacelineError as error:
+        return {"error": str(error)}
+    if len(records) < len(work.prompts):
+        return None
+    name = line.named(draft_model is not None)
+    exact = bool(engines[name].config["lossless"])
+    row = report.rows(records, {report.BASELINE: True, name: exact})
+    [mine] = [each for each in row if each["drafter"] == name and each["category"] == "all"]
+    return {**mine, "cost": loaded.costs.c(round(mine["rows_per_forward"]))}
+
+
+def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) -> list[list[str]]:
+    """Return the page's rows, in the order of `TITLES`: one per line that was measured."""
+    out = []
+    for line in of:
+        mine = {cell: each for cell, each in found.items() if cell.system == line.system}
+        if not mine:
+            continue
+        here = [each for cell, each in mine.items() if cell.sizes == HERE]
+        paper = next((each for cell, each in mine.items() if cell.sizes == PAPER), None)
+        first = paper or here[0]
+        mode = f"T = {line.temperature:g}" if line.temperature else "greedy"
+        out.append(
+            [
+                line.system,
+                f"`{line.configuration.replace(line.drafter, line.named(draft))}`",
+                line.guarantee,
+                f"{mode}, {line.work or 'mix'}",
+                *_figures(first),
+                _speed(paper),
+                *(_speed(each) for each in here),
+                *[""] * (2 - len(here)),
+                _identical(line, list(mine.values())),
+                line.claim,
+                _why(first, line),
+            ]
+        )
+    return out
+
+
+def _figures(of: Mapping[str, Any]) -> list[str]:
+    if "error" in of:
+        return [""] * 4
+    depths = " ".join(f"{share:.2f}" for share in of["acceptance_by_depth"][:4])
+    return [
+        f"{of['block_efficiency']:.2f}",
+        depths,
+        f"{of['rows_per_forward']:.1f}",
+        f"{of['cost']:.2f}",
+    ]
+
+
+def _speed(of: Mapping[str, Any] | None) -> str:
+    if of is None or "error" in of or of["speedup"] is None:
+        return ""
+    return f"{of['speedup']:.2f} [{of['speedup_low']:.2f}, {of['speedup_high']:.2f}]"
+
+
+def _identical(line: Line, of: Sequence[Mapping[str, Any]]) -> str:
+    shares = [each["identical"] for each in of if "error" not in each]
+    if not shares:
+        return ""
+    told = exact(line) or line.guarantee.startswith("lossy")
+    return f"{min(shares):.0%}" if told else "distribution"
+
+
+def _why(of: Mapping[str, Any], line: Line) -> str:
+    return f"not run: {of['error']}" if "error" in of else line.why
+
+
+def exact(line: Line) -> bool:
+    """Return if the very text must be that of plain decoding, and not its distribution alone."""
+    return not line.temperature or line.verifier in ("auto", "coupled")
+
+
+def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> None:
+    """Write a result file of the documentation."""
+    draft = f" --draft-model {about['draft_model']}" if about["draft_model"] else ""
+    command = (
+        f"paceline bench methods --model {about['model']}{draft} --batch {about['batch']} "
+        f"--limit {about['limit']} --max-new-tokens {about['max_new_tokens']}"
+    )
+    results.record(
+        path,
+        f"Every method on {about['model']}",
+        "methods",
+        command,
+        TITLES,
+        of,
+        NOTE,
+    )
+
+
+NOTE = (
+    "Each system by turns with plain decoding. Tokens per forward, acceptance, rows, c(n) and "
+    "*speed-up* are with the draft sizes of its paper, where the configuration names them; *sized "
+    "here* with those that the cost model finds to pay. Intervals are 90%, over prompts. "
+    "*Identical* is the least share of texts that are those of plain decoding: 100% is required "
+    "of lossless rules that are greedy or `coupled`; *distribution* is said of rules that keep it "
+    "and draw other texts, which `paceline audit inside` proves. A draft that costs more rows than "
+    "it saves forwards is slower than none: that is what a GPU's sizes do on a processor."
+)
+"""Explanation below the table."""

@@ -1,0 +1,106 @@
+"""`bench methods`: a line for every method, rows over a table, Ctrl-C, resumption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Command, one_line, press_in_step
+
+from paceline.core.target import RuntimeOptions
+from paceline.measure import methods, results
+from paceline.registry import expressions, table
+
+SHORT = ("bench", "methods", "--limit", "2", "--max-new-tokens", "12", "--batch", "2")
+FEW = (*SHORT, "--only", "recycling,gumbel,medusa")
+
+
+def test_every_method_has_a_line() -> None:
+    used = {method for line in methods.lines() for method in line.methods()}
+    kinds: tuple[table.Kind, ...] = ("drafter", "growth", "verifier", "controller")
+    # Baselines, and what a line has where it says nothing.
+    silent = {("drafter", "none"), ("controller", "fixed")}
+    registered = {(kind, name) for kind in kinds for name in table.names(kind)}
+    assert {each for each in registered - silent - used if "test" not in each[1]} == set()
+    systems = [line.system for line in methods.lines()]
+    assert len(systems) == len(set(systems))
+
+
+@pytest.mark.parametrize("line", methods.lines(), ids=lambda line: line.system)
+def test_lines_name_what_there_is(line: methods.Line) -> None:
+    assert line.claim
+    assert line.why
+    assert line.guarantee.startswith(("lossless", "lossy"))
+    assert methods.prompts(line, 3)
+    for draft in (True, False):
+        expressions.check_drafter(line.named(draft))
+    for kind, name in line.methods():
+        table.find(kind, name)
+
+
+def test_rows_are_measured_beside_plain_decoding(
+    command: Command, loads: list[RuntimeOptions], tmp_path: Path
+) -> None:
+    out, record = tmp_path / "out", tmp_path / "methods-table.json"
+    done = command(*FEW, "--out", str(out), "--record", str(record), "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["complete"]
+    assert found["differing"] == []
+    cells = {(each["system"], each["sizes"], each["batch"]): each for each in found["cells"]}
+    recycling = cells["Token Recycling", "paper", 1]
+    assert recycling["identical"] == 1
+    assert recycling["rows_per_forward"] > 2
+    assert cells["Token Recycling", "here", 2]["prompts"] == 2
+    # No draft model, and no weights for a table: said, and the others are measured all the same.
+    assert "eagle3" in cells["Gumbel coupling", "here", 1]["error"]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Token Recycling" in page
+    assert "not run: " in page
+    result = json.loads(record.read_text(encoding="utf-8"))
+    results.validate("methods-table", result)
+    assert [row[0] for row in result["rows"]][:1] == ["Token Recycling"]
+
+
+def test_ctrl_c_and_the_same_command_again(
+    command: Command,
+    loads: list[RuntimeOptions],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    words = (*SHORT, "--only", "recycling,lookup", "--out", str(tmp_path), "--json")
+    with monkeypatch.context() as patch:
+        press_in_step(patch, 80)
+        stopped = command(*words)
+    assert stopped.code == 130
+    first = json.loads(stopped.out)
+    kept = (tmp_path / "cells.jsonl").read_text(encoding="utf-8").splitlines()
+    assert not first["complete"]
+    assert 0 < len(first["cells"]) == len(kept) - 1
+    again = json.loads(command(*words).out)
+    assert again["complete"]
+    assert again["cells"][: len(first["cells"])] == first["cells"]
+    assert one_line(command(*words, "--limit", "3"))
+
+
+def test_a_text_that_differs_is_told(
+    command: Command, loads: list[RuntimeOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = methods.measure
+
+    def spoilt(*given: object, **named: object) -> object:
+        found = genuine(*given, **named)  # type: ignore[arg-type]
+        return found and {**found, "identical": 0.5}
+
+    monkeypatch.setattr(methods, "measure", spoilt)
+    done = command(*SHORT, "--only", "cacheback")
+    assert done.code == 1
+    assert "Cacheback: a text differs" in done.err
+
+
+def test_words_that_no_line_has(command: Command, loads: list[RuntimeOptions]) -> None:
+    done = command(*SHORT, "--only", "nonsense")
+    assert one_line(done)
+    assert "nonsense" in done.err
+    assert "EAGLE-3" in done.err
