@@ -22,7 +22,7 @@ from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
-from paceline.errors import InvalidOption, OutOfMemory
+from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.policy.controller import Fixed
 from paceline.proof.compare import extend, max_error, target_joint
 from paceline.proof.oracle import enumerate_distribution
@@ -394,3 +394,28 @@ def test_create_puts_prompt_lookup_under_the_draft_model(needs_q: bool) -> None:
     cascade.close(sequence)
     cascade.close(sequence)
     assert middle.caches[0].released
+
+
+def test_options_of_the_command_line() -> None:
+    middle, coarse = Watched(MIDDLE), Watched(SMALL)
+    context = DrafterContext(table(BIG).capabilities, lambda: middle, frozenset({"iid"}))
+
+    def built(coarser: Target | None = coarse, **options: str) -> Cascade:
+        given = None if coarser is None else (lambda: coarser)
+        return Cascade.create(replace(context, options=options, coarser=given))
+
+    params = replace(SAMPLED, max_new_tokens=10)
+    cascade = built(bottom="suffix-automaton", int8="true", least="2", nodes="3")
+    [done] = decode(decoder_of(cascade, Block()), [[0, 3]], params)
+    assert len(done.generated) == 10
+    assert middle.caches
+    assert coarse.caches
+    with pytest.raises(InvalidOption, match="a cascade of one level"):
+        built(middle="false")
+    assert built(middle="false", int8="true").kind == "iid"
+    with pytest.raises(RuntimeUnavailable, match="fp32"):
+        built(None, int8="true")
+    with pytest.raises(InvalidOption, match="1 or more"):
+        built(nodes="0")
+    with pytest.raises(InvalidOption, match="bottom"):
+        built(bottom="eagle3")

@@ -7,9 +7,10 @@ acceptance only (predictability), so any p/q rule may verify it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
@@ -26,7 +27,8 @@ from paceline.core.types import (
 )
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.errors import InvalidOption
+from paceline.drafters.suffix.history import SuffixAutomaton
+from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sampler import Sampler, TreeDistributions
@@ -152,6 +154,26 @@ class Level:
     nodes: int = 6
 
 
+Bottom = Literal["none", "prompt-lookup", "suffix-automaton"]
+
+_BOTTOMS: dict[Bottom, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "prompt-lookup": PromptLookup,
+    "suffix-automaton": SuffixAutomaton,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    # Options of the drafter: `least` and `nodes` are of every level, 0 fills the budget.
+    name: ClassVar[str] = "cascade"
+    bottom: Bottom = "prompt-lookup"
+    middle: bool = True
+    int8: bool = False
+    least: int = 0
+    nodes: int = 6
+
+
 class Cascade(Drafter):
     """Drafts with a stack of models that share the target's vocabulary."""
 
@@ -169,7 +191,7 @@ class Cascade(Drafter):
         """Stack the models, cheapest first.
 
         Args:
-            report_law: sample independently and report q rows (p/q rules), instead of sharing the
+            needs_q: sample independently and give q rows (p/q rules), instead of sharing the
                 target's Gumbel noise.
             bottom: drafts for the cheapest model; none by default. Reopened on every rollback.
             rule: lossless rule for chains with q rows; default block verification.
@@ -195,13 +217,29 @@ class Cascade(Drafter):
 
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
-        """Build prompt lookup, draft model, target."""
-        arguments(cls, "drafter", context.options, "report_law")  # there are none to set
+        """Build what drafts at the bottom, the draft model, the target.
+
+        Raises InvalidOption for unknown options, sizes below 1, or no model between.
+        """
+        asked = _Asked(**arguments(_Asked, "drafter", context.options))
+        if not asked.middle and not asked.int8:
+            raise InvalidOption(
+                "a cascade of one level is its bottom drafter alone: use drafter "
+                f"'{asked.bottom}', or leave out middle=false"
+            )
+        models = [context.draft_model()] if asked.middle else []
+        if asked.int8:
+            if context.coarser is None:
+                raise RuntimeUnavailable(
+                    "a cascade with int8=true needs a target at fp32 on runtime cpu: use "
+                    "--precision fp32, or leave it out"
+                )
+            models.append(context.coarser())
         return cls(
-            [Level(context.draft_model())],
+            [Level(model, asked.least or None, asked.nodes) for model in models],
             context.target.vocab_size,
             needs_q=context.needs_q,
-            bottom=PromptLookup(),
+            bottom=_BOTTOMS[asked.bottom](),
         )
 
     def open(self, sequence: Sequence) -> None:
