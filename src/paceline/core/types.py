@@ -111,6 +111,7 @@ class TokenTree:
         source: name of the drafter.
         scores: float64 `[n]`, acceptance probability of each node, never above its parent's.
         origins: per node, its drafter, where several worked together; else empty.
+        first: the drafter's distribution under the root, where it has one.
     """
 
     tokens: IntArray
@@ -119,6 +120,7 @@ class TokenTree:
     source: str = ""
     scores: ProbArray | None = None
     origins: tuple[str, ...] = ()
+    first: Distribution | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -177,10 +177,17 @@ def expand(
         for sequence, budget, depth in zip(sequences, budgets, depths, strict=True)
     ]
 
-    def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
-        return dict(zip(asks, distributions(list(asks), list(asks.values())), strict=True))
+    first: dict[int, Distribution] = {}
 
-    return run_batched(growing, answer)
+    def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
+        found = dict(zip(asks, distributions(list(asks), list(asks.values())), strict=True))
+        for index, ask in asks.items():
+            if ask.nodes == (ROOT,):
+                first[index] = found[index][0]
+        return found
+
+    grown = run_batched(growing, answer)
+    return [replace(tree, first=first.get(index)) for index, tree in enumerate(grown)]
 
 
 def run_batched(

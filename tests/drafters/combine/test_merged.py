@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from paceline.core import tree as trees
 from paceline.core.target import Output
-from paceline.core.types import ROOT, Budget, SamplingParams, SamplingScheme, TokenTree, Verdict
+from paceline.core.types import (
+    ROOT,
+    Budget,
+    Distribution,
+    SamplingParams,
+    SamplingScheme,
+    TokenTree,
+    Verdict,
+)
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import MOST_PARTS
 from paceline.drafters.combine.merged import _LEVELS, Blended, Blender, Merged, Way, _scores
@@ -293,6 +301,40 @@ def test_fuse_takes_of_others_only_what_begins_as_the_first_does() -> None:
     [draft] = merged.propose([sequence], [BUDGET])
     assert draft.tokens.tolist() == [1, 2, 4]
     assert draft.parents.tolist() == [ROOT, ROOT, 1]
+
+
+def test_fuse_prunes_by_the_first_drafters_distribution_and_ranks_by_both() -> None:
+    """Control: by its own scores alone, 4 would come before 3, and 3 before 2."""
+    q = Distribution(np.array([0.5, 0.2, 0.25, 0.05]), np.array([1, 2, 3, 4]), 10)
+    first = replace(scored([1], [ROOT], [0.5]), first=q)
+    second = scored([4, 2, 3, 7, 8], [ROOT, ROOT, ROOT, 1, 2], [0.9, 0.5, 0.6, 0.4, 0.5])
+    parts = [Says("a", first), Says("b", second)]
+
+    def fused(top: int, nodes: int = 6) -> list[int]:
+        merged = Merged(parts, way="fuse", top=top)
+        merged.open(sequence := start([0]))
+        [draft] = merged.propose([sequence], [Budget(nodes, 4)])
+        return draft.tokens.tolist()
+
+    assert fused(4) == [1, 3, 8, 2, 7, 4]
+    assert fused(3) == [1, 3, 8, 2, 7]
+    assert fused(1) == [1]
+    assert fused(4, nodes=3) == [1, 3, 2]  # with three nodes nothing is retrieved below them
+
+
+def test_fuse_leaves_room_for_what_is_retrieved() -> None:
+    asked: list[Budget] = []
+
+    class Asked(Says):
+        def propose(self, sequences: Any, budgets: Any) -> list[TokenTree]:
+            asked.extend(budgets)
+            return super().propose(sequences, budgets)
+
+    for found in (trees.chain([1]), trees.chain(range(8)), trees.EMPTY):
+        merged = Merged([Asked("a", trees.chain([1])), Says("b", found)], way="fuse")
+        merged.open(sequence := start([0]))
+        merged.propose([sequence], [Budget(8, 8)])
+    assert [budget.nodes for budget in asked] == [7, 4, 8]
 
 
 def test_merging_keeps_the_higher_score_and_none_where_one_has_none() -> None:

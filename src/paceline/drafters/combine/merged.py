@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as List
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -86,15 +87,19 @@ class Merged(CompositeDrafter):
 
     name: ClassVar[str] = "merged"
 
-    def __init__(self, parts: List[Drafter], *, way: Way = "blend", floor: float = 0.3) -> None:
+    def __init__(
+        self, parts: List[Drafter], *, way: Way = "blend", floor: float = 0.3, top: int = 10
+    ) -> None:
         """Merge drafters.
 
         Args:
             parts: the drafters; for "graft" and "fuse" the leading one first.
             way: "blend" takes the best nodes of all; "graft" keeps the first drafter's nodes
                 down to `floor` and fills up with others; "fuse" takes all of the first drafter's
-                nodes, and those of others that begin with a token it drafted.
+                nodes, and of others what begins with one of its `top` tokens under the root, in
+                the order of its probability times the other's score, for up to half of the budget.
             floor: of a node's estimated acceptance, in [0, 1]; "graft" alone reads it.
+            top: "fuse" alone reads it.
 
         Raises:
             InvalidOption: fewer than two parts or too many, or one that draws its drafts.
@@ -102,7 +107,9 @@ class Merged(CompositeDrafter):
         super().__init__(parts)
         refuse_drawn(parts, "merged")
         require(0 <= floor <= 1, "floor", floor, "in [0, 1]")
+        require(top >= 1, "top", top, "1 or more")
         self._way = way
+        self._top = top
         self._floor = floor
         self._names = [part.name for part in parts]
         self._blender = Blender(len(parts))
@@ -113,11 +120,21 @@ class Merged(CompositeDrafter):
         self._blender = Blender(len(self.parts))
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        drafts = zip(*(part.propose(sequences, budgets) for part in self.parts), strict=True)
+        first, *others = self.parts
+        rest = [part.propose(sequences, budgets) for part in others]
+        if self._way == "fuse" and rest:
+            found = map(sum, zip(*(map(len, each) for each in rest), strict=True))
+            mine = [
+                replace(budget, nodes=budget.nodes - min(budget.nodes // 2, count))
+                for budget, count in zip(budgets, found, strict=True)
+            ]
+        else:
+            mine = list(budgets)
+        drafts = zip(first.propose(sequences, mine), *rest, strict=True)
         if not any(budget.nodes and budget.depth for budget in budgets):
             return [CandidateTree().tree(self.name) for _ in drafts]
         if self._way != "blend":
-            merge = self._graft if self._way == "graft" else _fuse
+            merge = self._graft if self._way == "graft" else self._fuse
             return [merge(each, budget) for each, budget in zip(drafts, budgets, strict=True)]
         out = []
         for sequence, budget, each in zip(sequences, budgets, drafts, strict=True):
@@ -148,19 +165,33 @@ class Merged(CompositeDrafter):
     def _graft(self, drafts: List[TokenTree], budget: Budget) -> TokenTree:
         return _fill(confident(drafts[0], self._floor), drafts[1:], budget)
 
+    def _fuse(self, drafts: List[TokenTree], budget: Budget) -> TokenTree:
+        first, *others = drafts
+        chances = _beginnings(first, self._top)
+        branches: list[tuple[float, TokenTree]] = []
+        for draft in others:
+            parents, tokens = draft.parents.tolist(), draft.tokens.tolist()
+            top = list(range(len(draft)))  # the node under the root that each hangs on
+            for node, parent in enumerate(parents):
+                top[node] = node if parent == ROOT else top[parent]
+            for node, parent in enumerate(parents):
+                if parent == ROOT and tokens[node] in chances:
+                    score = 1.0 if draft.scores is None else float(draft.scores[node])
+                    branch = trees.take(draft, np.flatnonzero(np.array(top) == node))
+                    branches.append((chances[tokens[node]] * score, branch))
+        branches.sort(key=lambda each: -each[0])
+        return _fill(first, [branch for _, branch in branches], budget)
 
-def _fuse(drafts: List[TokenTree], budget: Budget) -> TokenTree:
-    # The first draft, and of the others what begins with a token that it has under the root.
-    first, *others = drafts
-    known = set(first.tokens[first.parents == ROOT].tolist())
-    fitting = []
-    for draft in others:
-        keep = np.zeros(len(draft), dtype=np.bool_)
-        pairs = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
-        for node, (token, parent) in enumerate(pairs):
-            keep[node] = token in known if parent == ROOT else keep[parent]
-        fitting.append(trees.take(draft, np.flatnonzero(keep)))
-    return _fill(first, fitting, budget)
+
+def _beginnings(first: TokenTree, top: int) -> dict[int, float]:
+    # The most probable tokens under the root; of a drafter without distributions, its own.
+    if first.first is not None:
+        p = first.first
+        best = np.argsort(-p.probs, kind="stable")[:top]
+        return {p.token(int(index)): float(p.probs[index]) for index in best}
+    nodes = np.flatnonzero(first.parents == ROOT).tolist()
+    scores = np.ones(len(first)) if first.scores is None else first.scores
+    return {int(first.tokens[node]): float(scores[node]) for node in nodes}
 
 
 def _fill(first: TokenTree, others: List[TokenTree], budget: Budget) -> TokenTree:
