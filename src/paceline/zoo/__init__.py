@@ -117,6 +117,14 @@ METHODS: tuple[Method, ...] = (
         "paceline.zoo.denoised:DiffuSpec",
     ),
     Method(
+        "pearl",
+        "drafter",
+        "lossless",
+        "a model with the same vocabulary (--draft-model), and a core or device for it",
+        "after PEARL, Liu et al. 2024, arXiv:2408.11850",
+        "paceline.zoo.schedules.pearl:Pearl",
+    ),
+    Method(
         "jacobi",
         "drafter",
         "lossless",
