@@ -19,7 +19,6 @@ TOPICS = {
     "speed-default": "The default drafter",
     "methods": "Every method beside its paper's claim",
     "drafters": "Drafters",
-    "schedules": "Schedules and hierarchies",
     "agents": "Agents",
     "batching": "Batches and the server",
     "peers": "Other engines",
