@@ -24,6 +24,7 @@ from paceline.cli.index import index
 from paceline.cli.methods import methods
 from paceline.cli.pull import pull
 from paceline.cli.serve import serve
+from paceline.cli.train_corpus import corpus
 from paceline.cli.train_data import data
 from paceline.cli.train_denoiser import denoiser
 from paceline.cli.train_drafter import drafter
@@ -56,6 +57,7 @@ train = typer.Typer(
 )
 
 train.command("data")(data)
+train.command("corpus")(corpus)
 train.command("drafter")(drafter)
 train.command("denoiser")(denoiser)
 train.command("acceptance-head")(acceptance_head)

@@ -194,6 +194,65 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
     return texts
 
 
+def read_corpus(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield documents, a line of JSON each (`text` or `content`), or paragraphs of plain text.
+
+    Files are read line by line.
+
+    Raises:
+        PromptError: a file cannot be read, is no UTF-8, or a line of JSON holds no text.
+    """
+    for path in paths:
+        paragraph: list[str] = []
+        try:
+            with path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    if path.suffix == ".jsonl":
+                        if line.strip():
+                            yield _document(path, number, line)
+                    elif line.strip():
+                        paragraph.append(line)
+                    elif paragraph:
+                        yield "".join(paragraph)
+                        paragraph = []
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise PromptError(
+                f"cannot read the corpus {path} ({reason}): give text, or JSONL with text"
+            ) from error
+        if paragraph:
+            yield "".join(paragraph)
+
+
+def _document(path: Path, number: int, line: str) -> str:
+    try:
+        entry = json.loads(line)
+        found = [entry.get(key) for key in ("text", "content")]
+        return next(each for each in found if isinstance(each, str) and each.strip())
+    except (ValueError, AttributeError, StopIteration) as error:
+        raise PromptError(
+            f"line {number} of {path} holds no text: each line is an object with text or content"
+        ) from error
+
+
+def cut_corpus(
+    documents: Iterable[str], encode: Callable[[str], list[int]], length: int
+) -> Iterator[Text]:
+    """Yield texts of `length` tokens (the last of all may be shorter), documents joined.
+
+    Every token but the first counts as written by the target.
+    """
+    tokens: list[int] = []
+    index = 0
+    for document in documents:
+        tokens += encode(document if document.endswith("\n") else document + "\n\n")
+        while len(tokens) >= length:
+            yield Text(index, np.array(tokens[:length], dtype=np.int64), 1)
+            index, tokens = index + 1, tokens[length:]
+    if len(tokens) > 1:
+        yield Text(index, np.array(tokens, dtype=np.int64), 1)
+
+
 def prompts_digest(texts: Sequence[str]) -> str:
     """Return a short hash that identifies a set of prompts."""
     return hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -248,8 +307,11 @@ class Shards:
     def missing(self, texts: int) -> Iterator[int]:
         """Yield indices below `texts` whose shard is not written yet."""
         for shard in range(-(-texts // SHARD)):
-            if not self._path(shard).exists():
+            if self.lacks(shard):
                 yield from range(shard * SHARD, min(texts, (shard + 1) * SHARD))
+
+    def lacks(self, shard: int) -> bool:
+        return not self._path(shard).exists()
 
     def write(self, shard: int, texts: Sequence[Text]) -> None:
         """Write a shard atomically; InvalidOption if the folder cannot be written."""
