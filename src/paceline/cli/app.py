@@ -30,6 +30,7 @@ from paceline.cli.train_denoiser import denoiser
 from paceline.cli.train_drafter import drafter
 from paceline.cli.train_heads import acceptance_head, head_preview
 from paceline.cli.train_scaling import scaling
+from paceline.cli.train_vocabulary import vocabulary
 from paceline.cli.tune import tune
 from paceline.errors import PacelineError
 from paceline.version import __version__
@@ -63,6 +64,7 @@ train.command("denoiser")(denoiser)
 train.command("acceptance-head")(acceptance_head)
 train.command("head-preview")(head_preview)
 train.command("scaling")(scaling)
+train.command("vocabulary")(vocabulary)
 
 # `paceline bench`: drafters; and canvases.
 bench_group = typer.Typer(
