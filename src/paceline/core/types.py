@@ -153,11 +153,18 @@ class Speculation:
     """Limits that a request sets to its drafts; None leaves them to the controller.
 
     `enabled` False is autoregressive decoding. Lossless rules preserve the output distribution.
+
+    Attributes:
+        draft: tokens that the client drafted for the beginning of the answer; rules by p/q, which
+            need their distribution, leave them.
+        once: end the request with its first verification.
     """
 
     nodes: int | None = None
     depth: int | None = None
     enabled: bool = True
+    draft: tuple[int, ...] = ()
+    once: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("nodes", self.nodes), ("depth", self.depth)):

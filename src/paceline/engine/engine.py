@@ -222,6 +222,8 @@ class Engine:
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
         if resume:
             resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
+        if speculation.draft:
+            token_ids(speculation.draft, self.tokenizer, target.vocab_size, True, None)
         self.scheduler.check_prompt(len(ids) + len(resume))
         if len(ids) >= target.max_context:
             raise PromptError(

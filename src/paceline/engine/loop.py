@@ -29,6 +29,9 @@ from paceline.verifiers.base import Verifier
 
 _LOG = logging.getLogger(__name__)
 
+# Source of drafts that come with a request. Policies learn nothing from them.
+_CLIENT = "client"
+
 # Kept after an error, which ends its sequence: one `keep` follows each forward.
 _NOTHING = Verdict((), -1)
 
@@ -153,6 +156,7 @@ class AutoregressiveDecoder:
             budgets = self._budgets(sequences)
             with clock("draft"):
                 proposed = self._drafting.propose(sequences, budgets)
+                proposed = list(map(self._given, sequences, proposed, budgets))
                 if any(each.sampler.constraint is not None for each in sequences):
                     proposed = self._constrained(sequences, proposed)
             selected = self.controller.select(sequences, proposed)
@@ -174,7 +178,7 @@ class AutoregressiveDecoder:
         told = [each for each, done in zip(steps, commits, strict=True) if done.error is None]
         with clock("draft"):
             self._drafting.observe(told)
-        self._learn(told, clock)
+        self._learn([each for each in told if each[1].source != _CLIENT], clock)
         for sequence in sequences:
             sequence.stats.add_step(clock, 1 / len(sequences))
         return commits + failed
@@ -199,8 +203,20 @@ class AutoregressiveDecoder:
             _LOG.warning("controller '%s' failed to learn: %s", self.controller.name, error)
 
     def _budgets(self, sequences: List[Sequence]) -> list[Budget]:
-        capped = list(map(self._cap, sequences, self.controller.budgets(sequences)))
-        return fitted(self.memory, sequences, capped)
+        asked = list(self.controller.budgets(sequences))
+        for place, each in enumerate(sequences):
+            if given := self._of_client(each):
+                asked[place] = Budget(len(given), len(given))
+        return fitted(self.memory, sequences, list(map(self._cap, sequences, asked)))
+
+    def _of_client(self, sequence: Sequence) -> tuple[int, ...]:
+        # Its draft is of the beginning: once a token is committed, it has stood or fallen.
+        begun = sequence.stats.committed_tokens or None not in self.verifier.accepts
+        return () if begun else sequence.speculation.draft
+
+    def _given(self, sequence: Sequence, draft: TokenTree, budget: Budget) -> TokenTree:
+        given = self._of_client(sequence)
+        return trees.chain(given[: budget.depth], _CLIENT) if given else draft
 
     def _constrained(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         # Forced runs may exceed budgets, which are for guesses, but not memory.
@@ -293,6 +309,8 @@ class AutoregressiveDecoder:
     ) -> Commit:
         run = [*map(draft.tokens.item, verdict.path), verdict.next_token]
         kept, reason = self.stops.cut(sequence, run, self._watches.get(sequence.id))
+        if sequence.speculation.once:
+            reason = reason or "length"
         tokens = run[:kept]
         accepted = min(kept, len(verdict.path))
         sources = [*map(draft.origin, verdict.path[:accepted])] + [None] * (kept - accepted)

@@ -235,7 +235,8 @@ def _speculation(body: Body) -> Speculation:
     limits = body.speculation
     if limits is None:
         return Speculation()
-    return Speculation(limits.nodes, limits.depth, limits.enabled)
+    draft = tuple(limits.draft_token_ids or ())
+    return Speculation(limits.nodes, limits.depth, limits.enabled, draft, limits.once)
 
 
 def _chat(

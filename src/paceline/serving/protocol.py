@@ -44,11 +44,17 @@ class StreamOptions(Struct):
 
 
 class SpeculationLimits(Struct):
-    """Limits of drafts. They change how fast an answer comes, and nothing else."""
+    """Limits of drafts. They change how fast an answer comes, and nothing else.
+
+    `draft_token_ids` is what the client drafted of the answer; `once` ends it with the first
+    verification: for devices that draft by themselves.
+    """
 
     enabled: bool = True
     nodes: Count | None = None
     depth: Count | None = None
+    draft_token_ids: Annotated[list[int], Meta(max_length=64)] | None = None
+    once: bool = False
 
 
 class DenoisingOptions(Struct):
