@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -28,10 +27,9 @@ import paceline
 from paceline.engine.engine import Completion
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure.machine import dumps, machine
+from paceline.zoo.heads.grading import ASK, last_number
 
 SAMPLES = 8
-ASK = "{}\nThink step by step. End with a line 'Answer: NUMBER'."
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 class Sample(NamedTuple):
@@ -40,13 +38,6 @@ class Sample(NamedTuple):
     answer: float | None
     tokens: int
     ended: bool
-
-
-def last_number(text: str) -> float | None:
-    """The number behind the last "answer:", else the last number of all."""
-    found = _NUMBER.findall(re.split("answer:", text, flags=re.IGNORECASE)[-1])
-    found = found[:1] if re.search("answer:", text, re.IGNORECASE) else found[-1:]
-    return float(found[0].replace(",", "")) if found else None
 
 
 def searched(samples: Sequence[Sample], right: float) -> dict[str, tuple[float, float, float]]:

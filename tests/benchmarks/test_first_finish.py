@@ -7,22 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.first_finish import Sample, last_number, searched
+from benchmarks.first_finish import Sample, searched
 
 from benchmarks import first_finish
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("5 and 7, so 12.", 12.0),
-        ("Answer: 1,234 apples of 9", 1234.0),
-        ("answer: 3\nAnswer: -4.5", -4.5),
-        ("none", None),
-    ],
-)
-def test_the_number_that_an_answer_ends_in(text: str, number: float | None) -> None:
-    assert last_number(text) == number
 
 
 def test_ways_to_use_samples() -> None:

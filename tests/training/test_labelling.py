@@ -280,3 +280,49 @@ def test_labels_that_nothing_tells_are_not_learned() -> None:
 def test_one_class_alone_is_refused() -> None:
     with pytest.raises(InvalidOption, match="of one class"):
         train_head("judge", *examples(), **(OPTIONS | {"margin": 99.0}))
+
+
+def parity(tokens: Sequence[int]) -> float:
+    """A task: a right answer holds an even number of token 1."""
+    return float(list(tokens).count(1) % 2 == 0)
+
+
+def test_graded_losses_are_those_of_the_task(target: Counting, cache: Any) -> None:
+    """Judge: recomputed from the table; an own text that is graded otherwise changes them."""
+    found = [
+        Mismatch(position, token, TOKENS[position], -1.0, np.zeros(4 + HIDDEN, np.float32))
+        for position in (4, 9, 15)
+        for token in range(VOCABULARY)
+        if token != TOKENS[position]
+    ]
+    text = GreedyAnswer(cache, TOKENS, 2, [0.0] * 20, ())
+    options = RolloutOptions(ahead=7)
+    expected = []
+    for each in found:
+        answer = [*TOKENS[2 : each.position], each.token]
+        answer += go_on((*TOKENS[: each.position], each.token), 7)[0]
+        expected.append(parity(TOKENS[2:]) - parity(answer))
+    assert losses("judge", target, text, found, options, parity) == expected
+    assert len(set(expected)) == 2
+    other = losses("judge", target, text, found, options, lambda tokens: 1 - parity(tokens))
+    assert other == [-each for each in expected]
+
+
+def test_graded_pivots_compare_both_tokens_by_the_same_draws(target: Counting, cache: Any) -> None:
+    """The mean over streams; at temperature near 0 the difference of two greedy continuations."""
+    found = [
+        Mismatch(9, token, TOKENS[9], -1.0, np.zeros(4 + HIDDEN, np.float32))
+        for token in range(VOCABULARY)
+    ]
+    text = GreedyAnswer(cache, TOKENS, 2, [0.0] * 20, ())
+    cold = RolloutOptions(ahead=6, samples=3, temperature=1e-4)
+
+    def ends(token: int) -> float:
+        return parity([*TOKENS[2:9], token, *go_on((*TOKENS[:9], token), 6)[0]])
+
+    expected = [ends(TOKENS[9]) - ends(each.token) for each in found]
+    assert losses("pivot", target, text, found, cold, parity) == pytest.approx(expected)
+    assert expected[TOKENS[9]] == 0
+    warm = losses("pivot", target, text, found, RolloutOptions(6, 4, 1.0, 0, 3), parity)
+    assert all(round(each * 4) == pytest.approx(each * 4) for each in warm)
+    assert warm != losses("pivot", target, text, found, RolloutOptions(6, 4, 1.0, 0, 8), parity)

@@ -17,6 +17,7 @@ from paceline.version import __version__
 if TYPE_CHECKING:
     from paceline.registry.loaded import Loaded
     from paceline.training.classifier_metrics import ClassifierMetrics, Figure
+    from paceline.zoo.heads.grading import Problem
     from paceline.zoo.heads.training import ExampleStore
 
 _SAVE_EVERY = 8
@@ -31,10 +32,12 @@ def run(job: HeadOptions) -> None:
     from paceline.cli.output import print_json
     from paceline.registry import loading
     from paceline.training.data import prompts_digest, read_texts
+    from paceline.zoo.heads.grading import read_problems
     from paceline.zoo.heads.training import ExampleStore, train_head
     from paceline.zoo.heads.verifiers import save_head
 
-    every = read_texts(job.prompts)
+    problems = read_problems(job.prompts) if job.graded else []
+    every = [each.prompt for each in problems] or read_texts(job.prompts)
     texts = every[: job.limit]
     loaded = loading.load_model(job.model, runtime=job.runtime, options=checked)
     capabilities = loaded.target.capabilities
@@ -51,8 +54,12 @@ def run(job: HeadOptions) -> None:
         "samples": job.samples,
         "seed": job.seed,
     }
+    if job.graded:
+        settings["graded"] = True
+    if job.draft_model:
+        settings["draft_model"] = job.draft_model
     store = ExampleStore(job.examples or job.out.with_suffix(".examples.safetensors"), settings)
-    interrupted = _label(job, loaded, texts, store)
+    interrupted = _label(job, loaded, texts, problems, store)
     head, quality = train_head(
         job.kind,
         *store.examples(),
@@ -92,7 +99,13 @@ def run(job: HeadOptions) -> None:
         raise typer.Exit(130)
 
 
-def _label(job: HeadOptions, loaded: Loaded, texts: list[str], store: ExampleStore) -> bool:
+def _label(
+    job: HeadOptions,
+    loaded: Loaded,
+    texts: list[str],
+    problems: list[Problem],
+    store: ExampleStore,
+) -> bool:
     """Label the prompts that are left, with a progress bar; whether Ctrl-C ended it early."""
     from rich.console import Console
     from rich.progress import track
@@ -102,7 +115,12 @@ def _label(job: HeadOptions, loaded: Loaded, texts: list[str], store: ExampleSto
     from paceline.zoo.heads.training import RolloutOptions, collect
 
     rollouts = RolloutOptions(ahead=job.ahead, samples=job.samples, seed=job.seed)
-    engines = [loading.make_engine(loaded, drafter=name, nodes=8, depth=4) for name in job.names]
+    engines = [
+        loading.make_engine(
+            loaded, drafter=name, nodes=8, depth=4, draft_model=job.draft_model, spare_draft=True
+        )
+        for name in job.names
+    ]
     left = range(store.done, len(texts))
     bar = track(
         left,
@@ -123,6 +141,7 @@ def _label(job: HeadOptions, loaded: Loaded, texts: list[str], store: ExampleSto
                     per_prompt=job.per_prompt,
                     rollouts=rollouts,
                     seed=job.seed + index,
+                    grade=problems[index].grade if problems else None,
                 )
                 store.add(labelled)
                 if store.done % _SAVE_EVERY == 0:
@@ -164,6 +183,14 @@ Limit = Annotated[int | None, typer.Option(help="So many prompts, the first of t
 NewTokens = Annotated[int, typer.Option(help="Length of each answer in tokens.")]
 PerPrompt = Annotated[int, typer.Option(help="Most mismatches labelled per prompt.")]
 Ahead = Annotated[int, typer.Option(help="Tokens that the model goes on for behind a mismatch.")]
+Graded = Annotated[
+    bool,
+    typer.Option(
+        "--graded",
+        help="Files hold problems (question, answer): label by whether answers are right.",
+    ),
+]
+DraftModel = Annotated[str | None, typer.Option(help="Model of drafter draft-model.")]
 HeldOut = Annotated[float, typer.Option(help="Share of prompts to judge the head on.")]
 Cost = Annotated[
     float, typer.Option(help="How much worse it is to pass a bad token than to refuse a good one.")
@@ -183,6 +210,8 @@ class HeadOptions:
     out: Out
     examples: Examples = None
     drafters: Drafters = "recycling,prompt-lookup"
+    draft_model: DraftModel = None
+    graded: Graded = False
     limit: Limit = None
     new_tokens: NewTokens = 64
     per_prompt: PerPrompt
@@ -210,17 +239,19 @@ class HeadOptions:
         parts = ["paceline", "train", self.kind, *(path.name for path in self.prompts)]
         for key in (
             *("drafters", "limit", "new_tokens", "per_prompt", "ahead", "samples", "margin"),
-            *("cost", "penalty", "held_out", "seed", "model"),
+            *("cost", "penalty", "held_out", "seed", "model", "draft_model"),
         ):
             if getattr(self, key) is not None and (key, self.kind) != ("samples", "judge"):
                 parts += [f"--{key.replace('_', '-')}", str(getattr(self, key))]
-        return " ".join(parts)
+        return " ".join([*parts, *(["--graded"] if self.graded else [])])
 
     def check(self) -> None:
         """Raise InvalidOption if something is out of range."""
         o.check_names(self.runtime, *self.names)
-        if set(self.names) & {"none", "draft-model"}:
-            raise InvalidOption("--drafters must name drafters that draft without another model")
+        if set(self.names) & ({"none"} if self.draft_model else {"none", "draft-model"}):
+            raise InvalidOption(
+                "--drafters must name drafters that draft, draft-model only with --draft-model"
+            )
         for key in ("limit", "new_tokens", "per_prompt", "ahead", "samples"):
             value = getattr(self, key)
             if value is not None and value < 1:

@@ -1,8 +1,9 @@
 """Training of judge and pivot heads: mismatches of greedy decoding, labelled by target rollouts.
 
-Labels are the target's own, not graded truth. Judge: the loss of mean log-probability per token
-from accepting, over the greedy continuation. Pivot: the loss of multiset overlap with the target's
-greedy text, over sampled continuations with common random numbers.
+With a grade, labels are the task's: what accepting costs of it, over the greedy continuation to the
+end (judge: right or wrong), or the mean of sampled ones with common random numbers (pivot). Without
+one they are the target's own. Judge: the loss of mean log-probability per token. Pivot: the loss of
+multiset overlap with the target's greedy text.
 """
 
 from __future__ import annotations
@@ -93,6 +94,9 @@ class Recorder(Verifier):
 
 
 # What a target writes after each of many beginnings, decoded together.
+
+# From an answer's tokens to its grade in [0, 1].
+Grade = Callable[[Sequence[int]], float]
 
 # From float32 `[vocabulary]` logits and a position to a token.
 Choose = Callable[[LogitArray, int], int]
@@ -215,11 +219,45 @@ def losses(
     text: GreedyAnswer,
     found: Sequence[Mismatch],
     rollouts: RolloutOptions,
+    grade: Grade | None = None,
 ) -> list[float]:
-    """Return the cost of accepting each mismatch: nats per token (judge), or a share (pivot)."""
+    """Return the cost of accepting each mismatch: of the grade, else nats per token (judge), or a
+    share (pivot)."""
+    if grade is not None:
+        return _grade_lost(kind, target, text, found, rollouts, grade)
     if kind == "judge":
         return _likelihood_lost(target, text, found, rollouts)
     return _agreement_lost(target, text, found, rollouts)
+
+
+def _grade_lost(
+    kind: Kind,
+    target: Target,
+    text: GreedyAnswer,
+    found: Sequence[Mismatch],
+    rollouts: RolloutOptions,
+    grade: Grade,
+) -> list[float]:
+    answer = list(text.tokens[text.prompt_length :])
+    kept = [answer[: each.position - text.prompt_length] for each in found]
+
+    def graded(tokens: Sequence[int], choose: Choose) -> list[float]:
+        pairs = zip(found, tokens, strict=True)
+        beginnings = [Beginning(each.position, token, choose) for each, token in pairs]
+        continued = roll_out(target, text.cache, beginnings, rollouts.ahead, text.ends)
+        rows = zip(kept, tokens, continued, strict=True)
+        return [grade([*before, token, *after.tokens]) for before, token, after in rows]
+
+    theirs = [each.token for each in found]
+    if kind == "judge":
+        own = grade(answer)
+        return [own - each for each in graded(theirs, greedy)]
+    lost = np.zeros(len(found))
+    for stream in range(rollouts.samples):
+        choose = sampled(rollouts.temperature, rollouts.top_k, rollouts.seed, stream)
+        mine = np.array(graded([each.own for each in found], choose))
+        lost += (mine - graded(theirs, choose)) / rollouts.samples
+    return [float(each) for each in lost]
 
 
 def _likelihood_lost(
@@ -322,10 +360,12 @@ def collect(
     per_prompt: int,
     rollouts: RolloutOptions,
     seed: int,
+    grade: Callable[[str], float] | None = None,
 ) -> Labelled:
-    """Label up to `per_prompt` mismatches of one prompt's greedy answer, its last tokens left out.
+    """Label up to `per_prompt` mismatches of one prompt's greedy answer.
 
-    The engine's verifier is replaced while this runs.
+    Its last tokens are left out; with a grade of texts, all of an answer that gets none, which
+    nothing can spoil. The engine's verifier is replaced while this runs.
     """
     decoder, tokenizer = engine.decoder, engine.tokenizer
     ids = tokenizer.prompt(prompt)
@@ -336,9 +376,16 @@ def collect(
     finally:
         decoder.verifier = rule
     length = len(ids)
-    last = length + len(answer.token_ids) - rollouts.ahead
+    last = length + len(answer.token_ids) - (0 if grade else rollouts.ahead)
+    if grade and not grade(answer.text):
+        last = 0
     chosen = _choose([each for each in recorder.found if each.position < last], per_prompt, seed)
     target = decoder.target
+
+    def graded(said: Sequence[int]) -> float:
+        assert grade is not None
+        return grade(tokenizer.decode(list(said)))
+
     if not chosen:
         width = 4 + target.capabilities.hidden_size
         return Labelled(np.zeros((0, width), np.float32), np.zeros(0))
@@ -348,7 +395,7 @@ def collect(
         target.prefill(cache, tokens[:-1])
         written = [each.logprob for each in answer.logprobs]
         text = GreedyAnswer(cache, tokens, length, written, tokenizer.eos_token_ids)
-        found = losses(kind, target, text, chosen, rollouts)
+        found = losses(kind, target, text, chosen, rollouts, graded if grade else None)
     finally:
         target.release(cache)
     return Labelled(np.stack([each.features for each in chosen]), np.array(found))
