@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from itertools import groupby, product
 
+import numpy as np
 import pytest
 import torch
 from tests.networks.batch import batch_of
 from tests.networks.cases import GEOMETRY
 
+from paceline.core import tree as trees
+from paceline.core.types import Budget
 from paceline.errors import InvalidOption
 from paceline.training.objective import argmax_tokens
-from paceline.zoo.networks.ctc import CTC, collapse, ctc_loss
+from paceline.zoo.networks.ctc import CTC, CTCDrafter, beginnings, collapse, ctc_loss
 
 BLANK = 2
 STRINGS = [slots for size in range(5) for slots in product(range(3), repeat=size)]
@@ -86,3 +89,57 @@ def test_positions_with_unknown_tokens_do_not_count() -> None:
 def test_more_tokens_than_slots_are_refused() -> None:
     with pytest.raises(InvalidOption, match="tokens must be 1 to 3"):
         CTC(GEOMETRY, width=3, tokens=4)
+
+
+def exact(chances: np.ndarray) -> dict[tuple[int, ...], float]:
+    """Reference: over all alignments."""
+    slots, columns = chances.shape
+    out: dict[tuple[int, ...], float] = {}
+    for alignment in product(range(columns), repeat=slots):
+        mass = float(np.prod(chances[range(slots), alignment]))
+        text = said(alignment, columns - 1)
+        for end in range(1, len(text) + 1):
+            out[tuple(text[:end])] = out.get(tuple(text[:end]), 0.0) + mass
+    return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_beginnings_have_the_mass_of_all_their_alignments(seed: int) -> None:
+    """Control: the best alignment alone, collapsed, is less."""
+    rng = np.random.default_rng(seed)
+    chances = rng.dirichlet(np.ones(4), size=4)
+    found, expected = beginnings(chances, beam=1000, tokens=3), exact(chances)
+    assert found.keys() == expected.keys()
+    for text, chance in expected.items():
+        assert found[text] == pytest.approx(chance, abs=1e-12)
+        assert text[:-1] == () or found[text[:-1]] >= chance - 1e-12
+    best = tuple(chances.argmax(axis=1).tolist())
+    if text := tuple(said(best, 3)):
+        assert float(chances.max(axis=1).prod()) < expected[text[:1]]
+    narrow = beginnings(chances, beam=3, tokens=2)
+    assert all(chance <= expected[text] + 1e-12 for text, chance in narrow.items())
+
+
+def test_the_tree_has_the_most_probable_beginnings() -> None:
+    """Of every size; a chain of the collapsed argmax would lack the siblings."""
+    rng = np.random.default_rng(1)
+    logits = (3 * rng.normal(size=(4, 6))).astype(np.float32)
+    drafter = CTCDrafter.__new__(CTCDrafter)
+    drafter._ids = np.array([10, 20, 30, 40, 50])
+    chances = np.exp(logits.astype(np.float64))
+    expected = beginnings(chances / chances.sum(axis=1, keepdims=True))
+    for nodes in (1, 3, 8):
+        tree = drafter._grow_tree(logits, Budget(nodes, 3))
+        trees.validate(tree)
+        paths = [
+            tuple(int(t) // 10 - 1 for t in tree.tokens[list(trees.path_to(tree, node))])
+            for node in range(len(tree))
+        ]
+        assert len(paths) == nodes
+        assert max(map(len, paths)) <= 3
+        least = min(expected[path] for path in paths)
+        others = [text for text in expected if text not in paths and len(text) <= 3]
+        assert all(expected[text] <= least for text in others)
+        assert tree.scores is not None
+        np.testing.assert_allclose(tree.scores, [expected[path] for path in paths], atol=1e-6)
+    assert len({path[0] for path in paths}) > 1

@@ -200,6 +200,7 @@ class TrainedDrafter(Drafter):
         self._begin = self._newest = LoadedNetwork(runner)
         self._stop = stop
         self._runner_ups = runner_ups
+        self._ids = np.zeros(0, dtype=np.int64)  # of the draft vocabulary
         self._progress: dict[int, ContextState] = {}
         self._lines: dict[float, PlattScaling] = {}  # by temperature
         self._online: Online[LoadedNetwork] | None = None
@@ -213,6 +214,7 @@ class TrainedDrafter(Drafter):
         options = {"stop": str(cls.stop), **made.options}
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))
         drafter.grow_by(made.begin.trees)
+        drafter._ids = made.trained.draft_ids
         drafter.gumbel_coupled = context.gumbel_coupled
         drafter._doubt = made.doubt(drafter._stop)
         if made.online is not None:

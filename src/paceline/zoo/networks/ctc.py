@@ -1,7 +1,9 @@
 """CTC drafter: parallel slots with blanks, collapsed to tokens (Wen et al. 2024).
 
 The loss sums over all alignments of the same tokens. Blank is one trained logit after the draft
-vocabulary. The paper also regresses hidden states; here features of several layers are read.
+vocabulary. A tree has the most probable beginnings of collapsed texts, with the mass of all their
+alignments in the beam (the paper transforms the paths of a candidate tree one by one). The paper
+also regresses hidden states; here features of several layers are read.
 """
 
 from __future__ import annotations
@@ -13,17 +15,24 @@ if TYPE_CHECKING:
 
     from paceline.training.batches import Batch
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Sequence as List
 from typing import Any, ClassVar
 
+import numpy as np
+
+from paceline.core import tree as trees
 from paceline.core.options import require
+from paceline.core.types import ROOT, Budget, LogitArray, ProbArray, TokenTree
+from paceline.drafters.network.build import LoadedNetwork
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import slot_shapes, slots_behind
 from paceline.networks.ops import Ops, Rows
+from paceline.sampling.sequence import Sequence
 
 
-def collapse(slots: Sequence[int], blank: int) -> list[int]:
+def collapse(slots: List[int], blank: int) -> list[int]:
     """Return the indices of slots that stand for tokens: the first of every run that is not blank.
 
     Equal tokens with a blank between them are two tokens.
@@ -69,18 +78,78 @@ class CTC(Network):
     def own_loss(self, logits: Any, batch: Any, places: Any, prompt_weight: float) -> Any:
         return ctc_loss(logits, batch, places, self.tokens, prompt_weight)
 
-    def collapse(self, slots: Sequence[int]) -> Sequence[int]:
+    def collapse(self, slots: List[int]) -> List[int]:
         return collapse(slots, -1)
 
 
+def beginnings(chances: ProbArray, beam: int = 16, tokens: int = 8) -> dict[tuple[int, ...], float]:
+    """Return the chance that the collapsed text begins so, by beginning.
+
+    CTC prefix beam search (Hannun et al. 2014). With a beam and `tokens` that leave nothing out,
+    chances are exact.
+
+    Args:
+        chances: float64 `[slots, draft vocabulary + 1]`, blank last.
+        beam: texts kept from slot to slot.
+        tokens: tokens looked at in a slot, the most probable.
+    """
+    blank = chances.shape[1] - 1
+    # By text: the mass of alignments that end in a blank, and of those that end in its last token.
+    found: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 0.0)}
+    for row in chances:
+        best = np.argsort(-row[:blank], kind="stable")[:tokens].tolist()
+        after: defaultdict[tuple[int, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for text, (ended, open_) in found.items():
+            after[text][0] += (ended + open_) * row[blank]
+            for token in best:
+                if text and text[-1] == token:
+                    after[text][1] += open_ * row[token]
+                    after[(*text, token)][1] += ended * row[token]
+                else:
+                    after[(*text, token)][1] += (ended + open_) * row[token]
+            if text and text[-1] not in best:
+                after[text][1] += open_ * row[text[-1]]
+        kept = sorted((text for text in after if sum(after[text])), key=lambda t: -sum(after[t]))
+        found = {text: (after[text][0], after[text][1]) for text in kept[:beam]}
+    out: defaultdict[tuple[int, ...], float] = defaultdict(float)
+    for text, masses in found.items():
+        for end in range(1, len(text) + 1):
+            out[text[:end]] += sum(masses)
+    return dict(out)
+
+
 class CTCDrafter(TrainedDrafter):
-    """CTC drafter: slots that may stay blank."""
+    """CTC drafter: slots that may stay blank; with `runner_ups=false` the collapsed chain alone."""
 
     name: ClassVar[str] = "ctc"
 
+    def _draft(
+        self, version: LoadedNetwork, sequences: List[Sequence], budgets: List[Budget]
+    ) -> list[TokenTree]:
+        if not self._runner_ups:
+            return super()._draft(version, sequences, budgets)
+        branches = version.runner.start(list(map(self._grown, sequences, budgets)))
+        for sequence in sequences:
+            self._progress[sequence.id].taken()
+        pairs = zip(branches, budgets, strict=True)
+        return [self._grow_tree(branch.logits, budget) for branch, budget in pairs]
+
+    def _grow_tree(self, logits: LogitArray, budget: Budget) -> TokenTree:
+        wide = np.exp(logits - logits.max(axis=-1, keepdims=True), dtype=np.float64)
+        found = beginnings(wide / wide.sum(axis=-1, keepdims=True))
+        fitting = [text for text in found if len(text) <= budget.depth]
+        # A beginning is no less probable than what goes on from it; of equals the shorter first.
+        best = sorted(fitting, key=lambda text: (-found[text], len(text)))[: budget.nodes]
+        builder = trees.Builder()
+        places: dict[tuple[int, ...], int] = {(): ROOT}
+        for text in best:
+            token = int(self._ids[text[-1]])
+            places[text] = builder.add(places[text[:-1]], token, found[text])
+        return builder.tree(self.name)
+
 
 def ctc_loss(
-    slots: Sequence[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
+    slots: List[Tensor], batch: Batch, places: Tensor, tokens: int, prompt_weight: float
 ) -> Tensor:
     """Return the CTC loss of the next `tokens` tokens, per token in nats (Graves et al. 2006).
 
