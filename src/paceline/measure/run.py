@@ -199,7 +199,10 @@ def run(
 def decode(
     engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
 ) -> Playing[list[Completion]]:
-    """Decode prompts together; whatever ends it, nothing is left in flight."""
+    """Decode prompts together; whatever ends it, nothing is left in flight.
+
+    Raises the error of a request that ended with one.
+    """
     requests: list[int] = []
     done: dict[int, Completion] = {}
     try:
@@ -207,6 +210,8 @@ def decode(
             requests.append(engine.add(prompt, params))
         while len(done) < len(requests):
             for event in engine.step():
+                if event.error is not None:
+                    raise event.error
                 if event.completion is not None:
                     done[event.request] = event.completion
             yield
