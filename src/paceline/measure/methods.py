@@ -281,7 +281,7 @@ def exact(line: Line) -> bool:
 
 def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> None:
     """Write a result file of the documentation."""
-    draft = f" --draft-model {about['draft_model']}" if about["draft_model"] else ""
+    draft = f" --draft-model {Path(about['draft_model']).name}" if about["draft_model"] else ""
     command = (
         f"paceline bench methods --model {about['model']}{draft} --batch {about['batch']} "
         f"--limit {about['limit']} --max-new-tokens {about['max_new_tokens']}"
