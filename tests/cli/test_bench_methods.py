@@ -9,6 +9,7 @@ import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
 from paceline.core.target import RuntimeOptions
+from paceline.drafters.statistics.recycling import Recycling
 from paceline.measure import methods, results
 from paceline.registry import expressions, table
 
@@ -61,6 +62,9 @@ def test_rows_are_measured_beside_plain_decoding(
     result = json.loads(record.read_text(encoding="utf-8"))
     results.validate("methods-table", result)
     assert [row[0] for row in result["rows"]][:1] == ["Token Recycling"]
+    told = dict(zip(result["columns"], result["rows"][0], strict=True))
+    assert "[" in told["speed-up"]
+    assert "[" not in told["batch of 8"], "prompts of a batch share their time"
 
 
 def test_ctrl_c_and_the_same_command_again(
@@ -104,3 +108,51 @@ def test_words_that_no_line_has(command: Command, loads: list[RuntimeOptions]) -
     assert one_line(done)
     assert "nonsense" in done.err
     assert "EAGLE-3" in done.err
+
+
+def test_a_method_that_breaks_down_leaves_the_others_theirs(
+    command: Command,
+    loads: list[RuntimeOptions],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    survived: list[str],
+) -> None:
+    words = (*SHORT, "--only", "recycling,lookup", "--out", str(tmp_path), "--json")
+    with monkeypatch.context() as patch:
+        # The engine survives it, and decodes plainly: no figure of the method.
+        patch.setattr(Recycling, "propose", _broken)
+        done = command(*words)
+    assert "no draft" in str(survived)
+    survived.clear()
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert list(found["failed"]) == ["Token Recycling"]
+    assert "drafter failed" in found["failed"]["Token Recycling"]
+    assert any("identical" in each for each in found["cells"])
+    with monkeypatch.context() as patch:
+        patch.setattr(methods, "warm_up", _broken)
+        done = command(*words)
+        assert done.code == 1
+        assert json.loads(done.out)["failed"] == {"Token Recycling": "ValueError: no draft"}
+    again = command(*words)
+    assert again.code == 0, "what failed is tried again"
+    assert json.loads(again.out)["complete"]
+
+
+def _broken(*given: object, **named: object) -> None:
+    raise ValueError("no draft")
+
+
+def test_every_configuration_is_taken_by_a_model_or_says_what_it_needs(
+    command: Command, loads: list[RuntimeOptions]
+) -> None:
+    """Options, sizes and rules of each line go together: with a draft model, most of them run."""
+    words = ("--limit", "1", "--max-new-tokens", "4", "--batch", "1", "--draft-model", "table")
+    done = command("bench", "methods", *words, "--json")
+    found = json.loads(done.out)
+    assert found["failed"] == {}
+    assert done.code == 0
+    errors = {each["system"]: each["error"] for each in found["cells"] if "error" in each}
+    wanting = ("trained network", "needs", "layer", "fp32")
+    assert {name: e for name, e in errors.items() if not any(w in e for w in wanting)} == {}
+    assert len(found["cells"]) - len(errors) > 60

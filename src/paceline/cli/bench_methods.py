@@ -39,7 +39,8 @@ def methods(
     Each runs by turns with plain decoding: with the draft sizes of its paper, with those that pay
     here, and with these in a batch. What does not run on the model says why. Ctrl-C ends with
     what there is; with --out the same command goes on, and results.json, results.md and
-    report.html tell the outcome.
+    report.html tell the outcome. The exit code is 1 if a method failed, or if a text differs from
+    plain decoding that must not.
     """
     o.check_at_least_one(batch=batch, limit=limit, max_new_tokens=max_new_tokens)
     options = o.runtime_options(compute)
@@ -64,6 +65,8 @@ def methods(
     }
     kept = Kept(None if out is None else out / "cells.jsonl", about)
     found = {bench.Cell(*each["cell"]): each["figures"] for each in kept.entries}
+    # What did not run is tried again: weights may have come since.
+    found = {cell: each for cell, each in found.items() if "error" not in each}
     wanted = bench.cells(lines, sorted({1, batch}))
     systems = {line.system: line for line in lines}
     left = [cell for cell in wanted if cell not in found]
@@ -94,10 +97,12 @@ def methods(
         for cell, each in shown.items()
         if each.get("lossless") and each["identical"] < 1 and bench.exact(systems[cell.system])
     ]
+    failed = {cell.system: each["error"] for cell, each in shown.items() if "failed" in each}
     summary: dict[str, Any] = {
         "about": about,
         "complete": len(shown) == len(wanted),
         "differing": sorted(set(differing)),
+        "failed": failed,
         "cells": [{**cell._asdict(), **each} for cell, each in shown.items()],
     }
     text = f"# Methods on {loaded.source.name}\n\n" + results.table(bench.TITLES, table)
@@ -115,9 +120,11 @@ def methods(
         typer.echo(text)
     for name in summary["differing"]:
         remark(f"{name}: a text differs from plain decoding, which its rule does not allow")
+    for name, error in failed.items():
+        remark(f"{name} failed: {error}")
     if interrupt:
         raise typer.Exit(130)
-    if differing:
+    if differing or failed:
         raise typer.Exit(1)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args
 from paceline.core.options import split_options
 from paceline.core.types import SamplingParams
 from paceline.drafters.combine.merged import Way
+from paceline.engine.memory import keep_apart
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure import report, results
 from paceline.measure.agent import Dialogues
@@ -172,7 +173,8 @@ def measure(
 ) -> dict[str, Any] | None:
     """Decode a cell's prompts with and without the method by turns, and return its figures.
 
-    Returns "error" alone if the method does not run here, and None if `stop` became true.
+    Returns "error" if the method does not run here, with "failed" if it broke down on the way, and
+    None if `stop` became true.
     """
     own = cell.sizes == PAPER
     rules: dict[str, dict[str, Any]] = {
@@ -197,6 +199,11 @@ def measure(
             )
             for name, given in rules.items()
         }
+    except PacelineError as error:
+        return {"error": str(error)}
+    name = line.named(draft_model is not None)
+    keep_apart(loaded.target)
+    try:
         read_alike(engines.values(), loaded.costs)
         work = Dialogues(prompts(line, max(limit, cell.batch)), cell.batch)
         params = SamplingParams(temperature=line.temperature, max_new_tokens=tokens)
@@ -204,11 +211,15 @@ def measure(
         records: list[Record] = []
         for finished in run(engines, work, params, stop=stop):
             records += finished
-    except PacelineError as error:
-        return {"error": str(error)}
+    except Exception as error:  # a method that breaks down leaves the others theirs
+        kind = "" if isinstance(error, PacelineError) else f"{type(error).__name__}: "
+        return {"error": kind + " ".join(str(error).split()), "failed": True}
     if len(records) < len(work.prompts):
         return None
-    name = line.named(draft_model is not None)
+    # An engine survives errors of its drafter, and decodes plainly.
+    faults = sum(each.runs[name].stats.drafter_errors for each in records)
+    if faults:
+        return {"error": f"the drafter failed in {faults} steps: see the log", "failed": True}
     exact = bool(engines[name].config["lossless"])
     row = report.rows(records, {report.BASELINE: True, name: exact})
     [mine] = [each for each in row if each["drafter"] == name and each["category"] == "all"]
@@ -234,7 +245,7 @@ def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) 
                 f"{mode}, {line.work or 'mix'}",
                 *_figures(first),
                 _speed(paper),
-                *(_speed(each) for each in here),
+                *(_speed(each, cell.batch) for cell, each in mine.items() if cell.sizes == HERE),
                 *[""] * (2 - len(here)),
                 _identical(line, list(mine.values())),
                 line.claim,
@@ -256,9 +267,11 @@ def _figures(of: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _speed(of: Mapping[str, Any] | None) -> str:
+def _speed(of: Mapping[str, Any] | None, batch: int = 1) -> str:
     if of is None or "error" in of or of["speedup"] is None:
         return ""
+    if batch > 1:  # prompts of a batch share their steps: they are no sample to draw from
+        return f"{of['speedup']:.2f}"
     return f"{of['speedup']:.2f} [{of['speedup_low']:.2f}, {of['speedup_high']:.2f}]"
 
 
@@ -271,7 +284,9 @@ def _identical(line: Line, of: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _why(of: Mapping[str, Any], line: Line) -> str:
-    return f"not run: {of['error']}" if "error" in of else line.why
+    if "error" not in of:
+        return line.why
+    return f"{'failed' if 'failed' in of else 'not run'}: {of['error']}"
 
 
 def exact(line: Line) -> bool:
@@ -300,7 +315,8 @@ def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) ->
 NOTE = (
     "Each system by turns with plain decoding. Tokens per forward, acceptance, rows, c(n) and "
     "*speed-up* are with the draft sizes of its paper, where the configuration names them; *sized "
-    "here* with those that the cost model finds to pay. Intervals are 90%, over prompts. "
+    "here* with those that the cost model finds to pay. Intervals are 90%, over prompts; those of "
+    "a batch share their time and have none. "
     "*Identical* is the least share of texts that are those of plain decoding: 100% is required "
     "of lossless rules that are greedy or `coupled`; *distribution* is said of rules that keep it "
     "and draw other texts, which `paceline audit inside` proves. A draft that costs more rows than "
