@@ -64,7 +64,27 @@ def test_rows_are_measured_beside_plain_decoding(
     assert [row[0] for row in result["rows"]][:1] == ["Token Recycling"]
     told = dict(zip(result["columns"], result["rows"][0], strict=True))
     assert "[" in told["speed-up"]
-    assert "[" not in told["batch of 8"], "prompts of a batch share their time"
+    assert told["in a batch"].endswith(", batch 2")
+    assert "[" not in told["in a batch"], "prompts of a batch share their time"
+    assert told["other temperature"].endswith("], T = 1")
+    assert told["identical"] == "100%"
+
+
+def test_both_temperatures_but_for_a_rule_that_is_greedy(
+    command: Command, loads: list[RuntimeOptions]
+) -> None:
+    done = command(*SHORT, "--only", "jacobi,greedy rule", "--json")
+    found = json.loads(done.out)
+    assert {(each["system"], each["turned"]) for each in found["cells"]} == {
+        ("Speculative Jacobi Decoding", False),
+        ("Speculative Jacobi Decoding", True),
+        ("Greedy rule", False),
+    }
+    jacobi, greedy = methods.chosen(["jacobi", "greedy rule"], [])
+    own, turned = (methods.Cell(jacobi.system, methods.HERE, 1, each) for each in (False, True))
+    assert not methods.exact(jacobi, own), "p/q keeps the distribution, not the text"
+    assert methods.exact(jacobi, turned)
+    assert methods.exact(greedy, own)
 
 
 def test_ctrl_c_and_the_same_command_again(

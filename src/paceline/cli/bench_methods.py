@@ -37,10 +37,10 @@ def methods(
     """Measure every method in its paper's mode, beside the paper's claim.
 
     Each runs by turns with plain decoding: with the draft sizes of its paper, with those that pay
-    here, and with these in a batch. What does not run on the model says why. Ctrl-C ends with
-    what there is; with --out the same command goes on, and results.json, results.md and
-    report.html tell the outcome. The exit code is 1 if a method failed, or if a text differs from
-    plain decoding that must not.
+    here, and with these in a batch and at the other temperature (greedy or 1). What does not run
+    on the model says why. Ctrl-C ends with what there is; with --out the same command goes on, and
+    results.json, results.md and report.html tell the outcome. The exit code is 1 if a method
+    failed, or if a text differs from plain decoding that must not.
     """
     o.check_at_least_one(batch=batch, limit=limit, max_new_tokens=max_new_tokens)
     options = o.runtime_options(compute)
@@ -95,7 +95,9 @@ def methods(
     differing = [
         cell.system
         for cell, each in shown.items()
-        if each.get("lossless") and each["identical"] < 1 and bench.exact(systems[cell.system])
+        if each.get("lossless")
+        and each["identical"] < 1
+        and bench.exact(systems[cell.system], cell)
     ]
     failed = {cell.system: each["error"] for cell, each in shown.items() if "failed" in each}
     summary: dict[str, Any] = {

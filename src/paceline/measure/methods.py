@@ -40,7 +40,8 @@ TITLES = (
     "c(n)",
     "speed-up",
     "sized here",
-    "batch of 8",
+    "in a batch",
+    "other temperature",
     "identical",
     "the paper's claim",
     "what differs",
@@ -133,21 +134,29 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Line]:
 
 
 class Cell(NamedTuple):
-    """One measurement of a line: `sizes` is PAPER or HERE."""
+    """One measurement of a line: `sizes` is PAPER or HERE.
+
+    `turned` is at the other temperature: 1 for a greedy line, 0 for a sampled one.
+    """
 
     system: str
     sizes: str
     batch: int
+    turned: bool = False
 
 
 def cells(of: Sequence[Line], batches: Sequence[int]) -> list[Cell]:
-    """Return what is measured: the paper's sizes alone at the first batch, ours at all."""
+    """Return what is measured: the paper's sizes at the first batch, ours also at the others.
+
+    The other temperature comes last, at the first batch, for rules that are for both.
+    """
     out = []
     for line in of:
         if line.nodes or line.depth:
             out.append(Cell(line.system, PAPER, batches[0]))
         out += [Cell(line.system, HERE, batch) for batch in batches]
-    return out
+    both = [line for line in of if line.verifier != "greedy"]
+    return out + [Cell(line.system, HERE, batches[0], True) for line in both]
 
 
 def prompts(line: Line, limit: int) -> list[BenchPrompt]:
@@ -206,7 +215,7 @@ def measure(
     try:
         read_alike(engines.values(), loaded.costs)
         work = Dialogues(prompts(line, max(limit, cell.batch)), cell.batch)
-        params = SamplingParams(temperature=line.temperature, max_new_tokens=tokens)
+        params = SamplingParams(temperature=_temperature(line, cell), max_new_tokens=tokens)
         warm_up(engines, work.opening)
         records: list[Record] = []
         for finished in run(engines, work, params, stop=stop):
@@ -233,9 +242,12 @@ def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) 
         mine = {cell: each for cell, each in found.items() if cell.system == line.system}
         if not mine:
             continue
-        here = [each for cell, each in mine.items() if cell.sizes == HERE]
+        here = {c: each for c, each in mine.items() if c.sizes == HERE and not c.turned}
+        turned = next((each for cell, each in mine.items() if cell.turned), None)
         paper = next((each for cell, each in mine.items() if cell.sizes == PAPER), None)
-        first = paper or here[0]
+        first = paper or next(iter(here.values()), None)
+        if first is None:
+            continue
         mode = f"T = {line.temperature:g}" if line.temperature else "greedy"
         out.append(
             [
@@ -245,9 +257,10 @@ def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) 
                 f"{mode}, {line.work or 'mix'}",
                 *_figures(first),
                 _speed(paper),
-                *(_speed(each, cell.batch) for cell, each in mine.items() if cell.sizes == HERE),
+                *(_speed(each, cell.batch) for cell, each in here.items()),
                 *[""] * (2 - len(here)),
-                _identical(line, list(mine.values())),
+                _at(_speed(turned), "greedy" if line.temperature else "T = 1"),
+                _identical(line, mine),
                 line.claim,
                 _why(first, line),
             ]
@@ -271,16 +284,23 @@ def _speed(of: Mapping[str, Any] | None, batch: int = 1) -> str:
     if of is None or "error" in of or of["speedup"] is None:
         return ""
     if batch > 1:  # prompts of a batch share their steps: they are no sample to draw from
-        return f"{of['speedup']:.2f}"
+        return _at(f"{of['speedup']:.2f}", f"batch {batch}")
     return f"{of['speedup']:.2f} [{of['speedup_low']:.2f}, {of['speedup_high']:.2f}]"
 
 
-def _identical(line: Line, of: Sequence[Mapping[str, Any]]) -> str:
-    shares = [each["identical"] for each in of if "error" not in each]
-    if not shares:
-        return ""
-    told = exact(line) or line.guarantee.startswith("lossy")
-    return f"{min(shares):.0%}" if told else "distribution"
+def _at(speed: str, where: str) -> str:
+    return f"{speed}, {where}" if speed else ""
+
+
+def _identical(line: Line, of: Mapping[Cell, Mapping[str, Any]]) -> str:
+    shares = {cell: each["identical"] for cell, each in of.items() if "error" not in each}
+    if line.guarantee.startswith("lossy"):
+        return f"{min(shares.values()):.0%}" if shares else ""
+    told = [share for cell, share in shares.items() if exact(line, cell)]
+    same = [f"{min(told):.0%}"] if told else []
+    if len(told) == len(shares):
+        return "".join(same)
+    return "; ".join(["distribution", *(f"greedy {each}" for each in same)])
 
 
 def _why(of: Mapping[str, Any], line: Line) -> str:
@@ -289,9 +309,13 @@ def _why(of: Mapping[str, Any], line: Line) -> str:
     return f"{'failed' if 'failed' in of else 'not run'}: {of['error']}"
 
 
-def exact(line: Line) -> bool:
+def exact(line: Line, cell: Cell) -> bool:
     """Return if the very text must be that of plain decoding, and not its distribution alone."""
-    return not line.temperature or line.verifier in ("auto", "coupled")
+    return not _temperature(line, cell) or line.verifier in ("auto", "coupled")
+
+
+def _temperature(line: Line, cell: Cell) -> float:
+    return float(not line.temperature) if cell.turned else line.temperature
 
 
 def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> None:
@@ -315,11 +339,13 @@ def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) ->
 NOTE = (
     "Each system by turns with plain decoding. Tokens per forward, acceptance, rows, c(n) and "
     "*speed-up* are with the draft sizes of its paper, where the configuration names them; *sized "
-    "here* with those that the cost model finds to pay. Intervals are 90%, over prompts; those of "
+    "here*, *in a batch* and *other temperature* with those that the cost model finds to pay. "
+    "Intervals are 90%, over prompts; those of "
     "a batch share their time and have none. "
-    "*Identical* is the least share of texts that are those of plain decoding: 100% is required "
-    "of lossless rules that are greedy or `coupled`; *distribution* is said of rules that keep it "
-    "and draw other texts, which `paceline audit inside` proves. A draft that costs more rows than "
-    "it saves forwards is slower than none: that is what a GPU's sizes do on a processor."
+    "*Identical* is the least share of texts that are those of plain decoding, over all these "
+    "runs: 100% is required of lossless rules where they are greedy or `coupled`; *distribution* "
+    "is said of rules that keep it and draw other texts, which `paceline audit inside` proves. A "
+    "draft that costs more rows than it saves forwards is slower than none: that is what a GPU's "
+    "sizes do on a processor."
 )
 """Explanation below the table."""
