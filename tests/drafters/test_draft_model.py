@@ -438,10 +438,28 @@ def test_a_draft_model_without_memory_leaves_no_cache_behind() -> None:
     big, small = Watched(BIG), Full(SMALL)
     decoder = decoder_of(DraftModel(small, VOCABULARY, SharedNoise([1])), Coupled(), target=big)
     sequence = Sequence.start(0, [1, 2, 3], SAMPLED)
+    decoder.open(sequence)
     with pytest.raises(OutOfMemory):
-        decoder.open(sequence)
-    assert sequence.cache is None
-    assert all(cache.released for cache in (*big.caches, *small.caches))
+        decoder.step([sequence])
+    assert [cache.released for cache in small.caches] == [True]
+    decoder.close(sequence)
+    assert all(cache.released for cache in big.caches)
+
+
+def test_nothing_is_read_until_a_draft_is_wanted() -> None:
+    """As in a batch where drafts do not pay; what was committed meanwhile is read then."""
+    small = Watched(SMALL)
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))
+    sequence = Sequence.start(0, [1, 2, 3], SAMPLED)
+    drafter.open(sequence)
+    [draft] = drafter.propose([sequence], [Budget(0, 0)])
+    assert not len(draft)
+    drafter.observe([sequence], [draft], [], [])
+    assert not small.caches
+    sequence.tokens += [4, 0, 2]
+    sequence.sampler.commit([4, 0, 2])
+    [draft] = drafter.propose([sequence], [Budget(3, 3)])
+    assert small.caches[0].tokens == [1, 2, 3, 4, 0, 2, *draft.tokens[:2].tolist()]
 
 
 @pytest.mark.parametrize("length", [3, 19, 20, 21, 60])
@@ -465,8 +483,11 @@ def test_close_releases_once_and_may_be_repeated() -> None:
     sequence = Sequence.start(0, [1, 2], SAMPLED)
     drafter.open(sequence)
     drafter.close(sequence)
+    drafter.open(sequence)
+    drafter.propose([sequence], [Budget(2, 2)])
     drafter.close(sequence)
-    assert small.caches[0].released
+    drafter.close(sequence)
+    assert [cache.released for cache in small.caches] == [True]
 
 
 def test_a_named_growth_is_used_and_greedy_requests_get_branches() -> None:

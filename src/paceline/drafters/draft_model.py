@@ -72,13 +72,13 @@ class DraftModel(Drafter):
         return context.draft_model()
 
     def open(self, sequence: Sequence) -> None:
-        cache = self._caches[sequence.id] = self._model.open()
-        # Of a long prompt only the end: to read it all takes as long as many drafts save.
-        begin = self._begins[sequence.id] = max(0, len(sequence.tokens) - self._recent)
-        if self._room(sequence):
-            self._model.prefill(cache, sequence.tokens[begin:-1])
+        # Nothing is read until a draft is wanted, which in a batch may be never.
+        ...
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            if min(budget.nodes, budget.depth) > 0 and sequence.id not in self._caches:
+                self._read(sequence)
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
 
         def distributions(
@@ -91,8 +91,9 @@ class DraftModel(Drafter):
         for sequence, draft in zip(sequences, drafts, strict=True):
             # Every path starts with the trunk, so what is cached of it may agree with the commit.
             trunk = draft.tokens[: _trunk(draft)].tolist()
-            self._shorten(sequence, len(sequence.tokens) + len(trunk))
-            self._trunks[sequence.id] = (len(sequence.tokens), trunk)
+            if sequence.id in self._caches:
+                self._shorten(sequence, len(sequence.tokens) + len(trunk))
+                self._trunks[sequence.id] = (len(sequence.tokens), trunk)
         return [replace(draft, source=self.name) for draft in drafts]
 
     def observe(
@@ -111,8 +112,22 @@ class DraftModel(Drafter):
         if cache is not None:
             self._model.release(cache)
 
+    def _read(self, sequence: Sequence) -> None:
+        cache = self._model.open()
+        # Of a long prompt only the end: to read it all takes as long as many drafts save.
+        begin = max(0, len(sequence.tokens) - self._recent)
+        try:
+            if self._room(sequence):
+                self._model.prefill(cache, sequence.tokens[begin:-1])
+        except BaseException:
+            self._model.release(cache)
+            raise
+        self._caches[sequence.id], self._begins[sequence.id] = cache, begin
+
     def _roll_back(self, sequences: List[Sequence]) -> None:
         for sequence in sequences:
+            if sequence.id not in self._caches:
+                continue
             begin, trunk = self._trunks.pop(sequence.id, (len(sequence.tokens), ()))
             # What was verified, and so committed, may be another drafter's draft.
             pairs = zip(trunk, sequence.tokens[begin:], strict=False)

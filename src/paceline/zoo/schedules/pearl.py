@@ -66,6 +66,8 @@ class Pearl(DraftModel):
         self._sequences = sequences
         drafts = []
         for sequence, budget in zip(sequences, budgets, strict=True):
+            if sequence.id not in self._caches:
+                self._read(sequence)
             ahead = self._agreed(sequence)
             drafts.append(trees.chain(ahead[: min(budget.nodes, budget.depth)], self.name))
         return drafts
