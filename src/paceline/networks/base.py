@@ -91,6 +91,8 @@ class Network(ABC):
     exit: int = 0
     # Number of the target's last layers that run instead.
     above: int = 0
+    # Training moves texts, but for their first tokens, to positions of up to this; 0 leaves them.
+    farthest: int = 0
     # Cross-attention to the target's own KV cache, at the first of its shared layers.
     reads_target: bool = False
 

@@ -17,6 +17,9 @@ from paceline.models.config import rotary_frequencies
 from paceline.networks.base import Geometry
 from paceline.networks.ops import Sight
 
+ANCHORS = 4
+"""First positions, which keep their place when training moves the others (LongSpec)."""
+
 
 class TorchOps:
     """`Ops` for one pass over `[batch, time]` context rows; used once.
@@ -31,12 +34,15 @@ class TorchOps:
         embedding: Tensor,
         head: Tensor,
         reach: int = 0,
+        offset: int = 0,
     ) -> None:
+        """Bind weights; positions from `ANCHORS` on are `offset` further on than they are."""
         self._geometry = geometry
         self._parameters = parameters
         self._embedding = embedding
         self._head = head
         self._reach = reach
+        self._offset = offset
         self._context: dict[int, tuple[Tensor, Tensor]] = {}
         self._drafted: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self._places: Tensor  # of the rows that attended last, `[time, slots, 1]`
@@ -179,6 +185,7 @@ class TorchOps:
 
     def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
         # Rotary positions on `[..., heads, head_dim]`; `places` has an axis for the heads.
+        places = places + self._offset * (places >= ANCHORS)
         frequencies = torch.from_numpy(
             rotary_frequencies(self._geometry.rope_base, self._geometry.head_dim)
         ).to(places.device, torch.float32)

@@ -128,7 +128,8 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     lent = {name: torch.from_numpy(each) for name, each in weights.items()}
     trained = DraftModule(network, table, table, generator, lent)
     rows = torch.from_numpy(features)[None], torch.tensor([tokens])
-    ops, _, _ = next(trained.unroll(*rows, lambda _: torch.zeros(0)))
+    with torch.no_grad():  # while it learns, texts are moved
+        ops, _, _ = next(trained.unroll(*rows, lambda _: torch.zeros(0)))
     for kind, each in enumerate(ops._target):
         kept = cache.data[layer, kind, :, : len(tokens)]
         same = torch.allclose(each[0].transpose(0, 1), kept, atol=1e-4)
@@ -148,3 +149,40 @@ def test_the_cpu_runtime_refuses_in_one_line_before_anything_is_drafted() -> Non
     with pytest.raises(RuntimeUnavailable, match="needs a runtime that lends them") as caught:
         runner("cpu", module(LongSpec(GEOMETRY, cross=True)))
     assert "\n" not in str(caught.value)
+
+
+def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: int) -> Tensor:
+    """Teacher-forced logits of the first depth, with texts moved by an offset."""
+    network = trained.network
+    tensors = {**trained.named(), **trained.target_weights()}
+    buffers = trained.get_buffer("embedding"), trained.get_buffer("head")
+    ops = TorchOps(network.geometry, tensors, *buffers, network.reach, offset)
+    with torch.no_grad():
+        following = torch.cat([tokens[:, 1:], tokens[:, :1]], dim=1)
+        return network.logits(ops, network.start(ops, features, following), 0)
+
+
+def test_offsets_move_all_but_the_anchors() -> None:
+    """Far enough in the text the window holds no anchor: cross-attention alone sees a distance."""
+    features, tokens = texts(1, 20)
+    lent = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=True))
+    alone = module(LongSpec(GEOMETRY, steps=2, reach=3))
+    for trained, moves in ((lent, True), (alone, False)):
+        still, moved = (logits_at(trained, features, tokens, each) for each in (0, 500))
+        torch.testing.assert_close(moved[:, :4], still[:, :4])  # these rows see anchors alone
+        same = torch.allclose(moved[:, 8:], still[:, 8:], atol=1e-4)
+        assert same != moves
+
+
+def test_training_moves_texts_and_judging_does_not() -> None:
+    features, tokens = texts(1, 20)
+    trained = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=True, farthest=4096))
+    learning = torch.stack(trained(features, tokens)).detach()
+    again = torch.stack(trained(features, tokens)).detach()
+    torch.testing.assert_close(learning, again)  # a function of the text
+    with torch.no_grad():
+        judged = torch.stack(trained(features, tokens))
+    assert not torch.allclose(learning, judged, atol=1e-4)
+    near = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=True, farthest=0))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.stack(near(features, tokens)), judged)

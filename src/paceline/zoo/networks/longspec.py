@@ -3,9 +3,9 @@
 An EAGLE-3 layer sees `reach` rows; earlier text comes through the target's features or, with
 `cross`, by cross-attention to the target's KV cache, without a copy. The paper takes the last
 layer's cache, here that of the layer the high features enter, which training can compute from
-features. The paper's random position offsets (anchor-offset indices) are left out. Without `cross`
-they would change nothing, rotary positions being relative; with it, attention over distances
-longer than the training texts goes untrained.
+features. With `cross` training moves texts, but for their first tokens, by random offsets
+(anchor-offset indices), so that it attends over distances that its texts do not have. Without it
+offsets would change little: rotary positions are relative.
 """
 
 from __future__ import annotations
@@ -40,18 +40,21 @@ class LongSpec(Eagle3):
         ffn_size: int = 0,
         reach: int = 512,
         cross: bool = False,
+        farthest: int = 16384,
     ) -> None:
         super().__init__(geometry, steps=steps, ffn_size=ffn_size)
         require(reach >= 1, "reach", reach, "1 or more")
         self.reach = reach
         self.reads_target = cross
         if cross:
+            self.farthest = farthest
             count = geometry.target_layers
             require(count >= 1, "target_layers of a geometry", count, "1 or more for cross")
             self.above = count - feature_layers(count)[-1]
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "reach": self.reach, "cross": self.reads_target}
+        told = {**super().settings(), "reach": self.reach, "cross": self.reads_target}
+        return {**told, "farthest": self.farthest} if self.reads_target else told
 
     def shapes(self) -> Shapes:
         shape, out = self.geometry, super().shapes()
