@@ -51,11 +51,15 @@ class Chains:
         """Return int64 `[chains, depth]`, the token after each of these positions."""
         return self.tokens[self.ahead(depth) + 1]
 
-    def mask(self, depth: int) -> BoolArray:
-        """Return the bool `[rows, length + rows]` attention mask of the chains' rows."""
+    def mask(self, depth: int, causal: bool = True) -> BoolArray:
+        """Return the bool `[rows, length + rows]` attention mask of the chains' rows.
+
+        Rows of a chain that is not causal see all of it.
+        """
         rows = len(self.starts) * depth
         text = np.arange(len(self.tokens)) <= np.repeat(self.starts, depth)[:, None]
-        own = np.kron(np.eye(len(self.starts), dtype=bool), np.tri(depth, dtype=bool))
+        group = np.tri(depth, dtype=bool) if causal else np.ones((depth, depth), dtype=bool)
+        own = np.kron(np.eye(len(self.starts), dtype=bool), group)
         return np.concatenate([text, own.reshape(rows, rows)], axis=1)
 
 
@@ -67,13 +71,19 @@ def place(text: Text, chains: int, depth: int, generator: np.random.Generator) -
 
 
 def guesses(
-    network: TorchModel, embeddings: Tensor, batch: Sequence[Chains]
+    network: TorchModel,
+    embeddings: Tensor,
+    batch: Sequence[Chains],
+    *,
+    adapted: TorchModel | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, IntArray]:
     """Run prompt tokens; return their logits, the target's logits (no gradient) and labels.
 
     `[rows, vocabulary]` twice and int64 `[rows]`; rows go by text, chain and offset.
-    `embeddings` is `[depth, width]`.
+    `embeddings` is `[depth, width]`. `adapted` runs the chains, if that is not `network`.
     """
+    student_of = adapted or network
     device, depth = embeddings.device, len(embeddings)
     lengths = [len(each.tokens) for each in batch]
     seen: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
@@ -94,7 +104,7 @@ def guesses(
         hidden = network(network.embed(tokens), places, over_texts)
         teacher = network.logits(hidden[rows.to(device)])
 
-    masks = [torch.from_numpy(each.mask(depth)).to(device) for each in batch]
+    masks = [torch.from_numpy(each.mask(depth, causal)).to(device) for each in batch]
     sizes = [len(each) for each in ahead]
 
     def over_chains(
@@ -109,7 +119,7 @@ def guesses(
 
     positions = torch.from_numpy(np.concatenate(ahead)).to(device)
     chains = embeddings.repeat(len(positions) // depth, 1)
-    student = network.logits(network(chains, positions, over_chains))
+    student = student_of.logits(student_of(chains, positions, over_chains))
     return student, teacher, np.concatenate([each.labels(depth).ravel() for each in batch])
 
 
