@@ -12,12 +12,15 @@ pytest.importorskip("torch")
 import torch
 from safetensors.numpy import load_file
 
+from paceline.cli.app import run
+from paceline.denoising.samplers.learned_filter import Filter
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks
 from paceline.training.denoisers.confidence_filter import (
     ConfidenceFilter,
     collect,
     fit,
+    judge,
     replay,
     save_filter,
 )
@@ -89,3 +92,30 @@ def test_canvases_are_whole_blocks(network: DenoiserModule) -> None:
     assert seen.shape[1] == 4
     with pytest.raises(InvalidOption, match="multiple of the block"):
         collect(network, 15, 4, 6)
+
+
+def test_a_filter_is_judged_by_what_it_picks(network: DenoiserModule) -> None:
+    lone = ConfidenceFilter(2, 2)
+    with torch.no_grad():  # says yes to the first place, no to the second
+        lone.leave.weight.zero_()
+        lone.leave.bias.copy_(torch.tensor([9.0, -9.0]))
+    seen = np.array([[0.5, 0.5], [0.5, 1.0]])
+    right = np.array([[True, True], [False, True]])
+    assert judge(lone, (seen, right)) == {"precision": 0.5, "recall": 0.5, "right": 2 / 3}
+
+
+@pytest.mark.parametrize("model", ["lists-bd", "smollm2-135m"])
+def test_a_filter_is_for_denoisers_that_see_every_row(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(["train", "canvas-filter", "--model", model, "--out", str(tmp_path / "f")])
+    assert code == 2
+    assert "denoiser" in capsys.readouterr().err
+
+
+def test_the_command_writes_a_filter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "filter.safetensors"
+    sizes = ["--block", "4", "--room", "4", "--cases", "15", "--steps", "5", "--json"]
+    assert run(["train", "canvas-filter", *sizes, "--out", str(out)]) == 0
+    assert '"left_out"' in capsys.readouterr().out
+    Filter(str(out))

@@ -24,6 +24,7 @@ from paceline.cli.index import index
 from paceline.cli.methods import methods
 from paceline.cli.pull import pull
 from paceline.cli.serve import serve
+from paceline.cli.train_canvas_filter import canvas_filter
 from paceline.cli.train_corpus import corpus
 from paceline.cli.train_data import data
 from paceline.cli.train_denoiser import denoiser
@@ -62,6 +63,7 @@ train.command("corpus")(corpus)
 train.command("drafter")(drafter)
 train.command("denoiser")(denoiser)
 train.command("acceptance-head")(acceptance_head)
+train.command("canvas-filter")(canvas_filter)
 train.command("head-preview")(head_preview)
 train.command("scaling")(scaling)
 train.command("vocabulary")(vocabulary)

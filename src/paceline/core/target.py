@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -204,6 +204,15 @@ class BlockTarget(Target, Protocol):
 
     def rewind(self, cache: Any, length: int) -> None:
         """Truncate, but leave keys and values of layers that were run, for others to go on."""
+        ...
+
+
+@runtime_checkable
+class TakesMaskRows(Protocol):
+    """A target whose model can be asked for masked places, by rows that were trained for it."""
+
+    def add_mask_rows(self, trained: Any) -> None:
+        """Take `networks.mask_rows.MaskRows`; then `capabilities.denoises` says how to ask."""
         ...
 
 

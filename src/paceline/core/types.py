@@ -188,7 +188,7 @@ class Speculation:
 UNLIMITED = Speculation()
 
 
-Attention = Literal["full", "block", "order"]
+Attention = Literal["full", "block", "order", "causal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,9 @@ class Denoises:
 
     Attributes:
         mask: id of the mask token; its logit never counts.
-        attention: what it was trained with: "full", "block" (block-causal) or "order" (in the order
-            of filling).
+        attention: what it was trained with: "full", "block" (block-causal), "order" (in the order
+            of filling) or "causal" (clean rows are causal, a group of masks sees the text before it
+            and itself).
         block: trained block, of attention "block"; None if any.
         shifted: logits of row i speak of place i + 1.
         autoregressive: clean causal rows predict the next token.

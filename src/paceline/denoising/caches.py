@@ -62,7 +62,7 @@ class Exact(CachePlan):
     """
 
     name = "exact"
-    serves = ("block", "order")
+    serves = ("block", "order", "causal")
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
         clean = range(len(held), canvas.span.start)

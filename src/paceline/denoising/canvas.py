@@ -113,13 +113,13 @@ def visible(
 ) -> BoolArray:
     """Return bool `[rows, keys]`: which places each place sees.
 
-    "full": all; "block": those of its own block and of earlier ones; "order": itself and those
-    before it. Blocks have one size, counted from place 0, or int64 ascending first places: text in
-    blocks of one and an image as a whole is DiDA's mask (arXiv:2510.26583).
+    "full": all; "block": those of its own block and of earlier ones; "order" and "causal": itself
+    and those before it. Blocks have one size, counted from place 0, or int64 ascending first
+    places: text in blocks of one and an image as a whole is DiDA's mask (arXiv:2510.26583).
     """
     if attention == "full":
         return np.ones((len(rows), len(keys)), dtype=np.bool_)
-    if attention == "order":
+    if attention in ("order", "causal"):
         block = 1
     if isinstance(block, int):
         seen: BoolArray = keys[None] // block <= rows[:, None] // block

@@ -22,6 +22,7 @@ _RULES = {
     "block": "a count of tokens, 1 or more",
     "shift": "true or false",
     "autoregressive": "true or false",
+    "rows": "auto, or a file of `paceline train mask-rows`",
 }
 _TRUTH = {"true": True, "false": False}
 # Names in the entry "denoiser" of a `config.json` that differ from those of the options.
@@ -32,6 +33,8 @@ _REMOTE = {**_OWN, "bd_size": "block", "canvas_length": "block"}
 
 def denoiser_options(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Read options such as "mask=126336,attention=full", or a mapping of them.
+
+    "rows" names trained mask rows, which say all the rest; see `load`.
 
     Raises:
         InvalidOption: an option is unknown, or its value is of another kind.
@@ -94,7 +97,9 @@ def _value(name: str, value: Any) -> Any:
     # A fact from an option's text, from Python or from JSON.
     if name not in _RULES:
         raise InvalidOption(f"denoiser has no option {name!r}: use {', '.join(_RULES)}")
-    if name in ("mask", "block"):
+    if name == "rows":
+        good = isinstance(value, str) and bool(value)
+    elif name in ("mask", "block"):
         if isinstance(value, str) and value.isdecimal():
             value = int(value)
         good = type(value) is int and value >= (name == "block")

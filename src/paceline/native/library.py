@@ -90,6 +90,7 @@ _SIGNATURES = {
         *(ctypes.POINTER(Tokens), View),
     ),
     "gather": (None, _ADDRESS, View, _INT, _LONG, _ADDRESS, _FLOAT, View, View),
+    "scatter": (None, _ADDRESS, View, _INT, _LONG, View),
     "product": (
         *(None, _ADDRESS, ctypes.POINTER(Matrix), _INT, _INT, _FLOAT, _ADDRESS, _FLOAT),
         *(View, View, View),

@@ -126,6 +126,10 @@ class Program:
         parts = (_view(at), rows, at.width, self._packed.keep(norm), eps, _view(plus), _view(to))
         self._add("gather", "gather", *parts)
 
+    def scatter(self, at: Columns, which: str, to: Columns) -> None:
+        """Add rows to those of `to` that input `which` names, each at most once."""
+        self._add("scatter", "scatter", _view(at), self._input(which), at.width, _view(to))
+
     def product(
         self,
         name: str,

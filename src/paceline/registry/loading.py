@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from paceline.core.options import split_options
-from paceline.core.target import BlockTarget, RuntimeOptions
+from paceline.core.target import BlockTarget, RuntimeOptions, TakesMaskRows
 from paceline.core.types import Denoising, SamplingParams
 from paceline.denoising.decoder import DenoisingDecoder
 from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
+from paceline.models.denoiser import denoiser_options
 from paceline.models.pull import DEFAULT_MODEL
 from paceline.models.source import FirstLayers, ModelSource, resolve
+from paceline.networks.mask_rows import NETWORK, PARTS, MaskRows, load_mask_rows
+from paceline.networks.weights import shipped_file
 from paceline.registry import table as registry
 from paceline.registry.assembly import SpeculationBuilder
 from paceline.registry.loaded import Loaded
@@ -69,7 +73,11 @@ def load_model(
     options = options or RuntimeOptions()
     if runtime != "auto":
         registry.find("runtime", runtime)
-    source = resolve(model, progress=progress, denoiser=denoiser)
+    facts = denoiser_options(denoiser)
+    rows = facts.pop("rows", None)
+    if rows is not None and facts:
+        raise InvalidOption(f"denoiser rows say all that {', '.join(facts)} would: leave that out")
+    source = resolve(model, progress=progress, denoiser=facts)
     if layers is not None:
         source = FirstLayers(source, layers)
     name = choose_runtime(options.device, source) if runtime == "auto" else runtime
@@ -87,7 +95,24 @@ def load_model(
     if layers is not None and name == "transformers":  # it reads the model's own files
         raise InvalidOption("runtime 'transformers' loads whole models: use another for an exit")
     target = registry.find("runtime", name).load().load(source, options)
+    if rows is not None:
+        if not isinstance(target, TakesMaskRows):
+            raise RuntimeUnavailable(f"runtime '{name}' has no mask rows: use cpu")
+        target.add_mask_rows(_mask_rows(rows, source))
     return Loaded(source, source.tokenizer(), target, options)
+
+
+def _mask_rows(named: str, source: ModelSource) -> MaskRows:
+    path = shipped_file(NETWORK, source.fingerprint) if named == "auto" else Path(named)
+    if path is None:
+        raise InvalidOption(
+            f"no mask rows ship for {source.name}: train some with `paceline train mask-rows`, and "
+            "give --denoiser rows=FILE"
+        )
+    weights = source.weights()
+    names = [f"layers.{i}.{part}" for i in range(source.config.layers) for part in PARTS]
+    shapes = {name: weights.stored(name).shape for name in names}
+    return load_mask_rows(path.expanduser(), source.fingerprint, shapes)
 
 
 def load_draft(

@@ -15,7 +15,12 @@ from paceline.registry import table as registry
 
 # By attention, without a name: the model's own distribution, a place at a time, or faster with the
 # same distribution.
-DEFAULT_SAMPLERS: dict[Attention, str] = {"full": "counts", "block": "counts", "order": "assd"}
+DEFAULT_SAMPLERS: dict[Attention, str] = {
+    "full": "counts",
+    "block": "counts",
+    "order": "assd",
+    "causal": "linear-spec",
+}
 
 
 def make_sampler(expression: str) -> Sampler:

@@ -45,7 +45,7 @@ class Tidar:
     """
 
     name: ClassVar[str] = "tidar"
-    needs: tuple[Attention, ...] = ("full", "block", "order")
+    needs: tuple[Attention, ...] = ("full", "block", "order", "causal")
     verifies: ClassVar[bool] = True
 
     def __init__(self, width: int = 4, verifier: Rule = "coupled", prune: float = 0.0) -> None:
@@ -174,7 +174,8 @@ class Groups:
 
     def _without_mask(self, logits: LogitArray) -> LogitArray:
         logits = logits.copy()
-        logits[:, self.context.facts.mask] = -np.inf
+        mask = self.context.facts.mask
+        logits[:, mask : mask + 1] = -np.inf  # none if it lies above the vocabulary
         return logits
 
     def forget(self) -> None:

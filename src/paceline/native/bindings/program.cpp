@@ -118,6 +118,19 @@ void paceline_gather(Program* program, View from, int32_t which, int64_t width, 
     });
 }
 
+// Adds the rows of a buffer to those that input `which` names, each at most once.
+void paceline_scatter(Program* program, View from, int32_t which, int64_t width, View to) {
+    program->add([=](const Call& call) {
+        const Rows<const float> x = program->read(from);
+        const Rows<float> out = program->rows(to);
+        const int64_t rows = program->count(from, call);
+        each(rows, rows > kFew, [&](int64_t r) {
+            float* row = out[call.inputs[which][r]];
+            for (int64_t d = 0; d < width; ++d) row[d] += x[r][d];
+        });
+    });
+}
+
 // See `MatmulOp`; `more` may be none.
 void paceline_product(Program* program, const Matrix* parts, int32_t count, int32_t gate,
                       float scale, const float* norm, float eps, View from, View more, View to) {

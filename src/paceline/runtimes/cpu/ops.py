@@ -12,9 +12,10 @@ from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models import ops
 from paceline.models.ops import Activation, Rotary
-from paceline.native.library import KV_DTYPES, Heads, KvDtype, attends
+from paceline.native.library import KV_DTYPES, Heads, KvDtype, Matrix, attends
 from paceline.native.packed import GROUP, LANES, rotary_table
 from paceline.native.program import GATES, Columns, Program
+from paceline.runtimes.cpu.mask_rows import COUNT, ROWS, PackedMaskRows
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.kv_cache import BlockPool
 
@@ -100,6 +101,7 @@ class CpuOps(Recorder):
         eps: float,
         longest: int,
         extra: LogitArray | None,
+        mask_rows: PackedMaskRows | None = None,
     ) -> None:
         """Bind them.
 
@@ -111,8 +113,10 @@ class CpuOps(Recorder):
             eps: of all norms.
             longest: positions are below it.
             extra: float32 `[m, width]`, embeddings of ids from the vocabulary on.
+            mask_rows: adapter of the rows of the mask.
         """
         super().__init__(program)
+        self._mask_rows = mask_rows
         self._matrices = matrices
         self._pool, self._kv_dtype = pool, kv_dtype
         self._eps, self._longest, self._extra = eps, longest, extra
@@ -159,21 +163,43 @@ class CpuOps(Recorder):
         matrices = [self._matrices(name) for name in names]
         quantized = norm is None and all(map(self._matrices.quantized, names))
         weights = None if norm is None else self._vector(norm)
+        adapter = None if self._mask_rows is None else self._mask_rows.of(names)
 
         def record(to: Columns) -> None:
             self.program.product(
                 names[0],
                 matrices,
-                x.columns(quantized),
+                x.columns(quantized and adapter is None),
                 to,
                 norm=weights,
                 eps=self._eps,
                 scale=scale,
                 residual=None if plus is None else plus.columns(),
             )
+            if adapter is not None:
+                self._adapt(adapter, x.columns(), to, weights, scale)
 
         width = sum(matrix.outputs for matrix in matrices)
         return Rows(self, x.count, width, record)
+
+    def _adapt(
+        self,
+        pair: tuple[Matrix, Matrix],
+        x: Columns,
+        to: Columns,
+        norm: LogitArray | None,
+        scale: float,
+    ) -> None:
+        # Mask rows alone are read, multiplied and added to.
+        down, up = pair
+        widths = x.width, down.outputs, up.outputs
+        picked, inner, out = buffers = [self.take(COUNT, width, False) for width in widths]
+        self.program.gather(x, ROWS, picked)
+        self.program.product("mask rows", [down], picked, inner, norm=norm, eps=self._eps)
+        self.program.product("mask rows", [up], inner, out, scale=scale)
+        self.program.scatter(out, ROWS, to)
+        for columns in buffers:
+            self.give_back(COUNT, columns, False)
 
     def gated(
         self, x: Rows, gate: str, up: str, *, activation: Activation, norm: str | None = None

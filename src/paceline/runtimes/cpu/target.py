@@ -28,7 +28,7 @@ from paceline.core.target import (
     split_blocks,
     without_logits,
 )
-from paceline.core.types import ROOT, Capabilities, LogitArray, TokenTree
+from paceline.core.types import ROOT, Capabilities, Denoises, LogitArray, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
@@ -37,8 +37,10 @@ from paceline.models.weights import Weights
 from paceline.native.library import Heads, KvDtype, library
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
+from paceline.networks.mask_rows import MaskRows
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
+from paceline.runtimes.cpu import mask_rows
 from paceline.runtimes.cpu.matrices import Matrices, check_precision
 from paceline.runtimes.cpu.networks.runner import CpuRunner
 from paceline.runtimes.cpu.ops import CpuOps, Rows
@@ -81,6 +83,7 @@ class Batch:
         self.logit_rows: list[int] = []
         self.feature_rows: list[int] = []
         self.argmax = False  # some pass asks for the argmax by row
+        self.mask_rows: list[int] = []
         self._rows: list[int] = []
         self._tables: list[int] = []
         self._singles: list[int] = []
@@ -149,6 +152,7 @@ class Batch:
             "logits": len(self.logit_rows),
             "features": len(self.feature_rows),
             "argmax": len(self.logit_rows) if self.argmax else 0,
+            mask_rows.COUNT: len(self.mask_rows),
         }
 
     def inputs(self) -> dict[str, list[int] | npt.NDArray[np.int32]]:
@@ -159,6 +163,7 @@ class Batch:
             "rows": self._rows,
             "tables": self._tables,
             "singles": self._singles,
+            mask_rows.ROWS: self.mask_rows,
         }
 
 
@@ -240,6 +245,7 @@ class Forward:
         extra: LogitArray,
         layers: Sequence[Layer] | None = None,
         given: bool = False,
+        masks: mask_rows.PackedMaskRows | None = None,
     ) -> None:
         """Record it.
 
@@ -252,7 +258,9 @@ class Forward:
             extra: float32 `[m, hidden_size]`, embeddings after the vocabulary.
             layers: those to run; None for all.
             given: rows start from the input "inputs", not from embeddings.
+            masks: adapter of mask rows.
         """
+        self._masks = masks
         width = config.hidden_size
         self._program = program = Program(packed, Heads(config.heads, config.kv_heads))
         ops = CpuOps(
@@ -263,6 +271,7 @@ class Forward:
             config.norm_eps,
             config.max_context,
             extra if len(extra) else None,
+            masks,
         )
         program.paths(config.max_context, "rows")
         start = None
@@ -291,7 +300,10 @@ class Forward:
         self.seconds = 0.0
 
     def run(self, batch: Batch, threads: int, given: LogitArray | None = None) -> None:
-        begin, inputs = perf_counter(), batch.inputs()
+        begin = perf_counter()
+        if self._masks is not None:
+            batch.mask_rows = self._masks.rows(batch.ids)
+        inputs = batch.inputs()
         if given is not None:
             inputs["inputs"] = np.ascontiguousarray(given, np.float32).reshape(-1).view(np.int32)
         self._program.run(batch.counts(), inputs, threads)
@@ -386,6 +398,7 @@ class CpuTarget:
         self._packed = Packed()
         self.matrices = Matrices(weights, precision, self._packed, self.threads)
         self._extra = no_rows(config.hidden_size)
+        self._masks: mask_rows.PackedMaskRows | None = None
         try:
             self._pool = BlockPool(
                 config.layers,
@@ -480,6 +493,19 @@ class CpuTarget:
             self._forward = self._recorded()
             self._partial.clear()
         return self._capabilities.vocab_size + first
+
+    def add_mask_rows(self, trained: MaskRows) -> None:
+        """Let masked places be asked for, by rows that go through an adapter.
+
+        Other rows do not change by a bit. `capabilities.denoises` tells the mask's id. Raises
+        InvalidOption if the embedding has another width.
+        """
+        mask = self.add_embeddings(trained.embedding[None])
+        self._masks = mask_rows.PackedMaskRows(trained, mask, self._packed)
+        self._forward = self._recorded()
+        self._partial.clear()
+        facts = Denoises(mask, "causal", shifted=True, autoregressive=True)
+        self._capabilities = replace(self._capabilities, denoises=facts)
 
     @property
     def memory(self) -> BlockPool:
@@ -583,7 +609,7 @@ class CpuTarget:
     def _recorded(self, layers: Sequence[Layer] | None = None, given: bool = False) -> Forward:
         parts = self.config, self.matrices, self._packed, self._pool, self._kv_dtype, self._extra
         try:
-            return Forward(*parts, layers, given)
+            return Forward(*parts, layers, given, self._masks)
         except MemoryError as error:
             raise OutOfMemory(_NO_ROOM) from error
 

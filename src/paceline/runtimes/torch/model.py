@@ -80,6 +80,10 @@ class TorchModel:
         """The LM head, `[vocabulary, hidden_size]`."""
         return self.tensor("head")
 
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        """Return rows times a matrix, plus its bias; adapters override it."""
+        return functional.linear(x, self.tensor(name), self.bias(name))
+
     def tensor(self, name: str) -> Tensor:
         """Return a tensor by canonical name; raise ModelError if there is none."""
         name = "embed" if name == "head" and self.config.tied_embeddings else name
@@ -122,9 +126,7 @@ class _TorchOps:
         plus: Tensor | None = None,
     ) -> Tensor:
         x = x if norm is None else self.norm(x, norm)
-        parts = [
-            functional.linear(x, self._model.tensor(name), self._model.bias(name)) for name in names
-        ]
+        parts = [self._model.linear(x, name) for name in names]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         out = out if scale == 1.0 else out * scale
         return out if plus is None else plus + out

@@ -132,6 +132,21 @@ def fit(
     return network
 
 
+@torch.no_grad()
+def judge(network: ConfidenceFilter, examples: Examples, tau: float = 0.9) -> dict[str, float]:
+    """Return precision, recall and base rate of scores above `tau`, at places that are open."""
+    seen = torch.from_numpy(examples[0]).float()
+    open_ = examples[0] < 1
+    chosen = (network(seen).sigmoid() > tau).numpy()[open_]
+    right = examples[1][open_]
+    both = float((chosen & right).sum())
+    return {
+        "precision": both / max(1, int(chosen.sum())),
+        "recall": both / max(1, int(right.sum())),
+        "right": float(right.mean()),
+    }
+
+
 def save_filter(out: Path, network: ConfidenceFilter, metadata: dict[str, str]) -> None:
     """Write float32 `in.weight`, `in.bias`, `out.weight` and `out.bias`.
 

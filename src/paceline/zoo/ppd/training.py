@@ -25,7 +25,7 @@ from paceline.runtimes.torch.model import TorchModel
 from paceline.training.data import Text
 from paceline.training.losses import find_loss
 from paceline.training.objective import Hits
-from paceline.training.run import TrainingRun
+from paceline.training.run import Rated, TrainingRun
 from paceline.trees.shapes import RankCounts
 
 # The forward that prompt tokens are trained with:
@@ -51,11 +51,15 @@ class Chains:
         """Return int64 `[chains, depth]`, the token after each of these positions."""
         return self.tokens[self.ahead(depth) + 1]
 
-    def mask(self, depth: int) -> BoolArray:
-        """Return the bool `[rows, length + rows]` attention mask of the chains' rows."""
+    def mask(self, depth: int, causal: bool = True) -> BoolArray:
+        """Return the bool `[rows, length + rows]` attention mask of the chains' rows.
+
+        Rows of a chain that is not causal see all of it.
+        """
         rows = len(self.starts) * depth
         text = np.arange(len(self.tokens)) <= np.repeat(self.starts, depth)[:, None]
-        own = np.kron(np.eye(len(self.starts), dtype=bool), np.tri(depth, dtype=bool))
+        group = np.tri(depth, dtype=bool) if causal else np.ones((depth, depth), dtype=bool)
+        own = np.kron(np.eye(len(self.starts), dtype=bool), group)
         return np.concatenate([text, own.reshape(rows, rows)], axis=1)
 
 
@@ -67,13 +71,19 @@ def place(text: Text, chains: int, depth: int, generator: np.random.Generator) -
 
 
 def guesses(
-    network: TorchModel, embeddings: Tensor, batch: Sequence[Chains]
+    network: TorchModel,
+    embeddings: Tensor,
+    batch: Sequence[Chains],
+    *,
+    adapted: TorchModel | None = None,
+    causal: bool = True,
 ) -> tuple[Tensor, Tensor, IntArray]:
     """Run prompt tokens; return their logits, the target's logits (no gradient) and labels.
 
     `[rows, vocabulary]` twice and int64 `[rows]`; rows go by text, chain and offset.
-    `embeddings` is `[depth, width]`.
+    `embeddings` is `[depth, width]`. `adapted` runs the chains, if that is not `network`.
     """
+    student_of = adapted or network
     device, depth = embeddings.device, len(embeddings)
     lengths = [len(each.tokens) for each in batch]
     seen: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
@@ -94,7 +104,7 @@ def guesses(
         hidden = network(network.embed(tokens), places, over_texts)
         teacher = network.logits(hidden[rows.to(device)])
 
-    masks = [torch.from_numpy(each.mask(depth)).to(device) for each in batch]
+    masks = [torch.from_numpy(each.mask(depth, causal)).to(device) for each in batch]
     sizes = [len(each) for each in ahead]
 
     def over_chains(
@@ -109,7 +119,7 @@ def guesses(
 
     positions = torch.from_numpy(np.concatenate(ahead)).to(device)
     chains = embeddings.repeat(len(positions) // depth, 1)
-    student = network.logits(network(chains, positions, over_chains))
+    student = student_of.logits(student_of(chains, positions, over_chains))
     return student, teacher, np.concatenate([each.labels(depth).ravel() for each in batch])
 
 
@@ -215,20 +225,32 @@ class PromptTrainer(TrainingRun[PromptQuality]):
         self._network = network
         self._loss = find_loss(recipe.loss)
         generator = torch.Generator().manual_seed(recipe.seed)
-        self._module = _Embeddings(network.tensor("embed"), recipe.depth, generator)
-        rows = self._module.rows
         super().__init__(
-            self._module,
-            [(torch.optim.AdamW([rows], lr=recipe.rate, weight_decay=0.0), recipe.rate)],
+            *self._made(generator),
             generator,
             trained_on,
             held_out,
             steps=recipe.steps,
             batch_tokens=recipe.batch_tokens,
             seed=recipe.seed,
-            settings={**asdict(recipe), "width": rows.shape[1], "texts": len(trained_on)},
+            settings={
+                **asdict(recipe),
+                "width": network.config.hidden_size,
+                "texts": len(trained_on),
+            },
             checkpoint_at=checkpoint_at,
         )
+
+    def _made(self, generator: torch.Generator) -> tuple[nn.Module, list[Rated]]:
+        # What is trained, and how fast.
+        rate = self.recipe.rate
+        self._module = _Embeddings(self._network.tensor("embed"), self.recipe.depth, generator)
+        return self._module, [
+            (torch.optim.AdamW([self._module.rows], lr=rate, weight_decay=0.0), rate)
+        ]
+
+    def _guesses(self, batch: Sequence[Chains]) -> tuple[Tensor, Tensor, IntArray]:
+        return guesses(self._network, self._module.rows, batch)
 
     def losses(self, texts: Sequence[Text]) -> Iterator[tuple[Tensor, float]]:
         # Named by the step, so that a run which resumes draws the same.
@@ -265,16 +287,16 @@ class PromptTrainer(TrainingRun[PromptQuality]):
 
     def _forward(self, batch: Sequence[Chains]) -> tuple[Tensor, Tensor, IntArray]:
         # Logits `[chains, depth, vocabulary]`, the loss, and labels `[chains, depth]`.
-        depth, rows = self.recipe.depth, self._module.rows
+        depth, device = self.recipe.depth, self._network.tensor("embed").device
         half = self.recipe.precision == "bf16"
-        with torch.autocast(rows.device.type, dtype=torch.bfloat16, enabled=half):
-            student, teacher, labels = guesses(self._network, rows, batch)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
+            student, teacher, labels = self._guesses(batch)
         weights = self.recipe.decay ** torch.arange(depth, dtype=torch.float32)
         loss = self._loss(
             student.float(),
             teacher.float(),
-            torch.from_numpy(labels).to(rows.device),
-            weights.repeat(len(labels) // depth).to(rows.device),
+            torch.from_numpy(labels).to(device),
+            weights.repeat(len(labels) // depth).to(device),
         )
         guessed = student.detach().reshape(-1, depth, student.shape[1])
         return guessed, loss, labels.reshape(-1, depth)
