@@ -120,14 +120,14 @@ def test_wrong_schedules_are_found() -> None:
         error(lambda: table_mirror(OthersStates), params)
 
 
-# Tiny models: int8 drafts for fp32.
+# Tiny models: int4 drafts for fp32.
 
 CONFIG = tiny_cpu.config(vocab_size=96, layers=4, max_context=160)
 PARAMS = {
     "greedy": SamplingParams(max_new_tokens=40, ignore_eos=True),
-    "sampled": SamplingParams(temperature=0.8, max_new_tokens=40, seed=5, ignore_eos=True),
+    "sampled": SamplingParams(temperature=6.0, max_new_tokens=40, seed=5, ignore_eos=True),
     "penalties": SamplingParams(
-        temperature=0.8, presence_penalty=0.4, max_new_tokens=30, seed=6, ignore_eos=True
+        temperature=1.5, presence_penalty=6.0, max_new_tokens=30, seed=6, ignore_eos=True
     ),
 }
 PROMPTS = [[5, 6, 7, 8], list(range(40)), [9, 9, 3]]
@@ -148,14 +148,14 @@ def texts(
 
 
 MAKERS: dict[str, Callable[[Any, Any], Scheduled]] = {
-    "pearl": lambda target, place: Pearl(place(Chains(cpu("int8"))), window=3),
-    "pearl-adaptive": lambda target, place: Pearl(place(Chains(cpu("int8")))),
-    "dovetail": lambda target, place: Dovetail(place(Chains(cpu("int8")))),
-    "mirror": lambda target, place: Mirror(place(Chains(cpu("int8"))), target=target, layers=4),
+    "pearl": lambda target, place: Pearl(place(Chains(cpu("int4"))), window=3),
+    "pearl-adaptive": lambda target, place: Pearl(place(Chains(cpu("int4")))),
+    "dovetail": lambda target, place: Dovetail(place(Chains(cpu("int4")))),
+    "mirror": lambda target, place: Mirror(place(Chains(cpu("int4"))), target=target, layers=4),
     "mirror-2": lambda target, place: Mirror(
-        place(Chains(cpu("int8"))), target=target, layers=4, exit=3, branches=2
+        place(Chains(cpu("int4"))), target=target, layers=4, exit=3, branches=2
     ),
-    "easyspec": lambda target, place: EasySpec(place(FuzzyChains(cpu("int8")))),
+    "easyspec": lambda target, place: EasySpec(place(FuzzyChains(cpu("int4")))),
 }
 
 
@@ -168,13 +168,14 @@ def test_the_text_is_that_of_plain_decoding(place: Any, name: str, params: str) 
     drafter = MAKERS[name](target, place)
     found, done = texts(target, drafter, PARAMS[params])
     assert found == plain
-    assert sum(each.stats.accepted_tokens for each in done) > 5
+    # As fast as the target, the draft model has no time to get ahead of it.
+    assert sum(each.stats.accepted_tokens for each in done) > (0 if "adaptive" in name else 20)
     if isinstance(drafter, Mirror):
         assert drafter.hits > 3
     # Drafted as before: the caches of the draft model went back with the text.
     again, more = texts(target, drafter, PARAMS[params])
     assert again == plain
-    if name not in ("pearl-adaptive",):
+    if "adaptive" not in name:
         counts = [each.stats.accepted_tokens for each in done]
         assert [each.stats.accepted_tokens for each in more] == counts
     if isinstance(drafter.worker, Process):
@@ -242,11 +243,11 @@ def test_pearl_takes_its_window_from_the_speeds() -> None:
 def test_mirror_continues_every_row() -> None:
     """A right guess behind each row: no draft but the first is waited for."""
     target = cpu()
-    draft = tiny_cpu.target("int8", CONFIG, threads=1, kv_tokens=32_768)
+    draft = tiny_cpu.target("int4", CONFIG, threads=1, kv_tokens=32_768)
     drafter = Mirror(Here(Chains(draft)), target=target, layers=4, branches=95, window=2)
     _, [done] = texts(target, drafter, PARAMS["greedy"], [PROMPTS[0]])
-    assert drafter.hits + drafter.misses == done.stats.target_forwards
-    assert drafter.misses <= 2  # the first, and the last, which needs none
+    assert drafter.misses == 1  # the first
+    assert drafter.hits >= done.stats.target_forwards - 2
 
 
 # Fuzzy drafts:
@@ -302,11 +303,16 @@ def test_the_cache_is_calibrated_bit_for_bit(calibrated: bool) -> None:
 # The process:
 
 
+def steps(decoder: AutoregressiveDecoder, sequence: Decoded, count: int) -> None:
+    for _ in range(count):
+        decoder.step([sequence])
+
+
 def test_a_process_that_dies_costs_drafts_alone(survived: list[str]) -> None:
     target = cpu()
     plain, _ = texts(target, NoDrafter(), PARAMS["sampled"], [PROMPTS[0]])
     for strict in (True, False):
-        worker = Process(Chains(cpu("int8")))
+        worker = Process(Chains(cpu("int4")))
         decoder = AutoregressiveDecoder(
             target, Pearl(worker, window=3), Coupled(), Fixed(4, 4), StopRules((), 160)
         )
@@ -314,14 +320,12 @@ def test_a_process_that_dies_costs_drafts_alone(survived: list[str]) -> None:
             decoder.isolate()
         sequence = Decoded.start(0, PROMPTS[0], PARAMS["sampled"])
         decoder.open(sequence)
-        for _ in range(4):
-            decoder.step([sequence])
+        steps(decoder, sequence, 4)
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
         if strict:
             with pytest.raises(EngineFailed, match=r"draft process ended with exit code -9"):
-                for _ in range(3):  # an answer may be there already
-                    decoder.step([sequence])
+                steps(decoder, sequence, 3)  # an answer may be there already
             continue
         while sequence.finish_reason is None:
             decoder.step([sequence])
@@ -332,7 +336,7 @@ def test_a_process_that_dies_costs_drafts_alone(survived: list[str]) -> None:
 
 
 def test_an_error_in_the_process_is_raised_here() -> None:
-    worker = Process(Chains(cpu("int8")))
+    worker = Process(Chains(cpu("int4")))
     worker.send([Ask(7, (1, 2), 1)])
     with pytest.raises(KeyError):
         worker.receive()
@@ -344,7 +348,7 @@ def test_an_error_in_the_process_is_raised_here() -> None:
 _SCRIPT = """
 import sys
 from tests.zoo.test_schedules import *
-target, worker = cpu(), Process(Chains(cpu("int8")))
+target, worker = cpu(), Process(Chains(cpu("int4")))
 print(worker.pid, flush=True)
 while True:
     texts(target, Pearl(worker, window=3), PARAMS["greedy"])
@@ -384,7 +388,7 @@ def test_no_process_is_left_behind(how: signal.Signals) -> None:
 
 def test_options() -> None:
     target = cpu()
-    context = DrafterContext(target.capabilities, lambda: cpu("int8"))
+    context = DrafterContext(target.capabilities, lambda: cpu("int4"))
 
     def made(kind: type[Scheduled], **options: str) -> Any:
         return kind.create(replace(context, options=options))

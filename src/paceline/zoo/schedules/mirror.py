@@ -86,8 +86,9 @@ class Mirror(Scheduled):
             known = self._ready.pop(sequence.id, {}).get(new)
             drafts.append(None if known is None else self._draft(known, budget))
         left = [at for at, each in enumerate(drafts) if each is None]
-        self.hits += len(drafts) - len(left)
-        self.misses += len(left)
+        waited = sum(budgets[at].depth > 0 for at in left)
+        self.misses += waited
+        self.hits += sum(each.depth > 0 for each in budgets) - waited
         made = self._sequential([sequences[at] for at in left], [budgets[at] for at in left])
         for at, draft in zip(left, made, strict=True):
             drafts[at] = draft
