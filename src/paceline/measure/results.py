@@ -18,6 +18,7 @@ from paceline.measure.machine import machine
 TOPICS = {
     "speed-default": "The default drafter",
     "drafters": "Drafters",
+    "schedules": "Schedules",
     "agents": "Agents",
     "batching": "Batches and the server",
     "peers": "Other engines",

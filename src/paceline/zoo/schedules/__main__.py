@@ -11,7 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
+
+import numpy as np
 
 from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
@@ -39,21 +42,25 @@ PROMPTS = (
     "Give five tips for writing readable code.",
 )
 ROWS = [1, 2, 3, 4, 5, 8]
-GROUPS = (1, 2, 3, 4)
+GROUPS = (2, 4)
+FUZZY = 2  # prompts that fuzzy drafts are counted on
 
-# Name, schedule, threads of target and of draft model, window.
+# Name, schedule, threads of each model, window.
 RUNS = (
-    ("plain, 1 thread", "plain", 1, 1, 0),
-    ("plain, 2 threads", "plain", 2, 2, 0),
-    ("sequential, 1 thread", "sequential", 1, 1, 3),
-    ("sequential, 2 threads", "sequential", 2, 2, 3),
-    ("pearl, 1 and 1 thread", "pearl", 1, 1, 3),
-    ("mirror-sd, 1 and 1 thread", "mirror-sd", 1, 1, 3),
+    ("plain, 1 thread", "plain", 1, 0),
+    ("plain, 2 threads", "plain", 2, 0),
+    ("sequential, 1 thread", "sequential", 1, 3),
+    ("sequential, 2 threads", "sequential", 2, 3),
+    ("pearl, 1 and 1 thread", "pearl", 1, 3),
+    ("mirror-sd, 1 and 1 thread", "mirror-sd", 1, 3),
 )
 
 
-def measure(names: tuple[str, str], tokens: int, prompts: int) -> dict[str, Any]:
-    """Run every schedule on every prompt by turns, with the costs of that minute."""
+def measure(names: tuple[str, str], tokens: int, prompts: int, turns: int) -> dict[str, Any]:
+    """Run every schedule on every prompt by turns, and measure costs between.
+
+    Each step's time is the fastest of its turns, since its rows are the same in all.
+    """
     loaded = load_model(names[0], progress=False)
     draft: Any = load_draft(loaded, names[1], progress=False).target
     target: Any = loaded.target
@@ -68,51 +75,58 @@ def measure(names: tuple[str, str], tokens: int, prompts: int) -> dict[str, Any]
         "mirror-sd": lambda t, w: Mirror(worker, target=target, layers=layers, window=w),
     }
 
-    def decode(prompt: list[int], drafter: Drafter) -> tuple[list[int], dict[str, Any]]:
+    def decode(prompt: list[int], drafter: Drafter) -> tuple[Sequence, list[float]]:
         stops, sizes = StopRules((), target.capabilities.max_context), Fixed(16, 16)
         decoder = AutoregressiveDecoder(target, drafter, Coupled(), sizes, stops)
-        sequence = Sequence.start(0, prompt, params)
+        sequence, seconds = Sequence.start(0, prompt, params), []
         decoder.open(sequence)
         while sequence.finish_reason is None:
+            start = perf_counter()
             decoder.step([sequence])
+            seconds.append(perf_counter() - start)
         decoder.close(sequence)
-        stats = sequence.stats
-        seconds = stats.draft_seconds + stats.forward_seconds + stats.overhead_seconds
-        found = {
-            "seconds": seconds,
-            "forwards": stats.target_forwards,
-            "rows": stats.target_forwards + stats.drafted_tokens,
-            "accepted": stats.accepted_tokens,
-        }
-        if isinstance(drafter, Mirror):
-            found["waited"] = drafter.misses
-        return sequence.generated, found
+        return sequence, seconds
+
+    def turn(prompt: list[int], text: list[int], each: dict[str, Any]) -> None:
+        for count in ("1", "2"):
+            target.threads = draft.threads = int(count)
+            pair = [curve(model, prompt, ROWS, 3).seconds for model in (target, draft)]
+            lowest = each["costs"].get(count, pair)
+            each["costs"][count] = np.minimum(pair, lowest).tolist()
+        target.threads = draft.threads = 1
+        both = side_by_side(target, worker, prompt, 2)
+        each["costs"]["both"] = np.minimum(both, each["costs"].get("both", both)).tolist()
+        for name, kind, threads, window in RUNS:
+            target.threads = draft.threads = threads
+            drafter = makers[kind](threads, window)
+            done, seconds = decode(prompt, drafter)
+            assert done.generated == text, f"{name} changed the text"
+            stats, before = done.stats, each["runs"].get(name, {"steps": seconds})
+            each["runs"][name] = {
+                "steps": np.minimum(seconds, before["steps"]).tolist(),
+                "counts": [
+                    stats.target_forwards,
+                    stats.target_forwards + stats.drafted_tokens,
+                    stats.accepted_tokens,
+                ],
+                **({"waited": drafter.misses} if isinstance(drafter, Mirror) else {}),
+            }
 
     texts = []
     for at, question in enumerate(PROMPTS[:prompts]):
-        print(f"prompt {at + 1} of {prompts}", file=sys.stderr)
-        prompt = loaded.tokenizer.encode_chat([{"role": "user", "content": question}])
-        target.threads = 1
-        text, _ = decode(prompt, NoDrafter())
+        prompt = loaded.tokenizer.prompt(question)
+        each: dict[str, Any] = {"costs": {}, "runs": {}, "easyspec": {}}
+        text = decode(prompt, NoDrafter())[0].generated
         truth = truth_of(target, draft, prompt, text, params, exit=layers // 2)
-        each: dict[str, Any] = {"truth": truth.__dict__, "runs": {}, "costs": {}, "easyspec": {}}
-        for threads in (1, 2):
-            target.threads = draft.threads = threads
-            each["costs"][str(threads)] = [
-                curve(target, prompt, ROWS, 3).seconds,
-                curve(draft, prompt, ROWS, 3).seconds,
-            ]
-        target.threads = draft.threads = 1
-        each["costs"]["both"] = side_by_side(target, worker, prompt, 3)
-        for name, kind, threads, draft_threads, window in RUNS:
-            target.threads, draft.threads = threads, draft_threads
-            found, each["runs"][name] = decode(prompt, makers[kind](threads, window))
-            assert found == text, f"{name} changed the text"
-        target.threads = draft.threads = 2
-        for group in GROUPS if at < 3 else ():
-            found, counts = decode(prompt, EasySpec(Here(FuzzyChains(draft, group=group))))
-            assert found == text, f"easyspec:group={group} changed the text"
-            each["easyspec"][str(group)] = counts
+        each["truth"] = truth.__dict__
+        for index in range(turns):
+            print(f"prompt {at + 1} of {prompts}, turn {index + 1} of {turns}", file=sys.stderr)
+            turn(prompt, text, each)
+        for group in GROUPS if at < FUZZY else ():
+            print(f"prompt {at + 1} of {prompts}, easyspec:group={group}", file=sys.stderr)
+            done, _ = decode(prompt, EasySpec(Here(FuzzyChains(draft, group=group)), window=3))
+            assert done.generated == text, f"easyspec:group={group} changed the text"
+            each["easyspec"][str(group)] = [done.stats.target_forwards, done.stats.accepted_tokens]
         texts.append(each)
     worker.stop()
     return {"tokens": tokens, "texts": texts}
@@ -129,30 +143,27 @@ def costs_of(facts: dict[str, Any], threads: int) -> Costs:
 def compared(facts: dict[str, Any]) -> list[list[Cell]]:
     """Return a row per run: measured and predicted, and whether all steps were as predicted."""
     rows: list[list[Cell]] = []
-    for name, kind, threads, _, window in RUNS:
-        times, errors, forwards, steps, against = [], [], 0, True, []
-        for each in facts["texts"]:
-            truth = Truth(**each["truth"])
-            run = SCHEDULES[kind](truth, costs_of(each, threads), window)
-            real = each["runs"][name]
-            counts = run.forwards, run.rows, run.accepted
-            steps &= counts == (real["forwards"], real["rows"], real["accepted"])
-            steps &= real.get("waited", run.waited) == run.waited
-            times.append(1e3 * real["seconds"] / run.tokens)
-            errors.append(run.seconds / real["seconds"])
-            forwards += real["forwards"]
-            against.append(each["runs"]["plain, 2 threads"]["seconds"] / real["seconds"])
-        spread = f"{min(errors):.2f} to {max(errors):.2f}"
-        total = facts["tokens"] * len(facts["texts"])
+    plainly = [sum(each["runs"]["plain, 2 threads"]["steps"]) for each in facts["texts"]]
+    for name, kind, threads, window in RUNS:
+        times, errors, against, same, forwards = [], [], [], True, 0
+        for each, before in zip(facts["texts"], plainly, strict=True):
+            run = SCHEDULES[kind](Truth(**each["truth"]), costs_of(each, threads), window)
+            real, seconds = each["runs"][name], sum(each["runs"][name]["steps"])
+            same &= [run.forwards, run.rows, run.accepted] == real["counts"]
+            same &= real.get("waited", run.waited) == run.waited
+            times.append(1e3 * seconds / run.tokens)
+            errors.append(run.seconds / seconds)
+            against.append(before / seconds)
+            forwards += run.forwards
         rows.append(
             [
                 name,
-                round(total / forwards, 2),
+                round(facts["tokens"] * len(times) / forwards, 2),
                 round(median(times), 1),
-                round(median(errors), 2),
-                spread,
-                "yes" if steps else "no",
                 round(median(against), 2),
+                "yes" if same else "no",
+                round(median(errors), 2),
+                f"{min(errors):.2f} to {max(errors):.2f}",
             ]
         )
     return rows
@@ -166,9 +177,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of result files to write")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--turns", type=int, default=4)
     args = parser.parse_args()
     if not args.facts.exists():
-        facts = measure((args.target, args.draft), args.tokens, args.prompts)
+        facts = measure((args.target, args.draft), args.tokens, args.prompts, args.turns)
         args.facts.write_text(json.dumps(facts), encoding="utf-8")
     facts = json.loads(args.facts.read_text(encoding="utf-8"))
     for row in compared(facts):
