@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 from paceline.core import tree as trees
@@ -50,12 +50,13 @@ class Reply(NamedTuple):
     """Continuations in the order of asking, and the time they took.
 
     They are shorter than asked for where context or memory end.
-    `rounds` is the number of the draft model's forwards.
+    `rounds` is the number of the draft model's forwards, `work` processor seconds.
     """
 
     tokens: list[list[int]]
     seconds: float
     rounds: int
+    work: float = 0.0
 
 
 @dataclass(eq=False)
@@ -101,7 +102,7 @@ class Chains:
 
     def draft(self, asks: List[Ask]) -> Reply:
         """Continue texts side by side. Several branches of one request may be asked for."""
-        start, rounds = perf_counter(), 0
+        start, work, rounds = perf_counter(), process_time(), 0
         texts = [self._follow(each) for each in asks]
         try:
             goals = [len(each.text) + each.wanted for each in asks]
@@ -124,7 +125,7 @@ class Chains:
             for text, each in zip(texts, asks, strict=True):
                 if each.branch:
                     self.model.release(text.cache)
-        return Reply(out, perf_counter() - start, rounds)
+        return Reply(out, perf_counter() - start, rounds, process_time() - work)
 
     def _follow(self, ask: Ask) -> Text:
         text = self._texts[ask.id]
