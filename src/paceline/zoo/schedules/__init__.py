@@ -1,1 +1,1 @@
-"""Schedules: when drafting and verification run, and a simulator that asks other machines."""
+"""Schedules: when the draft model works, beside the target or between its forwards."""

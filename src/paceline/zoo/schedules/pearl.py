@@ -1,141 +1,97 @@
 """PEARL (Liu et al. 2024, arXiv:2408.11850): the draft model goes on while the target verifies.
 
-A step without a draft is the paper's pre-verification: the target checks the first token of a
-window that is drafted meanwhile. A step with one is post-verification: drafting goes on behind the
-draft, as if all of it stood, and the target's last row checks the first token of what follows. The
-target needs a processor of its own, as with --threads 1 on two cores, or a GPU.
+Pre-verify: after a rejection the target looks at the root alone while a window is drafted behind
+it; its token is the check of the window's first. Post-verify: the target verifies the rest of a
+window while the next is drafted; its last token is the check of that window's first. So nothing
+but the text decides what stands, and one rule serves both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from threading import Event, Thread
-from typing import Any, ClassVar, Self
+from time import perf_counter
+from typing import ClassVar
 
-from paceline.core import tree as trees
-from paceline.core.options import arguments, require
+from paceline.core.options import require
 from paceline.core.target import Output, Pass, Target
-from paceline.core.types import Budget, TokenTree, Verdict
-from paceline.drafters.base import DrafterContext
-from paceline.drafters.draft_model import DraftModel
-from paceline.errors import InvalidOption
+from paceline.core.types import Budget, TokenTree
 from paceline.sampling.sequence import Sequence
-from paceline.trees.deterministic import SharedNoise
+from paceline.zoo.schedules.drafting import Ask, Scheduled, Worker
+
+_MEMORY = 0.9  # weight of earlier times
+_LONGEST = 32
 
 
-class Pearl(DraftModel):
-    """Drafts chains in a thread of its own, as long as the target's forward takes."""
+class Pearl(Scheduled):
+    """Verify what is drafted, and draft behind it meanwhile."""
 
     name: ClassVar[str] = "pearl"
 
-    def __init__(
-        self, model: Target, vocab_size: int, *, least: int = 0, most: int = 16, recent: int = 256
-    ) -> None:
-        """Bind the draft model; drafts share the target's Gumbel noise.
+    def __init__(self, worker: Worker, *, coupled: bool = True, window: int = 0) -> None:
+        """Bind a worker.
 
         Args:
-            least: tokens that are drafted in a step, however long the target takes: the paper's
-                window. 0 ends drafting with the target's forward, so that no step waits for it.
-            most: tokens that are drafted in a step, at the most.
-            recent: as for the draft model.
+            worker: drafts.
+            coupled: see `Scheduled`.
+            window: tokens drafted per forward; 0 for as many as take the time of one, by the
+                times of earlier steps.
 
         Raises:
-            InvalidOption: other vocabularies, or a number out of range.
+            InvalidOption: `window` is below 0.
         """
-        require(0 <= least <= most, "least", least, f"from 0 to most, {most}")
-        require(most >= 1, "most", most, "1 or more")
-        super().__init__(model, vocab_size, SharedNoise([1]), recent)
-        self._least, self._most = least, most
-        # By sequence: the length of its text at the last step, and tokens drafted behind it.
-        self._ahead: dict[int, tuple[int, list[int]]] = {}
-        self._sequences: List[Sequence] = ()
-        self._error: BaseException | None = None
+        require(window >= 0, "window", window, "0 (by the speed ratio) or more")
+        super().__init__(worker, coupled=coupled, window=window or 4)
+        self._adaptive = window == 0
+        self._texts: dict[int, list[int]] = {}  # committed and drafted tokens
+        self._asked: list[int] = []
+        self._ratio = 0.0
 
-    @classmethod
-    def create(cls, context: DrafterContext) -> Self:
-        """Load the draft model. Raises InvalidOption for unknown options, or rules by p/q."""
-        if context.needs_q:
-            raise InvalidOption(
-                f"drafter '{cls.name}' shares the target's noise and has no q: use verifier "
-                "'coupled', 'greedy' or 'sample-match'"
-            )
-        chosen = arguments(cls, "drafter", context.options, "model", "vocab_size")
-        return cls(cls._load(context), context.target.vocab_size, **chosen)
+    def open(self, sequence: Sequence) -> None:
+        super().open(sequence)
+        self._texts[sequence.id] = list(sequence.tokens)
+
+    def close(self, sequence: Sequence) -> None:
+        super().close(sequence)
+        self._texts.pop(sequence.id, None)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        self._sequences = sequences
-        drafts = []
+        self._settle()
+        drafts, asks = [], []
         for sequence, budget in zip(sequences, budgets, strict=True):
-            if sequence.id not in self._caches:
-                self._read(sequence)
-            ahead = self._agreed(sequence)
-            drafts.append(trees.chain(ahead[: min(budget.nodes, budget.depth)], self.name))
+            ahead = self._ahead(sequence)
+            text = self._texts[sequence.id] = [*sequence.tokens, *ahead]
+            drafts.append(self._draft(ahead, budget))
+            # Two windows at most: what the target left unread is not left behind.
+            count = min(self._window, 2 * self._window - 1 - len(ahead))
+            count = min(count, sequence.room - len(ahead) - 1)
+            if count > 0:
+                asks.append(Ask(sequence.id, tuple(text), count))
+        self._asked = [each.id for each in asks]
+        self._send(asks)
         return drafts
 
     def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
-        stop = Event()
-        drafting = Thread(target=self._draft, args=(stop,), name=f"paceline-{self.name}")
-        drafting.start()
-        try:
-            return target.forward(passes)
-        finally:
-            stop.set()
-            drafting.join()
+        start = perf_counter()
+        outputs = target.forward(passes)
+        self._forward_seconds = perf_counter() - start
+        return outputs
 
-    def observe(
-        self,
-        sequences: List[Sequence],
-        drafts: List[TokenTree],
-        verdicts: List[Verdict],
-        outputs: List[Output],
-    ) -> None:
-        """Raise what ended the drafting thread, if anything."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    _forward_seconds = 0.0
 
-    def close(self, sequence: Sequence) -> None:
-        self._ahead.pop(sequence.id, None)
-        super().close(sequence)
+    def _ahead(self, sequence: Sequence) -> list[int]:
+        # Drafted tokens behind the committed ones; none if those are others.
+        text, known = self._texts[sequence.id], sequence.tokens
+        return text[len(known) :] if text[: len(known)] == known else []
 
-    def _agreed(self, sequence: Sequence) -> list[int]:
-        # What was drafted behind the text that has been committed since, if that is what was
-        # drafted before it.
-        begin, ahead = self._ahead.get(sequence.id, (len(sequence.tokens), []))
-        committed = sequence.tokens[begin:]
-        kept = ahead[len(committed) :] if ahead[: len(committed)] == committed else []
-        self._ahead[sequence.id] = (len(sequence.tokens), kept)
-        if not kept:
-            agreed = 0
-            while agreed < min(len(ahead), len(committed)) and ahead[agreed] == committed[agreed]:
-                agreed += 1
-            self._shorten(sequence, min(begin + agreed, len(sequence.tokens) - 1))
-        return kept
-
-    def _draft(self, stop: Event) -> None:
-        try:
-            for drafted in range(self._most):
-                open_ = [each for each in self._sequences if self._wants(each)]
-                if not open_ or (drafted >= self._least and stop.is_set()):
-                    return
-                self._extend(open_)
-        except BaseException as error:  # told in `observe`: the target's forward stands
-            self._error = error
-
-    def _wants(self, sequence: Sequence) -> bool:
-        left = sequence.params.max_new_tokens - len(sequence.generated)
-        return len(self._ahead[sequence.id][1]) < min(left, self._room(sequence) - 1)
-
-    def _extend(self, sequences: List[Sequence]) -> None:
-        passes, texts = [], []
-        for sequence in sequences:
-            cache: Any = self._caches[sequence.id]
-            text = [*sequence.tokens, *self._ahead[sequence.id][1]]
-            texts.append(text)
-            passes.append(Pass(cache, text[self._begins[sequence.id] + cache.length :]))
-        outputs = self._model.forward(passes)
-        for sequence, text, each, output in zip(sequences, texts, passes, outputs, strict=True):
-            self._model.keep(each.cache, len(each.pending), ())
-            ahead = self._ahead[sequence.id][1]
-            token = sequence.sampler.sample(output.logits[0], ahead, len(text), sequence.randomness)
-            ahead.append(token)
+    def _settle(self) -> None:
+        reply = self._receive()
+        if reply is None:
+            return
+        for id, tokens in zip(self._asked, reply.tokens, strict=True):
+            if id in self._texts:
+                self._texts[id] += tokens
+        if self._adaptive and reply.rounds and self._forward_seconds:
+            ratio = self._forward_seconds / (reply.seconds / reply.rounds)
+            before = self._ratio or ratio
+            self._ratio = _MEMORY * before + (1 - _MEMORY) * ratio
+            self._window = max(1, min(_LONGEST, round(self._ratio)))

@@ -1,259 +1,298 @@
-"""A simulator of schedules: jobs on devices that may share a memory, and what a token takes.
+"""Events of a schedule on devices with costs: what decoding would take on another machine.
 
-A schedule is a generator that starts jobs, waits for them, and yields how many tokens it has
-committed. Acceptance is independent from token to token. Check it against runs on the machine at
-hand (`python -m benchmarks.schedules`), then ask it for another one.
+Verification is that of a text: which tokens the draft model would get right behind the true text,
+and which the target's early exit would guess. So forwards are exact for a recorded text; times
+are as good as the costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from paceline.core.options import require
-
-Forward = Callable[[int], float]
-"""Seconds of a forward over some rows."""
-
-
-@dataclass(eq=False)
-class Job:
-    """Work on a device, in seconds that it takes alone; `done` once it is finished."""
-
-    device: str
-    left: float
-    done: bool = False
-
-
-class Machine:
-    """Devices that work at the same time, each at one job after another.
-
-    `slowdown` says by device how much longer a job takes while another device is busy: 1, or
-    nothing, for devices with memories of their own.
-    """
-
-    def __init__(self, slowdown: Mapping[str, float] | None = None) -> None:
-        self._slowdown = dict(slowdown or {})
-        for device, factor in self._slowdown.items():
-            require(factor >= 1, f"slowdown of {device}", factor, "1 or more")
-        self.now = 0.0
-        self.busy: dict[str, float] = {}
-        self._queues: dict[str, list[Job]] = {}
-
-    def start(self, device: str, seconds: float) -> Job:
-        """Queue a job."""
-        job = Job(device, seconds)
-        self._queues.setdefault(device, []).append(job)
-        return job
-
-    def wait(self, *jobs: Job) -> None:
-        """Let time pass until all of them are done."""
-        while not all(job.done for job in jobs):
-            heads = [queue[0] for queue in self._queues.values() if queue]
-            shared = len(heads) > 1
-            factors = [self._slowdown.get(job.device, 1.0) if shared else 1.0 for job in heads]
-            passed = min(job.left * factor for job, factor in zip(heads, factors, strict=True))
-            self.now += passed
-            for job, factor in zip(heads, factors, strict=True):
-                self.busy[job.device] = self.busy.get(job.device, 0.0) + passed
-                job.left -= passed / factor
-                if job.left <= 1e-15:
-                    job.done = True
-                    self._queues[job.device].pop(0)
-
-    def cancel(self, job: Job) -> float:
-        """Drop a job; return the share of it that was not done."""
-        queue = self._queues[job.device]
-        if job in queue:
-            queue.remove(job)
-        job.done = True
-        return job.left
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass on all devices: a link's latency."""
-        if seconds:
-            self.wait(self.start("link", seconds))
+from paceline.errors import InvalidOption
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Costs and chances of a pair of models.
+class Curve:
+    """Seconds of a forward by rows: linear between the points given, and beyond the last two."""
+
+    rows: Sequence[int]
+    seconds: Sequence[float]
+
+    def __call__(self, rows: int) -> float:
+        x, y = np.asarray(self.rows, float), np.asarray(self.seconds, float)
+        if len(x) > 1 and rows > x[-1]:
+            slope = (y[-1] - y[-2]) / (x[-1] - x[-2])
+            return float(y[-1] + slope * (rows - x[-1]))
+        return float(np.interp(rows, x, y))
+
+    def times(self, factor: float) -> Curve:
+        return Curve(self.rows, [each * factor for each in self.seconds])
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of each device's work while the other rests.
 
     Attributes:
-        target: seconds of its forward, by rows.
-        draft: seconds of a drafted token.
-        chance: that a drafted token stands.
-        length: tokens of a draft.
-        link: seconds from one device to the other, one way.
-        exit: of Mirror-SD: share of the target's layers before its early exit.
-        hit: of Mirror-SD: chance that the token after a draft is among those of the early exit.
-        fuzzy: of EasySpec: time of a drafted token with groups of layers in parallel, of `draft`.
-        fuzzy_chance: of EasySpec: chance that its token stands; calibration is `draft` a round.
+        target: forward of the target.
+        draft: forward of the draft model.
+        link: one way between the two.
+        step: per forward of the target: sampling, bookkeeping.
+        slowed: by what the target's and the draft model's work takes longer while both work.
+        exit: share of the target's layers before its early exit.
+        head: seconds of the head at the exit.
+        fuzzy: a draft forward with grouped layers over an exact one.
     """
 
-    target: Forward
-    draft: float
-    chance: float
-    length: int = 4
+    target: Curve
+    draft: Curve
     link: float = 0.0
+    step: float = 0.0
+    slowed: tuple[float, float] = (1.0, 1.0)
     exit: float = 0.5
-    hit: float = 0.9
-    fuzzy: float = 0.6
-    fuzzy_chance: float = 0.0
+    head: float = 0.0
+    fuzzy: float = 1.0
 
 
-Schedule = Callable[["Run"], Generator[int, None, None]]
+@dataclass(frozen=True)
+class Truth:
+    """What verification will say of a text, by output position.
+
+    Attributes:
+        right: the draft model's token there is the target's.
+        bonus: the early exit's guesses there hold the target's token.
+        correction: so do those that leave the draft model's token out.
+    """
+
+    right: Sequence[bool]
+    bonus: Sequence[bool] = ()
+    correction: Sequence[bool] = ()
+
+    @classmethod
+    def drawn(cls, tokens: int, right: float, guessed: float = 0.0, seed: int = 0) -> Truth:
+        """Draw each independently with these probabilities."""
+        draws = np.random.default_rng(seed).random((3, tokens))
+        return cls((draws[0] < right).tolist(), *(draws[1:] < guessed).tolist())
+
+
+class Event(NamedTuple):
+    """A device's work, from begin to end in seconds."""
+
+    device: str
+    begin: float
+    end: float
+
+
+class Lane(NamedTuple):
+    """Work that is done one after another: device and seconds alone."""
+
+    work: tuple[tuple[str, float], ...]
 
 
 @dataclass
-class Run:
-    """A schedule's machine, setting and luck."""
+class Machine:
+    """Devices that slow each other down, and the events so far."""
 
-    setting: Setting
-    machine: Machine
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    slowed: dict[str, float] = field(default_factory=dict)
+    now: float = 0.0
+    events: list[Event] = field(default_factory=list)
 
-    def right(self, drafted: int, chance: float | None = None) -> int:
-        """Draw how many of the drafted tokens stand."""
-        chance = self.setting.chance if chance is None else chance
-        for count in range(drafted):
-            if self.random.random() >= chance:
-                return count
-        return drafted
+    def run(self, *lanes: Lane) -> None:
+        """Run lanes side by side until all have ended."""
+        work = [list(lane.work) for lane in lanes]
+        begun = [self.now] * len(work)
+        while busy := [at for at, each in enumerate(work) if each]:
+            devices = {work[at][0][0] for at in busy}
+            shared = bool(self.slowed) and devices >= self.slowed.keys()
+            slow = {at: self.slowed.get(work[at][0][0], 1.0) if shared else 1.0 for at in busy}
+            after = min(work[at][0][1] * slow[at] for at in busy)
+            for at in busy:
+                device, seconds = work[at][0]
+                left = seconds - after / slow[at]
+                if left > 1e-12:
+                    work[at][0] = device, left
+                    continue
+                del work[at][0]
+                self.events.append(Event(device, begun[at], self.now + after))
+                begun[at] = self.now + after
+            self.now += after
 
 
-def plain(run: Run) -> Generator[int, None, None]:
+class Run(NamedTuple):
+    """A text decoded: seconds, forwards and rows of the target, accepted tokens, and events.
+
+    `waited` counts the drafts that the target waited for.
+    """
+
+    seconds: float
+    tokens: int
+    forwards: int
+    rows: int
+    accepted: int
+    waited: int
+    events: list[Event]
+
+    @property
+    def per_token(self) -> float:
+        return self.seconds / self.tokens
+
+
+class _Decoding:
+    # The text and its machine; `left` is what the request still wants.
+
+    def __init__(self, truth: Truth, costs: Costs) -> None:
+        slowed = dict(zip(("target", "draft"), costs.slowed, strict=True))
+        self.machine = Machine(slowed)
+        self.truth, self.costs = truth, costs
+        self.at = self.forwards = self.rows = self.accepted = self.waited = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.truth.right) - self.at
+
+    def target(self, rows: int, share: float = 1.0) -> Lane:
+        self.rows += rows * (share == 1.0)
+        return Lane((("target", self.costs.target(rows) * share), ("target", self.costs.step)))
+
+    def drafts(self, count: int, first: int = 1, rows: int = 1, factor: float = 1.0) -> Lane:
+        costs = self.costs
+        work = [("draft", costs.draft(max(first, rows)))]
+        work += [("draft", costs.draft(rows) * factor)] * (count - 1)
+        link = (("link", costs.link),) if costs.link else ()
+        return Lane((*link, *work, *link) if count else ())
+
+    def verify(self, drafted: int) -> bool:
+        """Commit what is right of a draft, and one token more; return whether all was right."""
+        found = 0
+        while found < drafted and self.truth.right[self.at + found]:
+            found += 1
+        self.at += found + 1
+        self.accepted += found
+        self.forwards += 1
+        return found == drafted
+
+    def done(self) -> Run:
+        run = self.machine
+        tokens = len(self.truth.right)
+        counts = self.forwards, self.rows, self.accepted, self.waited
+        return Run(run.now, tokens, *counts, run.events)
+
+
+def plain(truth: Truth, costs: Costs, window: int = 0) -> Run:
     """One token a forward."""
-    while True:
-        run.machine.wait(run.machine.start("target", run.setting.target(1)))
-        yield 1
+    run = _Decoding(truth, costs)
+    while run.left:
+        run.machine.run(run.target(1))
+        run.verify(0)
+    return run.done()
 
 
-def sequential(run: Run) -> Generator[int, None, None]:
-    """Draft, then verify."""
-    s = run.setting
-    while True:
-        run.machine.wait(run.machine.start("draft", s.length * s.draft))
-        run.machine.wait(run.machine.start("target", s.target(s.length + 1)))
-        yield run.right(s.length) + 1
+def sequential(truth: Truth, costs: Costs, window: int) -> Run:
+    """Draft, then verify: `dovetail`, with a link between the devices."""
+    return _sequential(truth, costs, window, 1.0)
 
 
-def dovetail(run: Run) -> Generator[int, None, None]:
-    """Draft on one device, verify on another, with a link between."""
-    s = run.setting
-    while True:
-        run.machine.wait(run.machine.start("draft", s.length * s.draft))
-        run.machine.sleep(s.link)
-        run.machine.wait(run.machine.start("target", s.target(s.length + 1)))
-        run.machine.sleep(s.link)
-        yield run.right(s.length) + 1
+def easyspec(truth: Truth, costs: Costs, window: int) -> Run:
+    """The same with cheaper draft tokens behind the first, which reads accepted ones exactly."""
+    return _sequential(truth, costs, window, costs.fuzzy)
 
 
-def pearl(run: Run) -> Generator[int, None, None]:
-    """PEARL with windows: the next window is drafted while the last is verified."""
-    s, pending = run.setting, 0
-    while True:
-        drafting = run.machine.start("draft", s.length * s.draft)
-        verifying = run.machine.start("target", s.target(pending + 1))
-        run.machine.wait(drafting, verifying)
-        right = run.right(pending + 1)  # the window's tokens, and the first of the next
-        if right > pending:
-            yield pending + 1
-            pending = s.length - 1
-        else:
-            yield right + 1
-            pending = 0
+def _sequential(truth: Truth, costs: Costs, window: int, factor: float) -> Run:
+    run, unread = _Decoding(truth, costs), 1
+    while run.left:
+        count, before = min(window, run.left - 1), run.at
+        run.waited += count > 0
+        run.machine.run(run.drafts(count, unread, factor=factor))
+        run.machine.run(run.target(1 + count))
+        whole = run.verify(count)
+        # Calibration reads all committed tokens again, an exact cache the newest alone.
+        unread = run.at - before if factor != 1.0 else 1 + (whole and count > 0)
+    return run.done()
 
 
-def pearl_adaptive(run: Run) -> Generator[int, None, None]:
-    """Drafter `pearl`: drafting ends with the target's forward, or with a window."""
-    s, pending = run.setting, 0
-    while True:
-        verifying = run.machine.start("target", s.target(pending + 1))
-        drafted = 0
-        while not verifying.done and drafted < s.length:
-            run.machine.wait(run.machine.start("draft", s.draft))
-            drafted += 1
-        run.machine.wait(verifying)
-        right = run.right(pending + min(drafted, 1))
-        if right > pending:
-            yield pending + 1
-            pending = drafted - 1
-        else:
-            yield right + 1
-            pending = 0
+def pearl(truth: Truth, costs: Costs, window: int) -> Run:
+    """Draft the next window beside each forward."""
+    run, ahead = _Decoding(truth, costs), 0
+    while run.left:
+        pending = min(ahead, run.left - 1)
+        count = min(window, 2 * window - 1 - ahead, run.left - ahead - 1)
+        run.machine.run(run.target(1 + pending), run.drafts(max(0, count)))
+        whole = run.verify(pending)
+        known = ahead + max(0, count) - pending - 1
+        last = run.at - 1  # the window goes on if its next token is the one that was committed
+        ahead = known if whole and known >= 0 and truth.right[last] else 0
+    return run.done()
 
 
-def mirror(run: Run) -> Generator[int, None, None]:
-    """Mirror-SD: branches behind the early exit's tokens are drafted during the later layers."""
-    s, ready = run.setting, False
-    while True:
+def mirror(truth: Truth, costs: Costs, window: int, branches: int = 1) -> Run:
+    """Draft behind the early exit's guesses while the other layers run."""
+    run, ready = _Decoding(truth, costs), False
+    while run.left:
+        count = min(window, run.left - 1)
         if not ready:
-            run.machine.wait(run.machine.start("draft", s.length * s.draft))
-        whole = s.target(s.length + 1)
-        run.machine.wait(run.machine.start("target", s.exit * whole))
-        branches = run.machine.start("draft", s.length * s.draft)
-        run.machine.wait(run.machine.start("target", (1 - s.exit) * whole))
-        right = run.right(s.length)
-        # Branches hang behind the whole draft: they are of use if it stands.
-        ready = right == s.length and bool(run.random.random() < s.hit)
-        if ready:
-            run.machine.wait(branches)
-        else:
-            run.machine.cancel(branches)
-        yield right + 1
+            run.waited += count > 0
+            run.machine.run(run.drafts(count))
+        head = Lane((("target", costs.head),))
+        run.machine.run(run.target(1 + count, costs.exit))
+        run.machine.run(head)
+        rows = (count + 1) * branches
+        suffix = Lane((("target", costs.target(1 + count) * (1 - costs.exit)),))
+        ahead = run.drafts(window, rows, rows)
+        run.machine.run(suffix, ahead)
+        run.rows += 1 + count
+        whole = run.verify(count)
+        guessed = truth.bonus if whole else truth.correction
+        ready = bool(guessed) and guessed[run.at - 1]
+    return run.done()
 
 
-def easyspec(run: Run) -> Generator[int, None, None]:
-    """EasySpec: fuzzy drafts, and an exact forward over what was accepted to calibrate them."""
-    s = run.setting
-    while True:
-        run.machine.wait(run.machine.start("draft", s.length * s.draft * s.fuzzy + s.draft))
-        run.machine.wait(run.machine.start("target", s.target(s.length + 1)))
-        yield run.right(s.length, s.fuzzy_chance or s.chance) + 1
-
-
-SCHEDULES: dict[str, Schedule] = {
+SCHEDULES: dict[str, Callable[[Truth, Costs, int], Run]] = {
     "plain": plain,
     "sequential": sequential,
-    "Dovetail": dovetail,
-    "PEARL": pearl,
-    "PEARL, adaptive": pearl_adaptive,
-    "Mirror-SD": mirror,
-    "EasySpec": easyspec,
+    "pearl": pearl,
+    "mirror-sd": mirror,
+    "easyspec": easyspec,
+    "dovetail": sequential,
 }
 
 
-def seconds_per_token(
-    schedule: Schedule,
-    setting: Setting,
-    *,
-    slowdown: Mapping[str, float] | None = None,
-    tokens: int = 20_000,
-) -> float:
-    """Simulate so many tokens and return the mean time of one."""
-    run = Run(setting, Machine(slowdown))
-    done = 0
-    for count in schedule(run):
-        done += count
-        if done >= tokens:
-            break
-    return run.machine.now / done
+def best(
+    name: str, truth: Truth, costs: Costs, windows: Sequence[int] = range(1, 17)
+) -> tuple[int, Run]:
+    """Return the window with the least time, and its run. Raises InvalidOption."""
+    if name not in SCHEDULES:
+        raise InvalidOption(f"schedule {name!r} is unknown: use {', '.join(SCHEDULES)}")
+    runs = {window: SCHEDULES[name](truth, costs, window) for window in windows}
+    return min(runs.items(), key=lambda each: each[1].seconds)
 
 
-def best_length(
-    schedule: Schedule,
-    setting: Setting,
-    *,
-    slowdown: Mapping[str, float] | None = None,
-    longest: int = 16,
-) -> tuple[int, float]:
-    """Return the draft length of least time per token, and that time."""
-    found = [
-        (seconds_per_token(schedule, replace(setting, length=n), slowdown=slowdown, tokens=4000), n)
-        for n in range(1, longest + 1)
-    ]
-    seconds, length = min(found)
-    return length, seconds
+# Closed forms: seconds per token of a long text whose drafted tokens are right with probability
+# `right`, independently.
+
+
+def sequential_limit(right: float, costs: Costs, window: int) -> float:
+    """Return (window drafts + a forward) / (1 + a + ... + a^window), with draft forwards alike."""
+    tokens = sum(right**power for power in range(window + 1))
+    return (window * costs.draft(1) + costs.target(window + 1) + costs.step) / tokens
+
+
+def pearl_limit(right: float, costs: Costs, window: int) -> float:
+    """Return the same of PEARL, whose steps are a Markov chain: pre-verify and post-verify.
+
+    Pre-verify becomes post-verify with probability a and commits one token; post-verify stays with
+    a^window and commits 1 + a + ... + a^(window - 1).
+    """
+    ahead = window * costs.draft(1)
+    before = max(costs.target(1) + costs.step, ahead)
+    after = max(costs.target(window) + costs.step, ahead)
+    stays = right**window
+    if stays == 1.0:
+        return after / window
+    share = right / (1 - stays + right)  # of steps that are post-verify
+    tokens = (1 - share) + share * (1 - stays) / (1 - right if right < 1 else 1)
+    return ((1 - share) * before + share * after) / tokens

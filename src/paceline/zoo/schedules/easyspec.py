@@ -1,0 +1,106 @@
+"""EasySpec (Wu et al. 2025, arXiv:2502.02493): layers of the draft model side by side.
+
+The attention of a group of layers reads the group's input, so that several devices can run it at
+once; feed-forward blocks stay one after another. What was cached that way is taken back after
+verification, and accepted tokens are read exactly (calibration). One device gains nothing by it:
+drafts are real here, their time is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import Any, ClassVar, cast
+
+from paceline.core.options import require
+from paceline.core.target import Block, BlockTarget, Target
+from paceline.core.types import Budget, LogitArray, TokenTree
+from paceline.errors import RuntimeUnavailable
+from paceline.sampling.sequence import Sequence
+from paceline.zoo.schedules.drafting import Ask, Chains, Scheduled, Text, Worker
+
+
+class FuzzyChains(Chains):
+    """Draft the first token of a chain exactly, the others with grouped layers.
+
+    `group` layers share their attention's input. Before each chain the cache is calibrated.
+    """
+
+    def __init__(self, model: Target, recent: int = 256, group: int = 2) -> None:
+        """Bind a model that runs its layers alone.
+
+        Raises:
+            RuntimeUnavailable: it cannot.
+        """
+        super().__init__(model, recent)
+        if not model.capabilities.blocks:
+            raise RuntimeUnavailable(
+                "drafter 'easyspec' runs layers of the draft model alone, which runtime "
+                f"'{model.capabilities.runtime}' cannot: use runtime cpu or torch"
+            )
+        self.group = group
+        self._blocks = cast(BlockTarget, model)
+        self._layers = int(cast(Any, model).config.layers)
+
+    def _cut(self, text: Text, length: int) -> None:
+        super()._cut(text, min(length, text.exact))
+
+    def _follow(self, ask: Ask) -> Text:
+        text = super()._follow(ask)
+        text.exact, text.begins = text.cache.length, True
+        return text
+
+    def _logits(self, texts: List[Text]) -> list[LogitArray]:
+        fresh = [each for each in texts if each.begins]
+        logits = dict(zip(map(id, fresh), super()._logits(fresh), strict=True)) if fresh else {}
+        for each in fresh:
+            logits[id(each)] = logits[id(each)].copy()
+            each.exact, each.begins = each.cache.length, False
+        for each in texts:
+            if id(each) not in logits:
+                logits[id(each)] = self._fuzzy(each)
+        return [logits[id(each)] for each in texts]
+
+    def _fuzzy(self, text: Text) -> LogitArray:
+        def run(inputs: LogitArray | None, *layers: Any) -> LogitArray:
+            block = Block.chain(text.cache, text.tokens[-1:], inputs)
+            return self._blocks.forward_blocks([block], layers, False)[0].state.copy()
+
+        state = run(None)
+        for first in range(0, self._layers, self.group):
+            group = range(first, min(first + self.group, self._layers))
+            # The first layer's input is its own; of the others the attention is added later.
+            shared = [run(state, (layer, "attention")) for layer in group]
+            given, state = state, run(shared[0], (first, "feed-forward"))
+            for layer, output in zip(group[1:], shared[1:], strict=True):
+                state = run(state + (output - given), (layer, "feed-forward"))
+        block = Block.chain(text.cache, text.tokens[-1:], state)
+        [found] = self._blocks.forward_blocks([block], ())
+        out: LogitArray = found.logits[-1].copy()
+        self.model.keep(text.cache, 0, (0,))
+        return out
+
+
+class EasySpec(Scheduled):
+    """Draft with grouped layers, then verify."""
+
+    name: ClassVar[str] = "easyspec"
+    apart = False
+
+    def __init__(
+        self, worker: Worker, *, coupled: bool = True, window: int = 4, group: int = 2
+    ) -> None:
+        """Bind a worker with `FuzzyChains` of the same `group`.
+
+        Raises:
+            InvalidOption: a value is below 1.
+        """
+        super().__init__(worker, coupled=coupled, window=window)
+        require(group >= 1, "group", group, "1 or more")
+
+    @classmethod
+    def _chains(cls, model: Target, recent: int, chosen: dict[str, Any]) -> Chains:
+        return FuzzyChains(model, recent, chosen.get("group", 2))
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        self._settle()
+        return self._sequential(sequences, budgets)
