@@ -28,6 +28,7 @@ from paceline.errors import InvalidOption, ModelError
 from paceline.serving.app import Service
 from paceline.serving.logs import JsonLines, request_id, set_up
 from paceline.serving.model import ServedModel
+from paceline.serving.plan import Plan, plan_completion
 from paceline.serving.server import bind, run, serve
 from paceline.serving.settings import Settings
 from paceline.serving.worker import ENDED
@@ -376,6 +377,40 @@ def test_an_engine_whose_thread_ends_is_told_to_all() -> None:
         assert (health.status_code, health.json()) == (503, {"status": ENDED})
         assert (await http.post(TEXTS, json=LONG)).status_code == 503
         assert service.idle
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(living(Settings(port=0), served, act))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_leave_before_they_are_tokenised_hold_nothing(
+    monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    go, begun = threading.Event(), []
+
+    def plan(*arguments: Any) -> Plan:
+        begun.append(arguments)
+        go.wait(30)
+        return plan_completion(*arguments)
+
+    monkeypatch.setattr("paceline.serving.app.plan_completion", plan)
+
+    async def act(service: Service, http: httpx.AsyncClient) -> None:
+        while service.gate.closed is not None:
+            await asyncio.sleep(0.001)
+        count = service.gate.most
+        bodies = [LONG | {"stream": stream}] * count
+        asked = [asyncio.ensure_future(http.post(TEXTS, json=body)) for body in bodies]
+        while service.gate.sequences < count:
+            await asyncio.sleep(0.001)
+        for each in asked:
+            each.cancel()
+        while not service.idle:
+            await asyncio.sleep(0.001)
+        held = len(begun)
+        go.set()
+        assert (await http.post(TEXTS, json=LONG)).json()["choices"][0]["text"] == alone(LONG)
+        assert len(begun) == held + 1 < count
         os.kill(os.getpid(), signal.SIGTERM)
 
     asyncio.run(living(Settings(port=0), served, act))

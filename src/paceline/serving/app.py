@@ -176,7 +176,9 @@ class Exchange:
         headers = headers if ignored else {}
         model = service.asked_for(body.model)
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
-        planned = await asyncio.to_thread(plan, model, body)
+        # Many may wait for a thread: those whose client leaves meanwhile give their place back.
+        planning = asyncio.to_thread(plan, model, body)
+        planned = await http.unless_gone(self.request.receive, planning)
         self.ticket.hold(
             len(planned.prompts) * planned.n, sum(len(each.tokens) for each in planned.prompts)
         )

@@ -272,8 +272,8 @@ def main() -> None:
             COMPARED,
             compared(facts),
             f"{len(facts['texts'])} greedy texts of {facts['tokens']} tokens, by turns, on two "
-            "cores that many jobs share; every text is that of plain decoding. Each step counts with "
-            "the fastest of its turns. Costs were measured between the turns.",
+            "cores that many jobs share; every text is that of plain decoding. Each step counts "
+            "with the fastest of its turns. Costs were measured between the turns.",
         ),
         "schedules-simulated": (
             f"Schedules on machines that are not here, simulated: {pair}",
