@@ -15,7 +15,7 @@ from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.families import family_of
 
-_KINDS = get_args(Attention)
+_KINDS = tuple(kind for kind in get_args(Attention) if kind != "causal")  # which mask rows have
 _RULES = {
     "mask": "a token id, 0 or more",
     "attention": " or ".join(_KINDS),
