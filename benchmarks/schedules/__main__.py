@@ -273,7 +273,8 @@ def main() -> None:
             compared(facts),
             f"{len(facts['texts'])} greedy texts of {facts['tokens']} tokens, by turns, on two "
             "cores that many jobs share; every text is that of plain decoding. Each step counts "
-            "with the fastest of its turns. Costs were measured between the turns.",
+            "with the fastest of its turns. Costs were measured between the turns. Processor "
+            "seconds of both models are joined as the schedule overlaps them.",
         ),
         "schedules-simulated": (
             f"Schedules on machines that are not here, simulated: {pair}",
@@ -301,7 +302,8 @@ def main() -> None:
     for name, (title, columns, rows, note) in tables.items():
         print(f"\n{title}\n{table(columns, rows)}")
         if args.data is not None:
-            command = "python -m benchmarks.schedules TARGET DRAFT --facts FILE"
+            sizes = f"--tokens {facts['tokens']} --prompts {len(facts['texts'])}"
+            command = f"python -m benchmarks.schedules TARGET DRAFT --facts FILE {sizes}"
             record(args.data / f"{name}.json", title, "schedules", command, columns, rows, note)
 
 
