@@ -14,7 +14,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from time import perf_counter, process_time
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
@@ -166,22 +166,8 @@ class Chains:
         return max(0, self.model.capabilities.max_context - len(text.tokens))
 
 
-class Worker(Protocol):
-    """Where chains are drafted. `receive` follows every `send`."""
-
-    def open(
-        self, id: int, tokens: List[int], prompt: int, params: SamplingParams, draws: Randomness
-    ) -> None: ...
-
-    def send(self, asks: List[Ask]) -> None: ...
-
-    def receive(self) -> Reply: ...
-
-    def close(self, id: int) -> None: ...
-
-
 class Here:
-    """Draft in the process of the target, at `receive`."""
+    """Draft in the process of the target, at `receive`, which follows every `send`."""
 
     def __init__(self, chains: Chains) -> None:
         self._asks: List[Ask] = ()
@@ -208,10 +194,8 @@ class Process:
         its.close()
         self.stop = weakref.finalize(self, _end, self._pipe, self._child)
 
-    def open(
-        self, id: int, tokens: List[int], prompt: int, params: SamplingParams, draws: Randomness
-    ) -> None:
-        self._call("open", id, tokens, prompt, params, draws)
+    def open(self, *given: Any) -> None:
+        self._call("open", *given)
         self._answer()
 
     def send(self, asks: List[Ask]) -> None:
@@ -267,6 +251,9 @@ def _serve(chains: Chains, theirs: Connection, pipe: Connection) -> None:
             except Exception as error:
                 answer = error
             pipe.send(answer)
+
+
+Worker = Here | Process
 
 
 class Scheduled(Drafter):
