@@ -393,7 +393,7 @@ def test_options() -> None:
     def made(kind: type[Scheduled], **options: str) -> Any:
         return kind.create(replace(context, options=options))
 
-    drafter = made(Pearl, window="5", threads="1", recent="20", process="false")
+    drafter = made(Pearl, window="5", threads="1", process="false")
     assert isinstance(drafter.worker, Here)
     assert drafter._window == 5
     assert made(EasySpec, group="3").worker._chains.group == 3

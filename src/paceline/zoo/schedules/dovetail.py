@@ -6,11 +6,8 @@ a processor verifies costs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as List
 from typing import ClassVar
 
-from paceline.core.types import Budget, TokenTree
-from paceline.sampling.sequence import Sequence
 from paceline.zoo.schedules.drafting import Scheduled
 
 
@@ -18,7 +15,3 @@ class Dovetail(Scheduled):
     """Draft elsewhere, then verify here."""
 
     name: ClassVar[str] = "dovetail"
-
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        self._settle()
-        return self._sequential(sequences, budgets)

@@ -14,7 +14,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from time import perf_counter, process_time
-from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
@@ -166,22 +166,8 @@ class Chains:
         return max(0, self.model.capabilities.max_context - len(text.tokens))
 
 
-class Worker(Protocol):
-    """Where chains are drafted. `receive` follows every `send`."""
-
-    def open(
-        self, id: int, tokens: List[int], prompt: int, params: SamplingParams, draws: Randomness
-    ) -> None: ...
-
-    def send(self, asks: List[Ask]) -> None: ...
-
-    def receive(self) -> Reply: ...
-
-    def close(self, id: int) -> None: ...
-
-
 class Here:
-    """Draft in the process of the target, at `receive`."""
+    """Draft in the process of the target, at `receive`, which follows every `send`."""
 
     def __init__(self, chains: Chains) -> None:
         self._asks: List[Ask] = ()
@@ -204,17 +190,12 @@ class Process:
         self._pipe = mine
         self._child = fork.Process(target=_serve, args=(chains, mine, its), daemon=True)
         self._child.start()
+        self.pid = self._child.pid
         its.close()
-        self._end = weakref.finalize(self, _end, self._pipe, self._child)
+        self.stop = weakref.finalize(self, _end, self._pipe, self._child)
 
-    @property
-    def pid(self) -> int | None:
-        return self._child.pid
-
-    def open(
-        self, id: int, tokens: List[int], prompt: int, params: SamplingParams, draws: Randomness
-    ) -> None:
-        self._call("open", id, tokens, prompt, params, draws)
+    def open(self, *given: Any) -> None:
+        self._call("open", *given)
         self._answer()
 
     def send(self, asks: List[Ask]) -> None:
@@ -227,10 +208,6 @@ class Process:
         with contextlib.suppress(EngineFailed):  # there is nothing left to close
             self._call("close", id)
             self._answer()
-
-    def stop(self) -> None:
-        """End the process now."""
-        self._end()
 
     def _call(self, *message: Any) -> None:
         try:
@@ -276,8 +253,11 @@ def _serve(chains: Chains, theirs: Connection, pipe: Connection) -> None:
             pipe.send(answer)
 
 
+Worker = Here | Process
+
+
 class Scheduled(Drafter):
-    """Chains of a draft model, drafted by a `Worker`; a subclass says when."""
+    """Chains of a draft model, drafted by a `Worker` before each forward; subclasses overlap."""
 
     apart: ClassVar[bool] = True  # whether there is a process unless it is declined
 
@@ -302,25 +282,43 @@ class Scheduled(Drafter):
     def create(cls, context: DrafterContext) -> Self:
         """Load the draft model, and start its process.
 
-        Options: `threads` of the draft model; `recent` tokens that it reads of a prompt; `process`
-        false drafts in the target's own process; and those of the constructor.
+        Options: `threads` of the draft model; `process` false drafts in the target's own process;
+        and those of the constructor.
 
         Raises:
             InvalidOption: an option is unknown or out of range.
             RuntimeUnavailable: the draft model's runtime cannot be forked.
         """
-        mine = {"threads", "recent", "process"}
-        rest = {key: text for key, text in context.options.items() if key not in mine}
-        given = ("worker", "coupled", *cls._given)
-        chosen = arguments(cls, "drafter", rest, *given)
-        own = {key: text for key, text in context.options.items() if key in mine}
-        place, model = _Place(**arguments(_Place, "drafter", own)), context.draft_model()
-        worker = place.worker(cls._chains(model, place.recent, chosen), cls)
+        options = dict(context.options)
+        place = {str(key): options.pop(key) for key in ("threads", "process") if key in options}
+        chosen = arguments(cls, "drafter", options, "worker", "coupled", *cls._given)
+        worker = cls._worker(context, chosen, **arguments(_Place, "drafter", place))
         return cls(worker, coupled=context.gumbel_coupled, **cls._parts(context), **chosen)
 
     @classmethod
-    def _chains(cls, model: Target, recent: int, chosen: dict[str, Any]) -> Chains:
-        return Chains(model, recent)
+    def _worker(
+        cls, context: DrafterContext, chosen: dict[str, Any], threads: int = 0, process: bool = True
+    ) -> Worker:
+        require(threads >= 0, "threads", threads, "0 (all) or more")
+        model = context.draft_model()
+        runtime = model.capabilities.runtime
+        if threads and runtime != "cpu":
+            raise InvalidOption(f"option threads is for runtime cpu, not {runtime}: leave it out")
+        if threads:
+            model.threads = usable_threads(threads)  # type: ignore[attr-defined]
+        chains = cls._chains(model, chosen)
+        if not (cls.apart and process):
+            return Here(chains)
+        if runtime not in ("cpu", "tabular"):
+            raise RuntimeUnavailable(
+                f"drafter '{cls.name}' forks a process for its draft model, which runtime "
+                f"'{runtime}' does not survive: use runtime cpu, or {cls.name}:process=false"
+            )
+        return Process(chains)
+
+    @classmethod
+    def _chains(cls, model: Target, chosen: dict[str, Any]) -> Chains:
+        return Chains(model)
 
     # Arguments of the constructor that are not options.
     _given: ClassVar[tuple[str, ...]] = ()
@@ -354,15 +352,16 @@ class Scheduled(Drafter):
         return self.worker.receive()
 
     def _settle(self) -> None:
-        """Take what was sent for, since calls go one after another."""
+        # Calls go one after another.
         self._receive()
 
     def _draft(self, tokens: List[int], budget: Budget) -> TokenTree:
         most = min(budget.nodes, budget.depth)
         return trees.chain(list(tokens[:most]), self.name) if tokens and most else trees.EMPTY
 
-    def _sequential(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        # Asks, and waits.
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        """Ask, and wait."""
+        self._settle()
         counts = [min(self._window, each.nodes, each.depth) for each in budgets]
         pairs = zip(sequences, counts, strict=True)
         self._send([Ask(s.id, tuple(s.tokens), count) for s, count in pairs if count])
@@ -375,25 +374,7 @@ class Scheduled(Drafter):
 
 
 class _Place:
+    # Options of every schedule, for their types.
     name = "schedule"
 
-    def __init__(self, threads: int = 0, recent: int = 256, process: bool = True) -> None:
-        require(threads >= 0, "threads", threads, "0 (all) or more")
-        require(recent >= 1, "recent", recent, "1 or more")
-        self.recent = recent
-        self._threads, self._process = threads, process
-
-    def worker(self, chains: Chains, kind: type[Scheduled]) -> Worker:
-        model = chains.model
-        facts = model.capabilities
-        if self._threads:
-            if facts.runtime != "cpu":
-                raise InvalidOption(f"option threads is for runtime cpu, not {facts.runtime}")
-            model.threads = usable_threads(self._threads)  # type: ignore[attr-defined]
-        apart = kind.apart and self._process
-        if apart and facts.runtime not in ("cpu", "tabular"):
-            raise RuntimeUnavailable(
-                f"drafter '{kind.name}' forks a process for its draft model, which runtime "
-                f"'{facts.runtime}' does not survive: use runtime cpu, or {kind.name}:process=false"
-            )
-        return Process(chains) if apart else Here(chains)
+    def __init__(self, threads: int = 0, process: bool = True) -> None: ...

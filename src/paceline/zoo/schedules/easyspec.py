@@ -13,9 +13,8 @@ from typing import Any, ClassVar, cast
 
 from paceline.core.options import require
 from paceline.core.target import Block, BlockTarget, Target
-from paceline.core.types import Budget, LogitArray, TokenTree
+from paceline.core.types import LogitArray
 from paceline.errors import RuntimeUnavailable
-from paceline.sampling.sequence import Sequence
 from paceline.zoo.schedules.drafting import Ask, Chains, Scheduled, Text, Worker
 
 
@@ -98,9 +97,5 @@ class EasySpec(Scheduled):
         require(group >= 1, "group", group, "1 or more")
 
     @classmethod
-    def _chains(cls, model: Target, recent: int, chosen: dict[str, Any]) -> Chains:
-        return FuzzyChains(model, recent, chosen.get("group", 2))
-
-    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        self._settle()
-        return self._sequential(sequences, budgets)
+    def _chains(cls, model: Target, chosen: dict[str, Any]) -> Chains:
+        return FuzzyChains(model, group=chosen.get("group", 2))

@@ -78,7 +78,6 @@ class Mirror(Scheduled):
         return {"target": context.layered, "layers": context.source.config.layers}
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        self._settle()
         self._running = {id(each.cache): each for each in sequences}
         drafts: list[TokenTree | None] = []
         for sequence, budget in zip(sequences, budgets, strict=True):
@@ -89,7 +88,7 @@ class Mirror(Scheduled):
         waited = sum(budgets[at].depth > 0 for at in left)
         self.misses += waited
         self.hits += sum(each.depth > 0 for each in budgets) - waited
-        made = self._sequential([sequences[at] for at in left], [budgets[at] for at in left])
+        made = super().propose([sequences[at] for at in left], [budgets[at] for at in left])
         for at, draft in zip(left, made, strict=True):
             drafts[at] = draft
         return [each for each in drafts if each is not None]

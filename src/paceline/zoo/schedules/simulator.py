@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.errors import InvalidOption
-
 
 @dataclass(frozen=True)
 class Curve:
@@ -88,10 +86,8 @@ class Event(NamedTuple):
     end: float
 
 
-class Lane(NamedTuple):
-    """Work that is done one after another: device and seconds alone."""
-
-    work: tuple[tuple[str, float], ...]
+# Work that is done one after another: device and seconds alone.
+Lane = tuple[tuple[str, float], ...]
 
 
 @dataclass
@@ -104,7 +100,7 @@ class Machine:
 
     def run(self, *lanes: Lane) -> None:
         """Run lanes side by side until all have ended."""
-        work = [list(lane.work) for lane in lanes]
+        work = [list(lane) for lane in lanes]
         begun = [self.now] * len(work)
         while busy := [at for at, each in enumerate(work) if each]:
             devices = {work[at][0][0] for at in busy}
@@ -157,14 +153,14 @@ class _Decoding:
 
     def target(self, rows: int, share: float = 1.0) -> Lane:
         self.rows += rows * (share == 1.0)
-        return Lane((("target", self.costs.target(rows) * share), ("target", self.costs.step)))
+        return (("target", self.costs.target(rows) * share), ("target", self.costs.step))
 
     def drafts(self, count: int, first: int = 1, rows: int = 1, factor: float = 1.0) -> Lane:
         costs = self.costs
         work = [("draft", costs.draft(max(first, rows)))]
         work += [("draft", costs.draft(rows) * factor)] * (count - 1)
         link = (("link", costs.link),) if costs.link else ()
-        return Lane((*link, *work, *link) if count else ())
+        return (*link, *work, *link) if count else ()
 
     def verify(self, drafted: int) -> bool:
         """Commit what is right of a draft, and one token more; return whether all was right."""
@@ -193,25 +189,16 @@ def plain(truth: Truth, costs: Costs, window: int = 0) -> Run:
 
 
 def sequential(truth: Truth, costs: Costs, window: int) -> Run:
-    """Draft, then verify: `dovetail`, with a link between the devices."""
-    return _sequential(truth, costs, window, 1.0)
-
-
-def easyspec(truth: Truth, costs: Costs, window: int) -> Run:
-    """The same with cheaper draft tokens behind the first, which reads accepted ones exactly."""
-    return _sequential(truth, costs, window, costs.fuzzy)
-
-
-def _sequential(truth: Truth, costs: Costs, window: int, factor: float) -> Run:
+    """Draft, then verify: `dovetail` with a link between the devices, `easyspec` if fuzzy."""
     run, unread = _Decoding(truth, costs), 1
     while run.left:
         count, before = min(window, run.left - 1), run.at
         run.waited += count > 0
-        run.machine.run(run.drafts(count, unread, factor=factor))
+        run.machine.run(run.drafts(count, unread, factor=costs.fuzzy))
         run.machine.run(run.target(1 + count))
         whole = run.verify(count)
         # Calibration reads all committed tokens again, an exact cache the newest alone.
-        unread = run.at - before if factor != 1.0 else 1 + (whole and count > 0)
+        unread = run.at - before if costs.fuzzy != 1.0 else 1 + (whole and count > 0)
     return run.done()
 
 
@@ -237,11 +224,9 @@ def mirror(truth: Truth, costs: Costs, window: int, branches: int = 1) -> Run:
         if not ready:
             run.waited += count > 0
             run.machine.run(run.drafts(count))
-        head = Lane((("target", costs.head),))
-        run.machine.run(run.target(1 + count, costs.exit))
-        run.machine.run(head)
+        run.machine.run((*run.target(1 + count, costs.exit), ("target", costs.head)))
         rows = (count + 1) * branches
-        suffix = Lane((("target", costs.target(1 + count) * (1 - costs.exit)),))
+        suffix = (("target", costs.target(1 + count) * (1 - costs.exit)),)
         ahead = run.drafts(window, rows, rows)
         run.machine.run(suffix, ahead)
         run.rows += 1 + count
@@ -256,43 +241,4 @@ SCHEDULES: dict[str, Callable[[Truth, Costs, int], Run]] = {
     "sequential": sequential,
     "pearl": pearl,
     "mirror-sd": mirror,
-    "easyspec": easyspec,
-    "dovetail": sequential,
 }
-
-
-def best(
-    name: str, truth: Truth, costs: Costs, windows: Sequence[int] = range(1, 17)
-) -> tuple[int, Run]:
-    """Return the window with the least time, and its run. Raises InvalidOption."""
-    if name not in SCHEDULES:
-        raise InvalidOption(f"schedule {name!r} is unknown: use {', '.join(SCHEDULES)}")
-    runs = {window: SCHEDULES[name](truth, costs, window) for window in windows}
-    return min(runs.items(), key=lambda each: each[1].seconds)
-
-
-# Closed forms: seconds per token of a long text whose drafted tokens are right with probability
-# `right`, independently.
-
-
-def sequential_limit(right: float, costs: Costs, window: int) -> float:
-    """Return (window drafts + a forward) / (1 + a + ... + a^window), with draft forwards alike."""
-    tokens = sum(right**power for power in range(window + 1))
-    return (window * costs.draft(1) + costs.target(window + 1) + costs.step) / tokens
-
-
-def pearl_limit(right: float, costs: Costs, window: int) -> float:
-    """Return the same of PEARL, whose steps are a Markov chain: pre-verify and post-verify.
-
-    Pre-verify becomes post-verify with probability a and commits one token; post-verify stays with
-    a^window and commits 1 + a + ... + a^(window - 1).
-    """
-    ahead = window * costs.draft(1)
-    before = max(costs.target(1) + costs.step, ahead)
-    after = max(costs.target(window) + costs.step, ahead)
-    stays = right**window
-    if stays == 1.0:
-        return after / window
-    share = right / (1 - stays + right)  # of steps that are post-verify
-    tokens = (1 - share) + share * (1 - stays) / (1 - right if right < 1 else 1)
-    return ((1 - share) * before + share * after) / tokens

@@ -1,6 +1,6 @@
 """Measure schedules on a pair of models, compare the simulator with it, and ask it for others.
 
-python -m paceline.zoo.schedules TARGET DRAFT --facts FILE --data docs/results/data
+python -m benchmarks.schedules TARGET DRAFT --facts FILE --data docs/results/data
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
+from benchmarks.schedules.machines import GOAL, asked, chance, self_speculation
+from benchmarks.schedules.measuring import curve, joined, side_by_side, truth_of
 
 from paceline.core.target import Target
 from paceline.core.types import SamplingParams
@@ -30,8 +32,6 @@ from paceline.verifiers.matching import Coupled
 from paceline.zoo.schedules.dovetail import Dovetail
 from paceline.zoo.schedules.drafting import Chains, Here, Process, Reply
 from paceline.zoo.schedules.easyspec import EasySpec, FuzzyChains
-from paceline.zoo.schedules.machines import GOAL, asked, chance, self_speculation
-from paceline.zoo.schedules.measuring import curve, joined, side_by_side, truth_of
 from paceline.zoo.schedules.mirror import Mirror
 from paceline.zoo.schedules.pearl import Pearl
 from paceline.zoo.schedules.simulator import SCHEDULES, Costs, Curve, Truth
@@ -243,7 +243,7 @@ def _spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="paceline.zoo.schedules", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.schedules", description=__doc__)
     parser.add_argument("target")
     parser.add_argument("draft")
     parser.add_argument("--facts", type=Path, required=True, help="what was measured; made first")
@@ -264,7 +264,7 @@ def main() -> None:
     truth = joined([Truth(**each["truth"]) for each in facts["texts"]])
     counts = {int(group): each for group, each in facts.get("easyspec", {}).items()}
     right = {g: chance((f + accepted) / f, 3) for g, (f, _, accepted) in counts.items()}
-    fuzzily = Truth.drawn(20_000, right[2]) if right else None
+    fuzzily = (Truth.drawn(5000, right[1]), Truth.drawn(5000, right[2])) if right else None
     pair = f"{Path(args.target).stem}, drafted by {Path(args.draft).stem}"
     tables: dict[str, tuple[str, List[str], list[list[Cell]], str]] = {
         "schedules-measured": (
@@ -273,14 +273,15 @@ def main() -> None:
             compared(facts),
             f"{len(facts['texts'])} greedy texts of {facts['tokens']} tokens, by turns, on two "
             "cores that many jobs share; every text is that of plain decoding. Each step counts "
-            "with the fastest of its turns. Costs were measured between the turns.",
+            "with the fastest of its turns. Costs were measured between the turns. Processor "
+            "seconds of both models are joined as the schedule overlaps them.",
         ),
         "schedules-simulated": (
             f"Schedules on machines that are not here, simulated: {pair}",
             ("assumed machine", "schedule", "window", "speed over plain"),
             asked(one, truth, fuzzily),
-            "Costs of one thread are measured, those of machines assumed: 8 cores are 8 (6 and 2) "
-            "times a core, a GPU of 3.35 TB/s takes 20 µs a layer and reads 2 bytes a weight, "
+            "Costs of one thread are measured, those of machines assumed: 8 cores are eight "
+            "times one, a GPU of 3.35 TB/s takes 20 µs a layer and reads 2 bytes a weight, "
             "guesses of half the layers are those measured.",
         ),
         "schedules-self": (
@@ -301,7 +302,8 @@ def main() -> None:
     for name, (title, columns, rows, note) in tables.items():
         print(f"\n{title}\n{table(columns, rows)}")
         if args.data is not None:
-            command = "python -m paceline.zoo.schedules TARGET DRAFT --facts FILE"
+            sizes = f"--tokens {facts['tokens']} --prompts {len(facts['texts'])}"
+            command = f"python -m benchmarks.schedules TARGET DRAFT --facts FILE {sizes}"
             record(args.data / f"{name}.json", title, "methods", command, columns, rows, note)
 
 
