@@ -29,6 +29,7 @@ TEXTS = r"match_regex|is_not_found|content\b.* in |prompt_n|_tokens'?\]? =="
 
 NAMES = ("tinyllama-2", "gpt-4.1", "davinci-002", "gpt-3.5-turbo-instruct", "facebook/opt-125m")
 NAMES += ("HuggingFaceH4/zephyr-7b-beta", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B-Instruct")
+NAMES += ("Qwen/Qwen2-1.5B-Instruct", "Qwen/Qwen3-1.7B")
 TESTS = {
     "llama.cpp": ["unit"],
     "vllm": [
@@ -50,6 +51,7 @@ TESTS = {
             "test_tool_choice_content_none",
         )
     ],
+    "vllm-invariance": ["tests/v1/determinism/test_online_batch_invariance.py"],
 }
 """What is run by default: of vLLM, what asks a server of text."""
 
@@ -87,6 +89,27 @@ class RemoteOpenAIServer:
         return openai.AsyncOpenAI(
             base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **options
         )
+"""
+
+
+# In place of that folder's utils.py, which asks for a GPU: the prompts are drawn by its function.
+INVARIANCE = """
+import ast
+import os
+import random
+
+BACKENDS = [f"time {number}" for number in range(20)]
+TEST_MODEL = "Qwen/Qwen3-1.7B"
+
+
+def skip_if_not_cuda_alike(test):
+    return test
+
+
+with open(os.environ["VLLM_UTILS"]) as _file:
+    _tree = ast.parse(_file.read())
+_tree.body = [each for each in _tree.body if getattr(each, "name", "") == "_random_prompt"]
+exec(compile(_tree, _file.name, "exec"))
 """
 
 
@@ -129,15 +152,20 @@ def read(report: Path) -> list[Case]:
 
 
 def prepared(suite: str, folder: Path, place: Path) -> Path:
-    """Return where to run a suite: a folder of links, with our helper, for vLLM's."""
-    if suite != "vllm":
+    """Return where to run a suite: a folder of links, with our helpers, for vLLM's."""
+    if suite == "llama.cpp":
         return folder
     tests = place / "tests"
     tests.mkdir()
     (tests / "__init__.py").touch()
     (tests / "utils.py").write_text(UTILS)
     (tests / "entrypoints").symlink_to((folder / "entrypoints").resolve())
-    (place / "pytest.ini").write_text("[pytest]\n")
+    own = tests / "v1" / "determinism"
+    own.mkdir(parents=True)
+    (own / "utils.py").write_text(INVARIANCE)
+    name = "test_online_batch_invariance.py"
+    (own / name).symlink_to((folder / "v1" / "determinism" / name).resolve())
+    (place / "pytest.ini").write_text("[pytest]\npythonpath = . tests/v1/determinism\n")
     return place
 
 
@@ -157,6 +185,7 @@ def main() -> None:
         parser.error("give the suite's folder and --python")
     environment = os.environ | {"DEBUG_EXTERNAL": "1", "PORT": arguments.port}
     environment |= {"HF_HUB_OFFLINE": "1"}
+    environment["VLLM_UTILS"] = str(arguments.folder.resolve() / "v1" / "determinism" / "utils.py")
     environment.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
