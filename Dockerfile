@@ -7,8 +7,8 @@ RUN python -m venv /opt/paceline \
 
 FROM python:3.12-slim
 COPY --from=build /opt/paceline /opt/paceline
-RUN useradd --create-home paceline && mkdir /cache && chown paceline /cache
-USER paceline
+RUN useradd --create-home --uid 1000 paceline && mkdir /cache && chown paceline /cache
+USER 1000
 ENV PATH=/opt/paceline/bin:$PATH PACELINE_CACHE=/cache PYTHONUNBUFFERED=1
 VOLUME /cache
 EXPOSE 8000

@@ -171,7 +171,7 @@ def drawn(count: int, seed: int, tokens: int) -> Iterator[Case]:
 def tools(folder: Path, count: int, tokens: int) -> Iterator[Case]:
     """Yield requests of BFCL for calls of its tools, in turn from its files of single turns."""
     names = ("simple_python", "multiple", "parallel", "live_multiple")
-    files = [sorted(folder.glob(f"BFCL_v*_{name}.json")) for name in names]
+    files = [sorted(folder.glob(f"BFCL_v?_{name}.json")) for name in names]
     lines = [found[0].read_text("utf-8").splitlines() for found in files if found]
     for number in range(count):
         row = json.loads(lines[number % len(lines)][number // len(lines)])

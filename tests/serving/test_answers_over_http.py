@@ -219,7 +219,7 @@ def test_a_tool_is_called_where_one_must_be() -> None:
     named = {"type": "function", "function": {"name": "add"}}
 
     async def asks(client: Client) -> None:
-        for choice in ("required", named):
+        for choice in ("required", "any", named):
             fields = {"tool_choice": choice, "parallel_tool_calls": False}
             answer = await client.ask(CHATS, body | fields)
             [found] = answer["choices"]
@@ -236,6 +236,28 @@ def test_a_tool_is_called_where_one_must_be() -> None:
         assert error["param"] == "tool_choice"
 
     run(asks, engines.make(engines.Target(max_context=2000)))
+
+
+def test_a_template_that_reads_tools_shows_them() -> None:
+    template = (
+        engines.TOKENIZER.chat_template or ""
+    ) + "{% for tool in tools or [] %}{{ tool }}{% endfor %}"
+    core = engines.TOKENIZER.core
+    tokenizer = Tokenizer(core, eos_token_ids=(engines.EOS,), chat_template=template)
+
+    async def asks(client: Client) -> None:
+        bodies = (CHAT, CHAT | {"tools": TOOLS, "tool_choice": "auto"})
+        plain, shown = [(await client.ask(CHATS, body))["usage"] for body in bodies]
+        text = str(TOOLS[0])
+        assert shown["prompt_tokens"] == plain["prompt_tokens"] + len(tokenizer.encode(text))
+
+    run(asks, engines.make(engines.Target(max_context=2000), tokenizer=tokenizer))
+
+
+def test_a_message_goes_on_without_the_head_of_an_answer() -> None:
+    fields = {"continue_final_message": True, "add_generation_prompt": True}
+    error = run(lambda client: client.refused(CHATS, CHAT | fields))
+    assert error["param"] == "continue_final_message"
 
 
 def test_a_call_that_the_model_begins_is_one_of_the_tools() -> None:

@@ -15,6 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from tests.helpers import table_engines as engines
+from tests.helpers.serve_tables import Slow
 from tests.helpers.serving import CHAT, TEXT, Client, Json, events, run, serving
 
 from paceline.core.types import SamplingParams
@@ -389,6 +390,67 @@ def test_no_body_brings_the_server_down() -> None:
 
 
 # Operation:
+
+
+def test_an_error_that_nobody_foresaw_is_a_500(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*arguments: Any) -> None:
+        raise ValueError("what is inside")
+
+    monkeypatch.setattr("paceline.serving.app.plan_completion", plan)
+
+    async def asks(client: Client) -> None:
+        error = await client.refused(TEXTS, TEXT, 500)
+        assert error["message"] == "the server failed: see its log"
+        assert client.service.idle
+        await client.ask(CHATS, CHAT)
+
+    run(asks)
+
+
+def test_servers_that_tell_of_their_life_are_heard() -> None:
+    async def lives(client: Client) -> None:
+        said, told = [], iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+        async def receive() -> Any:
+            return next(told)
+
+        async def send(message: Any) -> None:
+            said.append(message["type"])
+
+        await client.service.app({"type": "lifespan"}, receive, send)
+        assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+    run(lives)
+
+
+def test_only_a_disconnect_ends_what_is_waited_for() -> None:
+    told = iter([{"type": "http.request"}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(told)
+
+    with pytest.raises(http.Gone):
+        asyncio.run(http.unless_gone(receive, asyncio.sleep(30)))
+    assert next(told, None) is None
+
+
+def test_log_probabilities_join_whatever_the_steps() -> None:
+    body = TEXT | SAMPLED | {"echo": True, "logprobs": 2, "max_tokens": 20}
+    asked = {"input": "the quick", "max_output_tokens": 30, "temperature": 1.0, "seed": 11}
+    asked["include"] = ["message.output_text.logprobs"]
+
+    async def both(client: Client) -> None:
+        whole = (await client.ask(TEXTS, body))["choices"][0]
+        chunks = await client.stream(TEXTS, body)
+        assert [each["logprobs"] for chunk in chunks for each in chunk["choices"]] == [
+            whole["logprobs"]
+        ]
+        [message] = (await client.ask(RESPONSES, asked))["output"]
+        parts = await client.stream(RESPONSES, asked)
+        said = [part for each in parts for part in each.get("logprobs", []) if "delta" in each]
+        assert said == message["content"][0]["logprobs"]
+
+    run(both, engines.make(Slow(0.01)))
 
 
 def test_health_follows_the_state() -> None:

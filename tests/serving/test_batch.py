@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import random
 import subprocess
 import sys
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -20,6 +23,7 @@ from tests.helpers.serving import CHAT, TEXT, served
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine, Event
 from paceline.errors import EngineFailed, InvalidOption
+from paceline.serving import batch
 from paceline.serving.batch import Batch, open_output, read_lines
 
 Json = dict[str, Any]
@@ -218,6 +222,44 @@ def test_an_engine_that_fails_answers_nothing(
     whole = decode(source, out)
     assert {each["response"]["status_code"] for each in whole} == {200}
     assert timeless(whole) == timeless(decode(source, tmp_path / "undisturbed"))
+
+
+def test_one_bad_answer_of_several_ends_its_line_alone(tmp_path: Path) -> None:
+    model = engines.MODEL
+    bad = tuple(engines.TOKENIZER.prompt("dog", raw=True))
+
+    def logits(context: tuple[int, ...]) -> Any:
+        row = model.logits(context)
+        spoilt = len(context) > len(bad) + 2 and context[: len(bad)] == bad  # all three decode
+        return row * np.nan if spoilt else row
+
+    lines = [line("bad", TEXTS, **(TEXT | {"prompt": "dog", "n": 3}))]
+    lines.append(line("good", TEXTS, **(TEXT | {"seed": 4})))
+    file, _ = open_output(tmp_path / "out")
+    with file:
+        run = Batch(served(engines.make(engines.Target(logits))), file)
+        source = write(tmp_path / "in", lines)
+        assert sum(run.run(list(read_lines(source)), lambda: False)) == 2
+    found = {
+        each["custom_id"]: each["response"] for each in map(json.loads, (tmp_path / "out").open())
+    }
+    assert {id: each["status_code"] for id, each in found.items()} == {"bad": 400, "good": 200}
+    assert found["good"]["body"]["seed"] == 4
+
+
+def test_windows_locks_a_byte_that_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[int] = []
+
+    def locking(descriptor: int, mode: int, size: int) -> None:
+        locked.append(os.lseek(descriptor, 0, os.SEEK_CUR))
+
+    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
+    with FileIO(tmp_path / "out", "a+") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "platform", "win32")
+        assert batch._lock(file)
+    assert locked == [batch._FAR]
 
 
 PROGRAM = """

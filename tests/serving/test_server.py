@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.helpers import table_engines as engines
+from tests.helpers.serve_tables import Slow
 from tests.helpers.serving import TEXT, Json, events, served
 
 from paceline.errors import InvalidOption, ModelError
@@ -450,6 +452,62 @@ def test_a_server_serves_until_it_is_ended(caplog: pytest.LogCaptureFixture) -> 
     assert "listening on http://127.0.0.1:" in caplog.text
 
 
+def test_a_model_that_comes_after_the_end_is_not_opened() -> None:
+    go, loader = threading.Event(), list[threading.Thread]()
+
+    def load() -> ServedModel:
+        loader.append(threading.current_thread())
+        go.wait(30)
+        return served()
+
+    async def act(service: Service, http: httpx.AsyncClient) -> None:
+        async def emptied() -> None:
+            go.set()
+            await asyncio.to_thread(loader[0].join)
+            await asyncio.sleep(0.01)  # for what the thread has told the loop
+
+        service.emptied = emptied  # type: ignore[method-assign]
+        assert (await http.get("/health")).status_code == 503
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)  # before the first has begun to drain: they are one
+
+    async def whole() -> None:
+        await living(Settings(port=0), load, act)
+
+    asyncio.run(whole())
+
+
+def test_a_signal_does_not_wait_for_a_model_that_loads() -> None:
+    go = threading.Event()
+
+    def load() -> ServedModel:
+        go.wait(30)
+        return served()
+
+    async def act(service: Service, http: httpx.AsyncClient) -> None:
+        assert (await http.get("/health")).status_code == 503
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        asyncio.run(living(Settings(port=0), load, act))
+    finally:
+        go.set()
+
+
+def test_an_answer_may_take_longer_than_a_head() -> None:
+    async def act(service: Service, http: httpx.AsyncClient) -> None:
+        while service.gate.closed is not None:
+            await asyncio.sleep(0.001)
+        answer = await http.post(TEXTS, json=LONG)
+        assert answer.json()["choices"][0]["text"] == alone(LONG)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def load() -> ServedModel:
+        return served(engines.make(Slow(0.005)))
+
+    asyncio.run(living(Settings(port=0, body_timeout=0.2), load, act))
+
+
 def test_lines_of_the_log_are_json() -> None:
     record = logging.LogRecord("x", logging.ERROR, "", 0, "a\nb %d", (3,), None)
     vars(record)["path"] = "/v1"
@@ -463,6 +521,9 @@ def test_lines_of_the_log_are_json() -> None:
     found = json.loads(line)
     assert (found["message"], found["request_id"], found["path"]) == ("a\nb 3", "me", "/v1")
     assert "ValueError: what" in found["error"]
+    plain = logging.LogRecord("x", logging.INFO, "", 0, "ready", None, None)
+    found = json.loads(contextvars.Context().run(JsonLines().format, plain))
+    assert found.keys() == {"time", "level", "message"}
 
 
 @pytest.mark.parametrize("text", [True, False])

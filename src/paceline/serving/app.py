@@ -99,8 +99,8 @@ class Service:
         self.worker.submit(jobs)
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        if self.worker is not None:
-            self.worker.cancel(jobs)
+        assert self.worker is not None  # as above
+        self.worker.cancel(jobs)
 
     def abort(self, error: PacelineError) -> None:
         """End all answers with an error."""

@@ -117,10 +117,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     finally:
         for each in (task, gone):
-            if not each.done():
-                each.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await each
+            each.cancel()
+        await asyncio.wait((task, gone))
 
 
 async def _gone(receive: Receive) -> None:

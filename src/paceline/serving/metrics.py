@@ -78,8 +78,8 @@ class Metrics:
         self._counts["spec_decode_num_draft_tokens"] += stats.drafted_tokens
         self._counts["spec_decode_num_accepted_tokens"] += stats.accepted_tokens
         self._by_position.update(dict(enumerate(stats.accepted_by_depth)))
-        if stats.first_token_seconds is not None:
-            self._times["time_to_first_token_seconds"].add(stats.first_token_seconds)
+        assert stats.first_token_seconds is not None  # the text has ended
+        self._times["time_to_first_token_seconds"].add(stats.first_token_seconds)
         if len(done.token_ids) > 1 and stats.committed_tokens:
             spent = stats.draft_seconds + stats.forward_seconds + stats.overhead_seconds
             self._times["inter_token_latency_seconds"].add(spent / stats.committed_tokens)

@@ -72,12 +72,10 @@ class Choice:
         called = self._parser is not None and self._parser.calls > 0
         return "tool_calls" if called and reason == "stop" else reason
 
-    def stop_reason(self, stop_tokens: Sequence[int]) -> int | str | None:
-        """What beside the model's own end token ended the text, as far as it has a name."""
-        if self.completion is None or self.completion.finish_reason not in ("stop", "loop"):
+    def stop_reason(self, stop_tokens: Sequence[int]) -> int | None:
+        """The token of `stop_tokens` that ended the text, if one did."""
+        if self.completion is None or self.completion.finish_reason != "stop":
             return None
-        if self.completion.finish_reason == "loop":
-            return "loop"
         last = self.token_ids[-1] if self.token_ids else None
         return last if last in stop_tokens else None
 

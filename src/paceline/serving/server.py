@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -22,6 +23,7 @@ from paceline.serving.settings import Settings
 from paceline.serving.worker import ShutDown
 
 _log = logging.getLogger("paceline.serving")
+_BACKLOG = 2048  # uvicorn's own
 _FLUSH_SECONDS = 0.5  # for errors to reach clients when time is up
 
 
@@ -52,6 +54,7 @@ def bind(settings: Settings) -> socket.socket:
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        listener.listen(_BACKLOG)  # clients that come before the loop runs wait for it
     except OSError as error:
         raise InvalidOption(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror}): choose another "
@@ -87,11 +90,11 @@ async def run(service: Service, load: Callable[[], ServedModel], listener: socke
 
     def loaded() -> None:
         try:
-            model = load()
+            told = partial(loading.set_result, load())
         except BaseException as error:  # raised again below
-            loop.call_soon_threadsafe(loading.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(loading.set_result, model)
+            told = partial(loading.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # a signal has ended the loop before
+            loop.call_soon_threadsafe(told)
 
     def opened(done: asyncio.Future[ServedModel]) -> None:
         if done.exception() is not None:
