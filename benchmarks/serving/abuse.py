@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -367,6 +367,47 @@ async def send_bodies(server: Server, count: int, draw: random.Random) -> Part:
     return Part("mutated bodies", count, seen, not bad and alive)
 
 
+def run_parts(
+    works: Iterable[Part],
+    given: argparse.Namespace,
+    title: str,
+    command: str,
+    columns: tuple[str, str],
+) -> int:
+    """Run parts one by one, print and record them; return the exit code.
+
+    Args:
+        works: each runs a part when it is asked for the next.
+        given: options; of them `json` and `record` are read.
+        title, command: of the record.
+        columns: headings of what a part is and of how much it asked.
+    """
+    parts: list[Part] = []
+    try:
+        for part in works:
+            parts.append(part)
+            if not given.json:
+                name, asked, seen, good = part
+                print(f"{'good' if good else 'BAD'}  {name}, {asked:,}: {seen}", flush=True)
+    except (PacelineError, httpx.TransportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    if given.record and parts:
+        results.record(
+            Path("docs/results/data") / f"{given.record}.json",
+            title,
+            "batching",
+            command,
+            (*columns, "seen", "as it must be"),
+            [[part.name, part.asked, part.seen, "yes" if part.good else "NO"] for part in parts],
+        )
+    if given.json:
+        print(json.dumps([part._asdict() for part in parts]))
+    return 0 if parts and all(part.good for part in parts) else 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts, print, and write --record."""
     parser = argparse.ArgumentParser(prog="abuse", description=(__doc__ or "").splitlines()[0])
@@ -379,47 +420,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", metavar="NAME", help="also write docs/results/data/NAME.json")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
-    parts: list[Part] = []
     process = start(given.model, given.port, ["--body-timeout", "20"])
     server = Server(given.port, process.pid)
     draw = random.Random(given.seed)
-    works: list[Callable[[], Awaitable[Part]]] = [
+    works: list[Callable[[], Coroutine[Any, Any, Part]]] = [
         lambda: hang_up(server, given.closed, draw),
         lambda: read_slowly(server, given.seconds),
         lambda: write_slowly(server, given.seconds),
         lambda: send_bodies(server, given.bodies, draw),
     ]
-
-    async def run(work: Callable[[], Awaitable[Part]]) -> Part:
-        return await work()
-
     try:
-        for work in works:
-            parts.append(asyncio.run(run(work)))
-            if not given.json:
-                name, asked, seen, good = parts[-1]
-                print(f"{'good' if good else 'BAD'}  {name}, {asked:,}: {seen}", flush=True)
-    except (PacelineError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        return run_parts(
+            (asyncio.run(work()) for work in works),
+            given,
+            "Clients that behave badly",
+            f"python -m benchmarks.serving.abuse --seconds {given.seconds:.0f} "
+            f"--bodies {given.bodies} --closed {given.closed}",
+            ("clients", "requests"),
+        )
     finally:
         process.terminate()
         process.wait()
-    if given.record and parts:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "Clients that behave badly",
-            "batching",
-            f"python -m benchmarks.serving.abuse --seconds {given.seconds:.0f} "
-            f"--bodies {given.bodies} --closed {given.closed}",
-            ("clients", "requests", "seen", "as it must be"),
-            [[part.name, part.asked, part.seen, "yes" if part.good else "NO"] for part in parts],
-        )
-    if given.json:
-        print(json.dumps([part._asdict() for part in parts]))
-    return 0 if parts and all(part.good for part in parts) else 1
 
 
 if __name__ == "__main__":

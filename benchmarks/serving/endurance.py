@@ -31,11 +31,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from benchmarks.serving.abuse import ASK, CHAT, HOST, TEXT, Part, Server, head
+from benchmarks.serving.abuse import ASK, CHAT, HOST, TEXT, Part, Server, head, run_parts
 from benchmarks.serving.soak import Sample, Soak, sample
 
-from paceline.errors import EngineFailed, PacelineError
-from paceline.measure import results
+from paceline.errors import EngineFailed
 
 ROOT = Path(__file__).parents[2]
 MOST_KIB = 0.2
@@ -285,33 +284,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         (given.answers, many),
         (given.kills, lambda: killed(given.model, port, given.kills, random.Random(given.seed))),
     ]
-    parts: list[Part] = []
-    try:
-        for count, work in works:
-            if not count:
-                continue
-            parts.append(work())
-            if not given.json:
-                name, asked, seen, good = parts[-1]
-                print(f"{'good' if good else 'BAD'}  {name}, {asked:,}: {seen}", flush=True)
-    except (PacelineError, httpx.TransportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-    if given.record and parts:
-        results.record(
-            Path("docs/results/data") / f"{given.record}.json",
-            "A server that is asked for too much, very often, and killed",
-            "batching",
-            f"python -m benchmarks.serving.endurance --answers {given.answers} "
-            f"--kills {given.kills}",
-            ("requests", "number", "seen", "as it must be"),
-            [[part.name, part.asked, part.seen, "yes" if part.good else "NO"] for part in parts],
-        )
-    if given.json:
-        print(json.dumps([part._asdict() for part in parts]))
-    return 0 if parts and all(part.good for part in parts) else 1
+    return run_parts(
+        (work() for count, work in works if count),
+        given,
+        "A server that is asked for too much, very often, and killed",
+        f"python -m benchmarks.serving.endurance --answers {given.answers} --kills {given.kills}",
+        ("requests", "number"),
+    )
 
 
 if __name__ == "__main__":

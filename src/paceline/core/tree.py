@@ -178,6 +178,7 @@ def take(tree: TokenTree, nodes: IntArray) -> TokenTree:
         source=tree.source,
         scores=None if tree.scores is None else tree.scores[nodes],
         origins=tuple(tree.origins[node] for node in nodes.tolist()) if tree.origins else (),
+        first=tree.first,
     )
 
 
@@ -192,6 +193,7 @@ def head(tree: TokenTree, nodes: int) -> TokenTree:
         tree.source,
         None if tree.scores is None else tree.scores[:nodes],
         tree.origins[:nodes],
+        tree.first,
     )
 
 

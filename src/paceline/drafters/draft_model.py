@@ -71,10 +71,6 @@ class DraftModel(Drafter):
     def _load(cls, context: DrafterContext) -> Target:
         return context.draft_model()
 
-    def open(self, sequence: Sequence) -> None:
-        # Nothing is read until a draft is wanted, which in a batch may be never.
-        ...
-
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         for sequence, budget in zip(sequences, budgets, strict=True):
             if min(budget.nodes, budget.depth) > 0 and sequence.id not in self._caches:
@@ -90,8 +86,8 @@ class DraftModel(Drafter):
         drafts = expand(self._expansion, sequences, budgets, rooms, distributions)
         for sequence, draft in zip(sequences, drafts, strict=True):
             # Every path starts with the trunk, so what is cached of it may agree with the commit.
-            trunk = draft.tokens[: _trunk(draft)].tolist()
             if sequence.id in self._caches:
+                trunk = draft.tokens[: _trunk(draft)].tolist()
                 self._shorten(sequence, len(sequence.tokens) + len(trunk))
                 self._trunks[sequence.id] = (len(sequence.tokens), trunk)
         return [replace(draft, source=self.name) for draft in drafts]
@@ -113,6 +109,7 @@ class DraftModel(Drafter):
             self._model.release(cache)
 
     def _read(self, sequence: Sequence) -> None:
+        # When a draft is first wanted, which in a batch may be never.
         cache = self._model.open()
         # Of a long prompt only the end: to read it all takes as long as many drafts save.
         begin = max(0, len(sequence.tokens) - self._recent)

@@ -46,10 +46,8 @@ def sizes(counts: IntArray, body: int, width: int, weight: float) -> list[Size]:
     tokens = np.arange(1, len(counts) + 1)
     saved = 1 - (body + width * tokens) / (body + width * len(counts))
     utility = weight * coverage + (1 - weight) * saved
-    rows = zip(
-        tokens.tolist(), *(each.tolist() for each in (coverage, saved, utility)), strict=True
-    )
-    return [Size(*row) for row in rows]
+    columns = (tokens, coverage, saved, utility)
+    return [Size(*row) for row in zip(*(each.tolist() for each in columns), strict=True)]
 
 
 def best_size(found: list[Size], least: float) -> Size:

@@ -127,7 +127,7 @@ class TreeBuilder(trees.Builder):
     ) -> TokenTree:
         """Return the draft, with q rows unless `kind` is None."""
         if kind is None or not self.tokens:
-            return self.tree()
+            return replace(self.tree(), first=self.rows.get(ROOT))
         rows = {parent: self.rows[parent] for parent in sorted(set(self.parents))}
         sampling = DraftSampling(kind, rows, draws or {}, tuple(map(tuple, paths)))
         return replace(self.tree(), sampling=sampling)
@@ -177,17 +177,10 @@ def expand(
         for sequence, budget, depth in zip(sequences, budgets, depths, strict=True)
     ]
 
-    first: dict[int, Distribution] = {}
-
     def answer(asks: Mapping[int, DistributionRequest]) -> dict[int, list[Distribution]]:
-        found = dict(zip(asks, distributions(list(asks), list(asks.values())), strict=True))
-        for index, ask in asks.items():
-            if ask.nodes == (ROOT,):
-                first[index] = found[index][0]
-        return found
+        return dict(zip(asks, distributions(list(asks), list(asks.values())), strict=True))
 
-    grown = run_batched(growing, answer)
-    return [replace(tree, first=first.get(index)) for index, tree in enumerate(grown)]
+    return run_batched(growing, answer)
 
 
 def run_batched(

@@ -93,13 +93,8 @@ class DenoiserModule(nn.Module):
         self.norm = nn.Parameter(torch.ones(width))
         self.layers = nn.ModuleList(Layer(width, recipe.ffn, drawn) for _ in range(recipe.layers))
 
-    def forward(
-        self, tokens: Tensor, positions: Tensor, sees: Tensor, wanted: Tensor | None = None
-    ) -> Tensor:
-        """Return logits `[bins, rows, vocabulary]`; arguments as in `rows.Packed`.
-
-        Of rows that bool `[bins, rows]` `wanted` says, if given: `[wanted, vocabulary]`.
-        """
+    def forward(self, tokens: Tensor, positions: Tensor, sees: Tensor) -> Tensor:
+        """Return logits `[bins, rows, vocabulary]`; arguments as in `rows.Packed`."""
         x = self.embedding[tokens]
         halves = torch.arange(0, self.head, 2, dtype=torch.float32)
         angles = positions[:, None, :, None] * ROPE_BASE ** (-halves / self.head)
@@ -117,7 +112,6 @@ class DenoiserModule(nn.Module):
             y = _rms(x, layer.ffn_norm)
             inner = functional.silu(functional.linear(y, layer.gate))
             x = x + functional.linear(inner * functional.linear(y, layer.up), layer.down)
-        x = x if wanted is None else x[wanted]
         return functional.linear(_rms(x, self.norm), self.embedding)
 
     def rated(self, matrix_rate: float, vector_rate: float) -> list[Rated]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import report, train_with_bar
+from paceline.cli.output import report
+from paceline.zoo.ppd.command import train_rows
+
+if TYPE_CHECKING:
+    from paceline.zoo.mask_rows.training import MaskTrainer
+    from paceline.zoo.ppd.training import PromptQuality
 
 
 def mask_rows(
@@ -36,21 +40,9 @@ def mask_rows(
     The model stays as it is. Beside the weights stand a card (NAME.md, NAME.json) and, while
     training, a checkpoint.
     """
-    o.runtime_options(device=device, threads=threads)
-
-    import torch
-
-    from paceline.models.source import resolve
     from paceline.networks.mask_rows import NETWORK, MaskRows, save_mask_rows
-    from paceline.runtimes.torch.model import TorchModel
-    from paceline.runtimes.torch.target import torch_device
-    from paceline.training.card import write_card
-    from paceline.training.data import Shards
-    from paceline.training.setup import check_texts, figures, provenance
     from paceline.zoo.mask_rows.training import MaskRecipe, MaskTrainer
 
-    if threads is not None:
-        torch.set_num_threads(threads)
     recipe = MaskRecipe(
         steps,
         depth,
@@ -62,36 +54,28 @@ def mask_rows(
         seed=seed,
         rank=rank,
     )
-    shards = Shards(data)
-    place = torch_device(device or "cpu")
-    source = resolve(model)
-    check_texts(data, shards.settings, source)
-    network = TorchModel(source.config, source.weights(), place, torch.float32)
-    run = MaskTrainer(network, shards.read(), recipe, checkpoint_at=out.with_suffix(".checkpoint"))
-    train_with_bar(run)
-    judged = run.judge()
-    run.course.held_out(run.step, judged.loss)
-    command = (
-        f"paceline train mask-rows --data DATA --steps {steps} --depth {depth} --rank {rank} "
-        f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
-        f"--training-precision {training_precision} --seed {seed} --model {model}"
-    )
-    metadata = provenance(source, shards.settings, run, command)
-    trained = MaskRows(*run.adapter.arrays(), metadata)
-    save_mask_rows(out, trained)
-    write_card(
-        out,
-        run,
-        judged.hits,
+
+    def save(run: MaskTrainer, judged: PromptQuality, metadata: dict[str, str]) -> int:
+        save_mask_rows(out, MaskRows(*run.adapter.arrays(), metadata))
+        return sum(each.numel() for each in run.adapter.parameters())
+
+    run, judged, found = train_rows(
+        MaskTrainer,
+        recipe,
+        save,
+        data=data,
+        out=out,
+        model=model,
+        device=device,
+        threads=threads,
         drafter=NETWORK,
-        metadata=metadata,
-        parameters=sum(each.numel() for each in run.adapter.parameters()),
-        settings=asdict(recipe),
-        data=shards.settings,
-        licence="as the base model's, whose text they were trained on",
+        command=(
+            f"paceline train mask-rows --data DATA --steps {steps} --depth {depth} --rank {rank} "
+            f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
+            f"--training-precision {training_precision} --seed {seed} --model {model}"
+        ),
         conditions="groups of greedy tokens against texts as they stand, at random places",
     )
-    found = figures(out, run, recipe, judged.loss, judged.hits)
     share = " ".join(f"{each:.2f}" for each in judged.hits.acceptance)
     line = (
         f"{out}: {run.step} updates in {run.course.seconds:.0f} s; held out: loss "

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import report, train_with_bar
+
+if TYPE_CHECKING:
+    from paceline.zoo.ppd.training import PromptQuality, PromptRecipe, PromptTrainer
+
+Run = TypeVar("Run", bound="PromptTrainer")
 
 
 def prompt_tokens(
@@ -35,6 +41,72 @@ def prompt_tokens(
     The model stays as it is. Beside the weights stand a card (NAME.md, NAME.json) and, while
     training, a checkpoint.
     """
+    from paceline.zoo.ppd.prompt_tokens import NETWORK, PromptTokens, save_prompt_tokens
+    from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer
+
+    recipe = PromptRecipe(
+        steps, depth, loss, batch_tokens, chains, rate, precision=training_precision, seed=seed
+    )
+
+    def save(run: PromptTrainer, judged: PromptQuality, metadata: dict[str, str]) -> int:
+        trained = PromptTokens(run.embeddings(), judged.ranks.accuracies, metadata)
+        save_prompt_tokens(out, trained)
+        return trained.embeddings.size
+
+    run, judged, found = train_rows(
+        PromptTrainer,
+        recipe,
+        save,
+        data=data,
+        out=out,
+        model=model,
+        device=device,
+        threads=threads,
+        drafter=NETWORK,
+        command=(
+            f"paceline train prompt-tokens --data DATA --steps {steps} --depth {depth} "
+            f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
+            f"--training-precision {training_precision} --seed {seed} --model {model}"
+        ),
+        conditions="chains of greedy tokens against texts as they stand, a chain behind every node",
+    )
+    found["held_out"]["accuracies"] = judged.ranks.accuracies.tolist()
+    share = " ".join(f"{each:.2f}" for each in judged.hits.acceptance)
+    line = (
+        f"{out}: {run.step} updates in {run.course.seconds:.0f} s; held out: loss "
+        f"{judged.loss:.3f}, most likely guess right by offset {share}"
+    )
+    report(found, line, as_json=as_json, finished=run.finish())
+
+
+def train_rows(
+    trainer: Callable[..., Run],
+    recipe: PromptRecipe,
+    save: Callable[[Run, PromptQuality, dict[str, str]], int],
+    *,
+    data: Path,
+    out: Path,
+    model: str,
+    device: str | None,
+    threads: int | None,
+    drafter: str,
+    command: str,
+    conditions: str,
+) -> tuple[Run, PromptQuality, dict[str, Any]]:
+    """Train rows beside a frozen model on its text; write weights and card.
+
+    Args:
+        save: writes the weights with their metadata, and returns how many there are.
+        drafter, conditions: for the card.
+        command: for the provenance.
+
+    Returns:
+        The run, what held-out texts say of it, and its figures.
+
+    Raises:
+        InvalidOption: an option is out of range, or another model wrote the texts.
+        ModelError: the checkpoint is damaged.
+    """
     o.runtime_options(device=device, threads=threads)
 
     import torch
@@ -45,50 +117,29 @@ def prompt_tokens(
     from paceline.training.card import write_card
     from paceline.training.data import Shards
     from paceline.training.setup import check_texts, figures, provenance
-    from paceline.zoo.ppd.prompt_tokens import NETWORK, PromptTokens, save_prompt_tokens
-    from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer
 
     if threads is not None:
         torch.set_num_threads(threads)
-    recipe = PromptRecipe(
-        steps, depth, loss, batch_tokens, chains, rate, precision=training_precision, seed=seed
-    )
     shards = Shards(data)
     place = torch_device(device or "cpu")
     source = resolve(model)
     check_texts(data, shards.settings, source)
     network = TorchModel(source.config, source.weights(), place, torch.float32)
-    run = PromptTrainer(
-        network, shards.read(), recipe, checkpoint_at=out.with_suffix(".checkpoint")
-    )
+    run = trainer(network, shards.read(), recipe, checkpoint_at=out.with_suffix(".checkpoint"))
     train_with_bar(run)
     judged = run.judge()
     run.course.held_out(run.step, judged.loss)
-    command = (
-        f"paceline train prompt-tokens --data DATA --steps {steps} --depth {depth} "
-        f"--chains {chains} --batch-tokens {batch_tokens} --rate {rate} --loss {loss} "
-        f"--training-precision {training_precision} --seed {seed} --model {model}"
-    )
     metadata = provenance(source, shards.settings, run, command)
-    trained = PromptTokens(run.embeddings(), judged.ranks.accuracies, metadata)
-    save_prompt_tokens(out, trained)
     write_card(
         out,
         run,
         judged.hits,
-        drafter=NETWORK,
+        drafter=drafter,
         metadata=metadata,
-        parameters=trained.embeddings.size,
+        parameters=save(run, judged, metadata),
         settings=asdict(recipe),
         data=shards.settings,
         licence="as the base model's, whose text they were trained on",
-        conditions="chains of greedy tokens against texts as they stand, a chain behind every node",
+        conditions=conditions,
     )
-    found = figures(out, run, recipe, judged.loss, judged.hits)
-    found["held_out"]["accuracies"] = trained.accuracies.tolist()
-    share = " ".join(f"{each:.2f}" for each in judged.hits.acceptance)
-    line = (
-        f"{out}: {run.step} updates in {run.course.seconds:.0f} s; held out: loss "
-        f"{judged.loss:.3f}, most likely guess right by offset {share}"
-    )
-    report(found, line, as_json=as_json, finished=run.finish())
+    return run, judged, figures(out, run, recipe, judged.loss, judged.hits)
