@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.helpers.decoding_loop import decode
 
 from paceline.core.target import Output, Pass, Target
 from paceline.core.tree import path_to
-from paceline.core.types import ROOT, Budget, SamplingParams, TokenTree
+from paceline.core.types import ROOT, Budget, IntArray, LogitArray, SamplingParams, TokenTree
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.draft_model import DraftModel
 from paceline.engine.loop import AutoregressiveDecoder
@@ -171,6 +172,72 @@ def test_a_chain_with_shared_noise_claims_no_law() -> None:
     assert draft.source == "draft-model"
 
 
+class Trimming(TabularTarget):
+    """Gives the logits of some tokens alone."""
+
+    ids: IntArray | slice = slice(None)
+
+    def trim_head(self, ids: IntArray) -> None:
+        self.ids = ids
+
+    def forward(self, passes: List[Pass]) -> list[Output]:
+        outputs = super().forward(passes)
+        return [each._replace(logits=each.logits[:, self.ids]) for each in outputs]
+
+
+def trimmed_model(vocabulary: str, growth: TreeExpansion, ends: tuple[int, ...] = ()) -> DraftModel:
+    small = Trimming(SMALL.logits, VOCABULARY)
+    return DraftModel(small, VOCABULARY, growth, vocabulary=vocabulary, ends=ends)
+
+
+@pytest.mark.parametrize("params", [SAMPLED, replace(SAMPLED, repetition_penalty=1.4)])
+def test_a_trimmed_draft_model_drafts_what_is_left(params: SamplingParams) -> None:
+    """Rows are the processed distributions of the logits that are left; the text is the same."""
+    drafter = trimmed_model("3", Iid([1]), ends=(5,))
+    sequence = Sequence.start(0, [3, 1], params)
+    drafter.open(sequence)
+    [draft] = drafter.propose([sequence], [Budget(3, 3)])
+    assert draft.sampling is not None
+
+    def logits(context: tuple[int, ...]) -> LogitArray:
+        whole = SMALL.logits(context).copy()
+        whole[[3, 4]] = -np.inf
+        return whole
+
+    distribution = processed(logits, params, [3, 1])
+    for parent, row in draft.sampling.rows.items():
+        context = (3, 1, *draft.tokens[: parent + 1].tolist())
+        np.testing.assert_allclose(row.dense(), distribution(context).dense(), rtol=1e-12)
+    coupled = decoder_of(trimmed_model("2", SharedNoise([1])), Coupled())
+    [done] = decode(coupled, [[1, 2]], params)
+    assert [done.generated] == plain([[1, 2]], params, Coupled())
+    assert done.stats.drafted_tokens > 0
+
+
+def test_the_tokens_of_a_trimmed_draft_model_come_from_a_file(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text('{"tokens": [4, 0]}')
+    drafter = trimmed_model(str(kept), SharedNoise([1]))
+    sequence = Sequence.start(0, [3, 1], SAMPLED)
+    [draft] = drafter.propose([sequence], [Budget(3, 3)])
+    assert set(draft.tokens.tolist()) <= {0, 4}
+    for text, error in {
+        '{"tokens": [6]}': "below 6",
+        '{"tokens": []}': "below 6",
+        "[]": "nor a file|neither",
+        '{"tokens": "x"}': "neither",
+    }.items():
+        kept.write_text(text)
+        with pytest.raises(InvalidOption, match=error):
+            trimmed_model(str(kept), SharedNoise([1]))
+    for name in ("0", "-1", str(tmp_path / "none.json")):
+        with pytest.raises(InvalidOption, match="neither a number"):
+            trimmed_model(name, SharedNoise([1]))
+    whole = TabularTarget(SMALL.logits, VOCABULARY)
+    with pytest.raises(InvalidOption, match="cannot leave out tokens"):
+        DraftModel(whole, VOCABULARY, SharedNoise([1]), vocabulary="3")
+
+
 TINY = TabularModel(3, 1, seed=11), TabularModel(3, 1, seed=12)
 
 
@@ -181,10 +248,12 @@ def generate_tiny(
     randomness: Randomness,
     nodes: int = 2,
     depth: int = 2,
+    vocabulary: str = "",
 ) -> list[int]:
     """The shipped loop and drafter on tables of three tokens."""
-    big, small = (TabularTarget(model.logits, 3) for model in TINY)
-    decoder = decoder_of(DraftModel(small, 3, growth), verifier, depth, big, nodes)
+    big, small = TabularTarget(TINY[0].logits, 3), Trimming(TINY[1].logits, 3)
+    drafter = DraftModel(small, 3, growth, vocabulary=vocabulary)
+    decoder = decoder_of(drafter, verifier, depth, big, nodes)
     sequence = Sequence.start(0, [1], params)
     sequence.randomness = randomness
     decoder.open(sequence)
@@ -195,10 +264,13 @@ def generate_tiny(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_with_rejection_the_output_law_is_the_target_s(temperature: float) -> None:
-    """By enumeration of all draws over several rounds."""
+@pytest.mark.parametrize("vocabulary", ["", "2"])
+def test_with_rejection_the_output_law_is_the_target_s(temperature: float, vocabulary: str) -> None:
+    """By enumeration of all draws over several rounds, with tokens that are never drafted, too."""
     params = SamplingParams(temperature=temperature, max_new_tokens=3, presence_penalty=0.5)
-    found = enumerate_distribution(lambda r: tuple(generate_tiny(Rejection(), Iid([1]), params, r)))
+    found = enumerate_distribution(
+        lambda r: tuple(generate_tiny(Rejection(), Iid([1]), params, r, vocabulary=vocabulary))
+    )
     wanted = target_joint(processed(TINY[0].logits, params, [1]), (1,), 3)
     assert max_error(found, wanted) < 1e-12
 

@@ -87,6 +87,16 @@ def test_shipped_weights_are_trimmed_by_the_command(
     found = json.loads(command(*asked).out)
     assert 1 <= found["tokens"] <= 40
     assert found["coverage"] >= 0.9
+    # Of a draft model, the model itself here, the ids alone are written.
+    model = source.path
+    asked = ("train", "vocabulary", str(model), "--data", str(data), "--json")
+    kept = tmp_path / "kept.json"
+    assert command(*asked, "--size", "20", "--out", str(kept)).code == 0
+    ends = set(source.config.eos_token_ids)
+    expected = {*whole.draft_ids[100 : 120 - len(ends)].tolist(), *ends}
+    assert set(json.loads(kept.read_text())["tokens"]) == expected
+    assert command(*asked, "--out", str(model)).code == 2
+    asked = ("train", "vocabulary", "eagle3", "--data", str(data), "--out", str(out), "--json")
     for size in ("-1", "999999"):
         assert command(*asked, "--size", size).code == 2
     assert command("train", "vocabulary", "nothing", "--data", str(data)).code == 2

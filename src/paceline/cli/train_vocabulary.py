@@ -19,7 +19,11 @@ from paceline.errors import InvalidOption
 @o.spread_options
 def vocabulary(
     weights: Annotated[
-        str, typer.Argument(help="Weights of a drafter, or the name of one that ships.")
+        str,
+        typer.Argument(
+            help="Weights of a drafter, the name of one that ships, or a model (GGUF file, Hugging "
+            "Face directory) that drafts for MODEL."
+        ),
     ],
     *,
     data: o.Folders = o.DATA,
@@ -31,14 +35,16 @@ def vocabulary(
     ] = 0.7,
     least: Annotated[float, typer.Option(help="Least coverage of the size that is found.")] = 0.9,
     out: Annotated[
-        Path | None, typer.Option(help="Where they go. Default: NAME-K.safetensors.")
+        Path | None,
+        typer.Option(help="Where they go. Default: NAME-K.safetensors; of a model NAME-K.json."),
     ] = None,
     model: o.Model = "smollm2-135m",
     as_json: o.AsJson = False,
 ) -> None:
     """Cut a drafter's vocabulary to the tokens that the model writes most, without training.
 
-    A smaller head drafts faster; tokens left out come from corrections, so texts stay the same.
+    A smaller head drafts faster; tokens left out come from corrections, so texts stay the same. Of
+    a model its tokens alone are written: --drafter draft-model:vocabulary=NAME-K.json takes them.
     Utility is WEIGHT times the coverage of the tokens counted in --data, plus the rest times the
     share of a drafted token's multiplications that is saved.
     """
@@ -49,7 +55,9 @@ def vocabulary(
     from paceline.training.vocabulary import best_size, sizes, trimmed
 
     source = resolve(model)
+    config = source.config
     path = Path(weights)
+    whole = path.suffix == ".gguf" or path.is_dir()
     if not path.exists():
         shipped = shipped_file(weights, source.fingerprint)
         if shipped is None:
@@ -57,25 +65,41 @@ def vocabulary(
                 f"there is no file {weights}, and no weights of that name ship for {source.name}"
             )
         path = shipped
-    trained = load_network(path)
     texts, settings = read_folders(data)
     check_texts(data[0], settings, source)
-    config = source.config
     counts = count_tokens((text.tokens[text.prompt_length :] for text in texts), config.vocab_size)
-    mine = counts[trained.draft_ids]
-    body = sum(prod(shape) for shape in trained.network.shapes().values() if len(shape) > 1)
-    found = sizes(mine, body, trained.network.geometry.width, weight)
+    if whole:
+        drafts = resolve(weights)
+        if drafts.config.vocab_size != config.vocab_size:
+            raise InvalidOption(
+                f"{drafts.name} has {drafts.config.vocab_size} tokens and {source.name} "
+                f"{config.vocab_size}: draft models of another vocabulary draft texts, leave them"
+            )
+        ids = np.arange(config.vocab_size)
+        shape = drafts.config
+        width, heads = shape.hidden_size, shape.head_dim * (shape.heads + shape.kv_heads)
+        body = shape.layers * width * (2 * heads + 3 * shape.ffn_size)
+    else:
+        trained = load_network(path)
+        ids = trained.draft_ids
+        body = sum(prod(shape) for shape in trained.network.shapes().values() if len(shape) > 1)
+        width = trained.network.geometry.width
+    mine = counts[ids]
+    found = sizes(mine, body, width, weight)
     if not 0 <= size <= len(mine):
         raise InvalidOption(f"--size must be 0 to {len(mine)}, the weights' own, not {size}")
     picked = found[size - 1] if size else best_size(found, least)
-    ends = np.flatnonzero(np.isin(trained.draft_ids, list(config.eos_token_ids))).tolist()
-    kept = trained.draft_ids[keep_frequent(mine, picked.tokens, ends).ids]
+    ends = np.flatnonzero(np.isin(ids, list(config.eos_token_ids))).tolist()
+    kept = ids[keep_frequent(mine, picked.tokens, ends).ids]
     command = f"paceline train vocabulary {weights} --size {picked.tokens} --model {model}"
-    told = {**trained.metadata, "trimmed": json.dumps({"command": command})}
-    out = out or Path(f"{path.stem}-{picked.tokens}.safetensors")
+    out = out or Path(f"{path.stem}-{picked.tokens}.{'json' if whole else 'safetensors'}")
     if out.exists() and out.samefile(path):
         raise InvalidOption(f"the trimmed weights would take the place of {path}: give an --out")
-    save_network(out, replace(trimmed(trained, kept), metadata=told))
+    if whole:
+        out.write_text(json.dumps({"command": command, "tokens": kept.tolist()}), encoding="utf-8")
+    else:
+        told = {**trained.metadata, "trimmed": json.dumps({"command": command})}
+        save_network(out, replace(trimmed(trained, kept), metadata=told))
     figures = {
         "out": str(out),
         "tokens": picked.tokens,

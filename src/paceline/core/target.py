@@ -216,6 +216,15 @@ class TakesMaskRows(Protocol):
         ...
 
 
+@runtime_checkable
+class TrimsHead(Protocol):
+    """A target that can leave out rows of its LM head."""
+
+    def trim_head(self, ids: IntArray) -> None:
+        """Give the logits of these token ids alone, in their order, from now on."""
+        ...
+
+
 def check_blocks(blocks: Sequence[Block], layers: Sequence[Layer] | None, count: int) -> bool:
     """Return whether rows start from `inputs`; errors as `BlockTarget.forward_blocks`."""
     indices = [each if isinstance(each, int) else each[0] for each in layers or ()]

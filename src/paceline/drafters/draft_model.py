@@ -2,23 +2,28 @@
 arXiv:2302.01318): a smaller target drafts chains or trees.
 
 Drafts share the target's Gumbel noise, or are sampled with q rows where the verifier is a p/q
-rule.
+rule. Its LM head may be cut to some tokens, without training (VocabTrim, Goel et al. 2025,
+arXiv:2506.22694).
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from collections.abc import Sequence as List
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments, require
-from paceline.core.target import Output, Pass, Target
-from paceline.core.types import Budget, Distribution, TokenTree, Verdict
+from paceline.core.target import Output, Pass, Target, TrimsHead
+from paceline.core.types import Budget, Distribution, IntArray, LogitArray, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.network.trees import draft_sampling
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.sampling.sequence import Sequence
 from paceline.trees.base import DistributionRequest, TreeExpansion, expand
@@ -31,11 +36,28 @@ class DraftModel(Drafter):
     name: ClassVar[str] = "draft-model"
 
     def __init__(
-        self, model: Target, vocab_size: int, growth: TreeExpansion, recent: int = 256
+        self,
+        model: Target,
+        vocab_size: int,
+        growth: TreeExpansion,
+        recent: int = 256,
+        vocabulary: str = "",
+        ends: Collection[int] = (),
     ) -> None:
-        """Bind the draft model, which reads at most the last `recent` tokens of a prompt.
+        """Bind the draft model.
 
-        Raises InvalidOption if its vocabulary is not of `vocab_size`, or `recent` below 1.
+        Args:
+            model: drafts; it has `vocab_size` tokens.
+            vocab_size: of the target.
+            growth: of trees.
+            recent: it reads at most so many tokens of a prompt, the last ones.
+            vocabulary: tokens that may be drafted: how many of the lowest ids, which are the most
+                frequent of most tokenizers, or a file of `paceline train vocabulary`; "" for all.
+            ends: end tokens, which may be drafted in any case.
+
+        Raises:
+            InvalidOption: another vocabulary, `recent` below 1, a file that does not fit, or a
+                runtime that cannot leave out tokens.
         """
         require(recent >= 1, "recent", recent, "1 or more")
         theirs = model.capabilities.vocab_size
@@ -44,6 +66,15 @@ class DraftModel(Drafter):
                 f"the draft model has {theirs} tokens and the target {vocab_size}: "
                 "use a draft model of the target's family, with the same tokenizer"
             )
+        self._size, self._ids = vocab_size, None
+        if vocabulary:
+            if not isinstance(model, TrimsHead):
+                raise InvalidOption(
+                    f"runtime '{model.capabilities.runtime}' cannot leave out tokens of a draft "
+                    "model: leave out vocabulary, or use runtime cpu or torch"
+                )
+            self._ids = _draft_vocabulary(vocabulary, vocab_size, ends)
+            model.trim_head(self._ids)
         self._model = model
         self._expansion = growth
         self.kind = growth.kind
@@ -56,14 +87,18 @@ class DraftModel(Drafter):
     def create(cls, context: DrafterContext) -> Self:
         """Load the draft model; the option `growth` or the verifier selects the tree expansion.
 
-        `recent` limits what it reads of a prompt, in tokens.
+        Options `recent` and `vocabulary`: see the constructor.
 
         Raises InvalidOption for an unknown option, or an expansion that the verifier does not take.
         """
         others = {key: text for key, text in context.options.items() if key != "growth"}
-        for key in others.keys() - {"recent"}:
-            raise InvalidOption(f"drafter '{cls.name}' has no option {key!r}: use growth or recent")
-        chosen = arguments(cls, "drafter", others, "model", "vocab_size", "growth")
+        for key in others.keys() - {"recent", "vocabulary"}:
+            raise InvalidOption(
+                f"drafter '{cls.name}' has no option {key!r}: use growth, recent or vocabulary"
+            )
+        chosen = arguments(cls, "drafter", others, "model", "vocab_size", "growth", "ends")
+        if context.source is not None:
+            chosen["ends"] = context.source.config.eos_token_ids
         growth = expansion_for(context.accepts, context.shape, context.options.get("growth", ""))
         return cls(cls._load(context), context.target.vocab_size, growth, **chosen)
 
@@ -164,10 +199,10 @@ class DraftModel(Drafter):
                 self._model.keep(each.cache, len(each.pending), ())
         return [
             [
-                sequence.sampler.proposal(
+                self._distribution(
+                    sequence,
                     output.logits[row],
                     tree.tokens[list(trees.path_to(tree, node))].tolist(),
-                    soft=self._expansion.soft,
                 )
                 for node, row in zip(nodes, picked, strict=True)
             ]
@@ -175,6 +210,29 @@ class DraftModel(Drafter):
                 sequences, asks, outputs, rows, strict=True
             )
         ]
+
+    def _distribution(self, sequence: Sequence, row: LogitArray, path: List[int]) -> Distribution:
+        sampler, soft = sequence.sampler, self._expansion.soft
+        if self._ids is None:
+            return sampler.proposal(row, path, soft=soft)
+        return draft_sampling(sampler, row, self._ids, self._size, path, soft=soft)
+
+
+def _draft_vocabulary(named: str, size: int, ends: Collection[int]) -> IntArray:
+    # Ascending token ids.
+    if named.isdecimal() and int(named) >= 1:
+        ids = np.arange(min(int(named), size), dtype=np.int64)
+    else:
+        try:
+            ids = np.array(json.loads(Path(named).read_text(encoding="utf-8"))["tokens"], np.int64)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidOption(
+                f"vocabulary {named!r} is neither a number of tokens nor a file of `paceline train "
+                f"vocabulary`: {error}"
+            ) from error
+        if ids.ndim != 1 or not len(ids) or not 0 <= ids.min() <= ids.max() < size:
+            raise InvalidOption(f"{named} does not hold token ids below {size}: write it anew")
+    return np.union1d(ids, np.array([end for end in ends if end < size], dtype=np.int64))
 
 
 def _trunk(tree: TokenTree) -> int:

@@ -54,10 +54,15 @@ class Matrices:
             MemoryError: no memory for it.
             ModelError: it is damaged, or its width does not fit the kernels.
         """
-        name = self._resolved(name)
+        if name not in self._matrices:
+            name = self._resolved(name)
         if name not in self._matrices:
             self._matrices[name] = self._pack(name)
         return self._matrices[name]
+
+    def trim_head(self, ids: npt.NDArray[np.int64]) -> None:
+        """Let the LM head have these rows alone."""
+        self._matrices["head"] = self.rows("head", ids)
 
     def vector(self, name: str) -> LogitArray | None:
         """Return a tensor as float32, or None if the model has none of that name."""

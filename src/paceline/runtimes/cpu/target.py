@@ -28,7 +28,7 @@ from paceline.core.target import (
     split_blocks,
     without_logits,
 )
-from paceline.core.types import ROOT, Capabilities, Denoises, LogitArray, TokenTree
+from paceline.core.types import ROOT, Capabilities, Denoises, IntArray, LogitArray, TokenTree
 from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.models import families
 from paceline.models.config import ModelConfig, feature_layers
@@ -506,6 +506,11 @@ class CpuTarget:
         self._partial.clear()
         facts = Denoises(mask, "causal", shifted=True, autoregressive=True)
         self._capabilities = replace(self._capabilities, denoises=facts)
+
+    def trim_head(self, ids: IntArray) -> None:
+        self.matrices.trim_head(ids)
+        self._forward = self._recorded()
+        self._partial.clear()
 
     @property
     def memory(self) -> BlockPool:

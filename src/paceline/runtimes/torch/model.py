@@ -75,6 +75,10 @@ class TorchModel:
         found: Tensor = families.head(ops, self.config, hidden)
         return found
 
+    def trim_head(self, ids: Tensor) -> None:
+        """Let the LM head have the rows int64 `ids` alone."""
+        self._known["head"] = self.tensor("head")[ids.to(self._place[0])]
+
     @property
     def head(self) -> Tensor:
         """The LM head, `[vocabulary, hidden_size]`."""
@@ -86,7 +90,8 @@ class TorchModel:
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor by canonical name; raise ModelError if there is none."""
-        name = "embed" if name == "head" and self.config.tied_embeddings else name
+        if name == "head" and name not in self._known and self.config.tied_embeddings:
+            name = "embed"
         if name not in self._known:
             device, dtype = self._place
             self._known[name] = torch.as_tensor(self._weights[name]).to(device, dtype)

@@ -169,6 +169,9 @@ class TorchTarget:
             )
         ]
 
+    def trim_head(self, ids: IntArray) -> None:
+        self._network.trim_head(torch.from_numpy(ids))
+
     def add_embeddings(self, rows: LogitArray) -> int:
         """Add embeddings that draft nodes may carry in place of tokens.
 
