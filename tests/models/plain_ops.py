@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline.core.target import Block, Layer
 from paceline.models import families
 from paceline.models.config import ModelConfig
-from paceline.models.ops import Activation, Heads, Rotary
+from paceline.models.ops import Activation, Experts, Heads, Rotary
 from paceline.models.weights import Weights
 from paceline.runtimes.passes import block_mask
 
@@ -82,12 +82,37 @@ class PlainOps:
         self, x: Array, gate: str, up: str, *, activation: Activation, norm: str | None = None
     ) -> Array:
         x = x if norm is None else self.norm(x, norm)
-        a = self.linear(x, [gate])
-        if activation == "silu":
-            a = a / (1 + np.exp(-a))
-        else:
-            a = a / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
-        return a * self.linear(x, [up])
+        return active(self.linear(x, [gate]), activation) * self.linear(x, [up])
+
+    def route(self, x: Array, name: str, experts: Experts) -> Array:
+        scores, out = self.linear(x, [name]), np.zeros((len(x), experts.count))
+        if not experts.used:
+            return self.norm(np.maximum(scores, 0), f"{name}_norm")
+        for own, to in zip(scores, out, strict=True):
+            shares = np.exp(own - own.max()) / np.exp(own - own.max()).sum()
+            used = sorted(range(len(own)), key=lambda e: -shares[e])[: experts.used]
+            to[used] = shares[used] / (shares[used].sum() if experts.sum_to_one else 1)
+        return out
+
+    def mix(
+        self,
+        x: Array,
+        weights: Array,
+        name: str,
+        experts: Experts,
+        *,
+        activation: Activation,
+        plus: Array,
+    ) -> Array:
+        out = plus.copy()
+        for each in range(experts.count):  # all of them, of all rows
+            part = f"{name}.{each}"
+            inner = active(
+                self.linear(x, [f"{part}.{'gate' if experts.gated else 'up'}"]), activation
+            )
+            inner = inner * self.linear(x, [f"{part}.up"]) if experts.gated else inner
+            out += weights[:, each, None] * self.linear(inner, [f"{part}.down"])
+        return out
 
     def attend(self, layer: int, x: Array, heads: Heads) -> Array:
         rows, width, group = len(x), heads.width, heads.heads // heads.kv_heads
@@ -121,3 +146,9 @@ class PlainOps:
     def _get(self, name: str) -> Array:
         name = "embed" if name == "head" and name not in self._weights else name
         return self._weights[name].astype(np.float64)
+
+
+def active(x: Array, activation: Activation) -> Array:
+    if activation == "silu":
+        return x / (1 + np.exp(-x))
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))

@@ -71,6 +71,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
     ),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "experts_implementation": "eager",
+        },
+    ),
+    "qwen3-moe-dense": (
+        "qwen3_moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 64,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "experts_implementation": "eager",
+        },
+    ),
+    "mixtral": (
+        "mixtral",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "experts_implementation": "eager",
+        },
+    ),
     "gemma3": (
         "gemma3_text",
         {"head_dim": 32, "sliding_window": 6, "num_hidden_layers": 6, "query_pre_attn_scalar": 24},
@@ -165,7 +197,10 @@ def test_what_a_family_adds_matters(case: str, tmp_path: Path) -> None:
             assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max(), name
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "qwen2-windows"])
+NOT_IN_GGUF = ("qwen2-windows", "qwen3-moe-dense", "mixtral")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_IN_GGUF])
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_gguf_file_gives_those_of_the_checkpoint(case: str, kind: str, tmp_path: Path) -> None:
     # GGUF files say nothing of Qwen's windows; Gemma's query scale is 1 / sqrt(head_dim) there.
@@ -218,6 +253,8 @@ def write(
         "attention.key_length": config.head_dim,
         "rope.dimension_count": config.rotated or config.head_dim,
         "attention.sliding_window": window,
+        "expert_count": config.experts.count if config.experts else 0,
+        "expert_used_count": config.experts.used if config.experts else 0,
     }.items():
         if value:
             add(f"{arch}.{name}", value, uint)
@@ -247,6 +284,8 @@ def write(
     ends = {"embed": "token_embd", "norm": "output_norm", "head": "output"}
     names = [name for name in ends if name in weights]
     parts = [part + end for part in family.gguf_parts for end in ("", ".bias")]
+    experts = range(config.experts.count if config.experts else 0)
+    parts += [f"experts.{each}.{part}" for part in ("gate", "up", "down") for each in experts]
     for layer in range(config.layers):
         names += [f"layers.{layer}.{each}" for each in parts if f"layers.{layer}.{each}" in weights]
     fused: dict[str, list[npt.NDArray[np.float32]]] = {}
@@ -255,6 +294,7 @@ def write(
         place = ends.get(name)
         if place is None:
             _, layer_name, part, *rest = name.split(".")
+            part, rest = (f"experts.{rest[1]}", []) if part == "experts" else (part, rest)
             place = f"blk.{layer_name}.{family.gguf_parts[part]}"
             if family.interleaved and part in ("q", "k"):
                 heads = config.heads if part == "q" else config.kv_heads
@@ -267,7 +307,7 @@ def write(
         out[name] = quantized(values, kind)[0]
         fused.setdefault(place if place.endswith(".bias") else f"{place}.weight", []).append(values)
     for place, pieces in fused.items():
-        whole = np.concatenate(pieces)
+        whole = np.stack(pieces) if "_exps" in place else np.concatenate(pieces)
         _, blocks = quantized(whole, kind)
         if blocks is None:
             writer.add_tensor(place, whole)

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.core.types import Denoises, ProbArray
 from paceline.errors import ModelError
-from paceline.models.ops import Activation, Rotary
+from paceline.models.ops import Activation, Experts, Rotary
 
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output.
@@ -36,6 +36,7 @@ class ModelConfig:
         windows: newest keys that each layer sees, 0 for all; empty if no layer has a window.
         no_positions: layers without rotary positions.
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
+        experts: in place of feed-forward blocks, but for `dense_layers`; None for none.
         denoises: how it fills a canvas, if it was trained to.
     """
 
@@ -65,6 +66,8 @@ class ModelConfig:
     residual_scale: float = 1.0
     attention_scale: float = 0.0
     logit_scale: float = 1.0
+    experts: Experts | None = None
+    dense_layers: tuple[int, ...] = ()
     denoises: Denoises | None = None
 
     def __post_init__(self) -> None:
@@ -76,13 +79,14 @@ class ModelConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its layers are those of Llama: no windows, extended positions, scales, norms."""
+        """Whether its layers are Llama's: no windows, extended positions, scales, experts."""
         scales = (self.embedding_scale, self.residual_scale, self.logit_scale)
         return (
             scales == (1.0, 1.0, 1.0)
             and not (self.windows or self.no_positions or self.attention_scale or self.rotated)
             and self.rope_factor == 1.0
             and self.activation == "silu"
+            and self.experts is None
         )
 
     @classmethod
@@ -140,8 +144,6 @@ class ModelConfig:
     ) -> ModelConfig:
         """Read GGUF metadata; arguments and errors as for `families.gguf_config`."""
         get = reader(metadata, str(metadata.get("general.architecture")))
-        if get("expert_count", 0):
-            raise _unsupported("mixture-of-experts models")
         if "blk.0.attn_output.bias" in shapes:
             raise _unsupported("a bias on the attention output")
         try:
@@ -163,7 +165,7 @@ class ModelConfig:
             }
             if rope["long_factor"]:
                 rope["rope_type"] = "longrope"
-            found, factor = _extension(rope, base, rotated, context)
+            extended, factor = _extension(rope, base, rotated, context)
             given = divisors.get("rope_freqs.weight")
             general = {
                 "family": family,
@@ -181,11 +183,14 @@ class ModelConfig:
                 "qkv_bias": "blk.0.attn_q.bias" in shapes,
                 "qk_norm": "blk.0.attn_q_norm.weight" in shapes,
                 "eos_token_ids": gguf_eos_token_ids(metadata),
-                "rope_divisors": found if given is None else tuple(given),
+                "rope_divisors": extended if given is None else tuple(given),
                 "rope_factor": factor,
                 "rotated": 0 if rotated == head_dim else rotated,
             }
-            return cls(**{**general, **changes()})
+            found = cls(**{**general, **changes()})
+            if get("expert_count", 0) and found.experts is None:
+                raise _unsupported(f"mixtures of experts of family {family}")
+            return found
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ModelError(
                 f"the GGUF file is not a complete {family} model ({_what(error)}): "

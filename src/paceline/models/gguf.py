@@ -138,23 +138,26 @@ class GGUFFile:
         raw = np.frombuffer(self._data, np.uint8, rows * row, info.offset)
         return kind, raw.reshape(rows, row)
 
-    def read(self, name: str) -> LogitArray:
-        """Return a tensor by its GGUF name, dequantized to float32; raises as `stored`."""
+    def read(self, name: str, rows: slice = slice(None)) -> LogitArray:
+        """Return a tensor by its GGUF name, dequantized to float32; raises as `stored`.
+
+        Some `rows` alone, of all outer dimensions as one, are `[rows, columns]`.
+        """
         import gguf
 
         kind, raw = self.stored(name)
-        shape = self.tensors[name].shape
+        whole, raw, shape = len(raw), raw[rows], self.tensors[name].shape
         values = np.empty((len(raw), shape[-1]), np.float32)
         step = max(1, _PIECE // shape[-1])
         try:
             number = gguf.GGMLQuantizationType[kind]
             with np.errstate(invalid="ignore", over="ignore"):  # what is not finite stays so
                 for begin in range(0, len(raw), step):
-                    rows = slice(begin, begin + step)
-                    values[rows] = gguf.dequantize(raw[rows], number)
+                    piece = slice(begin, begin + step)
+                    values[piece] = gguf.dequantize(raw[piece], number)
         except (NotImplementedError, KeyError) as error:
             raise self._unreadable(name, kind) from error
-        return values.reshape(shape)
+        return values.reshape(shape) if len(raw) == whole else values
 
     def _check_unchanged(self) -> None:
         cut = self._data.size() < len(self._data)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
+from paceline.errors import ModelError
+
 # Rows of the backend.
 Rows: TypeAlias = Any
 
@@ -51,6 +53,30 @@ class Heads:
     key_norm: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts of one layer.
+
+    Attributes:
+        count: of the experts.
+        used: a row uses so many, those with the largest softmax scores, of equal ones the first;
+            0: all with scores above zero, whose weights are the RMS norm of those scores.
+        sum_to_one: the weights that are used do, after a softmax.
+        gated: experts are gated linears; else `activation(x @ up) @ down`.
+        every: read all for every row, to the same bits: what the saving is measured against.
+    """
+
+    count: int
+    used: int = 0
+    sum_to_one: bool = False
+    gated: bool = True
+    every: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.used <= self.count or self.count < 1:
+            raise ModelError(f"a row cannot use {self.used} of {self.count} experts")
+
+
 class Ops(Protocol):
     """A backend. Norms are RMS norms with the model's epsilon."""
 
@@ -87,5 +113,28 @@ class Ops(Protocol):
         """Store keys and values in the cache of `layer`, and attend to what each row sees.
 
         `x` holds queries `[heads * width]`, keys and values `[kv_heads * width]` side by side.
+        """
+        ...
+
+    def route(self, x: Rows, name: str, experts: Experts) -> Rows:
+        """Return the weights of a row's experts, `[rows, count]`, 0 for those it does not use.
+
+        `name` is that of the router's matrix; its norm, if any, is `NAME_norm`.
+        """
+        ...
+
+    def mix(
+        self,
+        x: Rows,
+        weights: Rows,
+        name: str,
+        experts: Experts,
+        *,
+        activation: Activation,
+        plus: Rows,
+    ) -> Rows:
+        """Return `plus` and the weighted sum of the experts of each row, in order of their numbers.
+
+        Matrices are `NAME.E.gate`, `NAME.E.up` and `NAME.E.down` of expert E.
         """
         ...

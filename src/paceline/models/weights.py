@@ -1,7 +1,7 @@
 """Tensors of a model by canonical name, as stored or as floats, from GGUF files and safetensors.
 
 Names are "embed", "norm", "head" (absent if tied) and "layers.N.PART" with the parts of
-`families.base`, and "NAME.bias".
+`families.base`, and "NAME.bias". Parts of expert E are "layers.N.experts.E.PART".
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class _Reader(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def read(self, name: str) -> LogitArray: ...
+    def read(self, name: str, rows: slice = ...) -> LogitArray: ...
 
     def stored(self, name: str) -> tuple[str, npt.NDArray[np.uint8]]: ...
 
@@ -94,8 +94,10 @@ class FileWeights:
 
     def __getitem__(self, name: str) -> LogitArray:
         theirs = self._known(name)
-        values = self._reader.read(theirs)
         rows = self._rows(name)
+        if self._gguf and ".experts." in name and isinstance(rows, slice):
+            return self._reader.read(theirs, rows)  # not all of them for each
+        values = self._reader.read(theirs)
         if rows is not None:
             values = np.ascontiguousarray(values[rows])
         if self._family.norms_less_one and not self._gguf and values.ndim == 1:
@@ -105,15 +107,15 @@ class FileWeights:
     def stored(self, name: str) -> Stored:
         theirs = self._known(name)
         shape = self._reader.shape(theirs)
-        if len(shape) != 2:
+        rows = self._rows(name)
+        if len(shape) != (3 if self._gguf and ".experts." in name else 2):
             raise ModelError(
                 f"{self._what} has {name} in {len(shape)} dimensions: download it again"
             )
         kind, blocks = self._reader.stored(theirs)
-        rows = self._rows(name)
         if isinstance(rows, slice):
             blocks = blocks[rows]
-            return Stored(kind, (len(blocks), shape[1]), blocks, mapped=True)
+            return Stored(kind, (len(blocks), shape[-1]), blocks, mapped=True)
         return Stored(kind, (shape[0], shape[1]), blocks, rows, mapped=True)
 
     def check(self, given: Iterable[str]) -> None:
@@ -149,13 +151,23 @@ class FileWeights:
         layer, _, rest = rest.partition(".")
         part, _, kind = rest.partition(".")
         parts = self._family.gguf_parts if self._gguf else self._family.hf_parts
+        expert = ""
+        if part == "experts":
+            expert, _, part = kind.partition(".")
+            part, kind = f"experts.{part}", ""
         if part not in parts:
             return ""
         prefix = "blk" if self._gguf else self._family.hf_layers
-        return f"{prefix}.{layer}.{parts[part]}.{kind or 'weight'}"
+        return f"{prefix}.{layer}.{parts[part].format(expert)}.{kind or 'weight'}"
 
     def _rows(self, name: str) -> slice | npt.NDArray[np.int64] | None:
         part = name.removesuffix(".bias").rpartition(".")[2]
+        if ".experts." in name:
+            if not self._gguf:
+                return None
+            *_, expert, _ = name.split(".")  # one behind another in one tensor
+            height = self._reader.shape(self._theirs(name))[1]
+            return slice(int(expert) * height, (int(expert) + 1) * height)
         config = self._config
         narrow = config.kv_heads * config.head_dim
         sizes = {"q": config.heads * config.head_dim, "k": narrow, "v": narrow}
@@ -221,10 +233,11 @@ class SafetensorsFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._places[name][2]["shape"])
 
-    def read(self, name: str) -> LogitArray:
+    def read(self, name: str, rows: slice = slice(None)) -> LogitArray:
         path, _, entry = self._places[name]
         try:
-            return _to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
+            values = _to_float32(self._raw(name), entry["dtype"]).reshape(entry["shape"])
+            return np.ascontiguousarray(values[rows])
         except ValueError as error:
             raise self._damaged(name) from error
         except KeyError as error:

@@ -50,6 +50,16 @@ class Matrix(ctypes.Structure):
     )
 
 
+class Router(ctypes.Structure):
+    """How scores become weights, `Router` of `kernels/experts.hpp`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("used", "sum_to_one")),
+        ("norm", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    )
+
+
 class Heads(ctypes.Structure):
     """Attention shape, `Shape` of `kernels/attention.hpp`."""
 
@@ -94,6 +104,11 @@ _SIGNATURES = {
     "product": (
         *(None, _ADDRESS, ctypes.POINTER(Matrix), _INT, _INT, _FLOAT, _ADDRESS, _FLOAT),
         *(View, View, View),
+    ),
+    "route": (None, _ADDRESS, ctypes.POINTER(Router), View, _LONG, View),
+    "mix": (
+        *(None, _ADDRESS, ctypes.POINTER(Matrix), _INT, _INT, _INT, _INT),
+        *(View, View, View, View),
     ),
     "paths": (None, _ADDRESS, ctypes.POINTER(Heads), _LONG, _INT, _INT, _INT, _INT),
     "attention": (

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import OutOfMemory
-from paceline.native.library import Heads, Layer, Matrix, Tokens, View, library
+from paceline.native.library import Heads, Layer, Matrix, Router, Tokens, View, library
 from paceline.native.packed import GROUP, Packed
 
 # Activations of a gate, in C++.
@@ -162,6 +162,51 @@ class Program:
         views = (_view(at), _view(residual), _view(to))
         kept = self._packed.keep(norm)
         self._add(name, "product", parts, len(matrices), gate, scale, kept, eps, *views)
+
+    def route(
+        self,
+        name: str,
+        scores: Columns,
+        to: Columns,
+        *,
+        used: int,
+        sum_to_one: bool,
+        norm: Any = None,
+        eps: float = 0.0,
+    ) -> None:
+        """Add the weights of experts from their scores; see `models.ops.Experts`."""
+        router = Router(used, sum_to_one, self._packed.keep(norm), eps)
+        self._add(name, "route", router, _view(scores), to.width, _view(to))
+
+    def mix(
+        self,
+        name: str,
+        experts: Sequence[Sequence[Matrix]],
+        at: Columns,
+        weights: Columns,
+        to: Columns,
+        *,
+        activation: int,
+        residual: Columns | None = None,
+        every: bool = False,
+    ) -> None:
+        """Add a mixture: `residual +` the weighted sum of what the experts in use make of a row.
+
+        Args:
+            name: in profiles.
+            experts: gates, if any, then "up", then "down", each by expert.
+            at: input rows.
+            weights: `[rows, experts]`, as `route` leaves them.
+            to: destination, not the residual.
+            activation: of `GATES`.
+            residual: added.
+            every: read all experts for all rows, to the same bits.
+        """
+        parts = [matrix for matrices in experts for matrix in matrices]
+        views = map(_view, (at, weights, residual, to))
+        packed, count = (Matrix * len(parts))(*parts), len(experts[0])
+        gated = len(experts) == 3
+        self._add(name, "mix", packed, count, gated, activation, every, *views)
 
     def paths(self, longest: int, rows: str) -> None:
         """Set the visible keys of rows: inputs "rows", "tables" and "singles"."""

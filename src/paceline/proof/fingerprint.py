@@ -62,6 +62,14 @@ _ADDED: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.1,
         "logits_scaling": 3.0,
     },
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama_blockffn": {"num_experts": 6},
 }
 _BIASED = ("qwen2",)
 
@@ -102,6 +110,10 @@ class RandomWeights:
             }
             if config.family in _BIASED:
                 parts |= {f"{part}.bias": parts[part][:1] for part in "qkv"}
+            count = config.experts.count if config.experts else 0
+            parts |= {"router": (count, width), "router_norm": (count,)} if count else {}
+            for part in ("gate", "up", "down"):
+                parts |= {f"experts.{each}.{part}": parts[part] for each in range(count)}
             self._shapes |= {f"layers.{layer}.{part}": shape for part, shape in parts.items()}
 
     def __contains__(self, name: object) -> bool:
@@ -145,9 +157,12 @@ class Case:
     kinds: tuple[str, ...]
     precision: str = "file"
 
+    @property
+    def config(self) -> ModelConfig:
+        return hf_config({**_CONFIG, "model_type": self.family, **_ADDED[self.family]})
+
     def target(self, threads: int | None = None) -> CpuTarget:
-        config = hf_config({**_CONFIG, "model_type": self.family, **_ADDED[self.family]})
-        weights = RandomWeights(config, self.kinds)
+        config, weights = self.config, RandomWeights(self.config, self.kinds)
         return CpuTarget(config, weights, self.precision, kv_tokens=1024, threads=threads)
 
 

@@ -11,6 +11,7 @@ from paceline.models.config import ELSEWHERE, ModelConfig, reader
 from paceline.models.families import base
 from paceline.models.families.base import Family
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
+from paceline.models.families.experts import BLOCKFFN, MIXTRAL, QWEN3_MOE
 from paceline.models.families.gemma3 import GEMMA3
 from paceline.models.families.granite import GRANITE
 from paceline.models.families.llama import LLAMA
@@ -21,7 +22,8 @@ from paceline.models.families.qwen3 import QWEN3
 from paceline.models.families.smollm3 import SMOLLM3
 from paceline.models.ops import Ops, Rows
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE)
+_DENSE = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3, PHI3, SMOLLM3, GRANITE)
+FAMILIES = (*_DENSE, QWEN3_MOE, MIXTRAL, BLOCKFFN)
 """Autoregressive ones."""
 
 
@@ -96,5 +98,5 @@ def _find(name: object, key: str) -> Family:
     for family in families:
         if getattr(family, key) == name:
             return family
-    known = ", ".join(getattr(each, key) for each in families)
+    known = ", ".join(filter(None, (getattr(each, key) for each in families)))
     raise ModelError(f"architecture {name!r} is not one of {known}: {ELSEWHERE}")

@@ -9,8 +9,9 @@ from paceline.models.families.base import Family
 from paceline.models.families.qwen2 import windows
 
 
-def _from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+def from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what it changes in the general config."""
     return {"qk_norm": True, **windows(config)}
 
 
-QWEN3 = Family("qwen3", "qwen3", from_hf=_from_hf)
+QWEN3 = Family("qwen3", "qwen3", from_hf=from_hf)

@@ -142,6 +142,33 @@ void paceline_product(Program* program, const Matrix* parts, int32_t count, int3
     });
 }
 
+// See `route`.
+void paceline_route(Program* program, const Router* of, View scores, int64_t experts, View to) {
+    program->add([=, router = *of](const Call& call) {
+        route(router, program->count(to, call), experts, program->read(scores), program->rows(to));
+    });
+}
+
+// See `mix`; the matrices are those of gates, if any, then of `up`, then of `down`.
+void paceline_mix(Program* program, const Matrix* parts, int32_t experts, int32_t gated,
+                  int32_t activation, int32_t every, View from, View weights, View more, View to) {
+    const auto next = [&] {
+        const std::vector<Matrix> out(parts, parts + experts);
+        parts += experts;
+        return out;
+    };
+    Experts of;
+    if (gated) of.gate = next();
+    of.up = next();
+    of.down = next();
+    of.activation = Gate(activation);
+    of.every = every;
+    program->add([=](const Call& call) {
+        mix(of, program->count(to, call), program->read(from), program->read(weights),
+            program->read(more), program->rows(to), program->scratch);
+    });
+}
+
 // Sets the visible keys for the next attention; inputs as in `Plan`.
 void paceline_paths(Program* program, const Shape* of, int64_t longest, int32_t rows,
                     int32_t tables, int32_t singles, int32_t count) {

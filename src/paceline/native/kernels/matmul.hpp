@@ -40,6 +40,7 @@ struct MatmulOp {
 struct Scratch {
     QuantizedRows quantized;
     std::vector<float> normed;  // [rows, inputs]
+    std::vector<float> taken, inner, made;  // of one expert: rows in, between and out
 };
 
 //   x:     [rows, inputs]

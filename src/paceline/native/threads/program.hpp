@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/attention.hpp"
+#include "kernels/experts.hpp"
 #include "kernels/matmul.hpp"
 
 namespace paceline {

@@ -80,6 +80,8 @@ class Matrices:
         kind = self._kind or stored.kind
         if self._kind == "Q4_1" and name in ("embed", "head"):
             kind = "Q8_0"  # they decide the argmax
+        if self._kind and name.endswith(".router"):
+            kind = "F32"  # so small, and it decides which experts are read
         if kind not in KINDS:
             if kind not in self._told:
                 self._told.add(kind)

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models import ops
-from paceline.models.ops import Activation, Rotary
+from paceline.models.ops import Activation, Experts, Rotary
 from paceline.native.library import KV_DTYPES, Heads, KvDtype, Matrix, attends
 from paceline.native.packed import GROUP, LANES, rotary_table
 from paceline.native.program import GATES, Columns, Program
@@ -121,6 +121,8 @@ class CpuOps(Recorder):
         self._pool, self._kv_dtype = pool, kv_dtype
         self._eps, self._longest, self._extra = eps, longest, extra
         self._tables: dict[Rotary, LogitArray] = {}
+        # Weights of the experts, by layer that has some; kept until the forward is read.
+        self.routes: list[Rows] = []
 
     def given(self, columns: Columns, count: str) -> Rows:
         """Return rows that are in a buffer of the caller."""
@@ -245,6 +247,55 @@ class CpuOps(Recorder):
         group = heads.heads // heads.kv_heads * heads.width
         width = heads.heads * heads.width
         return Rows(self, x.count, width, record, groups=group % GROUP == 0)
+
+    def route(self, x: Rows, name: str, experts: Experts) -> Rows:
+        scores = self.linear(x, [name])
+        norm = None if experts.used else self._vector(f"{name}_norm")
+
+        def record(to: Columns) -> None:
+            self.program.route(
+                "route",
+                scores.columns(),
+                to,
+                used=experts.used,
+                sum_to_one=experts.sum_to_one,
+                norm=norm,
+                eps=self._eps,
+            )
+
+        weights = Rows(self, x.count, experts.count, record)
+        self.routes.append(weights)
+        return weights
+
+    def mix(
+        self,
+        x: Rows,
+        weights: Rows,
+        name: str,
+        experts: Experts,
+        *,
+        activation: Activation,
+        plus: Rows,
+    ) -> Rows:
+        parts = ("gate", "up", "down")[not experts.gated :]
+        matrices = [
+            [self._matrices(f"{name}.{each}.{part}") for each in range(experts.count)]
+            for part in parts
+        ]
+
+        def record(to: Columns) -> None:
+            self.program.mix(
+                "experts",
+                matrices,
+                x.columns(),
+                weights.columns(),
+                to,
+                activation=GATES[activation],
+                residual=plus.columns(),
+                every=experts.every,
+            )
+
+        return Rows(self, x.count, x.width, record)
 
     def _vector(self, name: str) -> LogitArray:
         found = self._matrices.vector(name)

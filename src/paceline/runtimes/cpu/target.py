@@ -291,13 +291,14 @@ class Forward:
             to = self._features.part(index * width, width)
             program.gather(rows.columns(), "feature_rows", to)
         del seen, states
+        self._routes = ops.routes
         self._hidden = program.buffer("logits", width)
         program.gather(x.columns(), "logit_rows", self._hidden)
         logits = families.head(ops, config, ops.given(self._hidden, "logits"))
         self._logits_rows = logits  # keeps its buffer
         self._logits: Columns = logits.columns()
         self._argmax = program.argmax(self._logits, "argmax")
-        self.seconds = 0.0
+        self.seconds, self._ran = 0.0, 0
 
     def run(self, batch: Batch, threads: int, given: LogitArray | None = None) -> None:
         begin = perf_counter()
@@ -307,6 +308,7 @@ class Forward:
         if given is not None:
             inputs["inputs"] = np.ascontiguousarray(given, np.float32).reshape(-1).view(np.int32)
         self._program.run(batch.counts(), inputs, threads)
+        self._ran = len(batch.ids)
         self.seconds = perf_counter() - begin
 
     def output(self, name: str, batch: Batch) -> LogitArray:
@@ -320,6 +322,9 @@ class Forward:
         at = self._state if name == "state" else columns[name]
         assert at is not None
         return self._program.read(at, rows)
+
+    def routes(self) -> list[LogitArray]:
+        return [self._program.read(each.columns(), self._ran) for each in self._routes]
 
     def argmax(self, batch: Batch) -> list[int]:
         """Return the argmax by logit row; empty if no pass asked for it."""
@@ -587,6 +592,14 @@ class CpuTarget:
         inputs = [each.inputs for each in blocks if each.inputs is not None]
         forward.run(batch, self.threads, np.concatenate(inputs) if inputs else None)
         return split_blocks(blocks, forward.output("logits", batch), forward.output("state", batch))
+
+    def routes(self) -> list[LogitArray]:
+        """Return the weights of the experts in the last `forward`, by layer that has experts.
+
+        Views of float32 `[rows, experts]` that the next forward overwrites, rows in the order of
+        the passes; 0 where a row does not use an expert.
+        """
+        return self._forward.routes()
 
     def counted(self, passes: Sequence[Pass], runs: int) -> Counted:
         """Repeat a forward and return the time of its parts; it commits nothing."""

@@ -13,7 +13,7 @@ from paceline.core.target import Layer
 from paceline.core.types import LogitArray
 from paceline.models import families
 from paceline.models.config import ModelConfig
-from paceline.models.ops import Activation, Heads, Rotary
+from paceline.models.ops import Activation, Experts, Heads, Rotary
 from paceline.models.weights import Weights
 
 # `(layer, heads, queries [rows, heads, width], keys, values [rows, kv_heads, width])` to the
@@ -140,10 +140,12 @@ class _TorchOps:
         self, x: Tensor, gate: str, up: str, *, activation: Activation, norm: str | None = None
     ) -> Tensor:
         x = x if norm is None else self.norm(x, norm)
-        gated = self.linear(x, [gate])
-        if activation == "silu":
-            return functional.silu(gated) * self.linear(x, [up])
-        return functional.gelu(gated, approximate="tanh") * self.linear(x, [up])
+        return self._active(self.linear(x, [gate]), activation) * self.linear(x, [up])
+
+    def _active(self, x: Tensor, activation: Activation) -> Tensor:
+        return (
+            functional.silu(x) if activation == "silu" else functional.gelu(x, approximate="tanh")
+        )
 
     def attend(self, layer: int, x: Tensor, heads: Heads) -> Tensor:
         sizes = heads.heads, heads.kv_heads, heads.kv_heads
@@ -155,6 +157,42 @@ class _TorchOps:
         if heads.rotary is not None:
             queries, keys = (self._rotate(each, heads.rotary) for each in (queries, keys))
         return self._attend(layer, heads, queries, keys, values).flatten(-2)
+
+    def route(self, x: Tensor, name: str, experts: Experts) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        scores = self.linear(x, [name]).to(exact)
+        if not experts.used:
+            return self.norm(scores.relu().to(x.dtype), f"{name}_norm")
+        shares = scores.softmax(-1)
+        # Of equal ones the first, which `topk` does not promise.
+        order = shares.argsort(dim=-1, descending=True, stable=True)[:, : experts.used]
+        found = shares.gather(-1, order)
+        found = found / found.sum(-1, keepdim=True) if experts.sum_to_one else found
+        return torch.zeros_like(shares).scatter(-1, order, found).to(x.dtype)
+
+    def mix(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        name: str,
+        experts: Experts,
+        *,
+        activation: Activation,
+        plus: Tensor,
+    ) -> Tensor:
+        out = plus.clone()
+        for each in range(experts.count):
+            (rows,) = weights[:, each].nonzero(as_tuple=True)
+            if not len(rows) and len(x):  # of no rows all are read: it finds what is missing
+                continue
+            part, at = f"{name}.{each}", x[rows]
+            if experts.gated:
+                inner = self.gated(at, f"{part}.gate", f"{part}.up", activation=activation)
+            else:
+                inner = self._active(self.linear(at, [f"{part}.up"]), activation)
+            made = self.linear(inner, [f"{part}.down"])
+            out = out.index_add(0, rows, made * weights[rows, each, None])
+        return out
 
     def _rotate(self, x: Tensor, rotary: Rotary) -> Tensor:
         if rotary not in self._turns:

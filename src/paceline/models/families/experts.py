@@ -1,0 +1,103 @@
+"""Families with mixtures of experts in place of feed-forward blocks: Qwen 3 MoE (Yang et al. 2025),
+Mixtral (Jiang et al. 2024), and Llama with the experts of BlockFFN (Song et al. 2025,
+arXiv:2507.08771), whose own checkpoints have another attention and are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.models.config import ModelConfig
+from paceline.models.families import qwen3
+from paceline.models.families.base import (
+    GGUF_PARTS,
+    HF_PARTS,
+    Family,
+    Get,
+    llama_attention,
+    llama_feed_forward,
+)
+from paceline.models.ops import Experts, Ops, Rows
+
+
+def feed_forward(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:
+    """Mixture of experts, added to the stream; of a dense layer SwiGLU."""
+    if config.experts is None or index in config.dense_layers:
+        return llama_feed_forward(ops, config, index, x)
+    name = f"layers.{index}"
+    normed = ops.norm(x, f"{name}.ffn_norm")
+    weights = ops.route(normed, f"{name}.router", config.experts)
+    names = f"{name}.experts", config.experts
+    return ops.mix(normed, weights, *names, activation=config.activation, plus=x)
+
+
+def _parts(router: str, expert: str, names: tuple[str, str, str]) -> dict[str, str]:
+    own = zip(("gate", "up", "down"), names, strict=True)
+    return {"router": router} | {f"experts.{part}": expert.format(theirs) for part, theirs in own}
+
+
+_HALVES = (llama_attention, feed_forward)
+_QWEN = ("gate_proj", "up_proj", "down_proj")
+
+
+def _count(config: Mapping[str, Any]) -> int:
+    found = config.get("num_experts")
+    return int(config["num_local_experts"] if found is None else found)
+
+
+def _qwen3_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    layers, every = range(int(config["num_hidden_layers"])), int(config["decoder_sparse_step"])
+    alone = {int(each) for each in config.get("mlp_only_layers") or ()}
+    count, used = _count(config), int(config["num_experts_per_tok"])
+    return {
+        **qwen3.from_hf(config),
+        "experts": Experts(count, used, bool(config["norm_topk_prob"])),
+        "dense_layers": tuple(each for each in layers if each in alone or (each + 1) % every),
+    }
+
+
+def _qwen3_from_gguf(get: Get) -> dict[str, Any]:
+    return {"experts": Experts(int(get("expert_count")), int(get("expert_used_count")), True)}
+
+
+QWEN3_MOE = Family(
+    "qwen3_moe",
+    "qwen3moe",
+    hf_parts=HF_PARTS | _parts("mlp.gate", "mlp.experts.{{}}.{}", _QWEN),
+    gguf_parts=GGUF_PARTS | _parts("ffn_gate_inp", "ffn_{}_exps", ("gate", "up", "down")),
+    from_hf=_qwen3_from_hf,
+    from_gguf=_qwen3_from_gguf,
+    halves=_HALVES,
+)
+
+
+def _mixtral_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    window, layers = int(config.get("sliding_window") or 0), int(config["num_hidden_layers"])
+    experts = Experts(_count(config), int(config["num_experts_per_tok"]), True)
+    return {"experts": experts} | ({"windows": (window,) * layers} if window else {})
+
+
+MIXTRAL = Family(
+    "mixtral",
+    "",
+    hf_parts=HF_PARTS
+    | _parts("block_sparse_moe.gate", "block_sparse_moe.experts.{{}}.{}", ("w1", "w3", "w2")),
+    from_hf=_mixtral_from_hf,
+    halves=_HALVES,
+)
+
+
+def _blockffn_from_hf(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"experts": Experts(_count(config), gated=False)}
+
+
+BLOCKFFN = Family(
+    "llama_blockffn",
+    "",
+    hf_parts=HF_PARTS
+    | _parts("mlp.router_proj", "mlp.experts.{{}}.{}", _QWEN)
+    | {"router_norm": "mlp.router_norm"},
+    from_hf=_blockffn_from_hf,
+    halves=_HALVES,
+)

@@ -1,0 +1,196 @@
+"""Mixtures of experts as models: three backends agree, wrong ones do not, drafts change no bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.models import plain_ops
+
+from paceline.core.target import Block, Pass
+from paceline.core.tree import chain
+from paceline.core.types import ROOT, TokenTree
+from paceline.errors import ModelError
+from paceline.models.config import ModelConfig
+from paceline.models.families import gguf_config, hf_config
+from paceline.models.ops import Experts
+from paceline.proof.fingerprint import Case, RandomWeights
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.torch.target import TorchTarget
+
+FAMILIES = ("qwen3_moe", "mixtral", "llama_blockffn")
+TOKENS = [3, 17, 5, 80, 41, 9, 2, 66, 31, 7, 250, 12]
+
+
+class Weights(RandomWeights):
+    """With routers that tell rows apart."""
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name) * (4 if name.endswith("router") else 1)
+
+    def stored(self, name: str) -> Any:
+        found = super().stored(name)
+        return replace(found, blocks=self[name].view(np.uint8).reshape(found.shape[0], -1))
+
+
+def model(family: str) -> tuple[ModelConfig, Weights]:
+    config = Case(family, ("F32",)).config
+    return config, Weights(config, ("F32",))
+
+
+def plain(config: ModelConfig, weights: Any) -> Any:
+    count = len(TOKENS)
+    ids, rows = np.array(TOKENS), np.arange(count)
+    sees = np.tri(count, dtype=bool)
+    block = Block(plain_ops.PlainCache(), ids, rows, sees)
+    return plain_ops.forward(config, weights, block)[0]
+
+
+def found(target: Any) -> Any:
+    cache = target.open()
+    (output,) = target.forward([Pass(cache, TOKENS[:1], chain(TOKENS[1:]))])
+    logits = output.logits.copy()
+    target.release(cache)
+    return logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_backends_agree(family: str) -> None:
+    config, weights = model(family)
+    expected = plain(config, weights)
+    for target in (
+        CpuTarget(config, weights, "fp32", kv_tokens=128, kv_precision="fp32"),
+        TorchTarget(config, weights),
+    ):
+        assert np.abs(found(target) - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+class NoNorm(plain_ops.PlainOps):
+    """BlockFFN without its RMS norm."""
+
+    def route(self, x: Any, name: str, experts: Experts) -> Any:
+        if experts.used:
+            return super().route(x, name, experts)
+        return np.maximum(self.linear(x, [name]), 0)
+
+
+class Softmax(plain_ops.PlainOps):
+    """Another router in its place: a softmax over all, or ReLU instead of a softmax."""
+
+    def route(self, x: Any, name: str, experts: Experts) -> Any:
+        scores = self.linear(x, [name])
+        return scores / np.abs(scores).sum(-1, keepdims=True)
+
+
+class Unweighted(plain_ops.PlainOps):
+    """Experts that count alike."""
+
+    def route(self, x: Any, name: str, experts: Experts) -> Any:
+        found = super().route(x, name, experts)
+        return (found != 0) / np.maximum((found != 0).sum(-1, keepdims=True), 1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("wrong", [NoNorm, Softmax, Unweighted])
+def test_another_router_is_seen(
+    family: str, wrong: type[plain_ops.PlainOps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong is NoNorm and family != "llama_blockffn":
+        pytest.skip("it has no norm")
+    config, weights = model(family)
+    expected = plain(config, weights)
+    monkeypatch.setattr(plain_ops, "PlainOps", wrong)
+    other = plain(config, weights)
+    assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_numbers_of_experts_are_seen(family: str) -> None:
+    config, weights = model(family)
+    assert config.experts is not None
+    expected, old = plain(config, weights), config.experts
+    for experts in (
+        replace(old, used=1 if old.used else 2),
+        replace(old, sum_to_one=not old.sum_to_one) if old.used else replace(old, gated=True),
+    ):
+        other = plain(replace(config, experts=experts), weights)
+        assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_drafts_and_batches_change_no_bit(family: str, precision: str) -> None:
+    config, weights = model(family)
+    alone = CpuTarget(config, weights, precision, kv_tokens=256)
+    cache, expected = alone.open(), []
+    for token in TOKENS:
+        expected.append(alone.forward([Pass(cache, [token])])[0].logits[0].copy())
+        alone.keep(cache, 1, [])
+    dense = replace(config, experts=replace(config.experts, every=True))
+    for each in (alone, CpuTarget(dense, weights, precision, kv_tokens=256)):
+        assert np.array_equal(found(each), expected)
+        one, other = each.open(), each.open()
+        tree = TokenTree(np.array([9, *TOKENS[1:4], 8]), np.array([ROOT, ROOT, 1, 2, 0]))
+        outputs = each.forward([Pass(other, [5, 6, 7]), Pass(one, TOKENS[:1], tree)])
+        assert np.array_equal(outputs[1].logits[[0, 2, 3, 4]], expected[:4])
+
+
+def test_rows_of_a_real_forward_use_different_experts() -> None:
+    config, weights = model("qwen3_moe")
+    target = CpuTarget(config, weights, "fp32", kv_tokens=256)
+    found(target)
+    routes = target.routes()
+    assert [each.shape for each in routes] == [(len(TOKENS), 6)] * config.layers
+    for each in routes:
+        assert ((each != 0).sum(1) == 2).all()
+        np.testing.assert_allclose(each.sum(1), 1, rtol=1e-6)
+        assert len({tuple(row) for row in (each != 0).tolist()}) > 1
+
+
+def test_models_without_experts_have_no_routes() -> None:
+    target = Case("llama", ("F32",)).target()
+    found(target)
+    assert target.routes() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 7}, "cannot use 7 of 6 experts"),
+        ({"num_experts": 0}, "cannot use 2 of 0 experts"),
+        ({"norm_topk_prob": None, "num_experts_per_tok": "two"}, "complete qwen3_moe model"),
+    ],
+)
+def test_configs_that_are_wrong_are_named(changes: dict[str, Any], message: str) -> None:
+    from paceline.proof import fingerprint
+
+    whole = {**fingerprint._CONFIG, "model_type": "qwen3_moe", **fingerprint._ADDED["qwen3_moe"]}
+    assert hf_config(whole).experts == Experts(6, 2, True)
+    with pytest.raises(ModelError, match=message):
+        hf_config({**whole, **changes})
+
+
+def test_an_expert_that_is_missing_is_named() -> None:
+    config, weights = model("mixtral")
+    del weights._shapes["layers.1.experts.2.up"]
+    for runtime in (CpuTarget, TorchTarget):
+        with pytest.raises((ModelError, KeyError), match=r"layers.1.experts.2.up"):
+            runtime(config, weights)
+
+
+def test_a_gguf_llama_with_experts_is_refused() -> None:
+    """Mixtral is called Llama there."""
+    metadata = {"general.architecture": "llama", "llama.expert_count": 8, "llama.block_count": 1}
+    sizes = ("embedding_length", "context_length", "feed_forward_length")
+    metadata |= {f"llama.{each}": 64 for each in sizes}
+    metadata |= {"llama.attention.head_count": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    shapes = {"token_embd.weight": (64, 64)}
+    with pytest.raises(ModelError, match="mixtures of experts of family llama"):
+        gguf_config(metadata, shapes, {})
+    del metadata["llama.expert_count"]
+    assert gguf_config(metadata, shapes, {}).experts is None
