@@ -435,7 +435,7 @@ def test_a_model_of_any_family_says_its_facts_itself(tmp_path: Path) -> None:
         ({}, "mask=96", "mask must be a token of 96, not 96"),
         ({}, "mask=-1", "mask must be a token id"),
         ({}, {"mask": True}, "mask must be a token id"),
-        ({}, "attention=causal", "attention must be full or block or order, not 'causal'"),
+        ({}, "attention=x", "attention must be full or block or order or causal, not 'x'"),
         ({}, "attention=block", r"denoiser's block: .*--denoiser block="),
         ({}, "attention=block,block=5", "block must be a divisor of the context of 64 tokens"),
         ({}, "block=0", "block must be a count"),

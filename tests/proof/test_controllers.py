@@ -118,8 +118,8 @@ def costs() -> CostModel:
 CONTROLLERS: dict[str, Callable[[], Controller]] = {
     "fixed": lambda: Fixed(3, 2),
     "confidence": lambda: Confidence(0.4, nodes=3, depth=2),
-    "adaptive": lambda: Adaptive(nodes=3, depth=3),
-    "adaptive-quick": lambda: Adaptive(memory=0.0, rise=1, nodes=4, depth=2),
+    "adaptive": lambda: Adaptive(least=1, nodes=3, depth=3),
+    "adaptive-quick": lambda: Adaptive(memory=0.0, rise=1, least=1, nodes=4, depth=3),
     "bandit": lambda: Bandit(keep=1, nodes=2, depth=2),
     "bandit-wide": lambda: Bandit(keep=1, seed=2, nodes=3, depth=2),
     "cost-model": lambda: CostModelController(costs(), nodes=3, depth=2),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from paceline.core.types import Budget, Verdict
 from paceline.errors import InvalidOption
 from paceline.policy.controller import ControllerContext
 from paceline.policy.cost import CostModel
+from paceline.sampling.sequence import Sequence
 from paceline.zoo.adaptive import Adaptive
 
 
@@ -26,14 +26,14 @@ def naive(steps: list[tuple[int, int]], memory: float, rise: int, least: int, de
     """The length after (drafted, accepted) steps, by sums over the whole past."""
     steps = [(drafted, accepted) for drafted, accepted in steps if drafted]
     if not steps:
-        return max(least, math.ceil(depth / 2))
+        return depth
     weights = [(1 - memory) * memory**age for age in range(len(steps))]
     weights[-1] = memory ** (len(steps) - 1)
     past = list(zip(reversed(steps), weights, strict=True))
     drafted = sum(weight * each[0] for each, weight in past)
     accepted = sum(weight * each[1] for each, weight in past)
-    raised = rise if accepted >= 0.8 * drafted else 0
-    return min(depth, max(least, math.floor(1 + accepted) + raised))
+    raised = rise if accepted >= drafted else 0
+    return min(depth, max(least, math.floor(drafted) + raised))
 
 
 @settings(max_examples=100, deadline=None)
@@ -57,21 +57,37 @@ def test_the_rule_is_what_it_says(
     assert controller.budgets([sequence]) == [Budget(length, length)]
 
 
-@pytest.mark.parametrize("sequences", [1, 4])
-def test_it_shrinks_when_nothing_is_accepted_and_grows_back(sequences: int) -> None:
-    def acceptance(step: int, id: int) -> float:
-        return float(step >= 10)
+def told(controller: Adaptive, sequence: Sequence, drafted: int, accepted: int) -> int:
+    """The length after a step more."""
+    draft, verdict = trees.chain([0] * drafted), Verdict(tuple(range(accepted)), 0)
+    controller.observe([sequence], [draft], [verdict], 0.0, 1.0)
+    return controller.budgets([sequence])[0].depth
 
-    sizes = play(Adaptive(), Machine(0.1), acceptance, sequences=sequences, steps=20).sizes
-    assert (sizes[0] == 4).all()
-    assert (sizes[4:11] == 1).all()
-    assert (np.diff(sizes[10:], axis=0) >= 0).all()
-    assert (sizes[18:] == 8).all()
+
+def test_the_constants_are_those_of_the_paper() -> None:
+    controller, [sequence] = Adaptive(), start(1)
+    assert controller.budgets([sequence]) == [Budget(30, 30)]
+    lengths = [told(controller, sequence, 30, 0)]  # G = 30
+    lengths += [told(controller, sequence, 16, 0)]  # (30 + 16) / 2
+    lengths += [told(controller, sequence, 5, 0)]  # 14, but 20 at least
+    assert lengths == [30, 23, 20]
+    controller.close(sequence)
+    assert told(controller, sequence, 22, 22) == 30  # 22 + 10, but 30 at most
+
+
+def test_it_shrinks_with_what_is_drafted_alone_and_grows_by_whole_drafts() -> None:
+    controller, [sequence] = Adaptive(memory=0.0, rise=2, least=1, depth=8, nodes=8), start(1)
+    assert told(controller, sequence, 8, 0) == 8  # nothing was accepted
+    assert told(controller, sequence, 3, 0) == 3
+    assert told(controller, sequence, 3, 2) == 3
+    assert told(controller, sequence, 3, 3) == 5
+    assert told(controller, sequence, 5, 5) == 7
 
 
 def test_each_sequence_has_its_own_length() -> None:
-    run = play(Adaptive(), Machine(0.1), lambda step, id: float(id == 1), sequences=2, steps=10)
-    assert run.sizes[-1].tolist() == [1, 8]
+    controller, running = Adaptive(least=1), start(2)
+    told(controller, running[0], 3, 0)
+    assert [each.depth for each in controller.budgets(running)] == [3, 30]
 
 
 @settings(max_examples=20, deadline=None)
@@ -88,29 +104,29 @@ def test_lengths_stay_within_limits(chance: float, least: int, depth: int, nodes
 
 
 def test_a_shorter_tree_keeps_its_width() -> None:
-    controller = Adaptive(nodes=24, depth=8)
+    controller = Adaptive(nodes=24, depth=8, least=1)
     [sequence] = start(1)
-    assert controller.budgets([sequence]) == [Budget(12, 4)]
+    assert controller.budgets([sequence]) == [Budget(24, 8)]
     controller.observe([sequence], [trees.chain([0])], [Verdict((), 0)], 0.0, 1.0)
     assert controller.budgets([sequence]) == [Budget(3, 1)]
 
 
 def test_closed_sequences_are_forgotten() -> None:
-    controller = Adaptive()
-    running = start(2)
-    play(controller, Machine(0.1), lambda step, id: 0.0, sequences=running, steps=5)
+    controller, running = Adaptive(least=1), start(2)
+    for sequence in running:
+        told(controller, sequence, 2, 0)
     controller.close(running[0])
     controller.close(running[0])
-    assert [budget.depth for budget in controller.budgets(running)] == [4, 1]
+    assert [budget.depth for budget in controller.budgets(running)] == [30, 2]
 
 
 def test_it_is_built_from_options() -> None:
     made = Adaptive.create(ControllerContext(no_costs, depth=6, options={"least": "5"}))
-    assert made.budgets(start(1)) == [Budget(5, 5)]
+    assert made.budgets(start(1)) == [Budget(6, 6)]
     for options, says in (
         ({"memory": "1"}, "memory must be in"),
         ({"rise": "0"}, "rise must be 1 or more"),
-        ({"least": "9"}, "least must be 1 to the greatest depth, 8"),
+        ({"least": "0"}, "least must be 1 or more"),
         ({"depth": "0"}, "depth must be 1 or more"),
         ({"length": "3"}, "no option 'length': use memory, rise, least, nodes, depth"),
         ({"rise": "x"}, "option rise of controller 'adaptive' must be a whole number"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from tests.helpers.decoding_loop import decode
 from tests.proof.joints import joint_of_steps
+from tests.runtimes import tiny_cpu
 
 from paceline.core.target import BlockTarget
-from paceline.core.types import Budget, SamplingParams
+from paceline.core.types import Budget, Denoises, SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
@@ -21,6 +24,7 @@ from paceline.proof.compare import max_error, target_joint
 from paceline.proof.table_denoiser import TableDenoiser, random_joint
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.sampling.sequence import Sequence
+from paceline.training.data import Shards, Text
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, SampleMatch
@@ -33,6 +37,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"shifted": True},
     {"attention": "block", "block": 2},
     {"attention": "order"},
+    {"attention": "causal", "shifted": True},
 )
 
 
@@ -118,7 +123,7 @@ def test_the_widest_beam_is_the_best_of_all_chains() -> None:
     for seed in range(10):
         model, text = denoiser(3, 5, seed), [0, 1, 2, 1]
         table = cast(TableDenoiser, model)
-        grams = Grams(text, 5)
+        grams = Grams([text], 5)
         probs = [table.conditional(place, [(1, 1), (2, 2), (3, 1)]) for place in (4, 5)]
 
         def score(chain: tuple[int, ...], probs: Any = probs, grams: Grams = grams) -> float:
@@ -148,10 +153,56 @@ def test_candidates_are_the_least_set_with_the_mass() -> None:
 
 
 def test_n_grams_are_distributions() -> None:
-    grams = Grams([0, 1, 2, 0, 1, 2, 0], 4)
+    grams = Grams([[0, 1, 2, 0, 1, 2, 0]], 4)
     for past in ((), (1,), (0, 1), (3, 3)):
         assert abs(sum(np.exp(grams.log(past, token)) for token in range(4)) - 1) < EXACT
     assert grams.log((0, 1), 2) > grams.log((0, 1), 0)
+
+
+def test_n_grams_of_a_folder_take_the_place_of_those_of_the_text(tmp_path: Path) -> None:
+    texts = [Text(i, np.array([0, 1, 2, 2]), 1) for i in range(3)]
+    Shards(tmp_path, {}).write(0, texts)
+    by_folder = DiffuSpec(denoiser(3, 5), 5, share=0.0, mass=1.0, grams=str(tmp_path))
+    assert proposed(by_folder, [0, 0, 0], 3) == [1, 2, 2]
+    assert proposed(DiffuSpec(denoiser(3, 5), 5, share=0.0, mass=1.0), [0, 0, 0], 3) == [0, 0, 0]
+
+
+class Seen(Deer):
+    """Notes the distributions that it drafts from."""
+
+    def draft(self, sequence: Sequence, logits: Any) -> Any:
+        self.logits = logits
+        return super().draft(sequence, logits)
+
+
+def test_keys_of_causal_rows_stay_and_are_those_of_reading_the_text() -> None:
+    facts = Denoises(3, "causal", shifted=True, autoregressive=True)
+    shape = replace(tiny_cpu.config(), denoises=facts)
+    target = tiny_cpu.target(shape=shape)
+    text = np.random.default_rng(0).integers(4, 300, 40).tolist()
+
+    def differences(recent: int = 256) -> list[float]:
+        kept, out = Seen(target, shape.vocab_size, recent=recent), []
+        for length, step in ((5, 3), (8, 2), (11, 4), (13, 1), (25, 3)):
+            proposed(kept, text[:length], step)
+            fresh = Seen(target, shape.vocab_size)
+            proposed(fresh, text[:length], step)
+            assert len(kept.logits) == step
+            out.append(float(abs(kept.logits[:, 4:] - fresh.logits[:, 4:]).max()))
+            fresh.close(Sequence.start(0, text[:length], SamplingParams()))
+        kept.close(Sequence.start(0, text, SamplingParams()))
+        return out
+
+    free = target.memory.free
+    assert max(differences()) == 0
+    assert min(differences(recent=4)) > 0  # it reads less from the begin on
+    assert target.memory.free == free
+    keep = target.keep
+    with pytest.MonkeyPatch.context() as patched:  # masks that stay behind the text are found
+        patched.setattr(
+            target, "keep", lambda cache, n, _: keep(cache, n, range(cache.places != []))
+        )
+        assert max(differences()) > 0
 
 
 def test_drafts_end_where_the_text_ends() -> None:

@@ -37,7 +37,7 @@ Denoiser = Annotated[
     str | None,
     typer.Option(
         help="Facts of a diffusion checkpoint that its files do not say: "
-        "mask=ID,attention=full|block|order,block=N,shift=true|false."
+        "mask=ID,attention=full|block|order,block=N,shift=true|false. Or rows: trained mask rows."
     ),
 ]
 Drafter = Annotated[

@@ -1,9 +1,11 @@
-"""`paceline train denoiser`: train a small denoiser on the tasks for parallel decoding."""
+"""`paceline train denoiser`: train a small denoiser on tasks for parallel decoding, or on text."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -14,7 +16,7 @@ from paceline.errors import InvalidOption
 
 @o.spread_options
 def denoiser(
-    kind: Annotated[str, typer.Argument(help="What rows see: full, block or order.")],
+    kind: Annotated[str, typer.Argument(help="full, block, order, or text.")],
     *,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the model. Default: denoiser-KIND.")
@@ -39,6 +41,12 @@ def denoiser(
     corrupt: Annotated[
         float, typer.Option(help="Of full: share of visible tokens that are wrong (ReDiff).")
     ] = 0.0,
+    data: o.Data = Path("data"),
+    model: o.Model = "smollm2-135m",
+    depth: Annotated[int, typer.Option(help="Of text: masks of a group, at most.")] = 4,
+    groups: Annotated[int, typer.Option(help="Of text: groups of masks in a text.")] = 24,
+    training_precision: o.TrainingPrecision = "bf16",
+    threads: o.Threads = None,
     seed: o.Seed = 0,
     as_json: o.AsJson = False,
 ) -> None:
@@ -47,7 +55,20 @@ def denoiser(
     Kinds are those of LLaDA (full), of block diffusion with an autoregressive stream (block), and
     of models that decode in any order (order). The folder is a Hugging Face model with a card
     (README.md, card.json); while training, a checkpoint stands beside it.
+
+    Kind text drafts for a model (--model) by drafters deer and diffuspec: it learns from what
+    that wrote (--data), begins as some of its layers, has its embedding, head and widths, and
+    stands in a folder that names it.
     """
+    if kind == "text":
+        if certainty or own or corrupt or start is not None:
+            raise InvalidOption("certainty, own, corrupt and from are of tasks: leave them out")
+        sizes = {"steps": steps, "batch": batch, "layers": layers, "depth": depth}
+        rates = {"matrix_rate": matrix_rate, "vector_rate": vector_rate}
+        more = {"groups": groups, "precision": training_precision, "seed": seed}
+        recipe_of = {**sizes, **rates, **more}
+        _text(out or Path("denoiser-text"), data, model, threads, recipe_of, as_json)
+        return
     from paceline.training.denoisers.files import card_of, load_denoiser, save_denoiser
     from paceline.training.denoisers.module import DenoiserRecipe, Kind
     from paceline.training.denoisers.run import DenoiserTraining
@@ -107,3 +128,56 @@ def denoiser(
     if not finished:
         line = f"{checkpoint}: {run.step} of {steps} updates; the same command goes on"
     report(figures, line, as_json=as_json, finished=finished)
+
+
+def _text(
+    out: Path,
+    data: Path,
+    model: str,
+    threads: int | None,
+    settings: dict[str, Any],
+    as_json: bool,
+) -> None:
+    o.runtime_options(threads=threads)
+    import torch
+
+    from paceline.models.source import resolve
+    from paceline.training.card import write_card
+    from paceline.training.data import Shards
+    from paceline.training.denoisers import text as training
+    from paceline.training.setup import check_texts, figures, provenance
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    shards, source = Shards(data), resolve(model)
+    check_texts(data, shards.settings, source)
+    recipe = training.TextRecipe(training.free_token(source), **settings)
+    trunk = training.Trunk(source.config, source.weights(), recipe.layers)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint = out.with_name(f"{out.name}.checkpoint")
+    run = training.TextTraining(trunk, shards.read(), recipe, checkpoint_at=checkpoint)
+    train_with_bar(run)
+    hits = run.judge()
+    shown = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.items())
+    shown = shown.replace("--precision", "--training-precision")
+    command = f"paceline train denoiser text --data DATA --model {source.name} {shown}"
+    metadata = provenance(source, shards.settings, run, command)
+    metadata["block_efficiency"] = f"{hits.block_efficiency:.4f}"
+    training.save_text_denoiser(out, run, model, metadata)
+    write_card(
+        out / "model.safetensors",
+        run,
+        hits,
+        drafter="denoiser",
+        metadata=metadata,
+        parameters=sum(each.numel() for each in trunk.own.values()),
+        settings=asdict(recipe),
+        data=shards.settings,
+        licence="as the base model's, whose text it was trained on and whose layers it began as",
+        conditions="greedy drafts of full depth against texts as they stand, at random places",
+    )
+    share = " ".join(f"{each:.2f}" for each in hits.acceptance)
+    line = f"{out}: {run.step} updates in {run.course.seconds:.0f} s; right by place {share}"
+    points = run.course.points
+    found = figures(out, run, recipe, points[-1].training if points else math.nan, hits)
+    report(found, line, as_json=as_json, finished=run.finish())

@@ -54,6 +54,8 @@ class DrafterContext:
         source: where the target's weights can be read, for online training.
         coarser: loads the target at int8; None if that is no coarser, or not supported.
         any_draft_model: the same whatever its vocabulary, with the translation of its tokens.
+        denoiser: the user's draft model, or else the package's denoiser for the target; errors as
+            `draft_model`.
         layered: the target itself, if it runs some of its layers alone.
         learner: imports the trainer of drafters that learn while serving, made from weights, the
             target's source and a learning rate; None if there is none.
@@ -72,6 +74,7 @@ class DrafterContext:
     source: ModelSource | None = None
     coarser: Callable[[], Target] | None = None
     any_draft_model: Callable[[], tuple[Target, Translation]] = _none_named
+    denoiser: Callable[[], Target] = _none_named
     layered: BlockTarget | None = None
     learner: Callable[[], Callable[..., Any]] | None = None
 

@@ -15,7 +15,7 @@ from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.families import family_of
 
-_KINDS = tuple(kind for kind in get_args(Attention) if kind != "causal")  # which mask rows have
+_KINDS = get_args(Attention)
 _RULES = {
     "mask": "a token id, 0 or more",
     "attention": " or ".join(_KINDS),
@@ -34,11 +34,13 @@ _REMOTE = {**_OWN, "bd_size": "block", "canvas_length": "block"}
 def denoiser_options(given: str | Mapping[str, Any] | None) -> dict[str, Any]:
     """Read options such as "mask=126336,attention=full", or a mapping of them.
 
-    "rows" names trained mask rows, which say all the rest; see `load`.
+    "rows" names trained mask rows, which say all the rest; alone, those that ship. See `load`.
 
     Raises:
         InvalidOption: an option is unknown, or its value is of another kind.
     """
+    if given == "rows":
+        return {"rows": "auto"}
     if isinstance(given, str):
         given = split_options(f"denoiser:{given}", "denoiser")[1]
     return {name: _value(name, value) for name, value in (given or {}).items()}

@@ -12,6 +12,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.core.types import LogitArray
 from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, hf_eos_token_ids
 from paceline.models.denoiser import denoiser_options, denoises
@@ -27,15 +28,17 @@ from paceline.models.tokenizer import (
 )
 from paceline.models.weights import (
     SafetensorsFiles,
+    Stored,
     Weights,
     gguf_weights,
     safetensors_weights,
 )
 
-# Denoisers that ship with the package.
+# Denoisers that ship with the package, and those that draft for a model.
 DENOISERS = ("lists-mdm", "lists-bd", "lists-order")
+DRAFTING: tuple[str, ...] = ()
 # Short names that `resolve` knows.
-ALIASES = (DEFAULT_MODEL, *DENOISERS)
+ALIASES = (DEFAULT_MODEL, *DENOISERS, *DRAFTING)
 
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 
@@ -90,7 +93,7 @@ def resolve(
     facts = denoiser_options(denoiser)
     if spec == DEFAULT_MODEL:
         return GGUFSource(pull(progress=progress), spec, facts)
-    if spec in DENOISERS:
+    if spec in (*DENOISERS, *DRAFTING):
         with as_file(files("paceline.weights")) as folder:
             return DirectorySource(folder / "denoisers" / spec, spec, facts)
     path = Path(spec).expanduser()
@@ -139,7 +142,10 @@ class GGUFSource:
 
 
 class DirectorySource:
-    """A model in a Hugging Face directory: config.json, safetensors, tokenizer.json."""
+    """A model in a Hugging Face directory: config.json, safetensors, tokenizer.json.
+
+    Where config.json says `embedding_of`, embedding, head and tokenizer are another model's.
+    """
 
     def __init__(
         self, path: Path, name: str | None = None, facts: Mapping[str, Any] | None = None
@@ -168,14 +174,58 @@ class DirectorySource:
         return digest.hexdigest()[:16]
 
     def weights(self) -> Weights:
-        return safetensors_weights(self.path, self.config)
+        own = safetensors_weights(self.path, self.config)
+        return own if self._lender is None else Borrowing(own, self._lender.weights())
 
     def tokenizer(self) -> Tokenizer:
+        if self._lender is not None:
+            return self._lender.tokenizer()
         return tokenizer_from_directory(self.path, self._eos_token_ids)
+
+    @cached_property
+    def _lender(self) -> ModelSource | None:
+        said = self._json.get("embedding_of")
+        if said is None:
+            return None
+        found = resolve(said["model"])
+        if found.fingerprint != said["fingerprint"]:
+            raise ModelError(
+                f"{self.name} needs the embedding of {said['model']} as it was: train it again"
+            )
+        return found
 
     @cached_property
     def _eos_token_ids(self) -> tuple[int, ...]:
         return hf_eos_token_ids(read_json(self.path / "generation_config.json"), self._json)
+
+
+class Borrowing:
+    """Weights with the embedding and the head of another model."""
+
+    def __init__(self, own: Weights, lender: Weights) -> None:
+        self._own, self._lender = own, lender
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._of(name)
+
+    def __getitem__(self, name: str) -> LogitArray:
+        return self._of(name)[name]
+
+    def stored(self, name: str) -> Stored:
+        return self._of(name).stored(name)
+
+    def _of(self, name: object) -> Weights:
+        return self._lender if name in ("embed", "head") else self._own
+
+
+def drafting_denoiser(model: str) -> str | None:
+    """Return the denoiser in the package that drafts for a model, by its fingerprint, or None."""
+    with as_file(files("paceline.weights")) as folder:
+        for name in DRAFTING:
+            config = read_json(folder / "denoisers" / name / "config.json")
+            if config.get("embedding_of", {}).get("fingerprint") == model:
+                return name
+    return None
 
 
 class FirstLayers:

@@ -78,8 +78,11 @@ class TableDenoiser:
         return out
 
     def keep(self, cache: TableCache, pending: int, path: Sequence[int]) -> None:
-        cache.held += [cache.asked[row] for row in path]
+        cache.held += [cache.asked[row] for row in (*range(pending), *path)]
         cache.asked = []
+
+    def prefill(self, cache: TableCache, tokens: Sequence[int]) -> None:
+        cache.held += enumerate(tokens, cache.length)
 
     def truncate(self, cache: TableCache, length: int) -> None:
         del cache.held[length:]

@@ -14,7 +14,7 @@ from paceline.core.types import Capabilities
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.engine.by_temperature import ControllersByKind, DraftersByKind
 from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.models.source import smaller_sibling
+from paceline.models.source import drafting_denoiser, smaller_sibling
 from paceline.models.translation import Translation
 from paceline.networks.weights import shipped_file
 from paceline.policy.controller import Controller, ControllerContext, Fixed
@@ -166,14 +166,16 @@ class SpeculationBuilder:
 
     def _context(self, name: str) -> DrafterContext:
         target, rule = self._loaded.target, self._rule
+        fingerprint = self._loaded.source.fingerprint
 
-        def draft_model(translated: bool = False) -> Loaded:
-            if self.draft_model is None:
+        def draft_model(translated: bool = False, default: str | None = None) -> Loaded:
+            named = self.draft_model or default
+            if named is None:
                 raise InvalidOption(
                     f"drafter '{name}' needs a draft model: name one with --draft-model"
                 )
             self.draft_unused = False
-            return self._load_draft(self.draft_model, translated)
+            return self._load_draft(named, translated)
 
         def any_draft_model() -> tuple[Target, Translation]:
             small = draft_model(translated=True)
@@ -185,7 +187,7 @@ class SpeculationBuilder:
             rule.accepts,
             rule.shape,
             rule.gumbel_coupled,
-            model=self._loaded.source.fingerprint,
+            model=fingerprint,
             run_network=getattr(target, "run_network", None),
             # A lossy rule could accept nodes that hold an embedding instead of a token.
             add_embeddings=getattr(target, "add_embeddings", None) if rule.lossless else None,
@@ -193,6 +195,7 @@ class SpeculationBuilder:
             source=self._loaded.source,
             coarser=self._coarser if has_coarser(target.capabilities) else None,
             any_draft_model=any_draft_model,
+            denoiser=lambda: draft_model(default=drafting_denoiser(fingerprint)).target,
             layered=target if target.capabilities.blocks else None,  # type: ignore[arg-type]
             learner=registry.LEARNER.load,
         )

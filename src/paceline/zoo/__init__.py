@@ -257,7 +257,7 @@ METHODS: tuple[Method, ...] = (
         "controller",
         "keeps every guarantee",
         "-",
-        "after DiffuSpec, Li et al. 2025, arXiv:2510.02358",
+        "DiffuSpec, Li et al. 2025, arXiv:2510.02358",
         "paceline.zoo.adaptive:Adaptive",
     ),
     Method(

@@ -1,7 +1,7 @@
 """Adaptive draft length (ADL) of DiffuSpec (Li et al. 2025, arXiv:2510.02358), from moving averages
-of the drafted length G and the accepted length A. Changed, since drafters here fill their budget
-and G would never shrink: clip(floor(1 + A) + rise * [A >= 0.8 G], least, depth). Only past steps
-count, so every guarantee holds.
+of the length G that was drafted and the length A that was accepted:
+clip(floor(G) + rise * [A >= G], least, depth), and the longest at first. Only past steps count, so
+every guarantee holds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.policy.controller import Controller, shallower
 from paceline.sampling.sequence import Sequence
 
-# Share of the drafted length from which drafts count as accepted whole.
-_WHOLE = 0.8
-
 
 class _Lengths(NamedTuple):
     drafted: float
@@ -25,25 +22,29 @@ class _Lengths(NamedTuple):
 
 
 class Adaptive(Controller):
-    """Set a draft length per sequence from the accepted length of its last drafts."""
+    """Set a draft length per sequence from its last drafts.
+
+    A drafter that fills its budget is asked for the longest draft at every step: what shortens
+    drafts is that it ends them early, as DiffuSpec does at an end token.
+    """
 
     name: ClassVar[str] = "adaptive"
 
     def __init__(
         self,
         memory: float = 0.5,
-        rise: int = 2,
-        least: int = 1,
+        rise: int = 10,
+        least: int = 20,
         *,
-        nodes: int = 8,
-        depth: int = 8,
+        nodes: int = 30,
+        depth: int = 30,
     ) -> None:
-        """Set the rule's constants.
+        """Set the rule's constants, by default the paper's.
 
         Args:
             memory: weight of the past in the averages, in [0, 1).
             rise: tokens that are added while whole drafts are accepted; at least 1.
-            least: shortest draft to ask for, 1 to `depth`.
+            least: shortest draft to ask for; `depth` if that is less.
             nodes: largest draft; a shorter one has proportionally fewer nodes.
             depth: longest draft to ask for.
 
@@ -52,10 +53,10 @@ class Adaptive(Controller):
         """
         require(0 <= memory < 1, "memory", memory, "in [0, 1)")
         require(rise >= 1, "rise", rise, "1 or more")
-        require(1 <= least <= depth, "least", least, f"1 to the greatest depth, {depth}")
+        require(least >= 1, "least", least, "1 or more")
         self._memory = memory
         self._rise = rise
-        self._least = least
+        self._least = min(least, depth)
         self._limit = Budget(nodes, depth)
         self._lengths: dict[int, _Lengths] = {}
 
@@ -81,10 +82,9 @@ class Adaptive(Controller):
     def _length(self, sequence: Sequence) -> int:
         lengths = self._lengths.get(sequence.id)
         if lengths is None:
-            return max(self._least, (1 + self._limit.depth) // 2)
-        whole = lengths.accepted >= _WHOLE * lengths.drafted
-        length = int(1 + lengths.accepted) + self._rise * whole
-        return min(max(length, self._least), self._limit.depth)
+            return self._limit.depth
+        whole = lengths.accepted >= lengths.drafted
+        return min(max(int(lengths.drafted) + self._rise * whole, self._least), self._limit.depth)
 
     def _moved(self, sequence: Sequence, drafted: int, accepted: int) -> _Lengths:
         last = self._lengths.get(sequence.id)

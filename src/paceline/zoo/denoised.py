@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as List
-from typing import ClassVar, NamedTuple, Self, cast
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -29,6 +30,14 @@ from paceline.errors import InvalidOption
 from paceline.sampling.distributions import gumbel_max
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sequence import Sequence
+from paceline.training.data import Shards
+
+
+class Cache(NamedTuple):
+    """Keys of a sequence's clean rows, from its token `begin` on."""
+
+    of: Any
+    begin: int
 
 
 class Deer(Drafter):
@@ -42,7 +51,9 @@ class Deer(Drafter):
     def __init__(
         self, model: BlockTarget, vocab_size: int, *, needs_q: bool = False, recent: int = 256
     ) -> None:
-        """Bind a denoiser that reads the last `recent` tokens, anew at each step.
+        """Bind a denoiser that reads the last `recent` tokens.
+
+        It reads them anew at each step, unless its clean rows are causal.
 
         Raises InvalidOption if the model fills no canvas or has another vocabulary.
         """
@@ -60,6 +71,7 @@ class Deer(Drafter):
             )
         self._model, self._facts = model, known.denoises
         self._needs_q, self._recent = needs_q, recent
+        self._caches: dict[int, Cache] = {}
         self.kind = "iid" if needs_q else None
         self.gumbel_coupled = not needs_q
 
@@ -68,7 +80,7 @@ class Deer(Drafter):
         """Load the draft model; InvalidOption for an unknown option."""
         bound = "model", "vocab_size", "needs_q"
         chosen = arguments(cls, "drafter", context.options, *bound)
-        model = cast(BlockTarget, context.draft_model())
+        model = cast(BlockTarget, context.denoiser())
         return cls(model, context.target.vocab_size, needs_q=context.needs_q, **chosen)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
@@ -77,17 +89,26 @@ class Deer(Drafter):
         drafts = [trees.EMPTY] * len(sequences)
         if not asked:
             return drafts
-        blocks = [self._rows(sequences[index], lengths[index]) for index in asked]
+        kept = self._facts.attention == "causal"  # clean rows never change, so their keys stay
+        rows = self._behind if kept else self._rows
+        blocks: list[Block] = []
         try:
+            blocks += (rows(sequences[index], lengths[index]) for index in asked)
             outputs = self._model.forward_blocks(blocks)
             for index, output in zip(asked, outputs, strict=True):
                 logits = output.logits.copy()
                 logits[:, self._facts.mask : self._facts.mask + 1] = -np.inf
                 drafts[index] = self.draft(sequences[index], logits)
+            for block in blocks if kept else ():
+                self._model.keep(block.cache, block.pending, ())
         finally:
-            for block in blocks:
+            for block in () if kept else blocks:
                 self._model.release(block.cache)
         return drafts
+
+    def close(self, sequence: Sequence) -> None:
+        if (cache := self._caches.pop(sequence.id, None)) is not None:
+            self._model.release(cache.of)
 
     def _rows(self, sequence: Sequence, length: int) -> Block:
         facts = self._facts
@@ -101,6 +122,26 @@ class Deer(Drafter):
         wanted = places[len(known) :] - int(facts.shifted)
         sees = visible(places, places, facts.attention, size)
         return Block(self._model.open(), tokens, places, sees, wanted=wanted)
+
+    def _behind(self, sequence: Sequence, length: int) -> Block:
+        # New clean rows, each seeing those before it, and a group of masks that sees all.
+        room = self._model.capabilities.max_context - length
+        cache = self._caches.get(sequence.id)
+        if cache is not None and len(sequence.tokens) - cache.begin > room:
+            self.close(sequence)
+            cache = None
+        if cache is None:
+            begin = max(0, len(sequence.tokens) - min(self._recent, room))
+            cache = self._caches[sequence.id] = Cache(self._model.open(), begin)
+            self._model.prefill(cache.of, sequence.tokens[begin:-1])
+        known = sequence.tokens[cache.begin + cache.of.length :]
+        clean, masks = len(known), length - int(self._facts.shifted)
+        tokens = np.asarray([*known, *[self._facts.mask] * masks], dtype=np.int64)
+        sees = np.tri(len(tokens), dtype=np.bool_)
+        sees[clean:] = True
+        wanted = np.arange(len(tokens) - length, len(tokens))
+        places = cache.of.length + np.arange(len(tokens))
+        return Block(cache.of, tokens, places, sees, wanted=wanted, pending=clean)
 
     def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
         """Return a chain from float32 `[places, vocabulary]` logits of the next places."""
@@ -129,8 +170,8 @@ class _Beam(NamedTuple):
 class DiffuSpec(Deer):
     """Draft the chain that denoiser and n-grams like best: a beam over sets of candidates.
 
-    Differs from the paper in its n-grams, which are those of the text so far. Lengths are those of
-    the controller; the paper's is 'adaptive'.
+    N-grams are those of the text so far, or of text that the target wrote (`grams`). Lengths are
+    those of the controller; the paper's is 'adaptive'.
     """
 
     name: ClassVar[str] = "diffuspec"
@@ -145,9 +186,10 @@ class DiffuSpec(Deer):
         beam: int = 3,
         share: float = 0.5,
         recent: int = 256,
+        grams: str = "",
         needs_q: bool = False,
     ) -> None:
-        """Set the search; errors as of `Deer`.
+        """Set the search; errors as of `Deer`, and as of `Shards`.
 
         Args:
             model: the denoiser.
@@ -157,6 +199,7 @@ class DiffuSpec(Deer):
             beam: chains that are kept at each place.
             share: of the denoiser's log-probability in a score; the rest is the n-grams'.
             recent: tokens that the denoiser reads.
+            grams: folder of `paceline train data`, whose n-grams are counted.
             needs_q: whether the verifier takes drawn drafts alone, which is an error.
         """
         super().__init__(model, vocab_size, recent=recent)
@@ -171,9 +214,11 @@ class DiffuSpec(Deer):
             )
         self.gumbel_coupled = False
         self._mass, self._most, self._beam, self._share = mass, most, beam, share
+        texts = [each.tokens.tolist() for each in Shards(Path(grams)).read()] if grams else []
+        self._grams = Grams(texts, vocab_size) if texts else None
 
     def draft(self, sequence: Sequence, logits: LogitArray) -> TokenTree:
-        grams = Grams(sequence.tokens[-self._recent :], logits.shape[1])
+        grams = self._grams or Grams([sequence.tokens[-self._recent :]], logits.shape[1])
         past = tuple(sequence.tokens[-2:])
         beams = [_Beam(0.0, ())]
         for row in logits:
@@ -204,19 +249,18 @@ def candidates(distribution: ProbArray, mass: float, most: int) -> IntArray:
 
 
 class Grams:
-    """Token counts after one and two tokens of a text: smoothed conditional log-probabilities.
+    """Token counts after one and two tokens of texts: smoothed conditional log-probabilities.
 
     Each order gives half of its weight to the next shorter one, down to all tokens alike.
     """
 
-    def __init__(self, text: List[int], vocabulary: int) -> None:
+    def __init__(self, texts: List[List[int]], vocabulary: int) -> None:
         self._base = 1 / vocabulary
-        self._counts = [
-            Counter(tuple(text[at : at + order + 1]) for at in range(len(text) - order))
-            for order in range(3)
-        ]
+        self._counts = [Counter[tuple[int, ...]]() for _ in range(3)]
         self._totals = [Counter[tuple[int, ...]]() for _ in range(3)]
-        for counts, totals in zip(self._counts, self._totals, strict=True):
+        for order, (counts, totals) in enumerate(zip(self._counts, self._totals, strict=True)):
+            for text in texts:
+                counts.update(zip(*(text[at:] for at in range(order + 1)), strict=False))
             for gram, count in counts.items():
                 totals[gram[:-1]] += count
 

@@ -17,8 +17,9 @@ from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.runtimes.torch.model import TorchModel
 from paceline.runtimes.torch.target import TorchTarget
+from paceline.training.chains import Chains, place
 from paceline.training.data import Text
-from paceline.zoo.ppd.training import Chains, PromptRecipe, PromptTrainer, guesses, place
+from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer, guesses
 
 CONFIG = tiny.tiny_config()
 TENSORS = tiny.named_tensors(CONFIG)

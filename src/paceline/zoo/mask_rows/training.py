@@ -15,8 +15,9 @@ from paceline.core.options import require
 from paceline.core.types import IntArray, LogitArray
 from paceline.networks.mask_rows import PARTS
 from paceline.runtimes.torch.model import TorchModel
+from paceline.training.chains import Chains
 from paceline.training.run import Rated
-from paceline.zoo.ppd.training import Chains, PromptRecipe, PromptTrainer, guesses
+from paceline.zoo.ppd.training import PromptRecipe, PromptTrainer, guesses
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ def train_rows(
     judged = run.judge()
     run.course.held_out(run.step, judged.loss)
     metadata = provenance(source, shards.settings, run, command)
+    metadata["block_efficiency"] = f"{judged.hits.block_efficiency:.4f}"
     write_card(
         out,
         run,

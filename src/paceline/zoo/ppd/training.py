@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from paceline.core.options import require
-from paceline.core.types import BoolArray, IntArray, LogitArray
-from paceline.errors import InvalidOption, ModelError
-from paceline.models.ops import Heads
+from paceline.core.types import IntArray, LogitArray
+from paceline.errors import InvalidOption
 from paceline.runtimes.torch.model import TorchModel
+from paceline.training.chains import Chains, Read, place
 from paceline.training.data import Text
 from paceline.training.losses import find_loss
 from paceline.training.objective import Hits
@@ -29,45 +28,6 @@ from paceline.training.run import Rated, TrainingRun
 from paceline.trees.shapes import RankCounts
 
 # The forward that prompt tokens are trained with:
-
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """Text with starts of prompt token chains.
-
-    Attributes:
-        tokens: int64 `[length]`.
-        starts: int64 `[chains]`, position of the last token that each chain sees.
-    """
-
-    tokens: IntArray
-    starts: IntArray
-
-    def ahead(self, depth: int) -> IntArray:
-        """Return int64 `[chains, depth]`, positions of the prompt tokens."""
-        return self.starts[:, None] + np.arange(1, depth + 1)
-
-    def labels(self, depth: int) -> IntArray:
-        """Return int64 `[chains, depth]`, the token after each of these positions."""
-        return self.tokens[self.ahead(depth) + 1]
-
-    def mask(self, depth: int, causal: bool = True) -> BoolArray:
-        """Return the bool `[rows, length + rows]` attention mask of the chains' rows.
-
-        Rows of a chain that is not causal see all of it.
-        """
-        rows = len(self.starts) * depth
-        text = np.arange(len(self.tokens)) <= np.repeat(self.starts, depth)[:, None]
-        group = np.tri(depth, dtype=bool) if causal else np.ones((depth, depth), dtype=bool)
-        own = np.kron(np.eye(len(self.starts), dtype=bool), group)
-        return np.concatenate([text, own.reshape(rows, rows)], axis=1)
-
-
-def place(text: Text, chains: int, depth: int, generator: np.random.Generator) -> Chains:
-    """Put up to `chains` chains at random places whose labels are all in the answer."""
-    places = np.arange(max(0, text.prompt_length - 2), len(text.tokens) - 1 - depth)
-    chosen = generator.permutation(places)[:chains]
-    return Chains(text.tokens, np.sort(chosen))
 
 
 def guesses(
@@ -83,57 +43,12 @@ def guesses(
     `[rows, vocabulary]` twice and int64 `[rows]`; rows go by text, chain and offset.
     `embeddings` is `[depth, width]`. `adapted` runs the chains, if that is not `network`.
     """
-    student_of = adapted or network
-    device, depth = embeddings.device, len(embeddings)
-    lengths = [len(each.tokens) for each in batch]
-    seen: list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = []
-
-    def over_texts(
-        layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        split = [x.split_with_sizes(lengths) for x in (queries, keys, values)]
-        seen.append((split[1], split[2]))
-        return torch.cat([_attend(heads, q, k, v) for q, k, v in zip(*split, strict=True)])
-
-    tokens = torch.from_numpy(np.concatenate([each.tokens for each in batch])).to(device)
-    places = torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).to(device)
-    offsets = np.cumsum([0, *lengths[:-1]])
-    ahead = [each.ahead(depth).ravel() for each in batch]
-    rows = torch.from_numpy(np.concatenate([o + a for o, a in zip(offsets, ahead, strict=True)]))
+    student_of, depth = adapted or network, len(embeddings)
     with torch.no_grad():
-        hidden = network(network.embed(tokens), places, over_texts)
-        teacher = network.logits(hidden[rows.to(device)])
-
-    masks = [torch.from_numpy(each.mask(depth, causal)).to(device) for each in batch]
-    sizes = [len(each) for each in ahead]
-
-    def over_chains(
-        layer: int, heads: Heads, queries: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        split = [x.split_with_sizes(sizes) for x in (queries, keys, values)]
-        out = []
-        for text_keys, text_values, mask, q, k, v in zip(*seen[layer], masks, *split, strict=True):
-            known = torch.cat([text_keys, k]), torch.cat([text_values, v])
-            out.append(_attend(heads, q, *known, mask))
-        return torch.cat(out)
-
-    positions = torch.from_numpy(np.concatenate(ahead)).to(device)
-    chains = embeddings.repeat(len(positions) // depth, 1)
-    student = student_of.logits(student_of(chains, positions, over_chains))
+        read = Read(network, batch)
+        teacher = network.logits(read.hidden[read.rows(depth)])
+    student = student_of.logits(read.chains(student_of, embeddings, causal))
     return student, teacher, np.concatenate([each.labels(depth).ravel() for each in batch])
-
-
-def _attend(
-    heads: Heads, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
-) -> Tensor:
-    # `[rows, heads, head_dim]` of one text; causal without a mask.
-    if heads.window:
-        raise ModelError("prompt tokens are not trained for models with sliding windows yet")
-    q, k, v = (x.to(values.dtype).transpose(0, 1)[None] for x in (queries, keys, values))
-    out = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=mask is None, scale=heads.scale, enable_gqa=True
-    )
-    return out[0].transpose(0, 1)
 
 
 # How prompt tokens are trained.
