@@ -61,6 +61,12 @@ def test_rows_are_put_together_number_by_number(rows: int, width: int) -> None:
             repeated + np.tile(all_slots, (rows, 1)),
         ),
         (draft_program.SILU, Operand(b), Operand(b), many / (1 + np.exp(-many.astype(float)))),
+        (
+            draft_program.LSTM_GATE,
+            Operand(b),
+            Operand(a, repeat=slots),
+            np.tanh(repeated) / (1 + np.exp(-many.astype(float))),
+        ),
     ]
     places = [made.buffer("wide", width) for _ in cases]
     for (how, first, second, _), to in zip(cases, places, strict=True):

@@ -45,6 +45,12 @@ class PlainOps:
         for layer, cache in self._caches.items():
             del cache[self._context_rows[layer] :]
 
+    def drop_context_rows(self, count: int) -> None:
+        """Forget the newest, which are about to be read again."""
+        for layer, cache in self._caches.items():
+            del cache[len(cache) - count :]
+            self._context_rows[layer] -= count
+
     def forget_context_row(self, layer: int, row: int) -> None:
         """Lose a row, which decoding must never do."""
         del self._caches[layer][row]
@@ -73,6 +79,9 @@ class PlainOps:
     def silu(self, x: Array) -> Array:
         return x / (1 + np.exp(-x))
 
+    def lstm_gate(self, gate: Array, x: Array) -> Array:
+        return np.tanh(x) / (1 + np.exp(-gate))
+
     def concat(self, parts: Sequence[Array]) -> Array:
         return np.concatenate(parts, axis=-1)
 
@@ -90,8 +99,8 @@ class PlainOps:
     def head(self, x: Array, *, norm: str | None = None) -> Array:
         return self._normed(x, norm) @ self._head.T
 
-    def last(self, x: Array) -> Array:
-        return x[-1:]
+    def last(self, x: Array, count: int = 1) -> Array:
+        return np.stack([x[max(0, len(x) - back)] for back in range(count, 0, -1)])
 
     def slots(self, x: Array, count: int) -> Array:
         assert len(x) == 1
@@ -104,8 +113,13 @@ class PlainOps:
         if sees == "slots":
             rows = list(zip(self._heads(keys), self._heads(values), strict=True))
             return np.stack([self._attend(query, rows) for query in self._heads(queries)])
-        if sees == "draft":
-            return self._append(self._caches[layer], queries, keys, values)
+        if sees in ("draft", "block"):
+            return self._append(self._caches[layer], queries, keys, values, sees == "block")
+        if sees == "again":
+            cache = self._caches[layer]
+            places = [max(0, len(cache) - back) for back in range(len(x), 0, -1)]
+            pairs = zip(self._heads(queries), places, strict=True)
+            return np.stack([self._attend(self._rotate(q, at), cache) for q, at in pairs])
         cache = self._caches.setdefault(layer, [])
         assert len(cache) == self._context_rows.get(layer, 0), "draft rows are still there"
         out = self._append(cache, queries, keys, values)
@@ -126,17 +140,24 @@ class PlainOps:
         )
 
     def _append(
-        self, cache: list[tuple[Array, Array]], queries: Array, keys: Array, values: Array
+        self,
+        cache: list[tuple[Array, Array]],
+        queries: Array,
+        keys: Array,
+        values: Array,
+        block: bool = False,
     ) -> Array:
-        """Write one row after another, each of which sees the cache up to itself."""
+        """Write rows, each of which sees the cache up to itself, or to the last of a block."""
         out = []
         self._places = [*range(len(cache), len(cache) + len(queries))]
-        given = map(self._heads, (queries, keys, values))
-        for query, key, value in zip(*given, strict=True):
-            place = len(cache)
+        for place, key, value in zip(
+            self._places, self._heads(keys), self._heads(values), strict=True
+        ):
             cache.append((self._rotate(key, place), value))
+        for place, query in zip(self._places, self._heads(queries), strict=True):
             first = max(0, place + 1 - self._reach) if self._reach else 0
-            out.append(self._attend(self._rotate(query, place), cache[first:]))
+            seen = cache[first : len(cache) if block else place + 1]
+            out.append(self._attend(self._rotate(query, place), seen))
         return np.stack(out)
 
     def _attend(self, query: Array, rows: Sequence[tuple[Array, Array]]) -> Array:
@@ -178,6 +199,7 @@ class PlainDrafter:
         self._network = network
         self._ops = ops
         self._tokens = [0] * (network.window - 1)
+        self._before: tuple[Array, list[int]] | None = None
 
     def draft(self, features: Array, tokens: Sequence[int], follow: Sequence[int]) -> Array:
         """Take in context rows and draft behind the last.
@@ -193,6 +215,12 @@ class PlainDrafter:
         network, ops = self._network, self._ops
         ops.drop_drafts()
         self._tokens += tokens
+        if network.overlap:
+            if self._before is not None:
+                ops.drop_context_rows(len(self._before[1]))
+                features = np.concatenate([self._before[0], features])
+                tokens = [*self._before[1], *tokens]
+            self._before = features[-network.overlap :], [*tokens[-network.overlap :]]
         state = network.start(ops, features, self._newest(len(tokens)))
         out = [network.logits(ops, state, 0)]
         for step in range(1, network.steps):

@@ -23,7 +23,7 @@ from paceline.trees.deterministic import ExpandRerank, SharedNoise, Static
 from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam
 from paceline.trees.drawn import TopAndOne as TopAndOneGrowth
 from paceline.trees.dyspec import Dynamic, Threshold
-from paceline.trees.shapes import MEDUSA, TOKEN_RECYCLING, RankCounts
+from paceline.trees.shapes import FALCON, MEDUSA, TOKEN_RECYCLING, RankCounts
 from paceline.verifiers.base import Verifier
 from paceline.verifiers.k_seq import KSeq
 from paceline.verifiers.matching import Coupled, SampleMatch
@@ -105,6 +105,7 @@ def the_draft(growth: TreeExpansion) -> list[list[int]]:
         ("static", Static(MEDUSA)),
         ("static-medusa", Static(MEDUSA)),
         ("static-recycling", Static(TOKEN_RECYCLING)),
+        ("static-falcon", Static(FALCON)),
     ],
 )
 def test_a_name_with_sizes_is_that_growth(text: str, growth: TreeExpansion) -> None:
@@ -173,7 +174,7 @@ def test_a_static_shape_is_built_from_rank_counts(tmp_path: Path) -> None:
         ("expand-rerank-4-0.1-2", "is written"),
         ("expand-rerank-0", "needs a width and levels of 1 or more"),
         ("expand-rerank-4-1.5", r"a floor in \[0, 1\)"),
-        ("static-eagle", "medusa, recycling or NODES@FILE"),
+        ("static-eagle", "medusa, recycling, falcon or NODES@FILE"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_what_there_is(text: str, says: str | None) -> None:

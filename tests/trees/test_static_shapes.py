@@ -12,6 +12,7 @@ from tests.trees.naive_parts import parts
 
 from paceline.core.types import ROOT, ProbArray
 from paceline.trees.shapes import (
+    FALCON,
     MEDUSA,
     TOKEN_RECYCLING,
     RankPath,
@@ -108,8 +109,12 @@ def test_a_shape_as_arrays() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "ranks", "depths"),
-    [(MEDUSA, 10, [10, 28, 23, 2]), (TOKEN_RECYCLING, 8, [8, 21, 25, 15, 8, 3])],
-    ids=["medusa", "token-recycling"],
+    [
+        (MEDUSA, 10, [10, 28, 23, 2]),
+        (TOKEN_RECYCLING, 8, [8, 21, 25, 15, 8, 3]),
+        (FALCON, 20, [20, 19, 21, 15]),
+    ],
+    ids=["medusa", "token-recycling", "falcon"],
 )
 def test_published_shapes(shape: tuple[RankPath, ...], ranks: int, depths: list[int]) -> None:
     found = layout(shape)

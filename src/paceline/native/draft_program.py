@@ -22,7 +22,7 @@ _KEY = 16
 _SHARPNESS = Struct("<f4x")
 
 # Elementwise operations of `join`.
-SUM, PRODUCT, SILU = range(3)
+SUM, PRODUCT, SILU, LSTM_GATE = range(4)
 
 
 class Operand(NamedTuple):
@@ -99,13 +99,14 @@ class DraftProgram(Program):
         """
         self._add("refine", "refine", head, _view(hidden), logits.width, best, _view(logits))
 
-    def runs(self, count: str, first: int = 0, slots: int = 0) -> None:
+    def runs(self, count: str, first: int = 0, slots: int = 0, block: bool = False) -> None:
         """Set the visible keys of the next attention: each sequence up to the row itself.
 
-        Inputs are "sequences" and "tables" as in `paceline_runs`; `count` names their number.
+        Inputs are "sequences" and "tables" as in `paceline_runs`; `count` names their number. Rows
+        of a `block` all see up to the last of its `slots`.
         """
         inputs = self._input("sequences"), self._input("tables")
-        at = (*inputs, self._count(count), first, slots)
+        at = (*inputs, self._count(count), first, slots, block)
         self._add("paths", "runs", self._heads, self._longest, *at)
 
     def attend_slots(self, at: Columns, slots: int, to: Columns) -> None:

@@ -129,7 +129,7 @@ _SIGNATURES = {
     "refine": (None, _ADDRESS, ctypes.POINTER(Matrix), View, _LONG, _LONG, View),
     "runs": (
         *(None, _ADDRESS, ctypes.POINTER(Heads), _LONG),
-        *(_INT, _INT, _INT, _INT, _INT),
+        *(_INT, _INT, _INT, _INT, _INT, _INT),
     ),
     "attend_slots": (None, _ADDRESS, ctypes.POINTER(Heads), _INT, View, View),
     "peaks": (_LONG,),

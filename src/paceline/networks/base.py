@@ -76,6 +76,8 @@ class Network(ABC):
     layers: ClassVar[int] = 0
     # Token ids per context row, its own and those of the rows before; 0 for none.
     window: ClassVar[int] = 1
+    # Context rows before the new ones that are read again with them, for `Ops.last` of more rows.
+    overlap: int = 0
     # Slots may be blank: logits get one more column, the last, and slots are not tied to depths
     # until `collapse`.
     blank: ClassVar[bool] = False
@@ -170,7 +172,7 @@ class Network(ABC):
         return range(len(slots))
 
     def reveal(self, batch: Any, places: Any, progress: float, seed: Sequence[int]) -> Any:
-        """Return what corrects states in training (`DraftModule.unroll`), or None.
+        """Return what changes context rows in training (`training.module.Reveal`), or None.
 
         `places` are draft indices of tokens, `progress` is 0 to 1 over a run.
         """

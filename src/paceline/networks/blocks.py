@@ -77,6 +77,15 @@ def feed_forward(ops: Ops, name: str, x: Rows) -> Rows:
     return ops.linear(inner, f"{name}.down.residual", plus=x)
 
 
+def lstm(ops: Ops, name: str, x: Rows, width: int) -> Rows:
+    """Apply an LSTM cell to each row, from a zero state; matrix `name` is `[3 * width, inputs]`.
+
+    A zero state has nothing to forget: there is no forget gate and no recurrent matrix.
+    """
+    enters, new, leaves = ops.split(ops.linear(x, name), (width,) * 3)
+    return ops.lstm_gate(leaves, ops.lstm_gate(enters, new))
+
+
 def before(sees: Sight) -> Sight:
     """Return what a layer sees whose results go on to one that sees `sees`."""
     return "context" if sees == "last" else sees

@@ -15,8 +15,10 @@ Rows: TypeAlias = Any
 
 # "context": context rows see those up to themselves. "last": so do they, and only what `last` gives
 # of the results is returned. "draft": draft rows see the context and all draft rows so far up to
-# themselves. "slots": draft rows see one another, without positions or a cache.
-Sight = Literal["context", "last", "draft", "slots"]
+# themselves. "block": so do they, and all of their own step. "again": what `last` gives of the
+# context, as a block: all of it sees the context up to the newest of its rows. "slots": draft rows
+# see one another, without positions or a cache.
+Sight = Literal["context", "last", "draft", "block", "again", "slots"]
 
 
 class Ops(Protocol):
@@ -38,6 +40,10 @@ class Ops(Protocol):
 
     def silu(self, x: Rows) -> Rows: ...
 
+    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
+        """Return `sigmoid(gate) * tanh(x)`, elementwise."""
+        ...
+
     def concat(self, parts: Sequence[Rows]) -> Rows: ...
 
     def split(self, x: Rows, sizes: Sequence[int]) -> list[Rows]: ...
@@ -54,8 +60,11 @@ class Ops(Protocol):
         """Return logits by the target's LM head, `[..., draft vocabulary]`; `norm` comes before."""
         ...
 
-    def last(self, x: Rows) -> Rows:
-        """Return draft rows of one slot from the context rows that drafts start after."""
+    def last(self, x: Rows, count: int = 1) -> Rows:
+        """Return draft rows of `count` slots, the context rows up to those that drafts start after.
+
+        The first row of a text stands for those before it. Above 1 a network sets `overlap`.
+        """
         ...
 
     def slots(self, x: Rows, count: int) -> Rows:

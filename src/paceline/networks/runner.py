@@ -124,19 +124,39 @@ class Runner(Protocol):
 
 
 class Tail:
-    """Newest tokens of a context, for networks that read windows; token 0 pads the start."""
+    """Newest rows of a context, for networks that read windows of tokens, or rows again.
+
+    Token 0 pads the start of windows.
+    """
 
     def __init__(self, network: Network) -> None:
         self._window = max(network.window, 1)
+        self._overlap = network.overlap
         self._tokens = [0] * (self._window - 1)
+        self._read: list[ContextUpdate] = []
+
+    def again(self, update: ContextUpdate) -> tuple[ContextUpdate, int]:
+        """Return the update behind the rows that are read again, and their number."""
+        if not self._read:
+            return update, 0
+        [old] = self._read
+        features = np.concatenate([old.features, update.features])
+        return replace(update, features=features, tokens=[*old.tokens, *update.tokens]), len(
+            old.tokens
+        )
 
     def windows(self, tokens: Sequence[int]) -> IntArray:
         known = np.array([*self._tokens, *tokens], dtype=np.int64)
         return np.lib.stride_tricks.sliding_window_view(known, self._window)
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        known = [*self._tokens, *tokens]
+    def extend(self, update: ContextUpdate) -> None:
+        """Note what `again` returned, which is in the cache now."""
+        known = [*self._tokens, *update.tokens]
         self._tokens = known[len(known) - self._window + 1 :]
+        if self._overlap:
+            newest = slice(-self._overlap, None)
+            features, tokens = update.features[newest].copy(), update.tokens[newest]
+            self._read = [ContextUpdate(None, features, tokens)]
 
 
 def chains(

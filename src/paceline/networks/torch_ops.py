@@ -69,6 +69,9 @@ class TorchOps:
     def silu(self, x: Tensor) -> Tensor:
         return functional.silu(x)
 
+    def lstm_gate(self, gate: Tensor, x: Tensor) -> Tensor:
+        return gate.sigmoid() * x.tanh()
+
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts), dim=-1)
 
@@ -84,8 +87,8 @@ class TorchOps:
     def head(self, x: Tensor, *, norm: str | None = None) -> Tensor:
         return functional.linear(self._normed(x, norm), self._head)
 
-    def last(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-2)
+    def last(self, x: Tensor, count: int = 1) -> Tensor:
+        return x[:, _newest(x.shape[1], count, x.device)]
 
     def slots(self, x: Tensor, count: int) -> Tensor:
         return _parted(x, count).squeeze(-3)
@@ -93,11 +96,14 @@ class TorchOps:
     def attend(self, layer: int, x: Tensor, sees: Sight) -> Tensor:
         shape = self._geometry
         sizes = [count * shape.head_dim for count in (shape.heads, shape.kv_heads, shape.kv_heads)]
-        qkv = torch.split(x, sizes, dim=-1)
+        queries, keys, values = torch.split(x, sizes, dim=-1)
+        qkv = queries, keys, values
         if sees == "slots":
             return self._among_slots(*qkv)
-        if sees == "draft":
-            return self._draft_rows(layer, *qkv)
+        if sees in ("draft", "block"):
+            return self._draft_rows(layer, *qkv, sees == "block")
+        if sees == "again":
+            return self._rows_again(layer, queries)
         out = self._context_rows(layer, *qkv)
         return self.last(out) if sees == "last" else out
 
@@ -119,7 +125,23 @@ class TorchOps:
         )
         return out.transpose(1, 2).flatten(-2)
 
-    def _draft_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _rows_again(self, layer: int, queries: Tensor) -> Tensor:
+        shape = self._geometry
+        _, time, slots, _ = queries.shape
+        keys, values = self._context[layer]
+        places = _newest(time, slots, queries.device)
+        q = self._rotate(_parted(queries, shape.heads), places[..., None])
+        out = [  # each slot sees what its newest row sees
+            functional.scaled_dot_product_attention(
+                each.transpose(1, 2), keys, values, is_causal=True, enable_gqa=True
+            )
+            for each in q.unbind(2)
+        ]
+        return torch.stack([each.transpose(1, 2).flatten(-2) for each in out], dim=2)
+
+    def _draft_rows(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, block: bool
+    ) -> Tensor:
         shape = self._geometry
         batch, time, slots, _ = queries.shape
         drafted = self._drafted[layer]
@@ -143,7 +165,7 @@ class TorchOps:
         far = far.masked_fill(hidden, -math.inf)
         near = torch.einsum("btskgd,btrkd->bkgtsr", q, own_k)
         every = torch.ones(slots, before + slots, dtype=torch.bool, device=q.device)
-        hidden = every.triu(before + 1)
+        hidden = every.triu(before + (slots if block else 1))
         if self._reach:
             hidden = hidden | every.tril(before - self._reach)
         near = near.masked_fill(hidden, -math.inf)
@@ -193,6 +215,12 @@ class TorchOps:
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _newest(time: int, count: int, device: torch.device) -> Tensor:
+    # Int64 `[time, count]`: the rows up to each, the first in place of those before it.
+    back = torch.arange(1 - count, 1, device=device)
+    return (torch.arange(time, device=device)[:, None] + back).clamp_min(0)
 
 
 def _parted(x: Tensor, count: int) -> Tensor:

@@ -30,8 +30,8 @@ Step: TypeAlias = tuple[TorchOps, Tensor, int]
 # From a step (1 or more) to int64 `[batch, time, width]`, the tokens drafted in the step before.
 Feed: TypeAlias = Callable[[int], Tensor]
 
-# From arguments of `Network.logits` to a corrected state of the same shape.
-Reveal: TypeAlias = Callable[[TorchOps, Tensor, int], Tensor]
+# From a module and the features and tokens of a batch to those that `Network.start` reads instead.
+Reveal: TypeAlias = Callable[["DraftModule", Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class DraftModule(nn.Module):
         """Yield the state of every step after every position, over tokens that `feed` gives.
 
         `feed` is called before each step but the first, after its caller has seen the step before;
-        `reveal` may correct a state before the next step starts from it.
+        `reveal` may change what the first step reads.
         """
         network = self.network
         reads = network.reads_features
@@ -156,11 +156,13 @@ class DraftModule(nn.Module):
         most = network.farthest - tokens.shape[1] if torch.is_grad_enabled() else 0
         offset = int(tokens.sum()) * 2654435761 % (most + 1) if most > 0 else 0
         ops = TorchOps(network.geometry, tensors, embedding, head, network.reach, offset)
-        state = network.start(ops, features, _context(tokens, network.window) if reads else tokens)
+        following = _context(tokens, network.window) if reads else tokens
+        if reveal is not None:
+            features, following = reveal(self, features, tokens)
+        state = network.start(ops, features, following)
         for step in range(network.steps):
             if step:
                 drafted = feed(step)
-                state = state if reveal is None else reveal(ops, state, step - 1)
                 state = network.advance(ops, state, drafted if reads else _behind(drafted), step)
             # Networks that read tokens alone have a row more, that of the text's first token.
             yield ops, state if reads else ahead(state, 1), step

@@ -6,7 +6,7 @@ stochastic-beam-3                                          nodes per level
 dynamic                                                    none
 threshold-0.1                                              least path probability
 expand-rerank-4 or -4.6-0.02                               beam, deepest level, floor
-static-medusa, -recycling or -NODES@FILE                   published, or from rank counts
+static-medusa, -recycling, -falcon or -NODES@FILE          published, or from rank counts
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.trees.base import TreeExpansion
 from paceline.trees.deterministic import ExpandRerank, SharedNoise, Static
 from paceline.trees.drawn import Branching, Iid, Paths, StochasticBeam, TopAndOne
 from paceline.trees.dyspec import Dynamic, Threshold
-from paceline.trees.shapes import MEDUSA, TOKEN_RECYCLING, RankCounts, from_rank_accuracies
+from paceline.trees.shapes import FALCON, MEDUSA, TOKEN_RECYCLING, RankCounts, from_rank_accuracies
 from paceline.verifiers.base import Shape
 
 _SIZES = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})*")
@@ -119,7 +119,7 @@ def _beam(width: int, *levels: int) -> tuple[int, int | None]:
 
 
 def _static(text: str) -> TreeExpansion:
-    published = {"medusa": MEDUSA, "recycling": TOKEN_RECYCLING}
+    published = {"medusa": MEDUSA, "recycling": TOKEN_RECYCLING, "falcon": FALCON}
     if text in published:
         return Static(published[text])
     nodes, _, file = text.partition("@")
@@ -156,6 +156,6 @@ _GROWTHS = dict(
         _named(Dynamic, _dynamic, "", "it has no sizes"),
         _named(Threshold, lambda text: Threshold(float(text)), "0.1", "least estimate of a place"),
         _named(ExpandRerank, _expand_rerank, "4", "beam, deepest level, floor", "4.6-0.02"),
-        _named(Static, _static, "medusa", "medusa, recycling or NODES@FILE"),
+        _named(Static, _static, "medusa", "medusa, recycling, falcon or NODES@FILE"),
     )
 )

@@ -85,11 +85,11 @@ def from_rank_accuracies(accuracies: ProbArray, nodes: int, depth: int) -> Stati
     return tuple(shape)
 
 
-# Published static trees, as digits:
+# Published static trees, as digits; a stands for rank 10 and so on:
 
 
 def _shape(*digits: str) -> StaticShape:
-    return tuple(tuple(map(int, path)) for line in digits for path in line.split())
+    return tuple(tuple(int(each, 36) for each in path) for line in digits for path in line.split())
 
 
 # Token Recycling (Luo et al. 2024, arXiv:2408.08696): 80 nodes, 6 levels, 8 successors per token.
@@ -109,6 +109,15 @@ MEDUSA = _shape(
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003",
     "40 21 004 005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021",
     "90 060 0001 16 070",
+)
+
+# `kmask2_4layer_tree` of Falcon (Gao et al. 2024, arXiv:2412.12639; `models/choices.py`): 75 nodes,
+# 4 levels, two of them per pass, 20 tokens per slot.
+FALCON = _shape(
+    "0 1 2 3 4 5 6 7 8 9 a b c d e f g h i j",
+    "00 01 02 03 04 05 06 07 08 09 0a 10 11 12 13 20 21 22 23",
+    "000 001 002 003 004 005 006 010 020 030 011 012 013 014 015 016 017 018 019 100 200",
+    "0000 0001 0002 0003 0004 0005 0006 0007 0008 0009 0100 0200 0300 1000 2000",
 )
 
 

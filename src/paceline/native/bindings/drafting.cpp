@@ -1,5 +1,6 @@
 // C interface of drafter network operations, beside `program.cpp`.
 
+#include <algorithm>
 #include <cstring>
 
 #include "drafting/drafting.hpp"
@@ -107,9 +108,10 @@ void paceline_refine(Program* program, const Matrix* of, View hidden, int64_t wi
 
 // Sets the visible keys of plain runs. Input `sequences` holds per sequence its length, its new
 // rows and the begin of its block table. Rows are the new ones, or `slots` rows from `first` after
-// them.
+// them, which all see as far as the last where `block` is set; the first row of a sequence stands for
+// those before it.
 void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t sequences,
-                   int32_t tables, int32_t count, int32_t first, int32_t slots) {
+                   int32_t tables, int32_t count, int32_t first, int32_t slots, int32_t block) {
     program->add([=, shape = *of, rows = std::vector<int32_t>()](const Call& call) mutable {
         rows.clear();
         const int32_t* blocks = call.inputs[tables];
@@ -117,9 +119,10 @@ void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t s
             const int32_t* at = call.inputs[sequences] + 3 * s;
             const int32_t begin = slots ? at[0] + at[1] + first : at[0];
             const int32_t end = begin + (slots ? slots : at[1]);
-            for (int32_t place = begin; place < end; ++place) {
+            for (int32_t row = begin; row < end; ++row) {
+                const int32_t place = std::max(row, 0), seen = block ? end : place + 1;
                 const int32_t slot = blocks[at[2] + place / kBlock] * kBlock + place % kBlock;
-                rows.insert(rows.end(), {place, slot, at[2], place + 1, 0, place + 1});
+                rows.insert(rows.end(), {place, slot, at[2], seen, 0, seen});
             }
         }
         const Plan plan{rows.data(), int64_t(rows.size()) / kRowFields, blocks, nullptr};

@@ -22,7 +22,8 @@ struct Operand {
     }
 };
 
-enum class Joint : int32_t { sum, product, silu };  // silu: of the first alone
+// silu: of the first alone; lstm_gate: sigmoid of the first times tanh of the second.
+enum class Joint : int32_t { sum, product, silu, lstm_gate };
 
 void join(Joint joint, int64_t count, int64_t width, const Operand& a, const Operand& b,
                   Rows<float> out);

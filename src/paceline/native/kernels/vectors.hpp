@@ -282,6 +282,9 @@ PACELINE_INLINE Vec exponential(Vec x) {
 
 inline float exponential(float x) { return exponential(all(x))[0]; }
 
+// 1 / (1 + e^-x).
+PACELINE_INLINE Vec sigmoid(const Vec& x) { return all(1.0f) / (exponential(-x) + 1.0f); }
+
 // x / (1 + e^-x).
 PACELINE_INLINE Vec silu(const Vec& x) { return x / (exponential(-x) + 1.0f); }
 

@@ -39,11 +39,11 @@ def attend(
     cache: Tensor,
     mask: Tensor,
     queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    keys: Tensor | None = None,
+    values: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Write new rows to the cache of one layer and attend.
+    """Write new rows, if any, to the cache of one layer and attend.
 
     Args:
         cache: `[2, kv_heads, capacity, head_dim]`.
@@ -54,8 +54,9 @@ def attend(
         scale: of the scores; None for `head_dim ** -0.5`.
     """
     rows, total = mask.shape
-    cache[0, :, total - rows : total] = keys.transpose(0, 1)
-    cache[1, :, total - rows : total] = values.transpose(0, 1)
+    if keys is not None and values is not None:
+        cache[0, :, total - rows : total] = keys.transpose(0, 1)
+        cache[1, :, total - rows : total] = values.transpose(0, 1)
     out = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         cache[0, None, :, :total],

@@ -63,6 +63,13 @@ class Span:
         """Return the last row."""
         return replace(self, places=self.places[-1:], mask=self.mask[-1:])
 
+    def relaxed(self, slots: int) -> Span:
+        """Return the same rows, of which every `slots` see one another both ways."""
+        steps = torch.arange(len(self.places), device=self.places.device) // slots
+        mask = self.mask.clone()
+        mask[:, -len(steps) :] |= steps[:, None] == steps
+        return replace(self, mask=mask)
+
     def behind(self, before: int, rows: int, reach: int) -> Span:
         """Build draft rows after these and `before` others."""
         past = self.mask.shape[1] + before
@@ -107,9 +114,15 @@ class TorchDraftOps(TorchOps):
         """Draft rows of chains in the cache so far, of each sequence."""
         return max(self._written.values(), default=0)
 
-    def last(self, x: Tensor) -> Tensor:
-        ends = accumulate(len(span.places) for span in self._spans)
-        return x[[end - 1 for end in ends]].unsqueeze(1)
+    def last(self, x: Tensor, count: int = 1) -> Tensor:
+        return x[self._newest_rows(count)]
+
+    def _newest_rows(self, count: int) -> Tensor:
+        sizes = [len(span.places) for span in self._spans]
+        ends = zip(accumulate(sizes), sizes, strict=True)
+        back = range(count, 0, -1)
+        rows = [[max(end - size, end - each) for each in back] for end, size in ends]
+        return torch.tensor(rows, device=self._embedding.device)
 
     def attend(self, layer: int, x: Tensor, sees: Sight) -> Tensor:
         out = super().attend(layer, x, sees)
@@ -120,12 +133,25 @@ class TorchDraftOps(TorchOps):
     def _context_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         return self._over(layer, self._spans, queries, keys, values)
 
-    def _draft_rows(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _rows_again(self, layer: int, queries: Tensor) -> Tensor:
+        context = torch.cat([span.places for span in self._spans])
+        places = context[self._newest_rows(queries.shape[1])]
+        spans = [
+            replace(span, places=each, mask=span.mask[-1:].expand(len(each), -1))
+            for span, each in zip(self._spans, places, strict=True)
+        ]
+        return self._over(layer, spans, queries)
+
+    def _draft_rows(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, block: bool
+    ) -> Tensor:
         spans, slots = self._branches, queries.shape[1]
         if not spans:
             before = self._written[layer]
             self._written[layer] += slots
             spans = [span.behind(before, slots, self._reach) for span in self._spans]
+        if block:
+            spans = [span.relaxed(slots) for span in spans]
         return self._over(layer, spans, queries, keys, values)
 
     def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None: ...
@@ -150,13 +176,15 @@ class TorchDraftOps(TorchOps):
     def _among_slots(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         return super()._among_slots(queries[None], keys[None], values[None])[0]
 
-    def _over(
-        self, layer: int, spans: Sequence[Span], queries: Tensor, keys: Tensor, values: Tensor
-    ) -> Tensor:
+    def _over(self, layer: int, spans: Sequence[Span], queries: Tensor, *kv: Tensor) -> Tensor:
+        # Without keys and values none are written.
         self._newest = spans
         places = self._newest_places()
-        q, k, v = map(self._heads, (queries, keys, values))
-        rows = self._rotate(q, places), self._rotate(k, places), v
+        q, *kv_heads = map(self._heads, (queries, *kv))
+        rows = [self._rotate(q, places)]
+        if kv_heads:
+            k, v = kv_heads
+            rows += [self._rotate(k, places), v]
         split = (x.split_with_sizes(self._sizes()) for x in rows)
         out = [
             attend(span.cache.data[layer], span.mask, *qkv)

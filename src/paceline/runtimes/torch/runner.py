@@ -141,11 +141,13 @@ class TorchRunner:
         self, context_update: Sequence[ContextUpdate], steps: int
     ) -> tuple[TorchDraftOps, Tensor]:
         caches: list[NetworkCache] = [each.cache for each in context_update]
+        behind = [each.cache.tail.again(each) for each in context_update]
+        context_update = [each for each, _ in behind]
         reach = self._network.reach
         spans = []
-        for cache, each in zip(caches, context_update, strict=True):
+        for cache, (each, again) in zip(caches, behind, strict=True):
             cache.slide(reach)
-            past, rows = cache.rows.length, len(each.tokens)
+            past, rows = cache.rows.length - again, len(each.tokens)
             reserve(cache.rows, past + rows + steps * self._network.width)
             cache.target = self._lent(each, cache.left + past + rows)
             spans.append(Span.causal(cache.rows, past, rows, reach, cache.left, cache.target))
@@ -161,9 +163,9 @@ class TorchRunner:
         if tokens.shape[1] == 1:
             tokens = tokens[:, 0]
         state: Tensor = self._network.start(ops, features, tokens)
-        for cache, each in zip(caches, context_update, strict=True):
-            cache.rows.length += len(each.tokens)
-            cache.tail.extend(each.tokens)
+        for cache, (each, again) in zip(caches, behind, strict=True):
+            cache.rows.length += len(each.tokens) - again
+            cache.tail.extend(each)
             cache.drafted = ops.written
         return ops, state
 

@@ -1,8 +1,9 @@
 """Falcon drafter: semi-autoregressive, `width` tokens per pass (Gao et al. 2024, arXiv:2412.12639).
 
-Each row of a block predicts the hidden state `width` places on; rows of a block see one another
-both ways (relaxed causal mask). A matrix replaces the paper's LSTM, which would add a recurrent
-state per sequence. Trained by glancing distillation (`glancing.py`).
+A two-layer LSTM fuses hidden state and token of a row; one decoder layer makes of it the hidden
+state `width` places on. Rows of a block see one another both ways (relaxed causal mask), the first
+block being the newest rows of the context. As in the published code, no LSTM state goes from row to
+row. Trained by glancing distillation (`glancing.py`); the published tree is `growth=static-falcon`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,8 @@ from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import (
-    attention,
-    attention_shapes,
-    decoder_layer,
-    last_hidden,
-    layer_shapes,
-)
-from paceline.networks.ops import Ops, Rows
+from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes, lstm
+from paceline.networks.ops import Ops, Rows, Sight
 
 
 class Falcon(Network):
@@ -38,6 +33,7 @@ class Falcon(Network):
         glancing: bool = True,
     ) -> None:
         super().__init__(geometry, steps=steps, width=width)
+        self.overlap = width - 1
         self.ffn_size = ffn_size or geometry.ffn_size
         self.glancing = glancing
 
@@ -47,34 +43,27 @@ class Falcon(Network):
 
     def shapes(self) -> Shapes:
         width = self.geometry.width
-        inside: Shapes = {}
-        if self.steps > 1:
-            inside = {"block_norm": (width,), **attention_shapes("block", self.geometry, width)}
         return {
             "hidden_scale": (width,),
             "embed_norm": (width,),
-            "fuse": (width, 2 * width),
-            **inside,
+            "lstm.0": (3 * width, 2 * width),
+            "lstm.1": (3 * width, width),
             "layer_norm": (width,),
             **layer_shapes("layer", self.geometry, width, self.ffn_size),
-            "spread.residual": (self.width * width, width),
             "norm": (width,),
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        # A matrix spreads the context's last row over the slots of the first block.
         x = self._fuse(ops, last_hidden(ops, self.geometry, features), tokens)
-        x = decoder_layer(ops, "layer", x, "last", norm="layer_norm")
-        x = x + ops.slots(ops.linear(x, "spread.residual"), self.width)
-        return ops.norm(x, "norm")
+        # Keys and values of the context, of which the newest rows ask once more, as a block.
+        ops.attend(0, ops.linear(x, "layer.qkv", norm="layer_norm"), "last")
+        return self._layer(ops, ops.last(x, self.width), "again")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state)
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        x = self._fuse(ops, state, tokens)
-        x = attention(ops, "block", x, "slots", norm="block_norm")
-        return ops.norm(decoder_layer(ops, "layer", x, "draft", norm="layer_norm"), "norm")
+        return self._layer(ops, self._fuse(ops, state, tokens), "block")
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
         return state
@@ -82,11 +71,16 @@ class Falcon(Network):
     def reveal(self, batch: Any, places: Any, progress: float, seed: Sequence[int]) -> Any:
         from paceline.zoo.networks.glancing import glance  # imports torch
 
-        return glance(self, batch, places, progress, seed) if self.glancing else None
+        return glance(self.width, batch, places, progress, seed) if self.glancing else None
 
     def _fuse(self, ops: Ops, hidden: Rows, tokens: Rows) -> Rows:
+        width = self.geometry.width
         embedded = ops.norm(ops.embed(tokens), "embed_norm")
-        return ops.linear(ops.concat([embedded, hidden * ops.weight("hidden_scale")]), "fuse")
+        read = ops.concat([embedded, hidden * ops.weight("hidden_scale")])
+        return lstm(ops, "lstm.1", lstm(ops, "lstm.0", read, width), width)
+
+    def _layer(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
+        return ops.norm(decoder_layer(ops, "layer", x, sees, norm="layer_norm"), "norm")
 
 
 class FalconDrafter(TrainedDrafter):

@@ -99,6 +99,11 @@ class Tokens(NamedTuple):
     window: int = 1
 
 
+def last_rows(count: int) -> str:
+    """Return the name of the input with the last `count` context rows of each sequence."""
+    return f"last_rows{count}"
+
+
 def rows_of(slots: int) -> str:
     """Return the name of a row count."""
     return f"slots{slots}" if slots else "rows"
@@ -143,7 +148,9 @@ class NativeOps(Recorder):
         self._angles = angles
         self._slots = {1}
         self._drafted = [0] * network.layers
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, bool] | None = None
+        # Whether rows of a step see one another both ways.
+        self.blocks = False
         # Operations until all context rows are in the caches.
         self.taken_in = 0
 
@@ -201,6 +208,9 @@ class NativeOps(Recorder):
     def silu(self, x: Rows) -> Rows:
         return self.join(draft_program.SILU, x, x)
 
+    def lstm_gate(self, gate: Rows, x: Rows) -> Rows:
+        return self.join(draft_program.LSTM_GATE, gate, x)
+
     def concat(self, parts: Sequence[Rows]) -> Rows:
         def record(to: Columns) -> None:
             begin = 0
@@ -239,8 +249,9 @@ class NativeOps(Recorder):
 
         return Rows(self, x.slots, previewed.width, record)
 
-    def last(self, x: Rows) -> Rows:
-        return Rows(self, 1, x.width, lambda to: self.program.gather(x.columns(), "last_rows", to))
+    def last(self, x: Rows, count: int = 1) -> Rows:
+        name = last_rows(count)
+        return Rows(self, count, x.width, lambda to: self.program.gather(x.columns(), name, to))
 
     def slots(self, x: Rows, count: int) -> Rows:
         return Rows(
@@ -264,11 +275,14 @@ class NativeOps(Recorder):
         at = x.columns()
         memory = self._pool.memory[2 * layer : 2 * layer + 2]
         last = np.zeros(1, dtype=np.int32) if sees == "last" else None
-        if sees == "draft":
-            self._see(self._drafted[layer], x.slots)
+        if sees in ("draft", "block"):
+            self.blocks |= sees == "block"
+            self._see(self._drafted[layer], x.slots, sees == "block")
             self._drafted[layer] += x.slots
-        elif sees != "slots" and self._seen != (0, 0):
-            self._seen = 0, 0
+        elif sees == "again":  # they write the same keys and values once more
+            self._see(-x.slots, x.slots, True)
+        elif sees != "slots" and self._seen != (0, 0, False):
+            self._seen = 0, 0, False
             self.program.runs("slots1")
         out = Rows(self, x.slots, self._shape.heads * self._shape.head_dim)
         to = out.columns()
@@ -325,10 +339,10 @@ class NativeOps(Recorder):
 
         return Rows(self, x.slots, width, record)
 
-    def _see(self, before: int, slots: int) -> None:
-        if self._seen != (before, slots):
-            self._seen = before, slots
-            self.program.runs("slots1", before, slots)
+    def _see(self, before: int, slots: int, block: bool) -> None:
+        if self._seen != (before, slots, block):
+            self._seen = before, slots, block
+            self.program.runs("slots1", before, slots, block)
 
 
 def _slots(of: Rows | Operand) -> int:

@@ -27,9 +27,9 @@ class Chains:
     """Program that prefills context rows, then drafts chains.
 
     Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
-    [rows, window]` of the new context rows, `last_rows [s]`; where the network attends, `sequences
-    [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]` of `noise_records`; `least`
-    float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
+    [rows, window]` of the new context rows, `last_rows(n) [s, n]`; where the network attends,
+    `sequences [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]` of
+    `noise_records`; `least` float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
     """
 
     def __init__(self, parts: OpsArguments, ids: IntArray, *, previewed: bool = False) -> None:
@@ -122,6 +122,8 @@ class Steps:
         self._state = state.columns()
         self._rows = state.slots
         self._logits = network.logits(ops, state, 1).columns()
+        # Whether rows of a step see one another both ways.
+        self.blocks = ops.blocks
 
     def run(
         self, branches: int, inputs: Mapping[str, Input], threads: int
@@ -137,9 +139,9 @@ class Steps:
 class _BranchOps(NativeOps):
     """Ops whose visible keys are inputs: the context and the branch itself."""
 
-    def _see(self, before: int, slots: int) -> None:
+    def _see(self, before: int, slots: int, block: bool) -> None:
         if self._seen is None:
-            self._seen = before, slots
+            self._seen = before, slots, block
             self.program.paths(len(self._angles), rows_of(slots))
 
 

@@ -14,7 +14,7 @@ from paceline.native.packed import Packed, rotary_table
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
-from paceline.runtimes.cpu.networks.ops import NetworkCache, pool_for
+from paceline.runtimes.cpu.networks.ops import NetworkCache, last_rows, pool_for
 from paceline.runtimes.cpu.networks.programs import Chains, Input, OpsArguments, Steps, bits
 from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BLOCK, PagedCache
@@ -86,7 +86,8 @@ class Branches:
             singles += stored
             for seen in range(len(stored) - self._width, len(stored)):
                 slot = paged.blocks[stored[seen] // BLOCK] * BLOCK + stored[seen] % BLOCK
-                rows += (run + seen, slot, table, run, begin, run + seen + 1)
+                sees = len(stored) if self._steps.blocks else seen + 1
+                rows += (run + seen, slot, table, run, begin, run + sees)
         return {"rows": rows, "tables": tables, "singles": singles}
 
 
@@ -205,36 +206,43 @@ class CpuRunner:
     def _run(
         self, program: Chains, context_update: Sequence[ContextUpdate], until: int, ahead: int
     ) -> int:
-        rows, inputs = self._inputs(context_update, ahead)
-        drafted = program.run(rows, len(context_update), inputs, self._threads, until)
-        self._taken(context_update)
+        read = [each.cache.tail.again(each) for each in context_update]
+        rows, inputs = self._inputs(read, ahead)
+        drafted = program.run(rows, len(read), inputs, self._threads, until)
+        for each, again in read:
+            each.cache.paged.length += len(each.tokens) - again if self._network.layers else 0
+            each.cache.tail.extend(each)
         return drafted
 
     def _inputs(
-        self, context_update: Sequence[ContextUpdate], ahead: int
+        self, read: Sequence[tuple[ContextUpdate, int]], ahead: int
     ) -> tuple[int, dict[str, Input]]:
-        # Reserves room for the new rows and `ahead` more.
+        # Reserves room for the new rows, behind those that are read again, and `ahead` more.
         network, rows = self._network, 0
+        context_update = [each for each, _ in read]
         tokens: list[int] = []
-        last_rows: list[int] = []
+        newest: list[int] = []
+        block: list[int] = []
         sequences: list[int] = []
         tables: list[int] = []
-        for each in context_update:
+        for each, again in read:
             cache, count = each.cache, len(each.tokens)
             rows += count
-            last_rows.append(rows - 1)
+            newest.append(rows - 1)
+            block += [max(rows - count, rows - back) for back in range(network.overlap + 1, 0, -1)]
             if network.window > 1:
                 tokens += cache.tail.windows(each.tokens).ravel().tolist()
             else:
                 tokens += each.tokens
             if network.layers:
                 cache.prune()
-                cache.paged.reserve(count + ahead)
-                sequences += (cache.paged.length, count, len(tables))
+                cache.paged.reserve(count - again + ahead)
+                sequences += (cache.paged.length - again, count, len(tables))
                 tables += cache.paged.blocks
         inputs: dict[str, Input] = {
             "tokens": tokens,
-            "last_rows": last_rows,
+            last_rows(1): newest,
+            last_rows(network.overlap + 1): block,
             "sequences": sequences,
             "tables": tables,
             "noise": self._noise(context_update),
@@ -246,11 +254,6 @@ class CpuRunner:
                 features[0] if len(features) == 1 else np.concatenate(features)
             )
         return rows, inputs
-
-    def _taken(self, context_update: Sequence[ContextUpdate]) -> None:
-        for each in context_update:
-            each.cache.paged.length += len(each.tokens) if self._network.layers else 0
-            each.cache.tail.extend(each.tokens)
 
     def _noise(self, context_update: Sequence[ContextUpdate]) -> Input:
         depth = self._chains.tokens
