@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.cli.conftest import Command, one_line
 from tests.verifiers.lossy_runs import HIDDEN, restless
 
 from paceline.registry import loading
+from paceline.zoo.heads import grading
 from paceline.zoo.heads import training as module
 from paceline.zoo.heads.verifiers import load_head
 
@@ -116,3 +118,36 @@ def test_missing_prompts_are_one_line(command: Command, tmp_path: Path) -> None:
     done = command("train", "pivot", str(tmp_path / "missing.jsonl"))
     assert one_line(done)
     assert "cannot read prompts" in done.err
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    """Word problems and functions, in one file."""
+    path = tmp_path / "problems.jsonl"
+    lines = [{"question": text, "tests": [f"assert f() == {n}"]} for n, text in enumerate(TEXTS)]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    with path.open("a") as file:
+        file.write(json.dumps({"question": TEXTS[0], "answer": "#### 3"}) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["judge", "pivot"])
+def test_graded_labels_follow_the_tests_of_functions(
+    command: Command, problems: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grader that runs no tests finds nothing wrong, and there is nothing to learn."""
+    asked: list[str] = []
+
+    def passes(code: str, tests: Any) -> bool:
+        asked.extend(tests)
+        return zlib.crc32(code.encode()) % 4 > 0
+
+    monkeypatch.setattr(grading, "passes", passes)
+    done = command(*arguments(kind, problems, "--graded", "--json"))
+    assert done.code == 0, done.err
+    assert 0 < json.loads(done.out)["held_out"]["base_rate"] < 1
+    assert len(set(asked)) == len(TEXTS)
+    problems.with_name(f"{kind}.examples.safetensors").unlink()
+    monkeypatch.setattr(grading, "passes", lambda code, tests: True)
+    blind = command(*arguments(kind, problems, "--graded"))
+    assert "of one class" in blind.err

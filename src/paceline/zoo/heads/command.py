@@ -187,7 +187,8 @@ Graded = Annotated[
     bool,
     typer.Option(
         "--graded",
-        help="Files hold problems (question, answer): label by whether answers are right.",
+        help="Files hold problems (question, and answer or tests): label by whether answers are "
+        "right. Tests run what the model writes.",
     ),
 ]
 DraftModel = Annotated[str | None, typer.Option(help="Model of drafter draft-model.")]
