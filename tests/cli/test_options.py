@@ -118,14 +118,14 @@ def test_bench_takes_drafters_with_several_options_and_several_lists(
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"category": "qa", "turns": ["the quick fox"]}\n')
     call = ("bench", "--prompts", str(prompts), "--max-new-tokens", "4", "--json")
-    puct = "aded:search=puct,iterations=3"
-    done = command(*call, "--drafters", f"{puct},recycling", "--drafters", "prompt-lookup,none")
+    searched = "aded-mcts:trials=3,seed=1"
+    done = command(*call, "--drafters", f"{searched},recycling", "--drafters", "prompt-lookup,none")
     assert done.code == 0, done.err
     settings = json.loads(done.out)["settings"]
-    assert settings["drafters"] == ["none", puct, "recycling", "prompt-lookup"]
-    wrong = command(*call, "--drafters", "aded:search=puct,depth=3,recycling")
+    assert settings["drafters"] == ["none", searched, "recycling", "prompt-lookup"]
+    wrong = command(*call, "--drafters", "aded-mcts:trials=3,depth=3,recycling")
     assert one_line(wrong)
-    assert "drafter 'aded' has no option 'depth'" in wrong.err
+    assert "drafter 'aded-mcts' has no option 'depth'" in wrong.err
     empty = command(*call, "--drafters", "recycling,")
     assert one_line(empty)
 

@@ -29,7 +29,6 @@ VOCABULARY = 12
 
 MAKE: dict[str, Callable[[], Drafter]] = {
     "aded": Aded,
-    "aded-puct": lambda: Aded("puct", iterations=12),
     "cacheback": Cacheback,
     "lookahead": Lookahead,
     "lookahead-jacobi": lambda: Lookahead(length=2, columns=3),

@@ -24,15 +24,18 @@ from paceline.verifiers.base import Verifier
 from paceline.verifiers.matching import Coupled
 from paceline.verifiers.recursive import RecursiveDistinct
 from paceline.zoo.cacheback import Cacheback
+from paceline.zoo.suffix_tree import SuffixTrees
+from paceline.zoo.trigram_search import TrigramSearch
 
 pytestmark = pytest.mark.real
 
 MAKE: dict[str, Callable[[int], Drafter]] = {
     "aded": lambda vocabulary: Aded(),
-    "aded-puct": lambda vocabulary: Aded("puct", iterations=20),
+    "aded-mcts": lambda vocabulary: TrigramSearch(),
     "cacheback": lambda vocabulary: Cacheback(),
     "lookahead": lambda vocabulary: Lookahead(),
     "stand": Stand,
+    "suffix-tree": lambda vocabulary: SuffixTrees(),
 }
 PICKED = [PROMPTS[3], PROMPTS[4], PROMPTS[7]]
 

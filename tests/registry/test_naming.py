@@ -25,8 +25,8 @@ def test_options_reach_the_drafter() -> None:
     assert isinstance(drafter, Lookahead)
     with pytest.raises(InvalidOption, match="option length of drafter 'lookahead' must be a whole"):
         make("lookahead:length=long")
-    with pytest.raises(InvalidOption, match="must be best-first or puct, not 'worst'"):
-        make("aded:search=worst")
+    with pytest.raises(InvalidOption, match="must be tree or path, not 'worst'"):
+        make("suffix-tree:mode=worst")
 
 
 @pytest.mark.parametrize("name", registry.names("drafter"))
@@ -36,9 +36,9 @@ def test_no_drafter_swallows_an_unknown_option(name: str) -> None:
 
 
 def test_a_plus_merges() -> None:
-    merged = make("prompt-lookup + recycling+aded:search=puct")
+    merged = make("prompt-lookup + recycling+suffix-tree:mode=path")
     assert isinstance(merged, Merged)
-    assert [part.name for part in merged.parts] == ["prompt-lookup", "recycling", "aded"]
+    assert [part.name for part in merged.parts] == ["prompt-lookup", "recycling", "suffix-tree"]
     assert merged.needs.node_logits
 
 

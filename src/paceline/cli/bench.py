@@ -39,7 +39,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="Comma-separated, or one each time; options may follow, as in "
-            f"aded:search=puct,iterations=9. none is always measured too. Default: {_DRAFTERS}."
+            f"aded-mcts:trials=9,seed=1. none is always measured too. Default: {_DRAFTERS}."
         ),
     ] = None,
     limit: Annotated[

@@ -26,8 +26,8 @@ with the same sampling parameters. *Seed-exact*: with the same seed, also the sa
 
 Drafters combine: `A+B` puts both drafts in one tree, `graft:floor=0.3+A+B` and `fuse+A+B` merge
 them after Graft and RASD, `"A>B"` asks B where A expects little, and `"A|B"` lets them take turns,
-whichever pays. Options follow a colon, as in `aded:search=puct`. A *growth* says how a draft model
-or a trained network draws its tree: `draft-model:growth=branching-3.2.1`.
+whichever pays. Options follow a colon, as in `suffix-tree:mode=path`. A *growth* says how a draft
+model or a trained network draws its tree: `draft-model:growth=branching-3.2.1`.
 
 """
 

@@ -18,6 +18,22 @@ METHODS: tuple[Method, ...] = (
         "paceline.zoo.cacheback:Cacheback",
     ),
     Method(
+        "suffix-tree",
+        "drafter",
+        "lossless",
+        "-",
+        "SuffixDecoding, Oliaro et al. 2024, arXiv:2411.04975",
+        "paceline.zoo.suffix_tree:SuffixTrees",
+    ),
+    Method(
+        "aded-mcts",
+        "drafter",
+        "lossless",
+        "an index of a corpus (paceline index), best",
+        "ADED, Liu et al. 2024, arXiv:2407.12021",
+        "paceline.zoo.trigram_search:TrigramSearch",
+    ),
+    Method(
         "clover",
         "drafter",
         "lossless",

@@ -147,14 +147,17 @@ def check_place(directory: Path) -> None:
 class SuffixArray:
     """Memory-mapped index; `tokens` is a view of the text that gives plain integers."""
 
-    def __init__(self, directory: Path, vocabulary: str | None = None) -> None:
-        """Open what `build` wrote; `vocabulary` None skips the comparison of tokenizers.
+    def __init__(
+        self, directory: Path, vocabulary: str | None = None, most: int | None = None
+    ) -> None:
+        """Open what `build` wrote; None skips the comparison of the tokenizer, or of its size.
 
         Raises:
             InvalidOption: there is no index, it is damaged, or it is for another tokenizer.
         """
         self.manifest = _manifest(directory)
-        if vocabulary not in (None, self.manifest.vocabulary):
+        larger = most is not None and self.manifest.vocab_size > most
+        if larger or vocabulary not in (None, self.manifest.vocabulary):
             raise InvalidOption(
                 f"index {directory} is for another tokenizer: build one for this model with "
                 "`paceline index --model`"
@@ -266,13 +269,7 @@ class Datastore(Drafter):
                 "index FILE --out DIR` and use drafter datastore:index=DIR"
             )
         path = Path(context.options["index"]).expanduser()
-        index = SuffixArray(path)
-        if index.manifest.vocab_size > context.target.vocab_size:
-            raise InvalidOption(
-                f"index {path} is for another tokenizer: build one for this model with "
-                "`paceline index --model`"
-            )
-        return cls(index)
+        return cls(SuffixArray(path, most=context.target.vocab_size))
 
     def reset(self) -> None:
         self._rates = evidence_rates(OTHER_SOURCE)
