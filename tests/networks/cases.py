@@ -20,6 +20,7 @@ from paceline.networks.hydra import Hydra
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.medusa import Medusa
 from paceline.training.module import DraftModule
+from paceline.zoo.layers.imitation import Imitation
 from paceline.zoo.networks.chimera import Chimera
 from paceline.zoo.networks.clover import Clover
 from paceline.zoo.networks.ctc import CTC
@@ -58,6 +59,7 @@ NETWORKS: dict[str, Callable[[], Network]] = {
     "block-parallel": lambda: BlockParallel(GEOMETRY, width=4),
     "draft-lm": lambda: DraftLM(GEOMETRY, steps=4, layers=2, ffn_size=32),
     "kangaroo": lambda: Kangaroo(GEOMETRY, steps=4, exit=2),
+    "imitation": lambda: Imitation(GEOMETRY, steps=4, exit=2, ffn_size=32),
     "hidden-transfer": lambda: HiddenTransfer(GEOMETRY, width=3),
     "longspec": lambda: LongSpec(GEOMETRY, steps=4, reach=4),
     "longspec-of-two": lambda: LongSpec(GEOMETRY, steps=4, reach=2),  # drafts outgrow the window

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from paceline.core.options import require
 from paceline.errors import InvalidOption
@@ -81,6 +81,8 @@ class Network(ABC):
     # Slots may be blank: logits get one more column, the last, and slots are not tied to depths
     # until `collapse`.
     blank: ClassVar[bool] = False
+    # Between hidden states and `features_of`, in training.
+    feature_distance: ClassVar[Literal["smooth-l1", "cosine"]] = "smooth-l1"
     reads_features: ClassVar[bool] = True
     """Whether the network reads the target's features.
 

@@ -171,16 +171,24 @@ def network_loss(
     ]
     out = torch.stack(exits).mean()
     if drafts.features and feature_weight:
-        out = out + feature_weight * feature_loss(drafts.features, features, batch, prompt_weight)
+        apart = feature_loss(
+            drafts.features, features, batch, prompt_weight, network.feature_distance == "cosine"
+        )
+        out = out + feature_weight * apart
     return out
 
 
 def feature_loss(
-    foretold: Sequence[Tensor], features: Tensor, batch: Batch, prompt_weight: float
+    foretold: Sequence[Tensor],
+    features: Tensor,
+    batch: Batch,
+    prompt_weight: float,
+    cosine: bool = False,
 ) -> Tensor:
     """Return the mean smooth L1 between hidden states and their predictions (EAGLE).
 
-    Each axis is scaled by its root mean square in the batch, since scales differ by orders.
+    Each axis is scaled by its root mean square in the batch, since scales differ by orders. Or
+    return one minus the mean cosine.
 
     Args:
         foretold: per depth, `[texts, time, width]`.
@@ -194,10 +202,12 @@ def feature_loss(
         counts = wanted(batch, depth, prompt_weight).to(each.device)
         rows = counts > 0
         shifted = torch.cat([hidden[:, depth:], hidden[:, :depth]], dim=1)  # the tail counts 0
-        error = functional.smooth_l1_loss(
-            wide(each[rows]) / spread, shifted[rows] / spread, reduction="none"
-        )
-        values.append(error.mean(-1))
+        said, true = wide(each[rows]), shifted[rows]
+        if cosine:
+            values.append(1 - functional.cosine_similarity(said, true, dim=-1))
+        else:
+            error = functional.smooth_l1_loss(said / spread, true / spread, reduction="none")
+            values.append(error.mean(-1))
         weights.append(counts[rows])
     return weighted_mean(torch.cat(values), torch.cat(weights))
 

@@ -167,6 +167,14 @@ METHODS: tuple[Method, ...] = (
         "paceline.zoo.layers.double_exit:DoubleExit",
     ),
     Method(
+        "imitation",
+        "drafter",
+        "lossless",
+        "runtime cpu or torch; weights for the model (paceline train drafter imitation)",
+        "after FastVLM, Bajpai and Hanawal 2025, arXiv:2510.22641",
+        "paceline.zoo.layers.imitation:ImitationDrafter",
+    ),
+    Method(
         "pearl",
         "drafter",
         "lossless",

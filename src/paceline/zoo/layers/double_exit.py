@@ -35,9 +35,9 @@ class Adapter:
 
     def __init__(self, trained: Trained) -> None:
         """Start empty; the parameters are float32."""
-        self._shape: Geometry = trained.network.geometry
-        self._weights = trained.parameters
-        pair = (2, 0, self._shape.kv_heads, self._shape.head_dim)
+        self.shape: Geometry = trained.network.geometry
+        self.weights = trained.parameters
+        pair = (2, 0, self.shape.kv_heads, self.shape.head_dim)
         self._cached: npt.NDArray[np.float32] = np.zeros(pair, np.float32)
         self.tokens: list[int] = []
 
@@ -50,10 +50,15 @@ class Adapter:
 
         What is returned has the adapter's last norm, without its weights' place in the LM head.
         """
-        shape, past = self._shape, len(self.tokens)
+        x = self.attended(tokens, states)
+        return normed(x, self.weights["norm"], self.shape.norm_eps)
+
+    def attended(self, tokens: List[int], states: LogitArray) -> LogitArray:
+        """Add rows; return them after the attention and its residual."""
+        shape, past = self.shape, len(self.tokens)
         sizes = np.cumsum([shape.heads, shape.kv_heads]) * shape.head_dim
-        mixed = _norm(states, self._weights["adapter.norm"], shape.norm_eps)
-        q, k, v = np.split(mixed @ self._weights["adapter.qkv"].T, sizes, axis=1)
+        mixed = normed(states, self.weights["adapter.norm"], shape.norm_eps)
+        q, k, v = np.split(mixed @ self.weights["adapter.qkv"].T, sizes, axis=1)
         places = past + np.arange(len(tokens))
         q = self._rotated(q.reshape(len(tokens), shape.kv_heads, -1, shape.head_dim), places)
         k = self._rotated(k.reshape(len(tokens), shape.kv_heads, 1, shape.head_dim), places)[
@@ -69,11 +74,11 @@ class Adapter:
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         out = np.einsum("rkgn,nkd->rkgd", weights, values).reshape(len(tokens), -1)
-        x = states + out @ self._weights["adapter.o.residual"].T
-        return _norm(x, self._weights["norm"], shape.norm_eps)
+        x: LogitArray = states + out @ self.weights["adapter.o.residual"].T
+        return x
 
     def _rotated(self, x: LogitArray, places: npt.NDArray[Any]) -> LogitArray:
-        frequencies = rotary_frequencies(self._shape.rope_base, self._shape.head_dim)
+        frequencies = rotary_frequencies(self.shape.rope_base, self.shape.head_dim)
         angles = (places[:, None] * frequencies)[:, None, None]
         cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
         first, second = np.split(x, 2, axis=-1)
@@ -84,6 +89,9 @@ class DoubleExit(ExitDrafter):
     """Draft with the first layers and the adapter until a token is doubtful."""
 
     name: ClassVar[str] = "double-exit"
+    # Whose weights are read, and what runs them.
+    network: ClassVar[str] = Kangaroo.name
+    adapter: ClassVar[type[Adapter]] = Adapter
     _own_head = True
 
     def __init__(
@@ -103,7 +111,7 @@ class DoubleExit(ExitDrafter):
             target: drafts and verifies.
             layers: of the target.
             needs_q: see `SelfDrafter`.
-            trained: weights of network 'kangaroo'.
+            trained: weights of `network`.
             final_norm: float32 `[hidden_size]`, weights of the target's norm before the head.
             norm_eps: of that norm.
             stop: least probability of a draft token (the paper's eta).
@@ -129,17 +137,17 @@ class DoubleExit(ExitDrafter):
         chosen = arguments(cls, "drafter", options, *given)
         parts = cls._parts(context)
         assert context.source is not None
-        path = Path(named).expanduser() if named else shipped("kangaroo", context.model)
+        path = Path(named).expanduser() if named else shipped(cls.network, context.model)
         return cls(
             *parts,
-            trained=fitting(path, "kangaroo", context.model, context.target),
+            trained=fitting(path, cls.network, context.model, context.target),
             final_norm=np.asarray(context.source.weights()["norm"], np.float32),
             norm_eps=context.source.config.norm_eps,
             **chosen,
         )
 
     def open(self, sequence: Sequence) -> None:
-        self._adapters[sequence.id] = Adapter(self._trained)
+        self._adapters[sequence.id] = self.adapter(self._trained)
         self._read(sequence)
 
     def close(self, sequence: Sequence) -> None:
@@ -209,6 +217,6 @@ class DoubleExit(ExitDrafter):
             self._target.release(copy)
 
 
-def _norm(x: LogitArray, weights: LogitArray, eps: float) -> LogitArray:
+def normed(x: LogitArray, weights: LogitArray, eps: float) -> LogitArray:
     out: LogitArray = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weights
     return out
