@@ -21,6 +21,8 @@ from paceline.proof.cases import (
     FULL,
     PROMPT,
     QUICK,
+    SETTINGS,
+    TRIMMED,
     Case,
     Control,
     Draftable,
@@ -63,6 +65,21 @@ SMALL = replace(
     max_runs=100,
     noise_sizes=((3, 2, 2),),
 )
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_setting_changes_a_distribution(setting: str) -> None:
+    """Or its cases would be those without it once more."""
+    plain = Case(3, 2, 2, 1.0, 1.0)
+    case = replace(plain, setting=setting)
+
+    def distribution(each: Case) -> list[float]:
+        which = int(setting == TRIMMED)  # the draft model's
+        context = (*PROMPT, 1, 1)
+        return list(processed(each.models()[which], each.params, PROMPT)(context).dense())
+
+    assert distribution(case) != distribution(plain)
+    assert setting in str(case)
 
 
 class Silent(AlwaysAccepts):

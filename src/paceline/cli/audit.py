@@ -44,7 +44,7 @@ def inside(
 ) -> None:
     """Enumerate the shipped rules on every way of drafting; exit code 1 if anything is wrong.
 
-    All verifiers of `paceline methods` are audited, plugins included. A full audit takes a few
+    All verifiers of `paceline methods` are audited, plugins included. A full audit takes some ten
     minutes, --quick less than one.
     """
     o.check_at_least_one(jobs=jobs)

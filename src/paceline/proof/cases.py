@@ -232,11 +232,27 @@ SHARPNESS = 1.5
 LOOP_TOKENS = 3
 
 
+# Other settings of the sampler, by name. Of trimmed drafts the drafter's own setting differs.
+TRIMMED = "trimmed drafts"
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "top-k": {"top_k": 2},
+    "min-p": {"min_p": 0.4},
+    "penalties": {
+        "repetition_penalty": 1.3,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.3,
+    },
+    "bias": {"logit_bias": {0: 1.5, 1: -0.7}},
+    "ban": {"banned_tokens": (0,)},
+    TRIMMED: {},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One size and one setting of the sampler: `width` is draws per level, or paths; 1 for chains.
 
-    `loop` runs the whole decode loop instead of one round.
+    `loop` runs the whole decode loop instead of one round. `setting` names one of `SETTINGS`.
     """
 
     vocabulary: int
@@ -245,11 +261,13 @@ class Case:
     temperature: float
     top_p: float
     loop: bool = False
+    setting: str = ""
 
     def __str__(self) -> str:
         return (
             f"vocabulary {self.vocabulary}, depth {self.depth}, width {self.width}, temperature "
             f"{self.temperature:g}, top-p {self.top_p:g}, "
+            f"{self.setting + ', ' if self.setting else ''}"
             f"{'whole loop' if self.loop else 'one round'}"
         )
 
@@ -261,13 +279,16 @@ class Case:
     @property
     def params(self) -> SamplingParams:
         return SamplingParams(
-            temperature=self.temperature, top_p=self.top_p, max_new_tokens=self.horizon
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_new_tokens=self.horizon,
+            **SETTINGS.get(self.setting, {}),
         )
 
     @property
     def draft_params(self) -> SamplingParams:
         # The drafter draws for greedy targets, too.
-        return SamplingParams(temperature=self.temperature or 1.0, top_p=self.top_p)
+        return replace(self.params, temperature=self.temperature or 1.0)
 
     def models(self) -> tuple[LogitsOf, LogitsOf]:
         # The drafter equals the target after every other context, so that one draft meets both
@@ -277,7 +298,11 @@ class Case:
         other = TabularModel(self.vocabulary, 4, seed + 1000, SHARPNESS)
 
         def drafter(context: tuple[int, ...]) -> LogitArray:
-            return (target if sum(context) % 2 else other).logits(context)
+            logits = (target if sum(context) % 2 else other).logits(context)
+            if self.setting == TRIMMED:  # its vocabulary lacks a token
+                logits = logits.copy()
+                logits[0] = -np.inf
+            return logits
 
         return target.logits, drafter
 
@@ -288,6 +313,7 @@ class Grid:
 
     Attributes:
         samplings: temperature and top-p; greedy-only verifiers get temperature 0 instead.
+        others: names of `SETTINGS`, at temperature 1 or 0.
         loops: largest vocabulary, depth and width of cases of the whole decode loop.
         noise_sizes: vocabulary, depth and width (1 for chains) of cases with continuous noise.
     """
@@ -301,19 +327,22 @@ class Grid:
     noise_sizes: tuple[tuple[int, int, int], ...]
     noise_samplings: tuple[tuple[float, float], ...]
     seeds: int
+    others: tuple[str, ...] = ()
 
     def cases(self, verifier: Verifier, drafts: Draftable) -> Iterator[Case]:
         """Yield the cases of one pair, single rounds first."""
         widths = (1,) if drafts.shape == "chain" else self.widths
-        samplings = ((0.0, 1.0),) if verifier.greedy_only else self.samplings
-        for vocabulary, depth, width in product(self.vocabularies, self.depths, widths):
-            for temperature, top_p in samplings if drafts.build is not None else ():
-                yield Case(vocabulary, depth, width, temperature, top_p)
+        greedy = ((0.0, 1.0),)
+        settings = [(*each, "") for each in (greedy if verifier.greedy_only else self.samplings)]
+        settings += [(float(not verifier.greedy_only), 1.0, each) for each in self.others]
+        for sizes in product(self.vocabularies, self.depths, widths):
+            for temperature, top_p, setting in settings if drafts.build is not None else ():
+                yield Case(*sizes, temperature, top_p, setting=setting)
         noisy = self._noise_sizes(drafts)
         for sizes in product(self.vocabularies, self.depths, widths):
             if all(map(operator.le, sizes, self.loops)) or sizes in noisy:
-                for temperature, top_p in samplings:
-                    yield Case(*sizes, temperature, top_p, loop=True)
+                for temperature, top_p, setting in settings:
+                    yield Case(*sizes, temperature, top_p, True, setting)
 
     def most(self, verifier: Verifier, case: Case) -> int:
         """Return the most combinations of outcomes of a case; larger cases are left out.
@@ -325,7 +354,7 @@ class Grid:
             return self.most(verifier, replace(case, loop=False)) // 2
         if None in verifier.accepts:
             return self.max_runs // 4
-        first = (case.temperature, case.top_p) == self.samplings[0]
+        first = (case.temperature, case.top_p, case.setting) == (*self.samplings[0], "")
         return self.max_runs * (4 if first else 1)
 
     def samples(self, verifier: Verifier, drafts: Draftable, case: Case) -> int:
@@ -333,7 +362,7 @@ class Grid:
         sizes = case.vocabulary, case.depth, case.width
         settings = *self.noise_samplings, (0.0, 1.0)
         sampled = sizes in self._noise_sizes(drafts) and (case.temperature, case.top_p) in settings
-        if not (case.loop and sampled):
+        if case.setting or not (case.loop and sampled):
             return 0
         few = case.temperature == 0 or None in verifier.accepts
         return self.seeds // 4 if few else self.seeds
@@ -344,7 +373,7 @@ class Grid:
         return tuple((vocabulary, depth, 1) for vocabulary, depth, _ in self.noise_sizes)
 
 
-# A few minutes on two cores.
+# Some ten minutes on two cores.
 FULL = Grid(
     vocabularies=(2, 3, 4),
     depths=(1, 2, 3),
@@ -355,6 +384,7 @@ FULL = Grid(
     noise_sizes=((3, 2, 2), (4, 3, 3)),
     noise_samplings=((1.0, 1.0), (1.5, 0.85)),
     seeds=2000,
+    others=tuple(SETTINGS),
 )
 
 # Under half a minute.
@@ -368,6 +398,7 @@ QUICK = Grid(
     noise_sizes=((3, 2, 2),),
     noise_samplings=((1.5, 0.85),),
     seeds=400,
+    others=("penalties", TRIMMED),
 )
 
 
