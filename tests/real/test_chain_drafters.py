@@ -57,6 +57,25 @@ def test_a_cascade_over_int8_changes_no_token_of_fp32(
     assert min(output.stats.block_efficiency for output in drafted) > 3
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_eagle_below_int8_changes_no_token_of_fp32(fp32: Loaded, temperature: float) -> None:
+    """SpecMQuant's stack: an EAGLE-2 tree for int8, which gives it features, int8 for fp32."""
+    options = {"max_new_tokens": 24, "temperature": temperature, "seed": 3}
+    plain = make_engine(fp32, drafter="none").generate(CHOSEN, **options)
+    growth = "" if temperature else "growth=expand-rerank,"
+    drafter = f"cascade:middle=false,int8=true,bottom=eagle3,{growth}nodes=6,least=6"
+    engine = make_engine(fp32, drafter=drafter, nodes=6, max_batch=2)
+    rounds: list[int] = []
+    middle = engine.decoder.drafter._source  # type: ignore[attr-defined]
+    once = middle._round
+    middle._round = lambda live: (rounds.append(len(live)), once(live))[1]
+    drafted = engine.generate(CHOSEN, **options)
+    assert tokens(drafted) == tokens(plain)
+    assert min(output.stats.block_efficiency for output in drafted) > 3
+    # Tokens per round of the model in the middle: without features EAGLE drafts almost nothing.
+    assert sum(output.stats.drafted_tokens for output in drafted) > 1.5 * sum(rounds)
+
+
 def test_three_models_change_no_token_of_fp32(fp32: Loaded, plain_greedy: list[Completion]) -> None:
     """Prompt lookup drafts for int4, int4 for int8, int8 for fp32."""
     options = [RuntimeOptions(precision=precision) for precision in ("int4", "int8")]

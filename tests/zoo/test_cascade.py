@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from tests.proof.joints import joint_of_steps
 
 from paceline.core import tree as trees
 from paceline.core.target import Output, Pass, Target
-from paceline.core.types import Budget, SamplingParams, TokenTree, Verdict
+from paceline.core.types import Budget, Needs, SamplingParams, TokenTree, Verdict
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.drafters.statistics.recycling import Recycling
@@ -33,6 +33,7 @@ from paceline.verifiers.base import Verifier
 from paceline.verifiers.block import Block
 from paceline.verifiers.matching import Coupled, Greedy
 from paceline.verifiers.rejection import Rejection
+from paceline.zoo import cascade as cascades
 from paceline.zoo.cascade import Cascade, Level
 
 EXACT = 1e-12
@@ -417,5 +418,121 @@ def test_options_of_the_command_line() -> None:
         built(None, int8="true")
     with pytest.raises(InvalidOption, match="1 or more"):
         built(nodes="0")
-    with pytest.raises(InvalidOption, match="bottom"):
+    with pytest.raises(InvalidOption, match="unknown"):
+        built(bottom="nothing")
+    with pytest.raises(RuntimeUnavailable, match="runs none"):
         built(bottom="eagle3")
+
+
+class FeatureTable(TabularTarget):
+    """Features of a token: the token, and the number of tokens before it."""
+
+    def __init__(self, model: TabularModel) -> None:
+        super().__init__(model.logits, model.vocabulary)
+        self._capabilities = replace(self._capabilities, hidden_size=1, feature_layers=(0, 1, 2))
+
+    def prefill(self, cache: TabularCache, tokens: List[int], features: bool = False) -> Any:
+        begin = cache.length
+        super().prefill(cache, tokens)
+        return features_of(tokens, range(begin, cache.length)) if features else None
+
+    def forward(self, passes: List[Pass]) -> list[Output]:
+        out = []
+        for each, output in zip(passes, super().forward(passes), strict=True):
+            draft = trees.EMPTY if each.draft is None else each.draft
+            begin = each.cache.length + len(each.pending)
+            places = [*range(each.cache.length, begin), *(begin - 1 + trees.depths(draft))]
+            rows = features_of([*each.pending, *draft.tokens.tolist()], places)
+            out.append(output._replace(features=rows) if each.features else output)
+        return out
+
+
+def features_of(tokens: List[int], places: List[int]) -> np.ndarray:
+    rows = np.zeros((len(tokens), 4), np.float32)
+    rows[:, 0], rows[:, 1] = tokens, places
+    return rows
+
+
+class Reading(Drafter):
+    """Insists on the features of the text so far, and drafts trees that depend on them."""
+
+    name: ClassVar[str] = "reading"
+    needs = Needs(features=True)
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._rows: dict[int, list[list[float]]] = {}
+        self.opened = 0
+
+    def open(self, sequence: Sequence) -> None:
+        self.opened += 1
+        self._rows[sequence.id] = []
+
+    def read(self, sequence: Sequence, features: np.ndarray) -> None:
+        self._rows[sequence.id] = features[:, :2].tolist()
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        out = []
+        for sequence, budget in zip(sequences, budgets, strict=True):
+            before = sequence.tokens[:-1]
+            assert self._rows[sequence.id] == [[t, at] for at, t in enumerate(before)]
+            assert sequence.cache.length == len(before)
+            guess = (sum(before) + sequence.tokens[-1]) % self._vocabulary
+            other = (guess + 1) % self._vocabulary
+            tree = TokenTree(np.array([guess, other, guess]), np.array([-1, -1, 0]))
+            out.append(trees.limit(tree, budget.nodes, budget.depth))
+        return out
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        for sequence, verdict, output in zip(sequences, verdicts, outputs, strict=True):
+            assert output.features is not None
+            rows = output.features[[0, *(node + 1 for node in verdict.path)], :2]
+            self._rows[sequence.id] += rows.tolist()
+
+    def close(self, sequence: Sequence) -> None:
+        del self._rows[sequence.id]
+
+
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("rule", [Rejection(), Block()], ids=lambda rule: rule.name)
+def test_a_tree_from_features_below_two_models_is_exact(least: int, rule: Verifier) -> None:
+    """SpecMQuant's stack: features of the model in the middle, trees for it, chains for the top."""
+    params = SamplingParams(temperature=1, max_new_tokens=4)
+    made: list[Reading] = []
+
+    def drafter() -> Cascade:
+        made.append(Reading(2))
+        level = Level(FeatureTable(TABLES[1]), least, 3)
+        return Cascade([level], 2, needs_q=True, bottom=made[-1])
+
+    joint = joint_of_steps(TABLES[2].logits, 2, rule, drafter, (0, 1, 1), params, Budget(3, 3), 2)
+    assert max_error(joint, target_joint(TABLES[2].distribution, (0, 1, 1), 4)) < EXACT
+    assert any(each.opened > 1 for each in made)  # text was taken back
+
+
+def test_a_batch_over_features_has_the_plain_texts() -> None:
+    levels = [Level(FeatureTable(MIDDLE), 2, 3)]
+    cascade = Cascade(levels, VOCABULARY, needs_q=False, bottom=Reading(VOCABULARY))
+    prompts = [[0, 3], [1, 2, 5, 5], [4]]
+    done = decode(decoder_of(cascade, Coupled()), prompts, SAMPLED)
+    assert [each.generated for each in done] == plain(prompts, SAMPLED)
+
+
+def test_features_that_were_not_read_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cascades._Model, "_note", lambda *_: None)
+    cascade = Cascade([Level(FeatureTable(MIDDLE))], 6, needs_q=False, bottom=Reading(6))
+    with pytest.raises(AssertionError):
+        decode(decoder_of(cascade, Coupled()), [[0, 3]], SAMPLED)
+
+
+def test_a_bottom_that_draws_is_refused() -> None:
+    drawing = Reading(6)
+    drawing.kind = "iid"
+    with pytest.raises(InvalidOption, match="draws its drafts"):
+        Cascade([Level(table(MIDDLE))], VOCABULARY, needs_q=True, bottom=drawing)

@@ -54,6 +54,7 @@ class DrafterContext:
         source: where the target's weights can be read, for online training.
         coarser: loads the target at int8; None if that is no coarser, or not supported.
         any_draft_model: the same whatever its vocabulary, with the translation of its tokens.
+        below: the context of drafters for a draft model, or for the coarser target, in their turn.
         denoiser: the user's draft model, or else the package's denoiser for the target; errors as
             `draft_model`.
         layered: the target itself, if it runs some of its layers alone.
@@ -75,6 +76,7 @@ class DrafterContext:
     coarser: Callable[[], Target] | None = None
     any_draft_model: Callable[[], tuple[Target, Translation]] = _none_named
     denoiser: Callable[[], Target] = _none_named
+    below: Callable[[Target], DrafterContext] | None = None
     layered: BlockTarget | None = None
     learner: Callable[[], Callable[..., Any]] | None = None
 

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.core.options import split_options
 from paceline.core.target import Target
@@ -167,6 +167,7 @@ class SpeculationBuilder:
     def _context(self, name: str) -> DrafterContext:
         target, rule = self._loaded.target, self._rule
         fingerprint = self._loaded.source.fingerprint
+        small: dict[int, Loaded] = {}
 
         def draft_model(translated: bool = False, default: str | None = None) -> Loaded:
             named = self.draft_model or default
@@ -175,11 +176,24 @@ class SpeculationBuilder:
                     f"drafter '{name}' needs a draft model: name one with --draft-model"
                 )
             self.draft_unused = False
-            return self._load_draft(named, translated)
+            found = self._load_draft(named, translated)
+            small[id(found.target)] = found
+            return found
 
         def any_draft_model() -> tuple[Target, Translation]:
-            small = draft_model(translated=True)
-            return small.target, Translation(self._loaded.tokenizer, small.tokenizer)
+            model = draft_model(translated=True)
+            return model.target, Translation(self._loaded.tokenizer, model.tokenizer)
+
+        def below(model: Target) -> DrafterContext:
+            source = small[id(model)].source if id(model) in small else self._loaded.source
+            return DrafterContext(
+                model.capabilities,
+                _none_below,
+                gumbel_coupled=None in rule.accepts,
+                model=source.fingerprint,
+                run_network=getattr(model, "run_network", None),
+                source=source,
+            )
 
         return DrafterContext(
             target.capabilities,
@@ -196,6 +210,7 @@ class SpeculationBuilder:
             coarser=self._coarser if has_coarser(target.capabilities) else None,
             any_draft_model=any_draft_model,
             denoiser=lambda: draft_model(default=drafting_denoiser(fingerprint)).target,
+            below=below,
             layered=target if target.capabilities.blocks else None,  # type: ignore[arg-type]
             learner=registry.LEARNER.load,
         )
@@ -204,6 +219,12 @@ class SpeculationBuilder:
         options = replace(self._loaded.options, precision="int8", kv_precision=None)
         target: Target = type(self._loaded.target).load(self._loaded.source, options)  # type: ignore[attr-defined]
         return target
+
+
+def _none_below() -> NoReturn:
+    raise InvalidOption(
+        "what drafts at the bottom of a cascade has no draft model: use a drafter without one"
+    )
 
 
 def _reads_model(found: Configuration) -> bool:

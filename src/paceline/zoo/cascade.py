@@ -3,14 +3,20 @@
 Each model of a stack decodes with the one below as its drafter. Its output, a chain with q
 rows of its own distribution, is the draft for the level above. Chain length depends on earlier
 acceptance only (predictability), so any p/q rule may verify it.
+
+SpecMQuant (Zhang et al. 2025, arXiv:2505.22179) is a quantised target over a small model with an
+EAGLE-2 tree: `cascade:bottom=eagle3,growth=expand-rerank,nodes=30,least=6`. The bottom gets the
+features of the model above it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
 
 from paceline.core import tree as trees
 from paceline.core.options import arguments
@@ -21,14 +27,14 @@ from paceline.core.types import (
     Distribution,
     DraftSampling,
     LogitArray,
+    Needs,
     ProbArray,
     TokenTree,
     Verdict,
 )
 from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
-from paceline.drafters.ngram.prompt_lookup import PromptLookup
-from paceline.drafters.suffix.history import SuffixAutomaton
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.registry import table as registry
 from paceline.sampling.gumbel import GumbelNoise
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sampler import Sampler, TreeDistributions
@@ -154,24 +160,19 @@ class Level:
     nodes: int = 6
 
 
-Bottom = Literal["none", "prompt-lookup", "suffix-automaton"]
-
-_BOTTOMS: dict[Bottom, Callable[[], Drafter]] = {
-    "none": NoDrafter,
-    "prompt-lookup": PromptLookup,
-    "suffix-automaton": SuffixAutomaton,
-}
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     # Options of the drafter: `least` and `nodes` are of every level, 0 fills the budget.
     name: ClassVar[str] = "cascade"
-    bottom: Bottom = "prompt-lookup"
+    bottom: str = "prompt-lookup"
     middle: bool = True
     int8: bool = False
     least: int = 0
     nodes: int = 6
+
+
+# Options that are of the drafter at the bottom.
+_OF_BOTTOM = ("growth", "weights")
 
 
 class Cascade(Drafter):
@@ -201,7 +202,13 @@ class Cascade(Drafter):
         """
         if not levels:
             raise InvalidOption("a cascade needs a model: give one or more levels")
-        source: _Source = _Bottom(bottom or NoDrafter())
+        bottom = bottom or NoDrafter()
+        if bottom.kind is not None:
+            raise InvalidOption(
+                f"drafter '{bottom.name}' draws its drafts, which the bottom of a cascade may not: "
+                "use other options"
+            )
+        source: _Source = _Bottom(bottom)
         for level in levels:
             theirs = level.model.capabilities.vocab_size
             if theirs != vocab_size:
@@ -221,7 +228,10 @@ class Cascade(Drafter):
 
         Raises InvalidOption for unknown options, sizes below 1, or no model between.
         """
-        asked = _Asked(**arguments(_Asked, "drafter", context.options))
+        options = dict(context.options)
+        theirs = {key: options.pop(key) for key in _OF_BOTTOM if key in options}
+        asked = _Asked(**arguments(_Asked, "drafter", options))
+        drafts = registry.find("drafter", asked.bottom).load()
         if not asked.middle and not asked.int8:
             raise InvalidOption(
                 "a cascade of one level is its bottom drafter alone: use drafter "
@@ -235,11 +245,15 @@ class Cascade(Drafter):
                     "--precision fp32, or leave it out"
                 )
             models.append(context.coarser())
+        above = context.below(models[0]) if context.below else context
+        bottom: Drafter = drafts.create(
+            replace(above, accepts=frozenset({None}), shape="tree", options=theirs)
+        )
         return cls(
             [Level(model, asked.least or None, asked.nodes) for model in models],
             context.target.vocab_size,
             needs_q=context.needs_q,
-            bottom=_BOTTOMS[asked.bottom](),
+            bottom=bottom,
         )
 
     def open(self, sequence: Sequence) -> None:
@@ -258,8 +272,10 @@ class Cascade(Drafter):
 class _Source(Protocol):
     # Drafts for a model. Sequences may shrink or change between calls.
 
-    # True if `observe` needs hidden states.
-    hidden: bool
+    # Of the model's forwards.
+    needs: Needs
+    # Features of the last tokens before the root, from the model; read if they are needed.
+    features: Callable[[Sequence], LogitArray]
 
     def open(self, sequence: Sequence) -> None: ...
 
@@ -282,20 +298,25 @@ class _Bottom:
     # Drafters expect sequences to grow only: reopen on every rollback.
 
     def __init__(self, drafter: Drafter) -> None:
-        self.hidden = drafter.needs.hidden
+        self.needs = drafter.needs
+        self.features: Callable[[Sequence], LogitArray]
         self._drafter = drafter
         self._seen: dict[int, list[int]] = {}
 
     def open(self, sequence: Sequence) -> None:
         self._seen[sequence.id] = sequence.tokens
         self._drafter.open(sequence)
+        if self.needs.features:
+            self._drafter.read(sequence, self.features(sequence))
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         for sequence in sequences:
             seen = self._seen[sequence.id]
-            if sequence.tokens[: len(seen)] != seen:
+            # One that reads features has not those of a token that the level above added, either.
+            known = len(sequence.tokens) if self.needs.features else len(seen)
+            if sequence.tokens[:known] != seen:
                 self._drafter.close(sequence)
-                self._drafter.open(sequence)
+                self.open(sequence)
             self._seen[sequence.id] = sequence.tokens
         return self._drafter.propose(sequences, budgets)
 
@@ -317,13 +338,16 @@ class _Bottom:
 
 
 class _Model:
-    hidden = False
+    needs = Needs()
+    features: Callable[[Sequence], LogitArray]
 
     def __init__(self, level: Level, below: _Source, rule: Verifier, needs_q: bool) -> None:
         self._model = level.model
         self._least = LONGEST if level.least is None else level.least
         self._nodes = level.nodes
         self._below = below
+        below.features = self._recent
+        self._rows: dict[int, LogitArray] = {}  # features of cached tokens, the last ones
         self._needs_q = needs_q
         self._match: Verifier = SampleMatch() if needs_q else Coupled()
         self._rule = rule if needs_q else self._match
@@ -331,14 +355,16 @@ class _Model:
         self._cached: dict[int, list[int]] = {}
 
     def open(self, sequence: Sequence) -> None:
-        cache = self._caches[sequence.id] = self._model.open()
+        self._caches[sequence.id] = self._model.open()
         self._cached[sequence.id] = sequence.tokens
+        width = 4 * self._model.capabilities.hidden_size
+        self._rows[sequence.id] = np.zeros((0, width), dtype=np.float32)
         if self._room(sequence):
-            self._model.prefill(cache, sequence.tokens[:-1])
-        self._below.open(sequence)
+            self._read(sequence)
+        self._below.open(self._ahead(sequence).sequence)
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        runs = [Ahead(sequence, fresh=self._needs_q) for sequence in sequences]
+        runs = list(map(self._ahead, sequences))
         limits = [
             min(budget.nodes, budget.depth, self._room(sequence), LONGEST)
             for sequence, budget in zip(sequences, budgets, strict=True)
@@ -366,6 +392,7 @@ class _Model:
     def close(self, sequence: Sequence) -> None:
         self._below.close(sequence)
         self._cached.pop(sequence.id, None)
+        self._rows.pop(sequence.id, None)
         cache = self._caches.pop(sequence.id, None)
         if cache is not None:
             self._model.release(cache)
@@ -375,13 +402,18 @@ class _Model:
 
     def _round(self, live: List[tuple[Ahead, int]]) -> None:
         aheads = [run.sequence for run, _ in live]
+        needs = self._below.needs
+        if needs.features:
+            for ahead in aheads:  # drafts begin with features of all tokens but the root
+                self._read(ahead)
         # The last token of a round is the model's own.
         budgets = [Budget(self._nodes, min(self._nodes, room - 1)) for _, room in live]
         drafts = self._below.propose(aheads, budgets)
         passes = []
         for ahead, draft in zip(aheads, drafts, strict=True):
             cache = self._caches[ahead.id]
-            passes.append(Pass(cache, ahead.tokens[cache.length :], draft, self._below.hidden))
+            pending = ahead.tokens[cache.length :]
+            passes.append(Pass(cache, pending, draft, needs.hidden, needs.features))
         outputs = self._model.forward(passes)
         verdicts = []
         for (run, _), draft, each, output in zip(live, drafts, passes, outputs, strict=True):
@@ -393,6 +425,9 @@ class _Model:
             )
             verdict = rule.verify(draft, distributions, ahead.randomness)
             self._model.keep(each.cache, len(each.pending), verdict.path)
+            if output.features is not None:
+                rows = [0, *(node + 1 for node in verdict.path)]
+                self._note(ahead, output.features[rows])
             run.extend(
                 [*draft.tokens[list(verdict.path)].tolist(), verdict.next_token],
                 [distributions.distribution(node) for node in (ROOT, *verdict.path)]
@@ -410,6 +445,26 @@ class _Model:
         )
         return trees.chain(run.tokens, Cascade.name, distribution)
 
+    def _ahead(self, sequence: Sequence) -> Ahead:
+        run = Ahead(sequence, fresh=self._needs_q)
+        run.sequence.cache = self._caches[sequence.id]
+        return run
+
+    def _read(self, sequence: Sequence) -> None:
+        cache = self._caches[sequence.id]
+        rest = sequence.tokens[cache.length : -1]
+        if rest:
+            seen = self._model.prefill(cache, rest, self._below.needs.features)
+            if seen is not None:
+                self._note(sequence, seen)
+
+    def _note(self, sequence: Sequence, features: LogitArray) -> None:
+        most = LONGEST + (self._below.needs.recent or self._model.capabilities.max_context)
+        self._rows[sequence.id] = np.concatenate([self._rows[sequence.id], features])[-most:]
+
+    def _recent(self, sequence: Sequence) -> LogitArray:
+        return self._rows[sequence.id][-(self._below.needs.recent or len(sequence.tokens)) :]
+
     def _room(self, sequence: Sequence) -> int:
         # Remaining tokens of the model's context window.
         return max(0, self._model.capabilities.max_context - len(sequence.tokens))
@@ -420,6 +475,8 @@ class _Model:
         while sequence.tokens[:length] != cached[:length]:
             length -= 1
         if length < cache.length:
+            rows = self._rows[sequence.id]
+            self._rows[sequence.id] = rows[: max(0, len(rows) - (cache.length - length))]
             self._model.truncate(cache, length)
         # The cache holds the head of this list, also when the list grows.
         self._cached[sequence.id] = sequence.tokens
