@@ -88,7 +88,7 @@ def test_the_whole_is_the_mean_over_exits_and_the_loss_on_hidden_states(name: st
         assert beside == plainly
 
 
-@pytest.mark.parametrize("name", ["eagle", "falcon", "chimera", "imitation"])
+@pytest.mark.parametrize("name", ["eagle", "falcon", "imitation"])
 def test_what_is_foretold_is_what_the_lm_head_reads(name: str) -> None:
     features, tokens = texts(1, TIME)
     trained = module(NETWORKS[name]())

@@ -51,7 +51,9 @@ def test_a_network_learns_a_text_by_heart_if_it_reads_it(name: str, source: str)
         for depth, drafted in enumerate(argmax_tokens(network, drafts.logits)[:known], start=1)
         for at in range(ends)
     )
-    if reads:
+    if name == "chimera" and source == "features":
+        assert right > known  # tokens alone tell its depths apart
+    elif reads:
         assert right > 0.6 * known * ends
     else:
         assert right <= known  # the same draft everywhere is right once per depth

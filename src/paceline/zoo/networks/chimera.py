@@ -1,7 +1,8 @@
-"""Chimera drafter: a trigram encoder and one decoder layer (Zeng et al. 2024).
+"""Chimera drafter: a trigram encoder and one decoder layer (Zeng et al. 2024, arXiv:2402.15758).
 
-The layer reads the target's hidden states in the context and its own output in the draft. The
-paper has separate rows for hidden states and trigrams; here each row is the sum of both.
+The layer reads two kinds of rows: the target's hidden states in the context, and trigrams of tokens
+that have none yet, the root and what is drafted. Its output stands for the hidden state; a residual
+block reads it beside the target's newest one, and the frozen LM head reads what comes of both.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from typing import Any, ClassVar
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
 from paceline.networks.blocks import decoder_layer, last_hidden, layer_shapes
-from paceline.networks.ops import Ops, Rows, Sight
+from paceline.networks.ops import Ops, Rows
 
 
 class Chimera(Network):
-    """Draft one token per step; the state is a predicted hidden state and two embeddings."""
+    """Draft one token per step.
+
+    The state is a predicted hidden state, the target's newest one and two embeddings.
+    """
 
     name: ClassVar[str] = "chimera"
     layers: ClassVar[int] = 1
@@ -38,36 +42,42 @@ class Chimera(Network):
             "layer_norm": (width,),
             **layer_shapes("layer", self.geometry, width, self.ffn_size),
             "norm": (width,),
+            "both.norm": (2 * width,),
+            "both.residual": (2 * width, 2 * width),
+            "both.out.residual": (width, 2 * width),
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         hidden = last_hidden(ops, self.geometry, features)
-        embeddings = ops.embed_windows(tokens)
-        return self._layer(ops, hidden, embeddings, "last")
+        read = hidden * ops.weight("hidden_scale")
+        ops.attend(0, ops.linear(read, "layer.qkv", norm="layer_norm"), "last")  # fills the cache
+        return self._draft(ops, ops.last(hidden), ops.last(ops.embed_windows(tokens)))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return ops.head(self.features_of(ops, state))
+        foretold, hidden, _ = self._parts(ops, state)
+        both = ops.norm(ops.concat([foretold, hidden]), "both.norm")
+        both = both + ops.silu(ops.linear(both, "both.residual"))
+        return ops.head(ops.linear(both, "both.out.residual", plus=foretold))
 
     def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        width = self.geometry.width
-        hidden, before = ops.split(state, (width, 2 * width))
-        embeddings = ops.concat([before, ops.embed(tokens)])
-        return self._layer(ops, hidden, embeddings, "draft")
+        _, hidden, before = self._parts(ops, state)
+        return self._draft(ops, hidden, ops.concat([before, ops.embed(tokens)]))
 
     def features_of(self, ops: Ops, state: Rows) -> Rows:
-        width = self.geometry.width
-        return ops.split(state, (width, 2 * width))[0]
+        return self._parts(ops, state)[0]
 
-    def _layer(self, ops: Ops, hidden: Rows, embeddings: Rows, sees: Sight) -> Rows:
+    def _draft(self, ops: Ops, hidden: Rows, embeddings: Rows) -> Rows:
         width = self.geometry.width
         grams = ops.norm(embeddings, "trigram.norm")
         grams = grams + ops.silu(ops.linear(grams, "trigram.residual"))
-        x = ops.linear(grams, "trigram.out", plus=hidden * ops.weight("hidden_scale"))
-        x = decoder_layer(ops, "layer", x, sees, norm="layer_norm")
+        x = ops.linear(grams, "trigram.out")
+        x = decoder_layer(ops, "layer", x, "draft", norm="layer_norm")
         newest = ops.split(embeddings, (width, 2 * width))[1]
-        if sees == "last":
-            newest = ops.last(newest)
-        return ops.concat([ops.norm(x, "norm"), newest])
+        return ops.concat([ops.norm(x, "norm"), hidden, newest])
+
+    def _parts(self, ops: Ops, state: Rows) -> list[Rows]:
+        width = self.geometry.width
+        return ops.split(state, (width, width, 2 * width))
 
 
 class ChimeraDrafter(TrainedDrafter):

@@ -1,8 +1,8 @@
 """Clover drafter: sequential heads with an attention decoder (Xiao et al. 2024).
 
-An augmenting block (one decoder layer) encodes the context. At each depth the last drafted token
-queries the earlier states and the context; the result is the next state (regressive connection).
-All depths share weights. The paper does not publish its sizes.
+An augmenting block (one decoder layer) reads the target's hidden states. At each depth the last
+drafted token queries the earlier states and the context; the result is the next state (regressive
+connection). All depths share weights. The paper does not publish its sizes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from typing import Any, ClassVar
 
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import decoder_layer, feed_forward, feed_forward_shapes, layer_shapes
+from paceline.networks.blocks import (
+    decoder_layer,
+    feed_forward,
+    feed_forward_shapes,
+    last_hidden,
+    layer_shapes,
+)
 from paceline.networks.ops import Ops, Rows
 
 
@@ -33,9 +39,8 @@ class Clover(Network):
         width = shape.width
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         return {
-            "scale": (4 * width,),
-            "fuse": (width, 4 * width),
-            "fuse_norm": (width,),
+            "hidden_scale": (width,),
+            "augment.norm": (width,),
             **layer_shapes("augment", shape, width, self.ffn_size),
             "embed_norm": (width,),
             "memory_norm": (width,),
@@ -48,8 +53,8 @@ class Clover(Network):
         }
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        fused = ops.linear(features * ops.weight("scale"), "fuse")
-        x = decoder_layer(ops, "augment", fused, "last", norm="fuse_norm")
+        hidden = last_hidden(ops, self.geometry, features) * ops.weight("hidden_scale")
+        x = decoder_layer(ops, "augment", hidden, "last", norm="augment.norm")
         return self._decode(ops, x, ops.last(ops.embed(tokens)))
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
