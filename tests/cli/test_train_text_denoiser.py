@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,23 @@ from tests.helpers import tiny_model as tiny
 
 import paceline
 from paceline.core.target import Block, BlockTarget
-from paceline.errors import ModelError
+from paceline.errors import InvalidOption, ModelError
 from paceline.models.source import resolve
+from paceline.networks.base import FUSED, Geometry
+from paceline.networks.draft_lm import DraftLM
+from paceline.networks.weights import Trained, save_network
 from paceline.registry import loading
 from paceline.training import run as module
 from paceline.training.chains import Chains, Read
 from paceline.training.data import Shards, Text
-from paceline.training.denoisers.text import TextRecipe, TextTraining, Trunk, free_token
+from paceline.training.denoisers.text import (
+    TextRecipe,
+    TextTraining,
+    Trunk,
+    free_token,
+    of_draft_lm,
+    of_target,
+)
 
 PROMPT = "the quick brown fox"
 
@@ -49,7 +60,8 @@ def arguments(model: Path, data: Path, out: Path, *more: str) -> tuple[str, ...]
 
 def trunk(model: Path) -> Trunk:
     source = resolve(str(model))
-    return Trunk(source.config, source.weights(), 2)
+    weights = source.weights()
+    return Trunk(source.config, weights, of_target(source.config, weights, 2))
 
 
 def test_it_borrows_learns_and_drafts_with_the_text_of_plain_decoding(
@@ -142,6 +154,30 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_weights(
         np.testing.assert_array_equal(one[name], other[name])
 
 
+def test_it_begins_as_a_draft_lm(command: Command, model: Path, data: Path, tmp_path: Path) -> None:
+    source, path = resolve(str(model)), tmp_path / "draft-lm.safetensors"
+    network, rng = DraftLM(Geometry.of(source.config), layers=2, ffn_size=32), np.random.default_rng
+    given = {
+        name: rng(seed).normal(size=shape).astype(np.float16).astype(np.float32)
+        for seed, (name, shape) in enumerate(network.shapes().items())
+    }
+    metadata = {"model": source.fingerprint}
+    save_network(path, Trained(network, given, np.arange(9), metadata))
+    begin = of_draft_lm(path, source.fingerprint)
+    for index, part in product(range(2), ("qkv", "gate_up")):
+        names = FUSED[part]
+        both = np.concatenate([begin[f"layers.{index}.{name}"] for name in names])
+        np.testing.assert_array_equal(both, given[f"layer.{index}.{part}"])
+    np.testing.assert_array_equal(begin["layers.1.o"], given["layer.1.o.residual"])
+    own = Trunk(source.config, source.weights(), begin)
+    assert set(own.own) == set(trunk(model).own)
+    done = command(*arguments(model, data, tmp_path / "denoiser", "--from", str(path)))
+    assert done.code == 0, done.err
+    assert resolve(str(tmp_path / "denoiser")).config.ffn_size == 32
+    with pytest.raises(InvalidOption, match="no draft-lm of this model"):
+        of_draft_lm(path, "other")
+
+
 def test_near_places_weigh_more_and_groups_are_of_every_size(model: Path, data: Path) -> None:
     recipe = TextRecipe(3, depth=3, groups=4, decay=0.0, precision="fp32")
     texts = Shards(data).read()
@@ -153,7 +189,7 @@ def test_near_places_weigh_more_and_groups_are_of_every_size(model: Path, data: 
         sizes.add(depth)
         logits, labels = genuine(texts, depth, draws)
         said.first = (
-            -logits[:, 0]
+            -logits.detach()[:, 0]
             .log_softmax(-1)[  # type: ignore[attr-defined]
                 torch.arange(len(labels)), torch.from_numpy(labels[:, 0])
             ]

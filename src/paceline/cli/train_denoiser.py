@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -23,7 +23,7 @@ def denoiser(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="Denoiser to start from, instead of drawn weights."),
+        typer.Option("--from", help="Denoiser, or of text a draft-lm, to start from."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Updates.")] = 3000,
     batch: Annotated[int, typer.Option(help="Examples per update.")] = 64,
@@ -57,17 +57,17 @@ def denoiser(
     (README.md, card.json); while training, a checkpoint stands beside it.
 
     Kind text drafts for a model (--model) by drafters deer and diffuspec: it learns from what
-    that wrote (--data), begins as some of its layers, has its embedding, head and widths, and
-    stands in a folder that names it.
+    that wrote (--data), begins as a draft-lm (--from FILE) or as some of the model's layers, has
+    the model's embedding, head and widths, and stands in a folder that names it.
     """
     if kind == "text":
-        if certainty or own or corrupt or start is not None:
-            raise InvalidOption("certainty, own, corrupt and from are of tasks: leave them out")
+        if certainty or own or corrupt:
+            raise InvalidOption("certainty, own and corrupt are of tasks: leave them out")
         sizes = {"steps": steps, "batch": batch, "layers": layers, "depth": depth}
         rates = {"matrix_rate": matrix_rate, "vector_rate": vector_rate}
         more = {"groups": groups, "precision": training_precision, "seed": seed}
         recipe_of = {**sizes, **rates, **more}
-        _text(out or Path("denoiser-text"), data, model, threads, recipe_of, as_json)
+        _text(out or Path("denoiser-text"), data, model, start, threads, recipe_of, as_json)
         return
     from paceline.training.denoisers.files import card_of, load_denoiser, save_denoiser
     from paceline.training.denoisers.module import DenoiserRecipe, Kind
@@ -134,6 +134,7 @@ def _text(
     out: Path,
     data: Path,
     model: str,
+    start: Path | None,
     threads: int | None,
     settings: dict[str, Any],
     as_json: bool,
@@ -152,7 +153,13 @@ def _text(
     shards, source = Shards(data), resolve(model)
     check_texts(data, shards.settings, source)
     recipe = training.TextRecipe(training.free_token(source), **settings)
-    trunk = training.Trunk(source.config, source.weights(), recipe.layers)
+    config, weights = source.config, source.weights()
+    if start is None:
+        begin = training.of_target(config, weights, recipe.layers)
+    else:
+        begin = training.of_draft_lm(start, source.fingerprint)
+    trunk = training.Trunk(config, weights, begin)
+    recipe = replace(recipe, layers=trunk.config.layers)
     out.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = out.with_name(f"{out.name}.checkpoint")
     run = training.TextTraining(trunk, shards.read(), recipe, checkpoint_at=checkpoint)
@@ -161,6 +168,7 @@ def _text(
     shown = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.items())
     shown = shown.replace("--precision", "--training-precision")
     command = f"paceline train denoiser text --data DATA --model {source.name} {shown}"
+    command += "" if start is None else f" --from {start.name}"
     metadata = provenance(source, shards.settings, run, command)
     metadata["block_efficiency"] = f"{hits.block_efficiency:.4f}"
     training.save_text_denoiser(out, run, model, metadata)

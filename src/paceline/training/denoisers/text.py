@@ -2,7 +2,8 @@
 (arXiv:2512.15176): text that the target wrote is cut at random places and what follows is masked,
 and masks near the cut weigh more.
 
-Embedding and head are the target's, and stay. Its own layers begin as some of the target's. Clean
+Embedding and head are the target's, and stay. Its own layers begin as those of an autoregressive
+draft model (`draft-lm`, FastDraft), as Dream began as Qwen, or else as some of the target's. Clean
 rows are causal and say the next token; a group of masks sees the text before it and itself, and
 each of its rows says the token behind it.
 """
@@ -22,12 +23,14 @@ from torch import Tensor, nn
 
 from paceline.core.cache import whole_file
 from paceline.core.options import require
-from paceline.core.types import IntArray
+from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.families.base import HF_ENDS, HF_PARTS
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
+from paceline.networks.draft_lm import DraftLM
+from paceline.networks.weights import load_network
 from paceline.runtimes.torch.model import TorchModel
 from paceline.training.batches import hold_out
 from paceline.training.chains import Chains, Read, place
@@ -36,6 +39,12 @@ from paceline.training.losses import CrossEntropy
 from paceline.training.objective import Hits
 from paceline.training.run import Muon, Rated, TrainingRun
 
+_PARTS = {  # of a layer of a draft-lm
+    "attention_norm": "norm",
+    "o": "o.residual",
+    "ffn_norm": "ffn_norm",
+    "down": "down.residual",
+}
 _NAMES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 
 
@@ -46,7 +55,7 @@ class TextRecipe:
     Attributes:
         mask: id of the mask token.
         batch: texts per update.
-        layers: begin as that many of the target's, spread from the first to the last.
+        layers: of its own.
         depth: masks of a group, at most.
         groups: per text, at new places each time.
         matrix_rate: peak learning rate of matrices (Muon).
@@ -78,22 +87,20 @@ class TextRecipe:
 class Trunk(TorchModel):
     """Trainable layers between the embedding and the head of a target."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, layers: int) -> None:
-        """Begin with layers of the target; InvalidOption if it has too few or an odd kind."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, start: Mapping[str, LogitArray]
+    ) -> None:
+        """Begin with what `of_target` or `of_draft_lm` give; InvalidOption for other families."""
         if config.family not in _NAMES or config.rope_divisors is not None:
             known = " or ".join(_NAMES)
             raise InvalidOption(f"{config.family} has no small denoiser here: use {known}")
-        require(layers <= config.layers, "layers", layers, f"{config.layers} or fewer")
-        self.config = replace(config, layers=layers)
+        layers = sum(name.endswith(".gate") for name in start)
+        inner = len(start["layers.0.gate"])
+        self.config = replace(config, layers=layers, ffn_size=inner)
         self._weights, self._known = weights, {}
         self._place = torch.device("cpu"), torch.float32
-        begin = {"norm": "norm"}
-        for index, theirs in enumerate(np.linspace(0, config.layers - 1, layers).round()):
-            for part in (*HF_PARTS, *(f"{part}.bias" for part in HF_PARTS)):
-                if f"layers.{int(theirs)}.{part}" in weights:
-                    begin[f"layers.{index}.{part}"] = f"layers.{int(theirs)}.{part}"
         self.own = {
-            name: nn.Parameter(torch.from_numpy(weights[its])) for name, its in begin.items()
+            name: nn.Parameter(torch.from_numpy(each.copy())) for name, each in start.items()
         }
         self.module = nn.ParameterList(self.own.values())
 
@@ -102,6 +109,41 @@ class Trunk(TorchModel):
 
     def bias(self, name: str) -> Tensor | None:
         return self.own.get(f"{name}.bias")
+
+
+def of_target(config: ModelConfig, weights: Weights, layers: int) -> dict[str, LogitArray]:
+    """Return layers of the target, spread from the first to the last, and its norm.
+
+    Raises InvalidOption if it has fewer.
+    """
+    require(layers <= config.layers, "layers", layers, f"{config.layers} or fewer")
+    begin = {"norm": weights["norm"]}
+    for index, theirs in enumerate(np.linspace(0, config.layers - 1, layers).round()):
+        for part in (*HF_PARTS, *(f"{part}.bias" for part in HF_PARTS)):
+            if (name := f"layers.{int(theirs)}.{part}") in weights:
+                begin[f"layers.{index}.{part}"] = weights[name]
+    return begin
+
+
+def of_draft_lm(path: Path, model: str) -> dict[str, LogitArray]:
+    """Return layers and norm of a trained `draft-lm`.
+
+    Raises InvalidOption unless the file holds one for the target of this fingerprint.
+    """
+    trained = load_network(path)
+    network, given = trained.network, trained.parameters
+    if not isinstance(network, DraftLM) or trained.metadata.get("model") != model:
+        raise InvalidOption(f"{path} is no draft-lm of this model: train one, or leave out --from")
+    shape = network.geometry
+    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    begin = {"norm": given["norm"]}
+    for index in range(network.layers):
+        mine = {part: given[f"layer.{index}.{theirs}"] for part, theirs in _PARTS.items()}
+        qkv = np.split(given[f"layer.{index}.qkv"], [wide, wide + narrow])
+        halves = np.split(given[f"layer.{index}.gate_up"], 2)
+        mine |= dict(zip(("q", "k", "v", "gate", "up"), (*qkv, *halves), strict=True))
+        begin |= {f"layers.{index}.{part}": each for part, each in mine.items()}
+    return begin
 
 
 class TextTraining(TrainingRun[Hits]):
