@@ -165,6 +165,7 @@ def _text(
     run = training.TextTraining(trunk, shards.read(), recipe, checkpoint_at=checkpoint)
     train_with_bar(run)
     hits = run.judge()
+    settings["layers"] = recipe.layers
     shown = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in settings.items())
     shown = shown.replace("--precision", "--training-precision")
     command = f"paceline train denoiser text --data DATA --model {source.name} {shown}"

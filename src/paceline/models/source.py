@@ -36,7 +36,7 @@ from paceline.models.weights import (
 
 # Denoisers that ship with the package, and those that draft for a model.
 DENOISERS = ("lists-mdm", "lists-bd", "lists-order")
-DRAFTING: tuple[str, ...] = ()
+DRAFTING = ("deer-smollm2-135m",)
 # Short names that `resolve` knows.
 ALIASES = (DEFAULT_MODEL, *DENOISERS, *DRAFTING)
 

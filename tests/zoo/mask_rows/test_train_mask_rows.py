@@ -107,6 +107,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_to_the_same_rows(
     [
         ("rows=nowhere.safetensors", "there is no file nowhere"),
         ("rows=auto", "no mask rows ship for"),
+        ("rows", "no mask rows ship for"),
         ("rows=auto,mask=3", "leave that out"),
     ],
 )
