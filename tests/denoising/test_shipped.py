@@ -10,6 +10,7 @@ import pytest
 import paceline
 from paceline.core.types import Denoising
 from paceline.engine.engine import Completion, Engine
+from paceline.errors import InvalidOption
 from paceline.measure.parallel_tasks import cases, grade
 
 MODELS = ("lists-bd", "lists-mdm", "lists-order")
@@ -68,6 +69,21 @@ def test_freedave_has_the_text_of_static_decoding_in_fewer_forwards_on_all_tasks
     ahead = decode(model, "freedave:width=4>counts", temperature)
     assert ids(ahead) == ids(static)
     assert all(few < many for few, many in zip(forwards(ahead), forwards(static), strict=True))
+
+
+def test_the_filter_in_the_package_saves_forwards_and_keeps_answers():
+    def right(found: list[Completion]) -> int:
+        return sum(grade(case, each.text).strict for case, each in zip(CASES, found, strict=True))
+
+    single, filtered = decode("lists-mdm", "counts"), decode("lists-mdm", "filter")
+    assert sum(forwards(filtered)) < 0.2 * sum(forwards(single))
+    assert right(filtered) >= right(single) - 1
+    # It is for what it was trained for.
+    with pytest.raises(InvalidOption, match="trained for lists-mdm"):
+        decode("lists-bd", "filter")
+    asked: dict[str, Any] = {"raw": True, "denoising": Denoising("filter")}
+    with pytest.raises(InvalidOption, match="blocks of 20 places, not 32"):
+        engine("lists-mdm").generate(CASES[0].prompt, max_new_tokens=32, **asked)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

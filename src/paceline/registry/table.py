@@ -510,7 +510,7 @@ BUILT_IN: tuple[Method, ...] = (
         "filter",
         "sampler",
         "measured only",
-        "a denoiser; weights (a safetensors file)",
+        "a denoiser; weights trained for it, those of lists-mdm by default",
         "after Learn2PD, Bao et al. 2025, arXiv:2509.25188",
         "paceline.denoising.samplers.learned_filter:Filter",
     ),

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from importlib.resources import as_file, files
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from paceline.core.types import BoolArray, IntArray, ProbArray
+from paceline.core.types import Denoises, ProbArray
+from paceline.denoising.caches import CachePlan
 from paceline.denoising.process import Choice, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.errors import InvalidOption
 
+SHIPPED = "lists-mdm"
 NAMES = ("in.weight", "in.bias", "out.weight", "out.bias")
+
+
+def _read(weights: str) -> dict[str, Any]:
+    if weights == SHIPPED:
+        folder = files("paceline.weights") / "denoisers"
+        with as_file(folder / f"canvas-filter-{SHIPPED}.safetensors") as path:
+            return load_file(path)
+    return load_file(Path(weights).expanduser())
 
 
 def features(view: View) -> ProbArray:
@@ -28,15 +39,19 @@ class Filter(Rule):
 
     name: ClassVar[str] = "filter"
 
-    def __init__(self, weights: str, tau: float = 0.9) -> None:
+    def __init__(self, weights: str = SHIPPED, tau: float = 0.9) -> None:
         """Read a safetensors file: `in.weight` `[hidden, block]`, `in.bias`, `out.weight`
         `[block, hidden]`, `out.bias`.
+
+        Args:
+            weights: the file, or "lists-mdm" for the one in the package.
+            tau: least chance that a pick is right.
 
         Raises:
             InvalidOption: the file is missing, or holds something else.
         """
         try:
-            held = load_file(Path(weights).expanduser())
+            held = _read(weights)
             a, b, c, d = (held[name].astype(np.float64) for name in NAMES)
             if a.shape != (len(b), len(d)) or c.shape != (len(d), len(b)):
                 raise ValueError(f"shapes {a.shape} and {c.shape} do not fit")
@@ -46,44 +61,24 @@ class Filter(Rule):
                 f"a safetensors file with {', '.join(NAMES)}"
             ) from error
         self._layers, self._size, self._tau = (a, b, c, d), len(d), tau
+        self._shipped = weights == SHIPPED
+
+    def check(self, facts: Denoises, plan: CachePlan) -> None:
+        if self._shipped and facts.attention != "full":
+            raise InvalidOption(
+                f"the filter in the package was trained for {SHIPPED}, whose rows see all: train "
+                "one with `paceline train canvas-filter` and give filter:weights=FILE"
+            )
 
     def choose(self, view: View, state: None) -> Choice:
         seen = features(view)
         if len(seen) > self._size:
             raise InvalidOption(
-                f"the filter is for blocks of {self._size}, not {len(seen)}: set block to "
-                f"{self._size}"
+                f"the filter is for blocks of {self._size} places, not {len(seen)}: set block to "
+                f"{self._size} or less"
             )
         a, b, c, d = self._layers
         hidden = np.maximum(a[:, : len(seen)] @ seen + a[:, len(seen) :].sum(axis=1) + b, 0)
         scores = (c @ hidden + d)[view.places - view.canvas.block.start]
         right = np.flatnonzero(scores > np.log(self._tau / (1 - self._tau)))
         return Choice(np.union1d(right, best(view.confidence)))
-
-
-class Replay(Rule):
-    """Fill places whose pick is that of a known answer, which makes the filter's labels.
-
-    `examples` are float64 `[block]` features and bool `[block]`, whether the pick is right (filled
-    places are).
-    """
-
-    name: ClassVar[str] = "replay"
-    ignores_draws = False
-
-    def __init__(self, answer: IntArray) -> None:
-        """Bind int64 `[answer]`, tokens of the places from the canvas's begin on."""
-        self._answer = answer
-        self.examples: list[tuple[ProbArray, BoolArray]] = []
-
-    def choose(self, view: View, state: None) -> Choice:
-        known = self._answer[view.places - view.canvas.begin]
-        right = known == view.picks
-        labels = np.ones(len(view.canvas.block), dtype=np.bool_)
-        labels[view.places - view.canvas.block.start] = right
-        self.examples.append((features(view), labels))
-        if right.any():
-            return Choice(np.flatnonzero(right))
-        # Nothing is right: the answer's token takes the place of the surest pick.
-        [top] = best(view.confidence)
-        return Choice([int(top)], edit=[(int(view.places[top]), int(known[top]))])
