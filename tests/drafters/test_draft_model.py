@@ -573,7 +573,7 @@ def test_a_named_growth_is_used_and_greedy_requests_get_branches() -> None:
     assert len(draft) == 6
     assert len(set(draft.parents.tolist())) < 6  # some node has two children
     assert draft.scores is not None
-    with pytest.raises(InvalidOption, match="has no option 'size': use growth or recent"):
+    with pytest.raises(InvalidOption, match="use growth, recent or vocabulary"):
         DraftModel.create(replace(context, options={"size": "3"}))
     with pytest.raises(InvalidOption, match="recent must be 1 or more"):
         DraftModel.create(replace(context, options={"recent": "0"}))

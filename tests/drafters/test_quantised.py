@@ -68,5 +68,5 @@ def test_tuning_tries_it(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_an_unknown_option(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="no option 'bits': use growth or recent"):
+    with pytest.raises(InvalidOption, match="no option 'bits': use growth, recent or vocabulary"):
         make_engine(load(model, "fp32", monkeypatch, tmp_path), drafter="quantised:bits=4")
