@@ -164,7 +164,7 @@ def test_logits_are_those_of_the_trunk_with_an_explicit_mask(
 ) -> None:
     expected = trunk_logits(trunk(family), kind)
     found = logits(target(runtime, source), TOKENS, kind)
-    assert differ(found, expected) < 2e-5
+    assert differ(found, expected) < 1e-5
     others = {"full", "block", "order"} - {kind}
     assert min(differ(found, trunk_logits(trunk(family), each)) for each in others) > 1e-2
 
@@ -225,7 +225,7 @@ def test_logits_are_those_of_the_reference(name: str, runtime: str, tmp_path: Pa
     assert facts is not None
     expected = np.array(GOLDEN[name]["logits"])
     found = logits(target(runtime, source), TOKENS, facts.attention)
-    assert differ(found, expected) < 2e-5
+    assert differ(found, expected) < 1e-5
 
 
 class Filling:

@@ -162,13 +162,14 @@ def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path
         expected = model(torch.tensor([TOKENS])).logits[0, 5:].numpy()
     source = DirectorySource(tmp_path)
     found = logits(source.config, source.weights())
-    assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+    # Measured: 7.2e-6 at most (mixtral). Of a model in float64 both are up to 1.1e-5 (qwen2-windows).
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1
     on_torch = TorchTarget(source.config, source.weights())
     cache = on_torch.open()
     on_torch.prefill(cache, TOKENS[:5])
     (output,) = on_torch.forward([Pass(cache, TOKENS[5:6], chain(TOKENS[6:]))])
-    assert np.abs(output.logits - expected).max() < 2e-5 * np.abs(expected).max()
+    assert np.abs(output.logits - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("case", CASES)
