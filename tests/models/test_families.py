@@ -162,7 +162,7 @@ def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path
         expected = model(torch.tensor([TOKENS])).logits[0, 5:].numpy()
     source = DirectorySource(tmp_path)
     found = logits(source.config, source.weights())
-    # Measured: 7.2e-6 at most (mixtral). Of a model in float64 both are up to 1.1e-5 (qwen2-windows).
+    # 7.2e-6 at most (mixtral); of a model in float64 both are up to 1.1e-5 (qwen2-windows).
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1
     on_torch = TorchTarget(source.config, source.weights())
