@@ -25,6 +25,7 @@ def network(name: str, source: DirectorySource) -> Network:
         "eagle3": {"steps": 3, "ffn_size": 40},
         "medusa": {"width": 3},
         "draft-lm": {"layers": 2},
+        "s2d": {"layers": 2},
     }
     return build(name, Geometry.of(source.config), settings.get(name, {}))
 

@@ -20,7 +20,7 @@ from tests.helpers import tiny_model as tiny
 from torch import Tensor
 
 from paceline.core import tree as trees
-from paceline.core.target import Pass, RuntimeOptions
+from paceline.core.target import Block, Pass, RuntimeOptions
 from paceline.core.types import IntArray
 from paceline.errors import InvalidOption
 from paceline.export.layout import Layout, write_layout
@@ -127,12 +127,14 @@ def test_medusa_drafts_in_vllm_what_it_drafts_here(
         same_law(theirs, expected[at], ids, elsewhere=0.0)
 
 
-@pytest.mark.parametrize("vocabulary", [200, 320])
+@pytest.mark.parametrize(
+    ("name", "vocabulary"), [("draft-lm", 200), ("draft-lm", 320), ("s2d", 320)]
+)
 def test_a_trained_draft_model_is_a_llama(
-    tmp_path: Path, target: DirectorySource, vocabulary: int
+    tmp_path: Path, target: DirectorySource, name: str, vocabulary: int
 ) -> None:
-    """Read back by the loader of models, and run as any other."""
-    weights, out = weights_of(tmp_path, "draft-lm", target, vocabulary), tmp_path / "out"
+    """Read back by the loader of models, and run as any other; of `s2d` every exit, too."""
+    weights, out = weights_of(tmp_path, name, target, vocabulary), tmp_path / "out"
     layout = vllm_layout(str(weights), str(target.path))
     write_layout(layout, out)
     model = TorchTarget.load(DirectorySource(out), RuntimeOptions(precision="fp32"))
@@ -147,6 +149,15 @@ def test_a_trained_draft_model_is_a_llama(
     theirs = torch.from_numpy(output.logits)
     torch.testing.assert_close(theirs[:, ids], expected, rtol=1e-3, atol=1e-3)
     assert (theirs[:, np.delete(np.arange(320), ids)] == 0).all()
+    with torch.no_grad():
+        exits = module.draft(features, tokens).exits
+    for layers, logits in enumerate(exits, 1):
+        empty = model.open()
+        block = Block.chain(empty, tokens[0].tolist())
+        [cut] = model.forward_blocks([block], tuple(range(layers)))
+        shallow, wanted = torch.from_numpy(cut.logits)[1:, ids], logits[0][0, : TIME - 1].float()
+        torch.testing.assert_close(shallow, wanted, rtol=1e-3, atol=1e-3)
+    assert len(exits) == (name == "s2d")
     assert DirectorySource(out).tokenizer().fingerprint == target.tokenizer().fingerprint
     assert layout.method == "draft_model"
 

@@ -157,11 +157,11 @@ def test_what_is_learnt_while_serving_keeps_its_screen(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_network(path, trained("hydra", whole()))
     file = LearntFile(path, "", ships=False)
-    begin = file.begin(load_network(path), {})
+    begin = file.begin(load_network(path))
     moved = {name: 1.01 * array for name, array in begin.parameters.items()}
     file.keep(replace(begin, parameters=moved))
     file.save()
-    learnt = LearntFile(path, "", ships=False).begin(load_network(path), {})
+    learnt = LearntFile(path, "", ships=False).begin(load_network(path))
     assert learnt.head_preview is not None
     assert np.array_equal(learnt.head_preview.up, load_network(path).head_preview.up)  # type: ignore[union-attr]
     assert not np.array_equal(learnt.parameters["norm"], begin.parameters["norm"])

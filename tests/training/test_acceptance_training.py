@@ -162,7 +162,7 @@ def test_a_head_learns_what_is_accepted_and_stops_drafts(
     source: Any = SimpleNamespace(config=CONFIG, weights=lambda: {"embed": EMBEDDING})
     path = tmp_path / "hydra.safetensors"
     save_network(path, hydra)
-    given = {"weights": digest_of(path, {})}
+    given = {"weights": digest_of(path)}
     parts = restore_module(hydra, source), texts[:36], texts[36:], FeatureSource(target)
     recipe = replace(RECIPE, tokens=8000)
     head, judged = trained_head(*parts, hydra.draft_ids, recipe, given)

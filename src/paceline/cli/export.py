@@ -27,7 +27,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Write over an older export.")] = False,
     as_json: o.AsJson = False,
 ) -> None:
-    """Write a drafter as another engine loads it: eagle3, medusa, draft-lm, or a whole model."""
+    """Write a drafter as another engine loads it: eagle3, medusa, draft-lm, s2d, or a model."""
     if to != "vllm":
         raise InvalidOption(f"--to {to} is unknown: use vllm")
 

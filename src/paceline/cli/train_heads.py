@@ -69,7 +69,7 @@ def acceptance_head(
     metadata = {
         "model": setup.source.fingerprint,
         "network": trained.network.name,
-        "weights": digest_of(weights, {}),
+        "weights": digest_of(weights),
         "command": command,
         "paceline": __version__,
     }

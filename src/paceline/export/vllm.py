@@ -184,6 +184,7 @@ NETWORKS: dict[str, Callable[[Trained, ModelSource, str], Layout]] = {
     "eagle3": eagle3_layout,
     "medusa": medusa_layout,
     "draft-lm": draft_lm_layout,
+    "s2d": draft_lm_layout,
 }
 
 

@@ -125,17 +125,19 @@ class DraftModule(nn.Module):
     def draft(self, features: Tensor, tokens: Tensor, reveal: Reveal | None = None) -> Drafts:
         """Like `forward`, with exits and predicted features."""
         network, steps = self.network, list(self._steps(features, tokens, reveal))
-        exits = [network.exits(*each) for each in steps]
+        exits = zip(*(network.exits(*each) for each in steps), strict=True)
         foretold = [network.features_of(ops, state) for ops, state, _ in steps]
         return Drafts(
             self._logits(steps),
-            [_slots(parts) for parts in zip(*exits, strict=True)],
+            [self._by_depth(list(parts)) for parts in exits],
             _slots([each for each in foretold if each is not None]),
         )
 
     def _logits(self, steps: Iterable[Step]) -> list[Tensor]:
-        network = self.network
-        out = _slots([network.logits(*each) for each in steps])
+        return self._by_depth([self.network.logits(*each) for each in steps])
+
+    def _by_depth(self, steps: Iterable[Tensor]) -> list[Tensor]:
+        network, out = self.network, _slots(steps)
         if not network.reads_features:  # the one step's, further on, are those of all others
             out = [ahead(out[0], depth) for depth in range(network.depth)]
         return out

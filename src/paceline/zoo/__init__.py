@@ -77,9 +77,11 @@ METHODS: tuple[Method, ...] = (
         "s2d",
         "drafter",
         "lossless",
-        "features; weights for the model (paceline train drafter)",
-        "after S2D, Kavehzadeh et al. 2024, arXiv:2407.01955",
-        "paceline.zoo.networks.s2d:S2DDrafter",
+        "runtime cpu or torch; a model with the same vocabulary (--draft-model), best one that was "
+        "trained to exit early (paceline train drafter s2d)",
+        "S2D, Kavehzadeh et al. 2024, arXiv:2407.01955",
+        "paceline.zoo.layers.sorted_exits:SortedExits",
+        proof="paceline.zoo.layers.tables:SORTED",
     ),
     Method(
         "longspec",

@@ -37,6 +37,7 @@ from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 from paceline.zoo.layers.imitation import Imitation
+from paceline.zoo.networks.s2d import S2D
 
 CONFIG = tiny_cpu.config(layers=3)
 TENSORS = tiny.named_tensors(CONFIG)
@@ -47,8 +48,8 @@ DRAFTERS: dict[str, type[TrainedDrafter]] = {
     for method in registry.methods()
     if method.kind == "drafter" and issubclass(method.load(), TrainedDrafter)
 }
-# A network that leads into the target's own further layers has tests beside its drafter.
-ALONE = [name for name in names() if name != Imitation.name]
+# Networks that lead into the target's own further layers, or become a model, have tests elsewhere.
+ALONE = [name for name in names() if name not in (Imitation.name, S2D.name)]
 PROMPTS = ([5, 9, 17, 3], [7], [11, 30, 30, 4, 250, 2, 8], [40, 41] * 25)
 GREEDY = SamplingParams(max_new_tokens=6)
 SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
@@ -211,22 +212,6 @@ def test_the_first_token_matters_to_that() -> None:
     found = generate(target, drafter, replace(GREEDY, max_new_tokens=16), depth=4)
     drafted = sum(each.stats.drafted_tokens for each in found)
     assert sum(each.stats.accepted_tokens for each in found) < drafted
-
-
-def test_s2d_is_cut_at_an_exit(tmp_path: Path) -> None:
-    deep = random_weights(build("s2d", GEOMETRY, {"layers": 3}))
-    path = str(saved(tmp_path / "weights", deep))
-    seen: list[Trained] = []
-    bare = Bare()
-    bare.run_network = seen.append  # type: ignore[method-assign]
-    for layers in ("1", "3"):
-        DRAFTERS["s2d"].create(context(bare, weights=path, layers=layers))
-    assert [each.network.layers for each in seen] == [1, 3]
-    assert seen[0].parameters.keys() == build("s2d", GEOMETRY, {"layers": 1}).shapes().keys()
-    refused("s2d", "which is less than", bare, weights=path, layers="4")
-    refused("s2d", "layers must be 1 or more", bare, weights=path, layers="0")
-    refused("s2d", "must be a whole number", bare, weights=path, layers="few")
-    refused("hydra", "has no option 'layers'", bare, weights=path, layers="1")
 
 
 @pytest.mark.parametrize(("stop", "tokens"), [(0.0, 4), (0.5, 2), (0.05, 3), (0.99, 0)])

@@ -18,7 +18,7 @@ from paceline.drafters.network.stopping_head import (
     load_acceptance_head,
 )
 from paceline.drafters.network.trees import TreeDrafts
-from paceline.drafters.network.weights import digest_of, fitting, resized, shipped
+from paceline.drafters.network.weights import digest_of, fitting, shipped
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
@@ -45,9 +45,8 @@ class DrafterParts:
     online: Online[LoadedNetwork] | None
 
     @classmethod
-    def of(cls, context: DrafterContext, name: str, sizes: tuple[str, ...], reads: bool) -> Self:
-        """Load the weights of option `weights`, or those that ship; `sizes` are options that
-        cut them.
+    def of(cls, context: DrafterContext, name: str, reads: bool) -> Self:
+        """Load the weights of option `weights`, or those that ship.
 
         Raises:
             InvalidOption: an option is unknown or out of range, or there are no weights for this
@@ -55,14 +54,13 @@ class DrafterParts:
             RuntimeUnavailable: the runtime gives no features, or runs no networks.
         """
         options = dict(context.options)
-        known = ("growth", "stop", "runner_ups", "head", *_LEARNING, *sizes)
+        known = ("growth", "stop", "runner_ups", "head", *_LEARNING)
         given, growth, head = (options.pop(key, None) for key in ("weights", "growth", "head"))
         for key in options:
             if key not in known:
                 raise InvalidOption(
                     f"drafter '{name}' has no option {key!r}: use weights, {', '.join(known)}"
                 )
-        chosen = {key: options.pop(key) for key in sizes if key in options}
         learning = {key: options.pop(key) for key in _LEARNING if key in options}
         settings = Learning(**arguments(Learning, "learning", learning))
         if not settings.online and (alone := learning.keys() - {"online"}):
@@ -75,11 +73,11 @@ class DrafterParts:
             )
         run = _runs(context, name, reads or bool(settings.online))
         path = Path(given) if given else shipped(name, context.model)
-        trained = resized(fitting(path, name, context.model, context.target), chosen)
+        trained = fitting(path, name, context.model, context.target)
         predicts = None
         if head is not None:
             check_steps(trained)
-            predicts = load_acceptance_head(Path(head), digest_of(path, chosen))
+            predicts = load_acceptance_head(Path(head), digest_of(path))
 
         def ready(trained: Trained) -> LoadedNetwork:
             runner = run(trained)
@@ -88,7 +86,7 @@ class DrafterParts:
         online = None
         if settings.online:
             file = LearntFile(path, settings.save, ships=given is None)
-            trained = file.begin(trained, chosen)
+            trained = file.begin(trained)
             learner = find_learner(context, trained, settings)
             online = Online(trained, learner, ready, every=settings.online, file=file)
         return cls(ready(trained), options, trained, predicts, online)

@@ -177,8 +177,6 @@ class TrainedDrafter(Drafter):
     """Draft with one network; a subclass names it, see `trained`."""
 
     needs: Needs = Needs(features=True, recent=RECENT_ROWS)
-    # Settings of the network that may be smaller than those of its weights.
-    sizes: ClassVar[tuple[str, ...]] = ()
     # Option `stop` where the user sets none.
     stop: ClassVar[float] = 0.0
 
@@ -210,7 +208,7 @@ class TrainedDrafter(Drafter):
     @classmethod
     def create(cls, context: DrafterContext) -> Self:
         """Load the weights of option `weights`, or those that ship; errors: `DrafterParts.of`."""
-        made = DrafterParts.of(context, cls.name, cls.sizes, cls.needs.features)
+        made = DrafterParts.of(context, cls.name, cls.needs.features)
         options = {"stop": str(cls.stop), **made.options}
         drafter = cls(made.begin.runner, **arguments(cls, "drafter", options, "runner"))
         drafter.grow_by(made.begin.trees)
@@ -392,11 +390,10 @@ def trained(
     name: str,
     *,
     needs: Needs = TrainedDrafter.needs,
-    sizes: tuple[str, ...] = (),
     stop: float = TrainedDrafter.stop,
 ) -> type[TrainedDrafter]:
     """Make the drafter class of a network."""
-    settings = {"name": name, "needs": needs, "sizes": sizes, "stop": stop}
+    settings = {"name": name, "needs": needs, "stop": stop}
     return type(name, (TrainedDrafter,), {**settings, "__module__": __name__})
 
 

@@ -178,13 +178,13 @@ class LearntFile:
         self._unsaved: Trained | None = None
         self._written = monotonic()
 
-    def begin(self, trained: Trained, sizes: Mapping[str, str]) -> Trained:
-        """Return the weights to go on from: the file's, or the origin's, `trained`, cut to `sizes`.
+    def begin(self, trained: Trained) -> Trained:
+        """Return the weights to go on from: the file's, or the origin's, `trained`.
 
         Raises:
             InvalidOption: the file is damaged, or was learnt from other weights.
         """
-        origin = digest_of(self._origin, sizes)
+        origin = digest_of(self._origin)
         if not self.path.exists():
             return replace(trained, metadata={**trained.metadata, _ORIGIN: origin})
         learnt = load_network(self.path)

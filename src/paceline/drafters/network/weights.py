@@ -1,15 +1,12 @@
-"""Weights of a trained drafter: lookup, checks and cuts."""
+"""Weights of a trained drafter: lookup and checks."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.types import Capabilities
 from paceline.errors import InvalidOption
-from paceline.networks.catalogue import build
 from paceline.networks.weights import Trained, load_network, shipped_file
 
 
@@ -30,26 +27,9 @@ def fitting(path: Path, name: str, model: str, target: Capabilities) -> Trained:
     return trained
 
 
-def digest_of(path: Path, sizes: Mapping[str, str]) -> str:
-    """Return a digest of a readable weights file, with the sizes it is cut to."""
-    content = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    return " ".join([content, *(f"{key}={value}" for key, value in sorted(sizes.items()))])
-
-
-def resized(trained: Trained, sizes: Mapping[str, str]) -> Trained:
-    """Cut a network to other sizes, given as text. InvalidOption: unknown, or larger than it is."""
-    if not sizes:
-        return trained
-    whole = trained.network
-    network = build(whole.name, whole.geometry, {**whole.settings(), **sizes})
-    shapes = {name: array.shape for name, array in trained.parameters.items()}
-    if not network.shapes().items() <= shapes.items():
-        raise InvalidOption(
-            f"the weights of drafter '{whole.name}' hold {whole.settings()}, which is less than "
-            f"{dict(sizes)}: choose smaller sizes"
-        )
-    parameters = {name: trained.parameters[name] for name in network.shapes()}
-    return replace(trained, network=network, parameters=parameters)
+def digest_of(path: Path) -> str:
+    """Return a digest of a readable weights file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def shipped(name: str, model: str) -> Path:

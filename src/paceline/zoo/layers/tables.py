@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.target import Block, BlockOutput, Layer
+from paceline.core.target import Block, BlockOutput, BlockTarget, Layer
 from paceline.core.types import LogitArray
 from paceline.drafters.base import Drafter
 from paceline.proof.cases import Draftable, Proof, straight
 from paceline.proof.tabular import LogitsOf, TabularCache, TabularModel, TabularTarget
+from paceline.trees.drawn import Iid
+from paceline.zoo.layers.sorted_exits import SortedExits
 from paceline.zoo.layers.swift import Swift
 
 LAYERS = 3
@@ -81,4 +84,12 @@ def _swift(logits: LogitsOf, vocabulary: int) -> Drafter:
     return Swift(target, LAYERS, True, skip=0.5, stop=0.4, window=1, bayes=2)
 
 
+def _sorted(logits: LogitsOf, vocabulary: int) -> Drafter:
+    # The whole draft model, and exits of which one is a third model.
+    other = TabularModel(vocabulary, 4, seed=_ANOTHER)
+    model = LayeredTable(logits, [logits, other.logits], vocabulary)
+    return SortedExits(cast(BlockTarget, model), LAYERS, vocabulary, Iid([1]), confidence=0.5)
+
+
+SORTED = Proof((Draftable("sorted exits", "iid", "chain", straight, drafter=_sorted),))
 SWIFT = Proof((Draftable("layer subset", "iid", "chain", straight, drafter=_swift),))

@@ -1,72 +1,40 @@
-"""S2D drafter: early exits of one stack (sorted speculative decoding, Kavehzadeh et al. 2024).
+"""Network of S2D (Kavehzadeh et al. 2024, arXiv:2407.01955): a draft model with an exit per layer.
 
-Each layer has an exit through one norm and the LM head, and all are trained. So weights of a deep
-network hold every shallower one: a smaller `layers` drafts faster and less accurately.
+Sorted fine-tuning: every exit, through one norm and the LM head, has the same weight in the loss.
+`paceline export` makes a model of it, which drafter `s2d` takes as its draft model.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from paceline.core.options import require
-from paceline.drafters.network.drafter import TrainedDrafter
-from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import before, decoder_layer, layer_shapes
+from paceline.networks.base import Geometry
+from paceline.networks.blocks import before, decoder_layer
+from paceline.networks.draft_lm import DraftLM
 from paceline.networks.ops import Ops, Rows, Sight
 
 
-class S2D(Network):
-    """Draft one token per pass; the state is the root's fused features, then each layer's output.
-
-    `layers` is the depth of the drafting exit. Raises InvalidOption if a size is below 1.
-    """
+class S2D(DraftLM):
+    """Draft one token per pass; the state is the layers' outputs, `[rows, layers * width]`."""
 
     name: ClassVar[str] = "s2d"
 
     def __init__(
-        self, geometry: Geometry, *, steps: int = 4, layers: int = 3, ffn_size: int = 0
+        self, geometry: Geometry, *, steps: int = 5, layers: int = 4, ffn_size: int = 0
     ) -> None:
-        super().__init__(geometry, steps=steps)
-        require(layers >= 1, "layers", layers, "1 or more")
-        self.layers = layers  # type: ignore[misc]
-        self.ffn_size = ffn_size or geometry.ffn_size
-
-    def settings(self) -> dict[str, Any]:
-        return {"steps": self.steps, "layers": self.layers, "ffn_size": self.ffn_size}
-
-    def shapes(self) -> Shapes:
-        width = self.geometry.width
-        out: Shapes = {
-            "scale": (4 * width,),
-            "fuse": (width, 4 * width),
-            "fuse_norm": (width,),
-            "embed_norm": (width,),
-            "enter": (width, 2 * width),
-            "norm": (width,),
-        }
-        for layer in range(self.layers):
-            out[f"layer.{layer}.norm"] = (width,)
-            out |= layer_shapes(f"layer.{layer}", self.geometry, width, self.ffn_size)
-        return out
-
-    def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        fused = ops.linear(features * ops.weight("scale"), "fuse")
-        fused = ops.norm(fused, "fuse_norm")
-        return self._layers(ops, fused, tokens, "last")
+        super().__init__(geometry, steps=steps, layers=layers, ffn_size=ffn_size)
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
-        return self._exit(ops, self._parts(ops, state)[-1])
+        return ops.head(self._parts(ops, state)[-1], norm="norm")
 
-    def exits(self, ops: Ops, state: Rows, step: int) -> list[Rows]:
-        return [self._exit(ops, part) for part in self._parts(ops, state)[1:-1]]
+    def exits(self, ops: Ops, state: Rows, step: int) -> list[Any]:
+        return [ops.head(each, norm="norm") for each in self._parts(ops, state)[:-1]]
 
-    def advance(self, ops: Ops, state: Rows, tokens: Rows, step: int) -> Rows:
-        return self._layers(ops, self._parts(ops, state)[0], tokens, "draft")
+    def _parts(self, ops: Ops, state: Rows) -> list[Any]:
+        return list(ops.split(state, (self.geometry.width,) * self.layers))
 
-    def _layers(self, ops: Ops, fused: Rows, tokens: Rows, sees: Sight) -> Rows:
-        embedded = ops.norm(ops.embed(tokens), "embed_norm")
-        x = ops.linear(ops.concat([embedded, fused]), "enter")
-        parts = [fused]
+    def _layers(self, ops: Ops, tokens: Rows, sees: Sight) -> Rows:
+        x, parts = ops.embed(tokens), []
         for layer in range(self.layers):
             name, deepest = f"layer.{layer}", layer + 1 == self.layers
             here = sees if deepest else before(sees)
@@ -75,16 +43,3 @@ class S2D(Network):
         if sees == "last":
             parts[:-1] = map(ops.last, parts[:-1])
         return ops.concat(parts)
-
-    def _parts(self, ops: Ops, state: Rows) -> list[Rows]:
-        return ops.split(state, (self.geometry.width,) * (1 + self.layers))
-
-    def _exit(self, ops: Ops, x: Rows) -> Rows:
-        return ops.head(x, norm="norm")
-
-
-class S2DDrafter(TrainedDrafter):
-    """Nested drafts; option `layers` cuts the network at a shallower exit."""
-
-    name: ClassVar[str] = "s2d"
-    sizes: ClassVar[tuple[str, ...]] = ("layers",)
