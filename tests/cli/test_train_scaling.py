@@ -15,10 +15,10 @@ pytest.importorskip("torch")
 from tests.cli.conftest import Command, Outcome, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
 
+from paceline.measure.log_linear import fit_log_linear
 from paceline.models.source import resolve
 from paceline.training.data import Shards, Text
 from paceline.training.run import Report
-from paceline.training.scaling import fit_log_linear
 from paceline.training.trainer import Trainer
 
 SMALL, MIDDLE, LARGE = (f"hydra:steps=2,hidden={n},ffn_size={n}" for n in (8, 16, 32))

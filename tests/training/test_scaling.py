@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
+from paceline.measure.log_linear import fit_log_linear
 from paceline.training.plots import scaling_plot
-from paceline.training.scaling import fit_log_linear
 
 SIZES = 1e5 * 2.0 ** np.arange(8)
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidOption
+from paceline.measure.log_linear import fit_log_linear
 from paceline.training.scaling import (
     PARAMETERS,
     TOKENS,
@@ -20,7 +21,6 @@ from paceline.training.scaling import (
     Results,
     RunResult,
     Study,
-    fit_log_linear,
     laws,
     markdown,
     write_report,

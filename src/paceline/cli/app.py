@@ -13,6 +13,7 @@ import typer
 from paceline.cli.audit import audit
 from paceline.cli.batch import batch
 from paceline.cli.bench import bench
+from paceline.cli.bench_batches import batches
 from paceline.cli.bench_methods import methods as bench_methods
 from paceline.cli.bench_parallel import parallel
 from paceline.cli.bounds import bounds
@@ -76,6 +77,7 @@ bench_group = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 bench_group.callback()(bench)
+bench_group.command("batches")(batches)
 bench_group.command("methods")(bench_methods)
 bench_group.command("parallel")(parallel)
 

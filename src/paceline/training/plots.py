@@ -31,7 +31,7 @@ _STYLE: Any = {  # its type is every known key, by version
 
 
 class Fit(Protocol):
-    """What a scaling plot shows: `training.scaling.LogLinear`."""
+    """What a scaling plot shows: `measure.log_linear.LogLinear`."""
 
     @property
     def sizes(self) -> ProbArray: ...
