@@ -78,6 +78,7 @@ def test_chains_are_told_by_their_number_of_paths(
     }
     assert chains["block", 1]["accepted"] >= chains["rejection", 1]["accepted"]
     assert chains["multipath-block", 2]["nodes"] == 6
+    assert all(row["speed"] > 0 for row in chains.values())
     for row in chains.values():
         assert 0 <= row["accepted_low"] <= row["accepted"] <= row["accepted_high"] <= 3
     assert len(setting["orderings"]) == 2  # with one draft there is nothing to replace

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
 import pytest
 
+from paceline.policy.cost import CostModel
 from paceline.proof import verifier_acceptance
 from paceline.proof.verifier_acceptance import Key, Round
 
@@ -31,9 +34,21 @@ def test_means_are_over_all_nodes_and_intervals_over_prompts() -> None:
     assert row["gap"] == pytest.approx(0.1)
     assert (row["acceptance_low"], row["acceptance_high"]) == pytest.approx((0.2, 0.5))
     assert rows["recursive"]["share_of_bound"] == pytest.approx(0.6 / 0.7)
-    chains = {row["verifier"]: row for row in verifier_acceptance.chain_rows(prompts, depth=3)}
+    costs = CostModel((1, 4), [1.0, 2.0]), CostModel((1, 4), [0.1, 0.1])
+    chains = {row["verifier"]: row for row in verifier_acceptance.chain_rows(prompts, 3, *costs)}
     assert chains["block"]["accepted"] == pytest.approx(1.25)
     assert chains["block"]["nodes"] == 3
+    assert chains["block"]["speed"] == pytest.approx(2.25 / (3 * 0.1 + 2.0))
+
+
+def test_more_paths_pay_where_rows_are_cheap() -> None:
+    """Two paths accept more; dear rows, or a dear draft model, speak for one."""
+    pair = "multipath-block", "independent paths", 2
+    prompts = [[changed({}, {pair: 1.5})]]
+    for forward, draft, best in [(1.1, 0.1, 2), (3.0, 0.1, 1), (1.1, 2.0, 1)]:
+        costs = CostModel((1, 7), [1.0, forward]), CostModel((1, 2), [0.1, draft])
+        rows = verifier_acceptance.chain_rows(prompts, 3, *costs)
+        assert max(rows, key=itemgetter("speed"))["paths"] == best
 
 
 def test_a_bound_of_zero_has_no_share() -> None:

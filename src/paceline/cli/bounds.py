@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -108,7 +109,7 @@ def bounds(
                 "top_p": params.top_p,
                 "rounds": sum(map(len, measured)),
                 "rows": acceptance.rows(measured),
-                "chains": acceptance.chain_rows(measured, depth),
+                "chains": acceptance.chain_rows(measured, depth, loaded.costs, small.costs),
                 "orderings": acceptance.orderings(measured),
             }
         )
@@ -164,16 +165,20 @@ def _print(results: Mapping[str, Any]) -> None:
                 ]
             )
         typer.echo(aligned(lines))
-        lines = [["paths", "depth", "nodes", "verifier", "accepted tokens", "interval"]]
+        lines = [["paths", "depth", "nodes", "verifier", "accepted tokens", "interval", "speed"]]
         for row in each["chains"]:
             lines.append(
                 [
                     *(str(row[key]) for key in ("paths", "depth", "nodes", "verifier")),
                     f"{row['accepted']:.3f}",
                     f"{row['accepted_low']:.3f} to {row['accepted_high']:.3f}",
+                    f"{row['speed']:.2f}",
                 ]
             )
-        typer.echo("\n" + aligned(lines) + "\n")
+        typer.echo("\n" + aligned(lines))
+        best = max(each["chains"], key=itemgetter("speed"))
+        gain = f"{best['speed']:.2f} times plain decoding by both models' costs"
+        typer.echo(f"number of paths to draft: {best['paths']}, {gain}\n")
         for row in each["orderings"]:
             typer.echo(
                 f"{row['claim']}: {'holds' if row['holds'] else 'FAILS'} in {row['cases']} cases, "

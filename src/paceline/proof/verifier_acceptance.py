@@ -20,6 +20,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
+from paceline.policy.cost import CostModel
 from paceline.proof.bounds import RULES, Rule, by_token
 from paceline.registry.loaded import Loaded
 from paceline.sampling.randomness import Randomness
@@ -158,12 +159,19 @@ def rows(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
     return out
 
 
-def chain_rows(prompts: Sequence[Sequence[Round]], depth: int) -> list[dict[str, Any]]:
-    """Return accepted tokens per round of verifiers of chains, with spread as in `rows`."""
+def chain_rows(
+    prompts: Sequence[Sequence[Round]], depth: int, target: CostModel, draft: CostModel
+) -> list[dict[str, Any]]:
+    """Return accepted tokens per round of verifiers of chains, with spread as in `rows`.
+
+    "speed" is foretold from costs of target and draft model, in units of plain decoding: the number
+    of paths with the highest is the one to draft.
+    """
     out = []
     for verifier, drafts, count in _first(prompts).chains:
         key = verifier, drafts, count
         values = [np.array([r.chains[key] for r in rounds]) for rounds in prompts if rounds]
+        mean = float(np.concatenate(values).mean())
         low, high = interval(values)
         out.append(
             {
@@ -172,12 +180,18 @@ def chain_rows(prompts: Sequence[Sequence[Round]], depth: int) -> list[dict[str,
                 "paths": count,
                 "depth": depth,
                 "nodes": depth * count,
-                "accepted": float(np.concatenate(values).mean()),
+                "speed": (1 + mean) * target.time(1) / _seconds(depth, count, target, draft),
+                "accepted": mean,
                 "accepted_low": low,
                 "accepted_high": high,
             }
         )
     return out
+
+
+def _seconds(depth: int, paths: int, target: CostModel, draft: CostModel) -> float:
+    # Of a round: a forward of the draft model per level, then the target's.
+    return depth * draft.time(paths) + target.time(1 + depth * paths)
 
 
 def orderings(prompts: Sequence[Sequence[Round]]) -> list[dict[str, Any]]:
