@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.networks.base import Geometry, Network
-from paceline.networks.ops import Sight
+from paceline.networks.ops import Ops, Sight
 
 Array = npt.NDArray[np.float64]
 Tokens = npt.NDArray[np.int64]
@@ -39,6 +39,7 @@ class PlainOps:
         self._context_rows: dict[int, int] = {}
         self._target: list[tuple[Array, Array]] = []
         self._places: list[int] = []
+        self._own: PlainOps | None = None  # runs the target's layers
 
     def drop_drafts(self) -> None:
         """Forget all rows but those of the context."""
@@ -129,8 +130,11 @@ class PlainOps:
         self._places = self._places[-1:]
         return self.last(out)
 
-    def know_target(self, make: Callable[[], tuple[Array, Array]]) -> None:
-        for key, value in zip(*map(self._heads, make()), strict=True):
+    def know_target(self, make: Callable[[Ops], tuple[Array, Array]]) -> None:
+        if self._own is None:
+            parts = self._geometry, self._parameters, self._embedding, self._head
+            self._own = PlainOps(*parts)
+        for key, value in zip(*map(self._heads, make(self._own)), strict=True):
             self._target.append((self._rotate(key, len(self._target)), value))
 
     def attend_target(self, queries: Array) -> Array:

@@ -15,6 +15,7 @@ from paceline.networks.runner import Runner
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.runner import CpuRunner
+from paceline.runtimes.kv_cache import BlockPool
 from paceline.training.module import DraftModule
 
 RUNTIMES = ("cpu", "torch")
@@ -46,21 +47,28 @@ def trained_of(trained: DraftModule) -> Trained:
 
 
 def runner(
-    runtime: str, trained: DraftModule, max_context: int = 64, kv_tokens: int = 2048
+    runtime: str,
+    trained: DraftModule,
+    max_context: int = 64,
+    kv_tokens: int = 2048,
+    lent: BlockPool | None = None,
 ) -> Runner:
-    """All in float32; rows of the LM head that the network may not draft are far off."""
+    """All in float32; rows of the LM head that the network may not draft are far off.
+
+    `lent` are keys and values of a target on the CPU runtime.
+    """
     embedding, rows = (trained.get_buffer(name).float() for name in ("embedding", "head"))
     head = rows.new_full((GEOMETRY.vocab_size, GEOMETRY.width), 1e3)
     head[IDS] = rows
-    lent = {name: each.float() for name, each in trained.target_weights().items()}
+    shared = {name: each.float() for name, each in trained.target_weights().items()}
     if runtime == "torch":
         from paceline.runtimes.torch.runner import TorchRunner
 
-        return TorchRunner(trained_of(trained), embedding, head, lent)
+        return TorchRunner(trained_of(trained), embedding, head, shared)
     held = {"embed": embedding.numpy(), "head": head.numpy()}
     for name, theirs in trained.network.target_weights().items():
-        held |= split(theirs, lent[name].numpy())
-    return cpu_runner(trained_of(trained), held, "fp32", max_context, kv_tokens)
+        held |= split(theirs, shared[name].numpy())
+    return cpu_runner(trained_of(trained), held, "fp32", max_context, kv_tokens, lent)
 
 
 def split(name: str, lent: Any) -> dict[str, Any]:
@@ -80,9 +88,16 @@ def cpu_runner(
     precision: str = "fp32",
     max_context: int = 128,
     kv_tokens: int = 512,
+    lent: BlockPool | None = None,
 ) -> Runner:
     """Of a target with these tensors, by canonical name."""
     matrices = Matrices(Held(held), precision, Packed(), 2)
     return CpuRunner(
-        trained, matrices, 2, precision=precision, max_context=max_context, kv_tokens=kv_tokens
+        trained,
+        matrices,
+        2,
+        precision=precision,
+        max_context=max_context,
+        kv_tokens=kv_tokens,
+        lent=lent,
     )

@@ -22,7 +22,7 @@ from paceline.zoo.networks.longspec import LongSpec
 
 @pytest.mark.parametrize("reach", [3, 40])
 def test_a_window_is_exact(reach: int) -> None:
-    trained = module(LongSpec(GEOMETRY, steps=3, reach=reach))
+    trained = module(LongSpec(GEOMETRY, steps=3, reach=reach, cross=False))
     network = trained.network
     compiled: Any = runner("cpu", trained, max_context=300)
     features, tokens = texts(1, 230)

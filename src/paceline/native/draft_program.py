@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.core.types import IntArray, LogitArray
-from paceline.native.library import Heads, Matrix, Part, View
+from paceline.native.library import Heads, Layer, Matrix, Part, View
 from paceline.native.packed import Packed
 from paceline.native.program import Columns, Program
 
@@ -108,6 +108,36 @@ class DraftProgram(Program):
         inputs = self._input("sequences"), self._input("tables")
         at = (*inputs, self._count(count), first, slots, block)
         self._add("paths", "runs", self._heads, self._longest, *at)
+
+    def attend_lent(
+        self,
+        memory: npt.NDArray[Any],
+        heads: Heads,
+        angles: LogitArray,
+        at: Columns,
+        to: Columns,
+        *,
+        further: int,
+    ) -> None:
+        """Attend over one layer's keys and values of another program; nothing is stored.
+
+        Inputs: "lent_rows" `[rows, 3]`, of each its position less `further`, how many keys it sees,
+        from the first, and the begin of its blocks in "lent_tables".
+
+        Args:
+            memory: keys, and values.
+            heads: shape of that layer.
+            angles: rotary table.
+            at: queries.
+            to: destination.
+            further: see above.
+        """
+        self._kept.append(memory)
+        layer = Layer(*(each.ctypes.data for each in memory), self._packed.keep(angles), None, None)
+        inputs = self._input("lent_rows"), self._input("lent_tables"), further
+        self._add(
+            "attention", "attend_lent", heads, layer, self._longest, *inputs, *map(_view, (at, to))
+        )
 
     def attend_slots(self, at: Columns, slots: int, to: Columns) -> None:
         """Attend among the `slots` rows of each sequence."""

@@ -131,6 +131,10 @@ _SIGNATURES = {
         *(None, _ADDRESS, ctypes.POINTER(Heads), _LONG),
         *(_INT, _INT, _INT, _INT, _INT, _INT),
     ),
+    "attend_lent": (
+        *(None, _ADDRESS, ctypes.POINTER(Heads), ctypes.POINTER(Layer), _LONG),
+        *(_INT, _INT, _INT, View, View),
+    ),
     "attend_slots": (None, _ADDRESS, ctypes.POINTER(Heads), _INT, View, View),
     "peaks": (_LONG,),
     "argmax": (None, _ADDRESS, View, _LONG, View),

@@ -97,7 +97,7 @@ class Network(ABC):
     above: int = 0
     # Training moves texts, but for their first tokens, to positions of up to this; 0 leaves them.
     farthest: int = 0
-    # Cross-attention to the target's own KV cache, at the first of its shared layers.
+    # Cross-attention to the KV cache of the target's last layer.
     reads_target: bool = False
 
     def __init__(self, geometry: Geometry, *, steps: int = 4, width: int = 1) -> None:

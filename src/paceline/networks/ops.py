@@ -79,11 +79,12 @@ class Ops(Protocol):
         """
         ...
 
-    def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
+    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]]) -> None:
         """Provide the target's keys and values of new context rows to `attend_target`.
 
         `make` computes them, `[..., kv_heads * head_dim]` each, where no target runs beside the
-        network. Raises RuntimeUnavailable if the target does not share its KV cache.
+        network, with operations that have caches of their own and no window. Raises
+        RuntimeUnavailable if the target does not share its KV cache.
         """
         ...
 

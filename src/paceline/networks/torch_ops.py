@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from paceline.models.config import rotary_frequencies
 from paceline.networks.base import Geometry
-from paceline.networks.ops import Sight
+from paceline.networks.ops import Ops, Sight
 
 ANCHORS = 4
 """First positions, which keep their place when training moves the others (LongSpec)."""
@@ -34,9 +34,9 @@ class TorchOps:
         embedding: Tensor,
         head: Tensor,
         reach: int = 0,
-        offset: int = 0,
+        offset: int | Tensor = 0,
     ) -> None:
-        """Bind weights; positions from `ANCHORS` on are `offset` further on than they are."""
+        """Bind weights; positions from `ANCHORS` on are `offset` further on, int64 `[batch]`."""
         self._geometry = geometry
         self._parameters = parameters
         self._embedding = embedding
@@ -175,8 +175,10 @@ class TorchOps:
         out = out + torch.einsum("bkgtsr,btrkd->btskgd", near, own_v)
         return out.reshape(batch, time, slots, -1)
 
-    def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        keys, values = make()
+    def know_target(self, make: Callable[[Ops], tuple[Tensor, Tensor]]) -> None:
+        # As the target computes them, where its texts stand; then they are moved.
+        parts = self._geometry, self._parameters, self._embedding, self._head
+        keys, values = make(TorchOps(*parts))
         count = self._geometry.kv_heads
         places = torch.arange(keys.shape[1], device=keys.device)[:, None]
         self._target = self._rotate(_parted(keys, count), places), _parted(values, count)
@@ -207,7 +209,10 @@ class TorchOps:
 
     def _rotate(self, x: Tensor, places: Tensor) -> Tensor:
         # Rotary positions on `[..., heads, head_dim]`; `places` has an axis for the heads.
-        places = places + self._offset * (places >= ANCHORS)
+        offset = self._offset
+        if isinstance(offset, Tensor):
+            offset = offset.reshape(-1, *[1] * places.ndim)
+        places = places + offset * (places >= ANCHORS)
         frequencies = torch.from_numpy(
             rotary_frequencies(self._geometry.rope_base, self._geometry.head_dim)
         ).to(places.device, torch.float32)

@@ -70,8 +70,9 @@ class PrefixIndex:
             yield tuple(tokens[end - self._size : end])
 
 
-# Tokens per block, fixed by the attention kernel.
+# Tokens per block, and keys that are summed together: fixed by the attention kernel.
 BLOCK = 32
+CHUNK = 128
 
 
 # Block of a token, and its row in there.
@@ -280,6 +281,13 @@ class PagedCache:
         self.pool.drop(self.blocks[used:])
         del self.blocks[used:]
         self.length = length
+
+    def drop_first(self, blocks: int) -> None:
+        """Release so many blocks, whose rows are gone then: others move up by their places."""
+        self.discard()
+        self.pool.drop(self.blocks[:blocks])
+        del self.blocks[:blocks]
+        self.length -= blocks * BLOCK
 
     def fork(self) -> PagedCache:
         """Return a second cache over the same blocks, copied on write."""

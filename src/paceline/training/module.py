@@ -154,9 +154,9 @@ class DraftModule(nn.Module):
         reads = network.reads_features
         embedding, head = self.get_buffer("embedding"), self.get_buffer("head")
         tensors = {**self.named(), **self.target_weights()}
-        # While it learns; a function of the text, so that a run may be resumed anywhere.
+        # While it learns; a function of each text, so that a run may be resumed anywhere.
         most = network.farthest - tokens.shape[1] if torch.is_grad_enabled() else 0
-        offset = int(tokens.sum()) * 2654435761 % (most + 1) if most > 0 else 0
+        offset = tokens.sum(1) * 2654435761 % (max(most, 0) + 1)
         ops = TorchOps(network.geometry, tensors, embedding, head, network.reach, offset)
         following = _context(tokens, network.window) if reads else tokens
         if reveal is not None:

@@ -2,55 +2,99 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.drafters.network.test_trained import (
+    CONFIG,
+    GREEDY,
+    TARGETS,
+    context,
+    generate,
+    random_weights,
+    saved,
+)
 from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.cases import GEOMETRY, context_rows, module, plain, texts
-from tests.networks.plain_ops import PlainDrafter
-from tests.networks.runners import IDS, runner
+from tests.networks.plain_ops import PlainDrafter, PlainOps
+from tests.networks.runners import IDS, RUNTIMES, runner
 from torch import Tensor
 
+from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.networks.base import Geometry
 from paceline.networks.runner import Branch, ContextUpdate
 from paceline.networks.torch_ops import TorchOps
+from paceline.runtimes.kv_cache import BLOCK, CHUNK, BlockPool, PagedCache
 from paceline.runtimes.torch.cache import TorchCache
-from paceline.runtimes.torch.runner import TorchRunner
 from paceline.runtimes.torch.target import TorchTarget
 from paceline.training.module import DraftModule, share_target_weights
-from paceline.zoo.networks.longspec import LongSpec
+from paceline.zoo.networks.longspec import LongSpec, LongSpecDrafter
+
+Lent = TorchCache | PagedCache
 
 
-def lending(trained: DraftModule, features: Tensor, rows: int) -> TorchCache:
-    """A target's cache of so many rows: right in the layer that is read, far off elsewhere."""
-    shape, network = GEOMETRY, trained.network
-    ops = TorchOps(
-        shape, trained.target_weights(), trained.get_buffer("embedding"), torch.zeros(1, 8)
-    )
-    with torch.no_grad():
-        high = features[:rows, 2 * shape.width : 3 * shape.width]
-        read = ops.linear(ops.norm(high, "target.0.norm"), "target.0.qkv")
-        wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        _, keys, values = (x[None] for x in ops.split(read, (wide, narrow, narrow)))
-        ops.know_target(lambda: (keys, values))
-    data = torch.full((shape.target_layers, 2, shape.kv_heads, rows + 3, shape.head_dim), 1e3)
-    for kind, each in enumerate(ops._target):
-        data[network.runs.start, kind, :, :rows] = each[0].transpose(0, 1).float()
-    return TorchCache(data, rows)
+class Lender:
+    """A target's cache of a text: right in the layer that is read, far off elsewhere."""
+
+    def __init__(self, runtime: str, trained: DraftModule, room: int = 16) -> None:
+        shape = GEOMETRY
+        self._trained, self.pool = trained, None
+        if runtime == "cpu":
+            parts = shape.target_layers, shape.kv_heads, shape.head_dim, room
+            self.pool = BlockPool(*parts, dtype=np.float32)
+            self.pool.memory[:] = 1e3
+
+    def cache(self, features: Tensor, rows: int) -> Lent:
+        """The first rows of the text with these features."""
+        keys, values = (each[0].float() for each in self.rows(features, rows))
+        if self.pool is None:
+            shape = GEOMETRY.target_layers, 2, GEOMETRY.kv_heads, rows + 3, GEOMETRY.head_dim
+            data = torch.full(shape, 1e3)
+            data[-1, :, :, :rows] = torch.stack([keys, values]).transpose(1, 2)
+            return TorchCache(data, rows)
+        cache = PagedCache(self.pool)
+        cache.reserve(rows)
+        cache.length = rows
+        for at in range(rows):
+            place = cache.blocks[at // BLOCK], slice(None), slice(None), at % BLOCK
+            self.pool._keys[-1][place] = keys[at].numpy()
+            place = cache.blocks[at // BLOCK], slice(None), at % BLOCK
+            self.pool._values[-1][place] = values[at].numpy()
+        return cache
+
+    def rows(self, features: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Keys and values, `[1, rows, kv_heads, head_dim]`."""
+        trained = self._trained
+        tensors = {**trained.named(), **trained.target_weights()}
+        buffers = trained.get_buffer("embedding"), trained.get_buffer("head")
+        ops = TorchOps(GEOMETRY, tensors, *buffers, trained.network.reach)
+        with torch.no_grad():
+            tokens = torch.zeros(1, rows, dtype=torch.int64)
+            trained.network.start(ops, features[None, :rows], tokens)
+        return ops._target
 
 
-def across(reach: int, steps: int = 3) -> tuple[DraftModule, TorchRunner]:
-    trained = module(LongSpec(GEOMETRY, steps=steps, reach=reach, cross=True))
-    compiled: Any = runner("torch", trained)
-    return trained, compiled
+def across(
+    runtime: str, reach: int, steps: int = 3, max_context: int = 300
+) -> tuple[DraftModule, Any, Lender]:
+    trained = module(LongSpec(GEOMETRY, steps=steps, reach=reach))
+    lender = Lender(runtime, trained, room=64)
+    return trained, runner(runtime, trained, max_context, lent=lender.pool), lender
 
 
-def test_chains_and_branches_over_lent_rows_are_those_of_the_plain_evaluation() -> None:
+every_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
+
+
+@every_runtime
+def test_chains_and_branches_over_lent_rows_are_those_of_the_plain_evaluation(
+    runtime: str,
+) -> None:
     """A ragged batch, draft after draft, with a window that rows have left."""
-    trained, compiled = across(reach=3)
+    trained, compiled, lender = across(runtime, reach=3)
     network, (features, tokens) = trained.network, texts(2, 20)
     caches, ends = [compiled.open() for _ in range(2)], [0, 0]
     for gained in ((4, 9), (1, 3), (5, 1)):
@@ -58,7 +102,7 @@ def test_chains_and_branches_over_lent_rows_are_those_of_the_plain_evaluation() 
         for i, count in enumerate(gained):
             read, behind = context_rows(network, features[i], tokens[i], ends[i], ends[i] + count)
             ends[i] += count
-            lent = lending(trained, features[i], ends[i])
+            lent = lender.cache(features[i], ends[i])
             grown.append(ContextUpdate(caches[i], read.astype(np.float32), behind, lent))
             whole.append(context_rows(network, features[i], tokens[i], 0, ends[i]))
         known: list[list[Branch]] = [[root] for root in compiled.start(grown)]
@@ -72,19 +116,24 @@ def test_chains_and_branches_over_lent_rows_are_those_of_the_plain_evaluation() 
             np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
+@every_runtime
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("reach", [1, 3, 40])
-def test_a_window_is_exact_and_its_cache_does_not_grow(reach: int, cross: bool) -> None:
+def test_a_window_is_exact_and_its_cache_does_not_grow(
+    reach: int, cross: bool, runtime: str
+) -> None:
     """Positions go on while rows leave, and what has left is what no row sees."""
     trained = module(LongSpec(GEOMETRY, steps=3, reach=reach, cross=cross))
-    network, compiled = trained.network, runner("torch", trained, max_context=300)
+    lender = Lender(runtime, trained, room=128)
+    network = trained.network
+    compiled: Any = runner(runtime, trained, 300, lent=lender.pool)
     features, tokens = texts(1, 230)
     cache, drafter = compiled.open(), PlainDrafter(network, plain(trained))
     begin = 0
     for gained in (70, 1, 3, 60, 30, 1, 40, 2):
         read, behind = context_rows(network, features[0], tokens[0], begin, begin + gained)
         begin += gained
-        lent = lending(trained, features[0], begin) if cross else None
+        lent = lender.cache(features[0], begin) if cross else None
         grown = ContextUpdate(cache, read.astype(np.float32), behind, lent)
         (chain,) = compiled.draft([grown], network.depth)
         logits = drafter.draft(read, behind, chain.tokens)
@@ -92,27 +141,32 @@ def test_a_window_is_exact_and_its_cache_does_not_grow(reach: int, cross: bool) 
         distribution = np.exp(logits - logits.max(-1, keepdims=True))
         sure = (distribution / distribution.sum(-1, keepdims=True)).max(-1)
         np.testing.assert_allclose(chain.chances, sure, atol=1e-4)
-        assert cache.rows.length <= 2 * reach + gained
-    assert cache.left + cache.rows.length == begin
+        length, most = (
+            (cache.paged.length, reach + CHUNK)
+            if runtime == "cpu"
+            else (cache.rows.length, 2 * reach)
+        )
+        assert length <= most + gained
+        assert cache.left + length == begin
 
 
 def test_what_is_lent_is_not_copied() -> None:
-    trained, compiled = across(reach=3)
+    trained, compiled, lender = across("torch", reach=3)
     features, tokens = texts(1, 9)
-    lent = lending(trained, features[0], 6)
+    lent: Any = lender.cache(features[0], 6)
     read, behind = context_rows(trained.network, features[0], tokens[0], 0, 6)
     cache = compiled.open()
     compiled.draft([ContextUpdate(cache, read.astype(np.float32), behind, lent)], 2)
     assert cache.target is not None
-    assert cache.target.data_ptr() == lent.data[trained.network.runs.start].data_ptr()
+    assert cache.target.data_ptr() == lent.data[-1].data_ptr()
     assert cache.target.shape[2] == 6
     compiled.release(cache)
     assert cache.target is None
 
 
-@pytest.mark.parametrize("layer", [3, 4, 5])
+@pytest.mark.parametrize("layer", [4, 5, 6])
 def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> None:
-    """Of the layer that the high features enter, and of no other."""
+    """Of the last layer, and of no other."""
     config = tiny_config(layers=7)
     tensors = named_tensors(config)
     target = TorchTarget(config, tensors)
@@ -120,10 +174,10 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     tokens = [5, 9, 60, 9, 3, 22]
     features = target.prefill(cache, tokens, True)
     assert features is not None
-    network = LongSpec(shape, cross=True)
-    assert network.runs.start == 4
+    network = LongSpec(shape)
     weights = share_target_weights(network, config, tensors)  # type: ignore[arg-type]  # a dict has what it needs
-    assert weights.keys() == {"target.0.norm", "target.0.qkv"}
+    assert {"target.1.down.residual", "target.2.norm", "target.2.qkv"} < weights.keys()
+    assert "target.2.gate_up" not in weights
     generator, table = torch.Generator(), torch.zeros(config.vocab_size, config.hidden_size)
     lent = {name: torch.from_numpy(each) for name, each in weights.items()}
     trained = DraftModule(network, table, table, generator, lent)
@@ -133,22 +187,125 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     for kind, each in enumerate(ops._target):
         kept = cache.data[layer, kind, :, : len(tokens)]
         same = torch.allclose(each[0].transpose(0, 1), kept, atol=1e-4)
-        assert same == (layer == 4)
+        assert same == (layer == 6)
 
 
-def test_without_a_target_that_lends_it_is_refused() -> None:
-    _, compiled = across(reach=3)
+class Blind(PlainOps):
+    """Negative control: no cross-attention."""
+
+    def attend_target(self, queries: Any) -> Any:
+        return 0 * queries
+
+
+class Shifted(PlainOps):
+    """Negative control: queries stand one place further on."""
+
+    def attend_target(self, queries: Any) -> Any:
+        self._places = [place + 1 for place in self._places]
+        return super().attend_target(queries)
+
+
+class Short(PlainOps):
+    """Negative control: the newest row of the target is not seen."""
+
+    def attend_target(self, queries: Any) -> Any:
+        self._target, kept = self._target[:-1], self._target
+        out = super().attend_target(queries)
+        self._target = kept
+        return out
+
+
+@every_runtime
+@pytest.mark.parametrize(
+    ("wrong", "reach"), [(PlainOps, 3), (PlainOps, 4), (Blind, 3), (Shifted, 3), (Short, 3)]
+)
+def test_another_architecture_is_told_apart(
+    runtime: str, wrong: type[PlainOps], reach: int
+) -> None:
+    """Without cross-attention, by a window, by an offset, by a row: all draft something else."""
+    trained, compiled, lender = across(runtime, reach=3)
+    features, tokens = texts(1, 20)
+    read, behind = context_rows(trained.network, features[0], tokens[0], 0, 12)
+    lent = lender.cache(features[0], 12)
+    grown = ContextUpdate(compiled.open(), read.astype(np.float32), behind, lent)
+    [root] = compiled.start([grown])
+    right = plain(trained)
+    shape = right._geometry, right._parameters, right._embedding, right._head
+    drafter = PlainDrafter(trained.network, wrong(*shape, reach))
+    expected = drafter.draft(read, behind, [int(IDS[2])] * 3)[0]
+    same = np.allclose(root.logits, expected, atol=1e-3)
+    assert same == (wrong is PlainOps and reach == 3)
+
+
+@every_runtime
+@pytest.mark.parametrize("growth", ["", "expand-rerank-3"])
+def test_texts_over_a_lent_cache_are_those_of_plain_decoding(
+    runtime: str, growth: str, tmp_path: Path
+) -> None:
+    target = TARGETS[runtime]()
+    network = LongSpec(Geometry.of(CONFIG), steps=3, reach=8)
+    path = saved(tmp_path / "weights", random_weights(network))
+    options = {"weights": str(path)} | ({"growth": growth} if growth else {})
+    drafter = LongSpecDrafter.create(context(target, **options))
+    found = generate(target, drafter, GREEDY)
+    expected = generate(target, NoDrafter(), GREEDY)
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert sum(each.stats.drafted_tokens for each in found) > 0
+
+
+def test_runtimes_read_their_own_caches_alike() -> None:
+    """And what is read is the sequence's own, not another's."""
+    network = LongSpec(Geometry.of(CONFIG), steps=3, reach=8)
+    trained, rows = random_weights(network), {}
+    text, other = [*range(5, 60)], [*range(60, 115)]
+    for runtime in RUNTIMES:
+        target = TARGETS[runtime]()
+        compiled = target.run_network(trained)
+        cache, wrong = target.open(), target.open()
+        features = target.prefill(cache, text, True)
+        target.prefill(wrong, other)
+        for lent in (cache, wrong):
+            update = ContextUpdate(compiled.open(), features, [*text[1:], 7], lent)
+            [root] = compiled.start([update])
+            [next_] = compiled.advance([(root, [8])])
+            rows[runtime, lent is cache] = np.stack([root.logits[0], next_.logits[0]])
+    np.testing.assert_allclose(rows["cpu", True], rows["torch", True], atol=1e-3)
+    assert np.abs(rows["cpu", True] - rows["cpu", False]).max() > 1e-2
+
+
+@every_runtime
+def test_a_context_of_16k_tokens_takes_no_more_memory(runtime: str) -> None:
+    """All but the window has left, and the draft is that of the end of the text alone."""
+    reach, length = 512, 16_384
+    trained = module(LongSpec(GEOMETRY, steps=3, reach=reach, cross=False))
+    compiled: Any = runner(runtime, trained, length + 100, kv_tokens=2048)
+    features, tokens = texts(1, length + 1)
+    cache, begin = compiled.open(), 0
+    held = []
+    while begin < length:
+        end = begin + 1024
+        read, behind = context_rows(trained.network, features[0], tokens[0], begin, end)
+        [root] = compiled.start([ContextUpdate(cache, read.astype(np.float32), behind)])
+        rows = cache.paged.length if runtime == "cpu" else cache.rows.length
+        held.append(rows)
+        begin = end
+    assert max(held) <= reach + CHUNK + 1024
+    assert cache.left + held[-1] == length
+    end = context_rows(trained.network, features[0], tokens[0], length - reach, length)
+    [short] = compiled.start([ContextUpdate(compiled.open(), end[0].astype(np.float32), end[1])])
+    np.testing.assert_allclose(root.logits, short.logits, atol=1e-2)
+
+
+@every_runtime
+def test_without_a_target_that_lends_it_is_refused(runtime: str) -> None:
+    _, compiled, _ = across(runtime, reach=3)
     grown = ContextUpdate(compiled.open(), np.zeros((1, 4 * GEOMETRY.width), np.float32), [1])
     with pytest.raises(RuntimeUnavailable, match="reads keys and values of its target, and was"):
         compiled.draft([grown], 1)
     with pytest.raises(InvalidOption, match="target_layers of a geometry must be 1 or more"):
-        LongSpec(Geometry(8, 4, 2, 16, 12, 100.0, 1e-5, 17), cross=True)
-
-
-def test_the_cpu_runtime_refuses_in_one_line_before_anything_is_drafted() -> None:
-    with pytest.raises(RuntimeUnavailable, match="needs a runtime that lends them") as caught:
-        runner("cpu", module(LongSpec(GEOMETRY, cross=True)))
-    assert "\n" not in str(caught.value)
+        LongSpec(Geometry(8, 4, 2, 16, 12, 100.0, 1e-5, 17))
+    with pytest.raises(RuntimeUnavailable, match="reads keys and values of a target beside it"):
+        runner("cpu", module(LongSpec(GEOMETRY)))
 
 
 def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: int) -> Tensor:
@@ -165,8 +322,8 @@ def logits_at(trained: DraftModule, features: Tensor, tokens: Tensor, offset: in
 def test_offsets_move_all_but_the_anchors() -> None:
     """Far enough in the text the window holds no anchor: cross-attention alone sees a distance."""
     features, tokens = texts(1, 20)
-    lent = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=True))
-    alone = module(LongSpec(GEOMETRY, steps=2, reach=3))
+    lent = module(LongSpec(GEOMETRY, steps=2, reach=3))
+    alone = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=False))
     for trained, moves in ((lent, True), (alone, False)):
         still, moved = (logits_at(trained, features, tokens, each) for each in (0, 500))
         torch.testing.assert_close(moved[:, :4], still[:, :4])  # these rows see anchors alone
@@ -176,13 +333,23 @@ def test_offsets_move_all_but_the_anchors() -> None:
 
 def test_training_moves_texts_and_judging_does_not() -> None:
     features, tokens = texts(1, 20)
-    trained = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=True, farthest=4096))
+    trained = module(LongSpec(GEOMETRY, steps=2, reach=3, farthest=4096))
     learning = torch.stack(trained(features, tokens)).detach()
     again = torch.stack(trained(features, tokens)).detach()
     torch.testing.assert_close(learning, again)  # a function of the text
     with torch.no_grad():
         judged = torch.stack(trained(features, tokens))
     assert not torch.allclose(learning, judged, atol=1e-4)
-    near = module(LongSpec(GEOMETRY, steps=2, reach=3, cross=True, farthest=0))
+    near = module(LongSpec(GEOMETRY, steps=2, reach=3, farthest=0))
     with torch.no_grad():
         torch.testing.assert_close(torch.stack(near(features, tokens)), judged)
+
+
+def test_every_text_has_an_offset_of_its_own() -> None:
+    features, tokens = texts(2, 20)
+    trained = module(LongSpec(GEOMETRY, steps=2, reach=3, farthest=4096))
+    both = torch.stack(trained(features, tokens)).detach()
+    for text in range(2):
+        alone = torch.stack(trained(features[text : text + 1], tokens[text : text + 1])).detach()
+        torch.testing.assert_close(both[:, text], alone[:, 0])
+    assert tokens[0].sum() != tokens[1].sum()

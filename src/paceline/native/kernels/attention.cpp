@@ -50,9 +50,10 @@ class Pass {
         : shape_(shape),
           layer_(layer),
           visible_(visible),
-          groups_(asked == Asked::kAll ? visible.groups : visible.lasts),
+          groups_(asked == Asked::kLast ? visible.lasts : visible.groups),
           plan_(visible.plan),
           out_(out),
+          stores_(asked != Asked::kLent),
           ratio_(shape.heads / shape.kv_heads),
           block_size_(int64_t{kBlock} * shape.width) {}
 
@@ -60,7 +61,7 @@ class Pass {
         const int64_t rows = plan_.count, parts = (rows + kTaken - 1) / kTaken;
         // Keys of neighbouring rows lie in one line of the cache: a thread takes a head of them
         // all.
-        each(parts * shape_.kv_heads, rows > 3, [&](int64_t i) {
+        each(stores_ ? parts * shape_.kv_heads : 0, rows > 3, [&](int64_t i) {
             const int64_t first = i / shape_.kv_heads * kTaken;
             take_in(first, std::min(first + kTaken, rows), int(i % shape_.kv_heads), qkv);
         });
@@ -352,6 +353,7 @@ class Pass {
     const std::vector<Group>& groups_;
     const Plan& plan_;
     const Output out_;
+    const bool stores_;
     const int ratio_;  // query heads per kv head
     const int64_t block_size_;
 };

@@ -38,10 +38,12 @@ struct Layer {
 };
 
 // Which rows attend; keys and values of all are stored.
-enum class Asked { kAll, kLast };  // kLast: the last of each sequence
+//   kLast: the last of each sequence
+//   kLent: all, over keys and values of others; they have none themselves, and nothing is stored
+enum class Asked { kAll, kLast, kLent };
 
 // Rotate, store keys and values, attend.
-//   qkv:  [count, (heads + 2 * kv_heads) * width]
+//   qkv:  [count, (heads + 2 * kv_heads) * width]; of kLent [count, heads * width]
 //   out:  [count, heads * width]; rows not asked for are unchanged. Quantized only if the query
 //         heads of each kv head are whole groups
 void attention(const Shape& shape, const Layer& layer, VisibleKeys& visible, Asked asked,

@@ -473,6 +473,7 @@ class CpuTarget:
             precision=self._capabilities.precision,
             max_context=self._capabilities.max_context,
             kv_tokens=self._kv_tokens,
+            lent=self._pool,
         )
         runner.warm_up()
         return runner

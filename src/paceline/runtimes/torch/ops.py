@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from paceline.errors import InvalidOption
 from paceline.networks.base import FUSED, Geometry, Network
-from paceline.networks.ops import Sight
+from paceline.networks.ops import Ops, Sight
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.cache import TorchCache, attend
 from paceline.runtimes.torch.model import TorchModel
@@ -154,7 +154,7 @@ class TorchDraftOps(TorchOps):
             spans = [span.relaxed(slots) for span in spans]
         return self._over(layer, spans, queries, keys, values)
 
-    def know_target(self, make: Callable[[], tuple[Tensor, Tensor]]) -> None: ...
+    def know_target(self, make: Callable[[Ops], tuple[Tensor, Tensor]]) -> None: ...
 
     def attend_target(self, queries: Tensor) -> Tensor:
         q = self._rotate(self._heads(queries), self._newest_places())
@@ -209,7 +209,9 @@ def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]
     Raises:
         InvalidOption: the target has fewer layers.
     """
-    out = {}
+    out: dict[str, Tensor] = {}
+    if network.reads_target:  # it runs none of them: their keys and values are there
+        return out
     for mine, theirs in network.target_weights().items():
         layer, _, part = theirs.rpartition(".")
         if int(layer.removeprefix("layers.")) >= model.config.layers:

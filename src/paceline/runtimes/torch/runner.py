@@ -177,8 +177,8 @@ class TorchRunner:
                 f"network '{self._network.name}' reads keys and values of its target, and was "
                 "given none: give `ContextUpdate` the target's cache"
             )
-        target_weights_for: Tensor = context_update.target.data[self._network.runs.start]
-        return target_weights_for[:, :, :rows]
+        lent: Tensor = context_update.target.data[-1]
+        return lent[:, :, :rows]
 
     def _spans(self, asked: Sequence[Asked]) -> tuple[list[Span], list[tuple[int, ...]]]:
         width, reach = self._network.width, self._network.reach

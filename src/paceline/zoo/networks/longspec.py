@@ -1,11 +1,11 @@
 """LongSpec drafter: attention over a window of constant size (Yang et al. 2025, arXiv:2502.17421).
 
-An EAGLE-3 layer sees `reach` rows; earlier text comes through the target's features or, with
-`cross`, by cross-attention to the target's KV cache, without a copy. The paper takes the last
-layer's cache, here that of the layer the high features enter, which training can compute from
-features. With `cross` training moves texts, but for their first tokens, by random offsets
-(anchor-offset indices), so that it attends over distances that its texts do not have. Without it
-offsets would change little: rotary positions are relative.
+An EAGLE-3 layer sees `reach` rows. All earlier text comes by cross-attention to the cache of the
+target's last layer, without a copy, or without `cross` through the target's features alone.
+Training has no such cache: it runs the target's layers on the high features. With `cross` it moves
+texts, but for their first tokens, by random offsets (anchor-offset indices), so that the network
+attends over distances that its texts do not have. Without it offsets would change little: rotary
+positions are relative.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from paceline.core.types import Needs
 from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry, Shapes
-from paceline.networks.blocks import attention, feed_forward
+from paceline.networks.blocks import attention, feed_forward, stack
 from paceline.networks.eagle3 import Eagle3
 from paceline.networks.ops import Ops, Rows, Sight
-
-_LENT = ("target.0.norm", "target.0.qkv")
 
 
 class LongSpec(Eagle3):
     """Draft one token per pass of its layer, over the last `reach` rows.
 
-    `cross` also attends to the target's KV cache of all rows; it needs the target's layer count.
+    `cross` attends to the target's KV cache of all rows, too; it needs the target's layer count.
     """
 
     name: ClassVar[str] = "longspec"
@@ -39,7 +37,7 @@ class LongSpec(Eagle3):
         steps: int = 5,
         ffn_size: int = 0,
         reach: int = 512,
-        cross: bool = False,
+        cross: bool = True,
         farthest: int = 16384,
     ) -> None:
         super().__init__(geometry, steps=steps, ffn_size=ffn_size)
@@ -68,14 +66,20 @@ class LongSpec(Eagle3):
         return out
 
     def target_weights(self) -> dict[str, str]:
-        return {mine: theirs for mine, theirs in super().target_weights().items() if mine in _LENT}
+        # All of the layers below the last one, and what makes keys and values in that.
+        last = f"target.{self.above - 1}."
+        found = super().target_weights().items()
+        parts = {f"{last}norm", f"{last}qkv"}
+        return {a: b for a, b in found if not a.startswith(last) or a in parts}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
         shape = self.geometry
 
-        def make() -> tuple[Rows, Rows]:
+        def make(ops: Ops) -> tuple[Rows, Rows]:
+            last = self.above - 1
             high = ops.split(features, (2 * shape.width, shape.width, shape.width))[1]
-            rows = ops.linear(high, "target.0.qkv", norm="target.0.norm")
+            x = stack(ops, "target", last, high, "context")
+            rows = ops.linear(x, f"target.{last}.qkv", norm=f"target.{last}.norm")
             wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
             _, keys, values = ops.split(rows, (wide, narrow, narrow))
             return keys, values

@@ -19,14 +19,14 @@ from paceline.native.draft_program import DraftProgram, Operand
 from paceline.native.library import KV_DTYPES, Heads, Matrix
 from paceline.native.packed import Packed
 from paceline.native.program import GATES, Columns
-from paceline.networks.base import Network
+from paceline.networks.base import Geometry, Network
 from paceline.networks.head_preview import REFINED, SCREEN
-from paceline.networks.ops import Sight
+from paceline.networks.ops import Ops, Sight
 from paceline.networks.runner import Tail
 from paceline.runtimes.cpu import ops
 from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.cpu.ops import Recorder, nothing
-from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
+from paceline.runtimes.kv_cache import BLOCK, CHUNK, BlockPool, PagedCache
 
 # What native runners keep of a sequence.
 
@@ -56,11 +56,24 @@ class NetworkCache:
         paged: keys and values of the network's layers.
         tail: last context tokens.
         branched: rows of branches stored after the context until the next draft.
+        left: rows that a window has left, in front of those in `paged`.
+        lent: blocks of the target that hold the context, where the network reads them.
     """
 
     paged: PagedCache
     tail: Tail
     branched: int = 0
+    left: int = 0
+    lent: Sequence[int] = ()
+
+    def slide(self, reach: int) -> None:
+        """Release the blocks in front of a window of `reach` rows; 0 keeps all.
+
+        Sums over keys are cut by `CHUNK`: whole ones go, so that no bit changes.
+        """
+        gone = max(0, self.paged.length - reach + 1) // CHUNK * CHUNK if reach else 0
+        self.paged.drop_first(gone // BLOCK)
+        self.left += gone
 
     def prune(self) -> None:
         """Drop all branches and release their blocks."""
@@ -121,6 +134,7 @@ class NativeOps(Recorder):
         packed: Packed,
         pool: BlockPool,
         angles: LogitArray,
+        lent: BlockPool | None = None,
         *,
         previewed: bool = False,
     ) -> None:
@@ -132,20 +146,19 @@ class NativeOps(Recorder):
             packed: keeps what programs read.
             pool: keys and values of the network's layers.
             angles: `[positions, head_dim]` cosines, then sines.
+            lent: keys and values of the target, if the network may read them.
             previewed: use the head preview, if the network has one.
         """
         shape = network.geometry
-        kept = KV_DTYPES["fp32" if pool.memory.dtype == np.float32 else "fp16"]
-        heads = Heads(
-            *(shape.heads, shape.kv_heads, shape.head_dim, kept),
-            *(shape.norm_eps, shape.head_dim**-0.5, network.reach, shape.head_dim),
-        )
+        heads = _heads(shape, pool, network.reach)
         super().__init__(DraftProgram(packed, heads, len(angles)))
         self._shape = shape
         self._weights = weights
         self._previewed = previewed and weights.previews
         self._pool = pool
         self._angles = angles
+        self._lent = lent
+        self._further = 0  # position of the rows that attended last, behind the context
         self._slots = {1}
         self._drafted = [0] * network.layers
         self._seen: tuple[int, int, bool] | None = None
@@ -278,11 +291,13 @@ class NativeOps(Recorder):
         if sees in ("draft", "block"):
             self.blocks |= sees == "block"
             self._see(self._drafted[layer], x.slots, sees == "block")
+            self._further = 1 + self._drafted[layer]
             self._drafted[layer] += x.slots
         elif sees == "again":  # they write the same keys and values once more
             self._see(-x.slots, x.slots, True)
         elif sees != "slots" and self._seen != (0, 0, False):
             self._seen = 0, 0, False
+            self._further = 0
             self.program.runs("slots1")
         out = Rows(self, x.slots, self._shape.heads * self._shape.head_dim)
         to = out.columns()
@@ -294,14 +309,20 @@ class NativeOps(Recorder):
             self.taken_in = self.operations
         return self.last(out) if sees == "last" else out
 
-    def know_target(self, make: Callable[[], tuple[Rows, Rows]]) -> None:
-        raise RuntimeUnavailable(
-            "a network that reads keys and values of its target needs a runtime that lends them: "
-            "use --runtime torch, or weights of a network that does not"
-        )
+    def know_target(self, make: Callable[[Ops], tuple[Rows, Rows]]) -> None:
+        if self._lent is None:
+            raise RuntimeUnavailable("this network reads keys and values of a target beside it")
 
     def attend_target(self, queries: Rows) -> Rows:
-        raise NotImplementedError
+        assert self._lent is not None
+        assert queries.slots == 1, "one row of each sequence"
+        shape, at = self._shape, queries.columns()
+        heads = _heads(shape, self._lent, 0)
+        out = Rows(self, 1, queries.width)
+        memory = self._lent.memory[-2:]  # of the last layer
+        to = out.columns()
+        self.program.attend_lent(memory, heads, self._angles, at, to, further=self._further)
+        return out
 
     def _embed(self, tokens: Tokens, offset: int) -> Rows:
         [table] = self._weights.matrices("embed")
@@ -343,6 +364,14 @@ class NativeOps(Recorder):
         if self._seen != (before, slots, block):
             self._seen = before, slots, block
             self.program.runs("slots1", before, slots, block)
+
+
+def _heads(shape: Geometry, pool: BlockPool, window: int) -> Heads:
+    kept = KV_DTYPES["fp32" if pool.memory.dtype == np.float32 else "fp16"]
+    return Heads(
+        *(shape.heads, shape.kv_heads, shape.head_dim, kept),
+        *(shape.norm_eps, shape.head_dim**-0.5, window, shape.head_dim),
+    )
 
 
 def _slots(of: Rows | Operand) -> int:

@@ -17,7 +17,7 @@ from paceline.runtimes.cpu.networks.weights import NetworkWeights
 from paceline.runtimes.kv_cache import BlockPool
 
 # Arguments of `NativeOps`.
-OpsArguments = tuple[Network, NetworkWeights, Packed, BlockPool, LogitArray]
+OpsArguments = tuple[Network, NetworkWeights, Packed, BlockPool, LogitArray, BlockPool | None]
 
 # Source of an input.
 Input = Sequence[int] | npt.NDArray[np.int32]
@@ -28,8 +28,9 @@ class Chains:
 
     Inputs (int32): `features` float32 `[rows, 4 * width]`, if the network reads them, and `tokens
     [rows, window]` of the new context rows, `last_rows(n) [s, n]`; where the network attends,
-    `sequences [s, 3]` and `tables` as in `paceline_runs`; `noise [s, tokens, 6]` of
-    `noise_records`; `least` float32 `[s]`, as `ContextUpdate.least`, where a step drafts one token.
+    `sequences [s, 4]` and `tables` as in `paceline_runs`; where it reads the target, those of
+    `DraftProgram.attend_lent`; `noise [s, tokens, 6]` of `noise_records`; `least` float32 `[s]`, as
+    `ContextUpdate.least`, where a step drafts one token.
     """
 
     def __init__(self, parts: OpsArguments, ids: IntArray, *, previewed: bool = False) -> None:
@@ -109,7 +110,8 @@ class Steps:
     """Program of one step of branches: next states and logits from states and tokens.
 
     Inputs: `above` float32, parent states, and `tokens` int32 `[branches, width]`; where a step
-    attends, `rows`, `tables` and `singles` as for `Program.paths`.
+    attends, `rows`, `tables` and `singles` as for `Program.paths`; where it reads the target, those
+    of `DraftProgram.attend_lent`.
     """
 
     def __init__(self, parts: OpsArguments, chains: Chains) -> None:

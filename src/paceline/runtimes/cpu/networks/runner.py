@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.core.types import LogitArray
+from paceline.errors import RuntimeUnavailable
 from paceline.models.config import rotary_frequencies
 from paceline.native.draft_program import noise_records
 from paceline.native.packed import Packed, rotary_table
@@ -17,7 +18,7 @@ from paceline.runtimes.cpu.matrices import Matrices
 from paceline.runtimes.cpu.networks.ops import NetworkCache, last_rows, pool_for
 from paceline.runtimes.cpu.networks.programs import Chains, Input, OpsArguments, Steps, bits
 from paceline.runtimes.cpu.networks.weights import NetworkWeights
-from paceline.runtimes.kv_cache import BLOCK, PagedCache
+from paceline.runtimes.kv_cache import BLOCK, BlockPool, PagedCache
 
 Asked = tuple[Branch, Sequence[int]]
 
@@ -45,6 +46,7 @@ class Branches:
         self._width = network.width
         self._attends = network.layers > 0
         self._behind = chains.behind
+        self._lent = network.reads_target
 
     def advance(self, asked: Sequence[Asked]) -> list[Branch]:
         inputs: dict[str, Input] = {
@@ -74,21 +76,29 @@ class Branches:
         rows: list[int] = []
         tables: list[int] = []
         singles: list[int] = []
+        lent_rows: list[int] = []
+        lent_tables: list[int] = []
         last: PagedCache | None = None
-        table = 0
+        table = lent = 0
         for (branch, _), stored in zip(asked, places, strict=True):
-            paged: PagedCache = branch.cache.paged
+            cache: NetworkCache = branch.cache
+            paged, left = cache.paged, cache.left
             if paged is not last:
-                last, table = paged, len(tables)
+                last, table, lent = paged, len(tables), len(lent_tables)
                 tables += paged.blocks
+                lent_tables += cache.lent
             # Rows that the first step wrote behind the context are seen by every branch.
             run, begin = paged.length + self._behind, len(singles)
             singles += stored
             for seen in range(len(stored) - self._width, len(stored)):
                 slot = paged.blocks[stored[seen] // BLOCK] * BLOCK + stored[seen] % BLOCK
                 sees = len(stored) if self._steps.blocks else seen + 1
-                rows += (run + seen, slot, table, run, begin, run + sees)
-        return {"rows": rows, "tables": tables, "singles": singles}
+                rows += (left + run + seen, slot, table, run, begin, run + sees)
+            if self._lent:  # positions as of a chain's first step, one further on than its context
+                context = left + paged.length
+                lent_rows += (left + run + len(stored) - 2, context, lent)
+        found: dict[str, Input] = {"rows": rows, "tables": tables, "singles": singles}
+        return found | {"lent_rows": lent_rows, "lent_tables": lent_tables}
 
 
 # Context rows per prefill chunk.
@@ -107,6 +117,7 @@ class CpuRunner:
         precision: str,
         max_context: int,
         kv_tokens: int,
+        lent: BlockPool | None = None,
     ) -> None:
         """Pack the weights and build the chain program.
 
@@ -117,10 +128,12 @@ class CpuRunner:
             precision: "fp32" keeps the network's matrices; any other makes int8 and int4.
             max_context: longest sequence.
             kv_tokens: capacity of the network's own cache over all sequences.
+            lent: the target's keys and values, for networks that read them.
 
         Raises:
             InvalidOption: the target lacks layers whose weights the network shares.
             MemoryError: no memory for the cache.
+            RuntimeUnavailable: the network reads the target's keys and values, and there are none.
         """
         network, self._threads = trained.network, threads
         self._network = network
@@ -132,13 +145,14 @@ class CpuRunner:
             rotary_frequencies(shape.rope_base, shape.head_dim), max_context + network.depth + 1
         )
         ids = trained.draft_ids
-        self._parts: OpsArguments = (network, weights, packed, self._pool, angles)
+        self._parts: OpsArguments = (network, weights, packed, self._pool, angles, lent)
         self._chains = Chains(self._parts, ids, previewed=True)
         # Roots of trees need exact logits of the whole head.
         self._roots = None if trained.head_preview is not None else self._chains
         self._ids = ids
         self._silence = np.zeros(self._chains.tokens * 6, dtype=np.int32)
         self._branches: Branches | None = None
+        self._lent = lent if network.reads_target else None
 
     @property
     def depth(self) -> int:
@@ -148,14 +162,21 @@ class CpuRunner:
         """Draft once, so that all memory is allocated."""
         cache = self.open()
         width = 4 * self._network.geometry.width if self._network.reads_features else 0
-        self.draft([ContextUpdate(cache, np.zeros((1, width), dtype=np.float32), [0])], self.depth)
+        features = np.zeros((1, width), dtype=np.float32)
+        target = None if self._lent is None else PagedCache(self._lent)
+        if target is not None:
+            target.reserve(1)
+        self.draft([ContextUpdate(cache, features, [0], target)], self.depth)
         self.release(cache)
+        if target is not None:
+            target.release()
 
     def open(self) -> NetworkCache:
         return NetworkCache(PagedCache(self._pool), Tail(self._network))
 
     def release(self, cache: NetworkCache) -> None:
         cache.paged.release()
+        cache.lent = ()
 
     def draft(self, context_update: Sequence[ContextUpdate], depth: int) -> list[Chain]:
         network = self._network
@@ -225,6 +246,8 @@ class CpuRunner:
         block: list[int] = []
         sequences: list[int] = []
         tables: list[int] = []
+        lent_rows: list[int] = []
+        lent_tables: list[int] = []
         for each, again in read:
             cache, count = each.cache, len(each.tokens)
             rows += count
@@ -236,15 +259,23 @@ class CpuRunner:
                 tokens += each.tokens
             if network.layers:
                 cache.prune()
+                cache.slide(network.reach)
                 cache.paged.reserve(count - again + ahead)
-                sequences += (cache.paged.length - again, count, len(tables))
+                sequences += (cache.paged.length - again, count, len(tables), cache.left)
                 tables += cache.paged.blocks
+            if network.reads_target:
+                seen = cache.left + cache.paged.length - again + count
+                cache.lent = self._lent_blocks(each, seen)
+                lent_rows += (seen - 1, seen, len(lent_tables))
+                lent_tables += cache.lent
         inputs: dict[str, Input] = {
             "tokens": tokens,
             last_rows(1): newest,
             last_rows(network.overlap + 1): block,
             "sequences": sequences,
             "tables": tables,
+            "lent_rows": lent_rows,
+            "lent_tables": lent_tables,
             "noise": self._noise(context_update),
             "least": bits(np.array([each.least for each in context_update], dtype=np.float32)),
         }
@@ -254,6 +285,15 @@ class CpuRunner:
                 features[0] if len(features) == 1 else np.concatenate(features)
             )
         return rows, inputs
+
+    def _lent_blocks(self, context_update: ContextUpdate, rows: int) -> list[int]:
+        target: PagedCache | None = context_update.target
+        if target is None:
+            raise RuntimeUnavailable(
+                f"network '{self._network.name}' reads keys and values of its target, and was "
+                "given none: give `ContextUpdate` the target's cache"
+            )
+        return target.blocks[: -(-rows // BLOCK)]
 
     def _noise(self, context_update: Sequence[ContextUpdate]) -> Input:
         depth = self._chains.tokens
