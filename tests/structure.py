@@ -27,7 +27,10 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("verifiers", "lossless rules that check a draft"),
     ("trees", "the one place where trees of drafts are built"),
     ("drafters", "what proposes drafts, by source: n-grams, suffixes, statistics, networks"),
-    ("runtimes", "targets and networks on the CPU, on torch, on transformers"),
+    (
+        "runtimes",
+        "targets and networks on the CPU, on torch, on transformers, and a reference in NumPy",
+    ),
     ("engine", "the decode loop, prefill, scheduling, stop rules, requests"),
     ("denoising", "decoders that fill a canvas: rules, cache plans, processes"),
     ("registry", "methods by name, and from names to a running engine"),

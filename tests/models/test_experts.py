@@ -10,9 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.models import plain_ops
-
-from paceline.core.target import Block, Pass
+from paceline.core.target import Pass
 from paceline.core.tree import chain
 from paceline.core.types import ROOT, TokenTree
 from paceline.errors import ModelError
@@ -21,6 +19,8 @@ from paceline.models.families import gguf_config, hf_config
 from paceline.models.ops import Experts
 from paceline.proof.fingerprint import Case, RandomWeights
 from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.reference.ops import ReferenceOps
+from paceline.runtimes.reference.target import ReferenceTarget
 from paceline.runtimes.torch.target import TorchTarget
 
 FAMILIES = ("qwen3_moe", "mixtral", "llama_blockffn")
@@ -43,14 +43,6 @@ def model(family: str) -> tuple[ModelConfig, Weights]:
     return config, Weights(config, ("F32",))
 
 
-def plain(config: ModelConfig, weights: Any) -> Any:
-    count = len(TOKENS)
-    ids, rows = np.array(TOKENS), np.arange(count)
-    sees = np.tri(count, dtype=bool)
-    block = Block(plain_ops.PlainCache(), ids, rows, sees)
-    return plain_ops.forward(config, weights, block)[0]
-
-
 def found(target: Any) -> Any:
     cache = target.open()
     (output,) = target.forward([Pass(cache, TOKENS[:1], chain(TOKENS[1:]))])
@@ -59,18 +51,20 @@ def found(target: Any) -> Any:
     return logits
 
 
+def expected_of(config: ModelConfig, weights: Any) -> Any:
+    return found(ReferenceTarget(config, weights, "fp32"))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_backends_agree(family: str) -> None:
     config, weights = model(family)
-    expected = plain(config, weights)
-    for target in (
-        CpuTarget(config, weights, "fp32", kv_tokens=128, kv_precision="fp32"),
-        TorchTarget(config, weights),
-    ):
-        assert np.abs(found(target) - expected).max() < 1e-5 * np.abs(expected).max()
+    expected = expected_of(config, weights)
+    assert np.array_equal(found(CpuTarget(config, weights, "fp32", kv_tokens=128)), expected)
+    on_torch = found(TorchTarget(config, weights))
+    assert np.abs(on_torch - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-class NoNorm(plain_ops.PlainOps):
+class NoNorm(ReferenceOps):
     """BlockFFN without its RMS norm."""
 
     def route(self, x: Any, name: str, experts: Experts) -> Any:
@@ -79,7 +73,7 @@ class NoNorm(plain_ops.PlainOps):
         return np.maximum(self.linear(x, [name]), 0)
 
 
-class Softmax(plain_ops.PlainOps):
+class Softmax(ReferenceOps):
     """Another router in its place: a softmax over all, or ReLU instead of a softmax."""
 
     def route(self, x: Any, name: str, experts: Experts) -> Any:
@@ -87,7 +81,7 @@ class Softmax(plain_ops.PlainOps):
         return scores / np.abs(scores).sum(-1, keepdims=True)
 
 
-class Unweighted(plain_ops.PlainOps):
+class Unweighted(ReferenceOps):
     """Experts that count alike."""
 
     def route(self, x: Any, name: str, experts: Experts) -> Any:
@@ -98,14 +92,14 @@ class Unweighted(plain_ops.PlainOps):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("wrong", [NoNorm, Softmax, Unweighted])
 def test_another_router_is_seen(
-    family: str, wrong: type[plain_ops.PlainOps], monkeypatch: pytest.MonkeyPatch
+    family: str, wrong: type[ReferenceOps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if wrong is NoNorm and family != "llama_blockffn":
         pytest.skip("it has no norm")
     config, weights = model(family)
-    expected = plain(config, weights)
-    monkeypatch.setattr(plain_ops, "PlainOps", wrong)
-    other = plain(config, weights)
+    expected = expected_of(config, weights)
+    monkeypatch.setattr("paceline.runtimes.reference.target.ReferenceOps", wrong)
+    other = expected_of(config, weights)
     assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max()
 
 
@@ -113,12 +107,12 @@ def test_another_router_is_seen(
 def test_other_numbers_of_experts_are_seen(family: str) -> None:
     config, weights = model(family)
     assert config.experts is not None
-    expected, old = plain(config, weights), config.experts
+    expected, old = expected_of(config, weights), config.experts
     for experts in (
         replace(old, used=1 if old.used else 2),
         replace(old, sum_to_one=not old.sum_to_one) if old.used else replace(old, gated=True),
     ):
-        other = plain(replace(config, experts=experts), weights)
+        other = expected_of(replace(config, experts=experts), weights)
         assert np.abs(other - expected).max() > 1e-3 * np.abs(expected).max()
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     str, typer.Option(help="smollm2-135m, a GGUF file, a Hugging Face directory, or a hub id.")
 ]
-Runtime = Annotated[str, typer.Option(help="cpu, torch, transformers or auto.")]
+Runtime = Annotated[str, typer.Option(help="cpu, torch, transformers, reference or auto.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; default by runtime.")]
 Precision = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.target import Pass
+from paceline.core.target import Pass, Target
 from paceline.core.types import ROOT, LogitArray, TokenTree
 from paceline.models.config import ModelConfig
 from paceline.models.families import FAMILIES, hf_config
@@ -173,7 +173,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def fingerprint(target: CpuTarget) -> str:
+def fingerprint(target: Target) -> str:
     """Return the SHA-256 of a model's logits: after a long prompt, in trees, in a ragged batch."""
     found = hashlib.sha256()
     size = target.capabilities.vocab_size
@@ -198,7 +198,7 @@ def fingerprint(target: CpuTarget) -> str:
     return found.hexdigest()
 
 
-def _add(found: Any, target: CpuTarget, passes: list[Pass]) -> None:
+def _add(found: Any, target: Target, passes: list[Pass]) -> None:
     for output in target.forward(passes):
         found.update(np.ascontiguousarray(output.logits, dtype="<f4").tobytes())
 

@@ -321,7 +321,7 @@ def load(
     Args:
         model: "smollm2-135m" (downloaded at first use), a GGUF file, a Hugging Face directory, or
             a hub id.
-        runtime: "cpu", "torch", "transformers", or "auto".
+        runtime: "cpu", "torch", "transformers", "reference" (NumPy: slow), or "auto".
         device: "cpu" or "cuda"; default by runtime.
         precision: on runtime cpu "file" (weights as stored), "int8", "int4" or "fp32"; else "fp32"
             or "bf16".

@@ -675,6 +675,14 @@ BUILT_IN: tuple[Method, ...] = (
         "paceline.runtimes.cpu.target:CpuTarget",
     ),
     Method(
+        "reference",
+        "runtime",
+        "bit-exact",
+        "patience: NumPy",
+        "-",
+        "paceline.runtimes.reference.target:ReferenceTarget",
+    ),
+    Method(
         "torch",
         "runtime",
         "exact up to near-ties",

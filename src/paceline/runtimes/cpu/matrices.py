@@ -36,37 +36,24 @@ def quantize(kind: str, matrix: LogitArray) -> npt.NDArray[np.uint8]:
     return np.asarray(gguf.quantize(matrix, gguf.GGMLQuantizationType[kind])).view(np.uint8)
 
 
-class Matrices:
-    """Packed matrices and vectors by canonical name."""
+class Formats:
+    """Matrices and vectors of a model by canonical name, in the formats that they run in."""
 
-    def __init__(self, weights: Weights, precision: str, packed: Packed, threads: int) -> None:
+    def __init__(self, weights: Weights, precision: str) -> None:
         self._weights = weights
         self._kind = PRECISIONS[precision]
-        self._packed = packed
-        self._threads = threads
-        self._matrices: dict[str, Matrix] = {}
         self._told: set[str] = set()
-
-    def __call__(self, name: str) -> Matrix:
-        """Return a matrix, packed on first use.
-
-        Raises:
-            MemoryError: no memory for it.
-            ModelError: it is damaged, or its width does not fit the kernels.
-        """
-        if name not in self._matrices:
-            name = self._resolved(name)
-        if name not in self._matrices:
-            self._matrices[name] = self._pack(name)
-        return self._matrices[name]
-
-    def trim_head(self, ids: npt.NDArray[np.int64]) -> None:
-        """Let the LM head have these rows alone."""
-        self._matrices["head"] = self.rows("head", ids)
 
     def vector(self, name: str) -> LogitArray | None:
         """Return a tensor as float32, or None if the model has none of that name."""
         return self._weights[name] if name in self._weights else None  # noqa: SIM401
+
+    def required(self, name: str) -> LogitArray:
+        """Return a tensor as float32; ModelError if the model has none of that name."""
+        found = self.vector(name)
+        if found is None:
+            raise ModelError(f"the model has no tensor {name}: download it again")
+        return found
 
     def quantized(self, name: str) -> bool:
         """Return whether a matrix takes quantized activations."""
@@ -88,6 +75,44 @@ class Matrices:
                 _LOG.warning("weights of type %s do not run as stored: kept as fp16", kind)
             kind = "F16"
         return kind if stored.shape[1] % BLOCKS[kind] == 0 else "F32"
+
+    def blocks(
+        self, name: str, rows: npt.NDArray[np.int64] | None = None
+    ) -> tuple[str, npt.NDArray[np.uint8]]:
+        """Return the format of a matrix, and its rows, or some of them, as blocks of it."""
+        name = self._resolved(name)
+        stored, kind = self._weights.stored(name), self._format(name)
+        some = slice(None) if rows is None else rows
+        if kind == stored.kind:
+            return kind, stored.blocks[some if stored.order is None else stored.order[some]]
+        return kind, quantize(kind, self._weights[name][some])
+
+
+class Matrices(Formats):
+    """Packed matrices."""
+
+    def __init__(self, weights: Weights, precision: str, packed: Packed, threads: int) -> None:
+        super().__init__(weights, precision)
+        self._packed = packed
+        self._threads = threads
+        self._matrices: dict[str, Matrix] = {}
+
+    def __call__(self, name: str) -> Matrix:
+        """Return a matrix, packed on first use.
+
+        Raises:
+            MemoryError: no memory for it.
+            ModelError: it is damaged, or its width does not fit the kernels.
+        """
+        if name not in self._matrices:
+            name = self._resolved(name)
+        if name not in self._matrices:
+            self._matrices[name] = self._pack(name)
+        return self._matrices[name]
+
+    def trim_head(self, ids: npt.NDArray[np.int64]) -> None:
+        """Let the LM head have these rows alone."""
+        self._matrices["head"] = self.rows("head", ids)
 
     def _pack(self, name: str) -> Matrix:
         stored, kind = self._weights.stored(name), self._format(name)
@@ -111,12 +136,7 @@ class Matrices:
 
     def rows(self, name: str, rows: npt.NDArray[np.int64]) -> Matrix:
         """Return some rows of a matrix, in its own format; the whole matrix if they are all."""
-        name = self._resolved(name)
-        stored, kind = self._weights.stored(name), self._format(name)
+        stored = self._weights.stored(self._resolved(name))
         if len(rows) == stored.shape[0]:
             return self(name)
-        if kind == stored.kind:
-            blocks = stored.blocks[rows if stored.order is None else stored.order[rows]]
-        else:
-            blocks = quantize(kind, self._weights[name][rows])
-        return self._packed.matrix(kind, blocks, stored.shape[1], threads=self._threads)
+        return self._packed.matrix(*self.blocks(name, rows), stored.shape[1], threads=self._threads)

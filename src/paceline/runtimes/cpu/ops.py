@@ -145,7 +145,7 @@ class CpuOps(Recorder):
         return Rows(self, "rows", table.inputs, record)
 
     def norm(self, x: Rows, name: str, *, plus: Rows | None = None) -> Rows:
-        weights = self._vector(name)
+        weights = self._matrices.required(name)
 
         def record(to: Columns) -> None:
             added = None if plus is None else plus.columns()
@@ -164,7 +164,7 @@ class CpuOps(Recorder):
     ) -> Rows:
         matrices = [self._matrices(name) for name in names]
         quantized = norm is None and all(map(self._matrices.quantized, names))
-        weights = None if norm is None else self._vector(norm)
+        weights = None if norm is None else self._matrices.required(norm)
         adapter = None if self._mask_rows is None else self._mask_rows.of(names)
 
         def record(to: Columns) -> None:
@@ -207,7 +207,7 @@ class CpuOps(Recorder):
         self, x: Rows, gate: str, up: str, *, activation: Activation, norm: str | None = None
     ) -> Rows:
         matrices = [self._matrices(gate), self._matrices(up)]
-        weights = None if norm is None else self._vector(norm)
+        weights = None if norm is None else self._matrices.required(norm)
 
         def record(to: Columns) -> None:
             self.program.product(
@@ -237,7 +237,7 @@ class CpuOps(Recorder):
         )
         memory = self._pool.memory[2 * layer : 2 * layer + 2]
         norms = [
-            None if name is None else self._vector(name)
+            None if name is None else self._matrices.required(name)
             for name in (heads.query_norm, heads.key_norm)
         ]
 
@@ -250,7 +250,7 @@ class CpuOps(Recorder):
 
     def route(self, x: Rows, name: str, experts: Experts) -> Rows:
         scores = self.linear(x, [name])
-        norm = None if experts.used else self._vector(f"{name}_norm")
+        norm = None if experts.used else self._matrices.required(f"{name}_norm")
 
         def record(to: Columns) -> None:
             self.program.route(
@@ -296,12 +296,6 @@ class CpuOps(Recorder):
             )
 
         return Rows(self, x.count, x.width, record)
-
-    def _vector(self, name: str) -> LogitArray:
-        found = self._matrices.vector(name)
-        if found is None:
-            raise ModelError(f"the model has no tensor {name}: download it again")
-        return found
 
     def _angles(self, rotary: Rotary | None) -> Any:
         if rotary is None:

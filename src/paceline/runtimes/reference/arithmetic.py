@@ -1,0 +1,169 @@
+"""The canonical arithmetic of `native/kernels`, in NumPy and float32.
+
+Sums have one order, multiply-adds are rounded once where `fma` stands, and nothing else decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.core.types import IntArray, LogitArray, ProbArray
+from paceline.native.packed import GROUP, LANES
+from paceline.runtimes.reference.formats import Matrix
+
+CHUNK = 128
+"""Keys that are summed together, by place in the path."""
+
+_SHIFT = 12582912.0  # 1.5 * 2^23: adding it rounds a float32 to an integer
+
+
+def fma(a: Any, b: Any, c: Any) -> LogitArray:
+    """Return `a * b + c` of float32 numbers, rounded once."""
+    a, b, c = (np.asarray(each, np.float32).astype(np.float64) for each in (a, b, c))
+    product = a * b  # exact
+    total = np.asarray(product + c)
+    bits = total.view(np.int64)
+    # Rounded again, a number that may lie half-way between two of float32 must know on which side
+    # of it the exact sum is: it goes to its neighbour there.
+    close = bits & 0xFFFFFFF == 0
+    if close.any():
+        p, c, t = (np.broadcast_to(each, total.shape)[close] for each in (product, c, total))
+        back = t - p
+        error = (p - (t - back)) + (c - back)
+        away = (error > 0).astype(np.int64) - (error < 0)
+        bits[close] += np.where(t < 0, -away, away)
+    return total.astype(np.float32)
+
+
+def folded(lanes: LogitArray) -> LogitArray:
+    """Return the sum over the last axis: halves are put together until one is left."""
+    while (half := lanes.shape[-1] // 2) > 0:
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
+
+
+def in_order(x: LogitArray) -> LogitArray:
+    """Return the sum over the last axis, number by number."""
+    total: LogitArray = np.add.accumulate(x, axis=-1)[..., -1]
+    return total
+
+
+def exponential(x: LogitArray) -> LogitArray:
+    """Return e^x; x below -87 or above 88 is moved there."""
+    x = np.clip(x, -87, 88)
+    n = fma(x, 1.44269504, _SHIFT) - _SHIFT
+    r = fma(n, 2.12194440e-4, fma(n, -0.693359375, x))
+    p = fma(r, 1.9875691e-4, 1.3981999e-3)
+    for coefficient in (8.3334519e-3, 4.1665796e-2, 1.6666665e-1, 5.0000001e-1):
+        p = fma(p, r, coefficient)
+    p = fma(p, r * r, r + 1)
+    return p * np.ldexp(np.float32(1), n.astype(np.int32))
+
+
+def active(x: LogitArray, activation: str) -> LogitArray:
+    """Return SiLU or GELU (by its tanh) of numbers."""
+    if activation == "silu":
+        return x / (exponential(-x) + 1)
+    inner = fma(x * x * x, 0.044715, x)
+    return x / (exponential(inner * np.float32(-1.5957691216)) + 1)
+
+
+def normed(x: LogitArray, weights: LogitArray, eps: float) -> LogitArray:
+    """Return the RMS norm over the last axis."""
+    square = np.zeros((*x.shape[:-1], LANES), np.float32)
+    for begin in range(0, x.shape[-1], LANES):
+        lanes = x[..., begin : begin + LANES]
+        square = fma(lanes, lanes, square)
+    factor = 1 / np.sqrt(folded(square)[..., None] / x.shape[-1] + np.float32(eps))
+    out: LogitArray = x * factor * weights
+    return out
+
+
+def product(x: LogitArray, matrix: Matrix) -> LogitArray:
+    """Return `[rows, outputs]`: input by input, or group by group of rounded inputs."""
+    out = np.zeros((len(x), len(matrix.numbers)), np.float32)
+    if matrix.scales is None:
+        for column, weights in zip(x.T, matrix.numbers.T, strict=True):
+            out = fma(weights, column[:, None], out)
+        return out
+    groups = x.reshape(len(x), x.shape[1] // GROUP, GROUP)
+    most = np.abs(groups).max(-1)
+    factor = np.divide(127, most, out=np.zeros_like(most), where=most > 0)
+    rounded = (groups * factor[..., None] + _SHIFT) - _SHIFT
+    scale = most / 127
+    total = scale * rounded.sum(-1)
+    for cell in range(groups.shape[1]):
+        # Integers below 2^24: exact in every order.
+        sums = rounded[:, cell] @ matrix.numbers[:, cell].T.astype(np.float32)
+        out = fma(sums * scale[:, cell, None], matrix.scales[:, cell], out)
+        if matrix.minima is not None:
+            out = fma(matrix.minima[:, cell], -total[:, cell, None], out)
+    return out
+
+
+def turns(angles: ProbArray, factor: float) -> tuple[LogitArray, LogitArray]:
+    """Return `factor` times the cosines and sines of angles below 1.6e6."""
+    quarters = np.rint(angles * 0.63661977236758134308)
+    x = angles - quarters * float.fromhex("0x1.921fb544p0")
+    x = x - quarters * float.fromhex("0x1.0b4611a6p-34")
+    x = x - quarters * float.fromhex("0x1.3198a2e037073p-69")
+    square, sine, cosine = x * x, np.zeros_like(x), np.zeros_like(x)
+    for k in range(8, 0, -1):
+        sine = (sine + 1) * -square / (2 * k * (2 * k + 1))
+        cosine = (cosine + 1) * -square / ((2 * k - 1) * (2 * k))
+    sine, cosine = x * sine + x, cosine + 1
+    quarter = quarters.astype(np.int64) & 3
+    odd = quarter % 2 == 1
+    first, second = np.where(odd, sine, cosine), np.where(odd, cosine, sine)
+    first = np.where((quarter == 1) | (quarter == 2), -first, first)
+    second = np.where(quarter >= 2, -second, second)
+    return (factor * first).astype(np.float32), (factor * second).astype(np.float32)
+
+
+def _weights(scores: LogitArray, highest: LogitArray) -> LogitArray:
+    # e^(scores - highest), 0 for keys that are not seen.
+    some = np.where(np.isinf(highest), np.float32(0), highest)
+    return np.where(np.isinf(scores), np.float32(0), exponential(scores - some))
+
+
+def attention(
+    queries: LogitArray, keys: LogitArray, values: LogitArray, paths: IntArray
+) -> LogitArray:
+    """Return `[rows, heads, width]`, the mean of values that each row sees.
+
+    Args:
+        queries: `[rows, heads, width]`, rotated and scaled.
+        keys: `[places, heads, width]`.
+        values: likewise.
+        paths: `[rows, longest]`, the places that a row sees in order, -1 for none; `longest` is a
+            multiple of `CHUNK`.
+    """
+    scores = np.zeros((*queries.shape[:2], len(keys)), np.float32)
+    for d in range(queries.shape[2]):
+        scores = fma(queries[:, :, d, None], keys[:, :, d].T, scores)
+    scores = np.take_along_axis(scores, np.maximum(paths, 0)[:, None], axis=2)
+    scores[np.broadcast_to(paths[:, None] < 0, scores.shape)] = -np.inf
+    highest, weight, sums = [], [], []
+    for begin in range(0, paths.shape[1], CHUNK):
+        own = scores[..., begin : begin + CHUNK]
+        highest.append(own.max(-1))
+        shares = _weights(own, highest[-1][..., None])
+        lanes = shares.reshape(*shares.shape[:2], -1, LANES).swapaxes(2, 3)
+        weight.append(folded(in_order(lanes)))
+        mean = np.zeros_like(queries)
+        for place in range(CHUNK):
+            if (paths[:, begin + place] >= 0).any():
+                value = values[paths[:, begin + place]]
+                mean = fma(shares[..., place, None], value, mean)
+        sums.append(mean)
+    total, top = np.zeros_like(weight[0]), np.max(highest, axis=0)
+    factors = [_weights(each, top) for each in highest]
+    for each, factor in zip(weight, factors, strict=True):
+        total = fma(each, factor, total)
+    out, *others = zip(sums, factors, strict=True)
+    mean = out[0] * (out[1] / total)[..., None]
+    for each, factor in others:
+        mean = fma(each, (factor / total)[..., None], mean)
+    return mean

@@ -1,0 +1,173 @@
+"""The reference: models in NumPy, in the canonical arithmetic that every processor must give.
+
+Slow, and without the native kernels, whose logits these are to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.target import (
+    DEFAULT_OPTIONS,
+    Block,
+    BlockOutput,
+    Layer,
+    Output,
+    Pass,
+    RuntimeOptions,
+    check_blocks,
+    without_logits,
+)
+from paceline.core.types import Capabilities, LogitArray
+from paceline.models import families
+from paceline.models.config import ModelConfig, feature_layers
+from paceline.models.source import ModelSource
+from paceline.models.weights import Weights
+from paceline.runtimes.cpu.matrices import Formats, check_precision
+from paceline.runtimes.cpu.target import check_kv_precision
+from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
+from paceline.runtimes.reference.formats import matrix
+from paceline.runtimes.reference.ops import ReferenceOps
+
+_CHUNK = 128  # tokens per prefill pass: bounds memory
+
+
+@dataclass(slots=True)
+class ReferenceCache:
+    """Keys and values of one sequence, `[layers, 2, room, kv_heads, width]`; rows behind `length`
+    are those of the last forward."""
+
+    data: npt.NDArray[np.floating]
+    length: int = 0
+
+    def store(self, layer: int, keys: LogitArray, values: LogitArray) -> npt.NDArray[np.floating]:
+        """Store new rows, and return keys and values of a layer up to them."""
+        end = self.length + len(keys)
+        if end > self.data.shape[2]:
+            more = np.zeros_like(self.data, shape=(*self.data.shape[:2], end, *keys.shape[1:]))
+            self.data = np.concatenate([self.data, more], axis=2)
+        self.data[layer, :, self.length : end] = keys, values
+        return self.data[layer, :, :end]
+
+
+class _Run(NamedTuple):
+    logits: LogitArray
+    hidden: LogitArray
+    features: LogitArray
+    state: LogitArray
+
+
+class ReferenceTarget:
+    """A model in NumPy, sequence by sequence."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        precision: str = "file",
+        kv_precision: str | None = None,
+    ) -> None:
+        """Bind them; precisions and errors are those of `CpuTarget`."""
+        kv_precision = kv_precision or ("fp32" if precision == "fp32" else "fp16")
+        check_precision(precision)
+        check_kv_precision(kv_precision)
+        self.config = config
+        self._formats = Formats(weights, precision)
+        self._matrix = cache(lambda name: matrix(*self._formats.blocks(name)))
+        self.capabilities = Capabilities(
+            runtime="reference",
+            device="cpu",
+            precision=precision,
+            vocab_size=config.vocab_size,
+            max_context=config.max_context,
+            hidden_size=config.hidden_size,
+            hidden_states=True,
+            bit_exact=True,
+            feature_layers=feature_layers(config.layers),
+            kv_precision=kv_precision,
+            blocks=True,
+            denoises=config.denoises,
+        )
+
+    @classmethod
+    def load(
+        cls, source: ModelSource, options: RuntimeOptions = DEFAULT_OPTIONS
+    ) -> ReferenceTarget:
+        """Load a model; errors are those of `CpuTarget.load`."""
+        config = replace(source.config, max_context=options.limit(source.config.max_context))
+        precision = options.precision or ("file" if source.path.is_file() else "int8")
+        return cls(config, source.weights(), precision, options.kv_precision)
+
+    def warm_up(self) -> None: ...
+
+    def open(self) -> ReferenceCache:
+        shape = self.config.layers, 2, 0, self.config.kv_heads, self.config.head_dim
+        dtype = np.float32 if self.capabilities.kv_precision == "fp32" else np.float16
+        return ReferenceCache(np.zeros(shape, dtype))
+
+    def prefill(
+        self, cache: ReferenceCache, tokens: Sequence[int], features: bool = False
+    ) -> LogitArray | None:
+        width = (len(self.capabilities.feature_layers) + 1) * self.config.hidden_size
+        seen = [np.zeros((0, width), np.float32)]
+        for start in range(0, len(tokens), _CHUNK):
+            [block] = without_logits([Block.chain(cache, tokens[start : start + _CHUNK])])
+            seen.append(self._run(block).features)
+            cache.length += len(block.tokens)
+        return np.concatenate(seen) if features else None
+
+    def forward(self, passes: Sequence[Pass]) -> list[Output]:
+        found = []
+        for each in passes:
+            tokens, sees = pass_tokens(each), pass_mask(each, 0)
+            wanted = np.arange(len(each.pending) - 1, len(tokens))
+            positions = pass_positions(each, each.cache.length)
+            found.append(self._run(Block(each.cache, tokens, positions, sees, wanted=wanted)))
+        return [
+            Output(
+                run.logits, run.hidden if p.hidden else None, run.features if p.features else None
+            )
+            for p, run in zip(passes, found, strict=True)
+        ]
+
+    def forward_blocks(
+        self, blocks: Sequence[Block], layers: Sequence[Layer] | None = None, logits: bool = True
+    ) -> list[BlockOutput]:
+        check_blocks(blocks, layers, self.config.layers)
+        blocks = blocks if logits else without_logits(blocks)
+        found = [self._run(each, layers) for each in blocks]
+        return [BlockOutput(each.logits, each.state) for each in found]
+
+    def _run(self, block: Block, layers: Sequence[Layer] | None = None) -> _Run:
+        ops = ReferenceOps(self._formats, self._matrix, self.config.norm_eps, block)
+        features: list[LogitArray] = []
+        states: list[LogitArray] = []
+        with np.errstate(all="ignore"):
+            x = families.forward(
+                ops, self.config, layers=layers, x=block.inputs, features=features, states=states
+            )
+            hidden = x[block.wanted_rows]
+            logits = families.head(ops, self.config, hidden)
+        return _Run(logits, hidden, np.concatenate(features, axis=-1), states[0])
+
+    def keep(self, cache: ReferenceCache, pending: int, path: Sequence[int]) -> None:
+        start = cache.length + pending
+        cache.length = start + len(path)
+        cache.data[:, :, start : cache.length] = cache.data[:, :, [start + node for node in path]]
+
+    def truncate(self, cache: ReferenceCache, length: int) -> None:
+        cache.length = min(cache.length, length)
+
+    rewind = truncate  # which frees nothing
+
+    def fork(self, cache: ReferenceCache) -> ReferenceCache:
+        return ReferenceCache(cache.data.copy(), cache.length)
+
+    def release(self, cache: ReferenceCache) -> None:
+        cache.data, cache.length = cache.data[:, :, :0].copy(), 0
