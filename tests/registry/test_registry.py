@@ -81,7 +81,7 @@ def test_names_are_unique_per_kind_and_listed_by_kind(plugins: list[Point]) -> N
     assert registry.names("drafter")[:3] == ("none", "prompt-lookup", "recycling")
     assert set(registry.names("verifier")) >= {"greedy", "sample-match", "coupled", "rejection"}
     assert registry.names("controller")[:2] == ("fixed", "cost-model")
-    assert registry.names("runtime") == ("cpu", "reference", "torch", "transformers")
+    assert registry.names("runtime") == ("cpu", "torch", "transformers", "reference")
 
 
 def test_every_method_says_what_it_promises() -> None:

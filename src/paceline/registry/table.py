@@ -675,14 +675,6 @@ BUILT_IN: tuple[Method, ...] = (
         "paceline.runtimes.cpu.target:CpuTarget",
     ),
     Method(
-        "reference",
-        "runtime",
-        "bit-exact",
-        "patience: NumPy",
-        "-",
-        "paceline.runtimes.reference.target:ReferenceTarget",
-    ),
-    Method(
         "torch",
         "runtime",
         "exact up to near-ties",
@@ -697,6 +689,14 @@ BUILT_IN: tuple[Method, ...] = (
         "pip install 'paceline[transformers]'",
         "-",
         "paceline.runtimes.transformers:TransformersTarget",
+    ),
+    Method(
+        "reference",
+        "runtime",
+        "bit-exact",
+        "patience: NumPy",
+        "-",
+        "paceline.runtimes.reference.target:ReferenceTarget",
     ),
 )
 
