@@ -89,5 +89,8 @@ class Ops(Protocol):
         ...
 
     def attend_target(self, queries: Rows) -> Rows:
-        """Attend to the target's keys and values up to each of the rows that `attend` returned."""
+        """Attend to the target's keys and values up to each of the rows that `attend` returned.
+
+        In decoding these are draft rows, or the newest of the context, after `attend` with "last".
+        """
         ...

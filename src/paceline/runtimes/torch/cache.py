@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from paceline.errors import OutOfMemory
 from paceline.networks.runner import Tail
+from paceline.runtimes.torch.hybrid import hybrid
 
 _GROW = 256  # smallest capacity of a cache in tokens
 
@@ -42,21 +43,29 @@ def attend(
     keys: Tensor | None = None,
     values: Tensor | None = None,
     scale: float | None = None,
+    *,
+    past: int = 0,
 ) -> Tensor:
     """Write new rows, if any, to the cache of one layer and attend.
 
     Args:
         cache: `[2, kv_heads, capacity, head_dim]`.
-        mask: bool `[rows, cached + rows]`.
+        mask: bool `[rows, cached - past + rows]`.
         queries: `[rows, heads, head_dim]`.
         keys: `[rows, kv_heads, head_dim]`.
         values: `[rows, kv_heads, head_dim]`.
         scale: of the scores; None for `head_dim ** -0.5`.
+        past: cached rows, from the first, that all rows see, and the mask does not name.
     """
-    rows, total = mask.shape
+    rows, total = len(mask), past + mask.shape[1]
     if keys is not None and values is not None:
         cache[0, :, total - rows : total] = keys.transpose(0, 1)
         cache[1, :, total - rows : total] = values.transpose(0, 1)
+    if past:
+        scale = queries.shape[-1] ** -0.5 if scale is None else scale
+        parts = ((each[:, :past], each[:, past:total]) for each in cache)
+        prefix, new = zip(*parts, strict=True)
+        return hybrid(queries, prefix, new, mask, scale)
     out = functional.scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         cache[0, None, :, :total],

@@ -30,9 +30,10 @@ class Span:
     Attributes:
         cache: destination.
         places: int64 `[rows]`, positions.
-        mask: bool `[rows, total]`, visible cache rows; the last are its own.
+        mask: bool `[rows, total - past]`, visible cache rows; the last are its own.
         left: rows dropped from the cache: position minus cache row.
         target: `[2, kv_heads, context rows, head_dim]`, shared keys and values of the target.
+        past: cache rows, from the first, that all rows see.
     """
 
     cache: TorchCache
@@ -40,6 +41,7 @@ class Span:
     mask: Tensor
     left: int = 0
     target: Tensor | None = None
+    past: int = 0
 
     @classmethod
     def causal(
@@ -157,18 +159,15 @@ class TorchDraftOps(TorchOps):
     def know_target(self, make: Callable[[Ops], tuple[Tensor, Tensor]]) -> None: ...
 
     def attend_target(self, queries: Tensor) -> Tensor:
+        # The newest context row and draft rows see all of the context: no mask is needed.
         q = self._rotate(self._heads(queries), self._newest_places())
         out = []
         for span, rows in zip(self._newest, q.split_with_sizes(self._sizes()), strict=True):
             assert span.target is not None
             keys, values = span.target
-            seen = torch.arange(keys.shape[1], device=q.device) <= span.places[:, None]
+            assert len(span.places) == 1 or span.places.min() >= keys.shape[1] - 1
             mixed = functional.scaled_dot_product_attention(
-                rows.transpose(0, 1)[None],
-                keys[None],
-                values[None],
-                attn_mask=seen,
-                enable_gqa=True,
+                rows.transpose(0, 1)[None], keys[None], values[None], enable_gqa=True
             )
             out.append(mixed[0].transpose(0, 1))
         return torch.cat(out).reshape(*queries.shape)
@@ -187,7 +186,7 @@ class TorchDraftOps(TorchOps):
             rows += [self._rotate(k, places), v]
         split = (x.split_with_sizes(self._sizes()) for x in rows)
         out = [
-            attend(span.cache.data[layer], span.mask, *qkv)
+            attend(span.cache.data[layer], span.mask, *qkv, past=span.past)
             for span, *qkv in zip(spans, *split, strict=True)
         ]
         return torch.cat(out).reshape(*queries.shape)

@@ -202,8 +202,9 @@ class TorchRunner:
                     places[begin + slot] = end - 1 + cache.left
                 sees.append(seen)
             cache.drafted += rows
-            parts = cache.rows, self._tensor(places), self._tensor(mask)
-            spans.append(Span(*parts, cache.left, cache.target))
+            past = 0 if reach else context  # without a window all rows see all of the context
+            parts = cache.rows, self._tensor(places), self._tensor(mask[:, past:])
+            spans.append(Span(*parts, cache.left, cache.target, past))
         return spans, sees
 
     def _branches(

@@ -270,7 +270,7 @@ class TorchTarget:
         attended = self._attention(
             [p.cache for p in passes],
             [pass_rows(p) for p in passes],
-            lambda window: [pass_mask(p, p.cache.length, window) for p in passes],
+            lambda window: [_mask(p, window) for p in passes],
         )
         positions = np.concatenate([pass_positions(p, p.cache.length) for p in passes])
         if embeddings is None:
@@ -297,9 +297,11 @@ class TorchTarget:
                 made = masks_of(heads.window)
                 masks[heads.window] = [torch.from_numpy(each).to(self._device) for each in made]
             split = [x.split_with_sizes(list(sizes)) for x in (queries, keys, values)]
-            parts = zip(caches, masks[heads.window], *split, strict=True)
-            scale = heads.scale
-            return torch.cat([attend(c.data[layer], m, q, k, v, scale) for c, m, q, k, v in parts])
+            out = []
+            for c, m, q, k, v in zip(caches, masks[heads.window], *split, strict=True):
+                past = c.length + len(m) - m.shape[1]
+                out.append(attend(c.data[layer], m, q, k, v, heads.scale, past=past))
+            return torch.cat(out)
 
         return attended
 
@@ -311,6 +313,11 @@ class TorchTarget:
             rows = torch.from_numpy(self._extra[ids[extra] - self.config.vocab_size])
             embeddings[torch.from_numpy(extra).to(self._device)] = rows.to(embeddings)
         return embeddings
+
+
+def _mask(p: Pass, window: int) -> BoolArray:
+    # Without a window a draft's rows see all that is cached: no mask is made for that.
+    return pass_mask(p, 0 if p.draft and not window else p.cache.length, window)
 
 
 def to_numpy(x: Tensor) -> LogitArray:
