@@ -84,7 +84,7 @@ def test_self_verified_texts_are_autoregressive(
         # The mask is no token of a text.
         given = SamplingParams(max_new_tokens=LENGTH, banned_tokens=(MASK,), **params)
         alone = [each.generated for each in autoregressive(plain, list(PROMPTS), given)]
-        for sampler in ("tidar", "tidar:width=2,prune=0.01", "linear-spec"):
+        for sampler in ("tidar", "tidar:width=2,prune=0.01", "linear-spec", "lexical-units:tau=1"):
             assert texts(made, sampler, **params) == alone
 
 

@@ -611,6 +611,14 @@ BUILT_IN: tuple[Method, ...] = (
         "paceline.denoising.samplers.self_verified:LinearSpec",
     ),
     Method(
+        "lexical-units",
+        "sampler",
+        "lossy: tokens that masks are sure of are not verified",
+        "a denoiser whose clean rows predict the next token",
+        "after LUD, Sun et al. 2024, arXiv:2405.15208",
+        "paceline.denoising.samplers.lexical_units:LexicalUnits",
+    ),
+    Method(
         "none",
         "cache",
         "exact",

@@ -112,7 +112,9 @@ def test_mask_rows_do_not_depend_on_the_batch() -> None:
         np.testing.assert_array_equal(output.logits, one)
 
 
-@pytest.mark.parametrize("sampler", ["tidar:width=3", "tidar:prune=0.01", "linear-spec"])
+@pytest.mark.parametrize(
+    "sampler", ["tidar:width=3", "tidar:prune=0.01", "linear-spec", "lexical-units:tau=1"]
+)
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.8, "seed": 11}])
 def test_text_is_that_of_plain_decoding_in_a_batch_and_alone(
     sampler: str, params: dict[str, Any]

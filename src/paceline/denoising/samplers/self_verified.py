@@ -139,17 +139,21 @@ class Groups:
         )
         verdict = self.rule.verify(drafts, probs, request.randomness)
         tokens = [*drafts.tokens[list(verdict.path)].tolist(), verdict.next_token]
-        top = request.params.logprobs
         for index, token in enumerate(tokens[: canvas.end - begin]):
-            canvas.tokens.append(token)
-            canvas.put(begin + index, token, float(np.log(probs.soft(index - 1).prob(token))))
-            if top is not None:
-                self.logprobs[begin + index] = logprobs(logits[index], token, top)
+            self._append(token, probs.soft(index - 1).prob(token), logits[index])
         self._sampler.commit(canvas.tokens[begin:])
         canvas.final = len(canvas.tokens)
         canvas.step += 1
         self.held = begin + len(verdict.path)
         return len(verdict.path)
+
+    def _append(self, token: int, probability: float, row: LogitArray) -> None:
+        canvas, top = self.canvas, self.context.request.params.logprobs
+        place = len(canvas.tokens)
+        canvas.tokens.append(token)
+        canvas.put(place, token, float(np.log(probability)))
+        if top is not None:
+            self.logprobs[place] = logprobs(row, token, top)
 
     def _drafted(self, logits: LogitArray, first: int) -> TokenTree:
         # Drafts for the places from `first` on, from the distributions of mask rows.
