@@ -1,28 +1,64 @@
-"""Our own attention: right against a plain twin, and the same bits in any company."""
+"""Our own attention: the bits of the reference, and the same in any company."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.native import formats
-from tests.native.plain_attention import PlainCache, Sizes, attend, enter
 
 from paceline.core import tree as trees
+from paceline.core.target import Block, Pass
 from paceline.core.types import ROOT, TokenTree
+from paceline.models import ops
 from paceline.native.library import KV_DTYPES, Heads, KvDtype
 from paceline.native.packed import Packed, rotary_table
 from paceline.native.program import Columns, Program
 from paceline.runtimes.cpu.target import Batch
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
+from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
+from paceline.runtimes.reference.ops import ReferenceOps
+from paceline.runtimes.reference.target import ReferenceCache
 
 LONGEST = 1024
 RNG = np.random.default_rng(5)
 FORMATS = ["fp32", "fp16"]
 NEAR = {"fp32": 5e-6, "fp16": 2e-2}
 TREE = TokenTree(np.arange(8), np.array([ROOT, ROOT, 0, 0, 2, 1, 5, 3]))
+
+
+@dataclass
+class Sizes:
+    """Of one layer."""
+
+    heads: int = 6
+    kv_heads: int = 2
+    width: int = 32
+    base: float = 10_000.0
+    eps: float = 1e-5
+    norms: dict[str, Any] = field(default_factory=dict)
+    window: int = 0
+    turned: int | None = None
+    """Numbers of a head that are rotated; None for all."""
+    scale: float | None = None
+
+    @property
+    def frequencies(self) -> Any:
+        rotated = self.width if self.turned is None else self.turned
+        return self.base ** -(np.arange(rotated // 2) * 2 / max(rotated, 1))
+
+    @property
+    def shape(self) -> ops.Heads:
+        scale = self.width**-0.5 if self.scale is None else self.scale
+        rotary = ops.Rotary(tuple(self.frequencies)) if len(self.frequencies) else None
+        parts = self.heads, self.kv_heads, self.width, scale, rotary, self.window
+        return ops.Heads(*parts, *self.norms)
+
+    def required(self, name: str) -> Any:
+        """A norm, for the reference."""
+        return self.norms[name]
 
 
 @dataclass
@@ -55,12 +91,12 @@ def layer(
 ) -> Layer:
     width = (sizes.heads + 2 * sizes.kv_heads) * sizes.width
     table = rotary_table(sizes.frequencies, LONGEST) if len(sizes.frequencies) else None
-    norms = [norm.astype(np.float32) for norm in sizes.norms or ()] or [None, None]
+    norms = [*sizes.norms.values()] or [None, None]
     dtype = np.float32 if kept == "fp32" else np.float16
     pool = BlockPool(1, sizes.kv_heads, sizes.width, 200, keep=0, dtype=dtype)
     heads = Heads(
         *(sizes.heads, sizes.kv_heads, sizes.width, KV_DTYPES[kept], sizes.eps),
-        *(sizes.width**-0.5 if sizes.scale is None else sizes.scale, sizes.window),
+        *(sizes.shape.scale, sizes.window),
         2 * len(sizes.frequencies),
     )
     packed = Packed()
@@ -95,49 +131,47 @@ def drafted(made: Layer, cache: PagedCache, draft: TokenTree, rows: Any) -> Any:
     return made.run(batch, rows)
 
 
-def twin(sizes: Sizes, rows: Any, pending: int, draft: TokenTree) -> Any:
-    """What all rows of a sequence see whose last ones are drafted."""
-    cache, out = PlainCache(), []
-    for place in range(pending):
-        queries = enter(sizes, cache, rows[place], place, place)
-        out.append(attend(sizes, cache, queries, range(place + 1)))
-    paths: dict[int, list[int]] = {ROOT: []}
-    for node, parent in enumerate(draft.parents.tolist()):
-        paths[node] = [*paths[parent], pending + node]
-        position = pending + len(paths[node]) - 1
-        queries = enter(sizes, cache, rows[pending + node], position, pending + node)
-        out.append(attend(sizes, cache, queries, [*range(pending), *paths[node]]))
-    return np.stack(out)
+def reference(
+    sizes: Sizes, rows: Any, pending: int, draft: TokenTree, kept: KvDtype
+) -> tuple[Any, Any]:
+    """What all rows of a sequence see whose last ones are drafted; its keys, and its values."""
+    dtype = np.float32 if kept == "fp32" else np.float16
+    cache = ReferenceCache(np.zeros((1, 2, 0, sizes.kv_heads, sizes.width), dtype))
+    part = Pass(cache, [0] * pending, draft)
+    block = Block(cache, pass_tokens(part), pass_positions(part, 0), pass_mask(part, 0))
+    made: Any = ReferenceOps(sizes, None, sizes.eps, block)
+    return made.attend(0, rows, sizes.shape), cache.data[0]
 
 
+NORMS = 1 + 0.1 * RNG.standard_normal((2, 32)).astype(np.float32)
 SHAPES = {
     "grouped": Sizes(),
     "narrow": Sizes(heads=4, kv_heads=4, width=16),
-    "many to one": Sizes(heads=48, kv_heads=1, width=32),
+    "many to one": Sizes(heads=48, kv_heads=1, width=16),
     "odd": Sizes(heads=5, kv_heads=1, width=80),
     "wide": Sizes(heads=2, kv_heads=1, width=128),
     "window": Sizes(window=37),
     "partly rotated": Sizes(turned=16, scale=0.3),
     "not rotated": Sizes(turned=0),
-    "normed": Sizes(norms=(1 + 0.1 * RNG.standard_normal(32), 1 + 0.1 * RNG.standard_normal(32))),
+    "normed": Sizes(norms=dict(zip(("query", "key"), NORMS, strict=True))),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("length", [1, 31, 127, 300])
 @pytest.mark.parametrize("kept", FORMATS)
-def test_it_is_the_plain_twin(name: str, length: int, kept: KvDtype) -> None:
+def test_it_is_the_reference(name: str, length: int, kept: KvDtype) -> None:
     sizes = SHAPES[name]
     made = layer(sizes, kept)
     rows = random_rows(sizes, length + 1 + len(TREE))
-    expected = twin(sizes, rows, length + 1, TREE)
+    expected, _ = reference(sizes, rows, length + 1, TREE, kept)
     cache = PagedCache(made.pool)
     batch = Batch()
     batch.add(cache, [0] * length, trees.EMPTY)
     first = made.run(batch, rows[:length])
     cache.length = length
     found = np.concatenate([first, drafted(made, cache, TREE, rows[length:])])
-    np.testing.assert_allclose(found, expected, rtol=0, atol=NEAR[kept])
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("kept", FORMATS)
@@ -248,24 +282,18 @@ def test_the_order_of_keys_matters_to_the_last_bit(kept: KvDtype) -> None:
     np.testing.assert_allclose(found[node + 1], honest[node + 1], atol=NEAR[kept])
 
 
-def widened(numbers: Any) -> Any:
-    """float32 `[kv_heads, width]` of what a pool keeps of a token."""
-    return numbers.reshape(len(numbers), -1).astype(np.float32)
-
-
 @pytest.mark.parametrize("kept", FORMATS)
 def test_keys_and_values_lie_where_the_pool_says(kept: KvDtype) -> None:
     sizes = SHAPES["grouped"]
     made = layer(sizes, kept)
     rows = random_rows(sizes, 45)
     cache = committed(made, rows)
-    plain = PlainCache()
-    rounding = {"fp32": 1e-5, "fp16": 2**-11}[kept]
+    _, expected = reference(sizes, rows, 45, trees.EMPTY, kept)
     for place in range(45):
-        enter(sizes, plain, rows[place], place, place)
-        keys, values = made.pool.token(cache.blocks[place // 32], place % 32)
-        np.testing.assert_allclose(widened(keys[0]), plain.keys[place], rounding, 1e-5)
-        np.testing.assert_allclose(widened(values[0]), plain.values[place], rounding)
+        for found, own in zip(
+            made.pool.token(cache.blocks[place // 32], place % 32), expected, strict=True
+        ):
+            assert np.array_equal(found[0].reshape(own[place].shape), own[place])
 
 
 def test_a_row_behind_the_longest_context_is_refused() -> None:

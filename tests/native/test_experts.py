@@ -1,4 +1,4 @@
-"""Mixtures of experts: right against plain NumPy, the same bits for a row in any company."""
+"""Mixtures of experts: the bits of the reference, the same for a row in any company."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from tests.native import formats
 
+from paceline.models.ops import Experts
 from paceline.native.library import Matrix
-from paceline.native.packed import PLAIN, Packed
+from paceline.native.packed import Packed
 from paceline.native.program import GATES, Program
+from paceline.runtimes.reference.formats import matrix
+from paceline.runtimes.reference.ops import ReferenceOps
 
 RNG = np.random.default_rng(3)
 COUNT, EPS = 6, 1e-5
@@ -34,15 +37,17 @@ class Mixture:
         poisoned: int | None = None,
         missing: int | None = None,
     ) -> None:
-        self.used, self.sum_to_one, self.threads = used, sum_to_one, threads
+        self.experts = Experts(COUNT, used, sum_to_one, gated)
+        self.threads = threads
         self.width = width = formats.width_of(kind, 2)
         inner = formats.width_of(kind, 3)
         packed = Packed()
-        self.known: list[list[Any]] = []
+        self.known: dict[str, Any] = {}
         matrices: list[list[Matrix]] = []
         for part, (outputs, inputs) in enumerate(((inner, width), (inner, width), (width, inner))):
             made = [formats.blocks(kind, outputs, inputs, 10 * part + e) for e in range(COUNT)]
-            self.known.append([known for _, known in made])
+            name = ("gate", "up", "down")[part]
+            self.known |= {f"e.{e}.{name}": matrix(kind, raw) for e, (raw, _) in enumerate(made)}
             matrices.append([packed.matrix(kind, raw, inputs) for raw, _ in made])
         if poisoned is not None:
             raw = np.full((width, inner), np.nan, np.float32).view(np.uint8)
@@ -51,7 +56,7 @@ class Mixture:
             old = matrices[2][missing]
             matrices[2][missing] = Matrix(old.outputs, old.inputs, old.kind, 0, None, None)
         if not gated:
-            matrices, self.known = matrices[1:], self.known[1:]
+            matrices = matrices[1:]
         self.norm = (1 + 0.1 * np.random.default_rng(4).standard_normal(COUNT)).astype(np.float32)
         self.program = program = Program(packed)
         self.x, self.scores = program.buffer("rows", width), program.buffer("rows", COUNT)
@@ -79,29 +84,23 @@ class Mixture:
         self.program.run(counts, {}, self.threads)
         return self.program.read(self.out, len(x)).copy()
 
-    def routed(self, scores: Any) -> Any:
-        """In float64."""
-        out = np.zeros_like(scores, dtype=np.float64)
-        for own, to in zip(scores.astype(np.float64), out, strict=True):
-            if not self.used:
-                active = np.maximum(own, 0)
-                to[:] = active / np.sqrt((active**2).mean() + EPS) * self.norm
-                continue
-            shares = np.exp(own - own.max())
-            order = np.argsort(-own, kind="stable")[: self.used]
-            to[order] = shares[order] / (shares[order].sum() if self.sum_to_one else shares.sum())
-        return out
+    def expected(self, x: Any, scores: Any, more: Any) -> tuple[Any, Any]:
+        """Weights and result by the reference, for which this is `Formats`."""
+        ops: Any = Scored(self, self.known.get, EPS, None)
+        weights = ops.route(scores, "router", self.experts)
+        return weights, ops.mix(x, weights, "e", self.experts, activation="silu", plus=more)
 
-    def expected(self, x: Any, scores: Any, more: Any) -> Any:
-        """In float64, all experts of all rows."""
-        out = more.astype(np.float64)
-        for e, weights in enumerate(self.routed(scores).T):
-            parts = [x @ known[e].T.astype(np.float64) for known in self.known[:-1]]
-            inner = (
-                parts[0] * (1 + np.tanh(parts[0] / 2)) / 2 * (parts[1] if len(parts) == 2 else 1)
-            )
-            out += weights[:, None] * (inner @ self.known[-1][e].T)
-        return out
+    def vector(self, name: str) -> Any:
+        return self.norm if name == "router_norm" else None
+
+    required = vector
+
+
+class Scored(ReferenceOps):
+    """Routes by given scores."""
+
+    def linear(self, x: Any, names: Any, **more: Any) -> Any:
+        return x if names == ["router"] else super().linear(x, names, **more)
 
 
 def given(made: Mixture, rows: int) -> tuple[Any, Any, Any]:
@@ -120,16 +119,13 @@ ROUTERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("router", ROUTERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_plain_mixture(kind: str, router: str) -> None:
+def test_it_is_the_mixture_of_the_reference(kind: str, router: str) -> None:
     made = Mixture(kind, **ROUTERS[router])
     for rows in (1, 2, 7, 40):
-        x, scores, more = given(made, rows)
-        found, expected = made(x, scores, more), made.expected(x, scores, more)
-        limit = 1e-5 if kind in PLAIN else 0.06
-        assert np.abs(found - expected).max() < limit * np.abs(expected).max()
-        weights = made.program.read(made.weights, rows)
-        np.testing.assert_allclose(weights, made.routed(scores), rtol=2e-6, atol=0)
-        assert ((weights != 0) == (made.routed(scores) != 0)).all()
+        data = given(made, rows)
+        weights, expected = made.expected(*data)
+        assert np.array_equal(made(*data), expected)
+        assert np.array_equal(made.program.read(made.weights, rows), weights)
 
 
 @pytest.mark.parametrize("router", ["sum to one", "relu"])
