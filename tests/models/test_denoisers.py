@@ -27,6 +27,7 @@ from paceline.models.tokenizer import tokenizer_from_directory  # noqa: E402
 from paceline.models.weights import SafetensorsFiles  # noqa: E402
 from paceline.registry.loading import load_model  # noqa: E402
 from paceline.runtimes.cpu.target import CpuTarget  # noqa: E402
+from paceline.runtimes.reference.target import ReferenceTarget  # noqa: E402
 from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 
 GOLDEN: dict[str, Any] = json.loads(PAGE.read_text())["cases"]
@@ -89,6 +90,8 @@ def target(runtime: str, source: DirectorySource, precision: str = "fp32") -> An
     config, tensors = source.config, source.weights()
     if runtime == "torch":
         return TorchTarget(config, tensors, precision=precision)
+    if runtime == "reference":
+        return ReferenceTarget(config, tensors, precision)
     return CpuTarget(config, tensors, precision, kv_tokens=256, kv_precision="fp32")
 
 
@@ -165,6 +168,8 @@ def test_logits_are_those_of_the_trunk_with_an_explicit_mask(
     expected = trunk_logits(trunk(family), kind)
     found = logits(target(runtime, source), TOKENS, kind)
     assert differ(found, expected) < 1e-5
+    if runtime == "cpu":
+        assert np.array_equal(found, logits(target("reference", source), TOKENS, kind))
     others = {"full", "block", "order"} - {kind}
     assert min(differ(found, trunk_logits(trunk(family), each)) for each in others) > 1e-2
 

@@ -23,6 +23,7 @@ from paceline.models.gguf import GGUFFile  # noqa: E402
 from paceline.models.source import DirectorySource  # noqa: E402
 from paceline.models.weights import Weights, gguf_weights  # noqa: E402
 from paceline.runtimes.cpu.target import CpuTarget  # noqa: E402
+from paceline.runtimes.reference.target import ReferenceTarget  # noqa: E402
 from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 
 COMMON = {
@@ -162,6 +163,9 @@ def test_a_checkpoint_gives_the_logits_of_transformers(case: str, tmp_path: Path
         expected = model(torch.tensor([TOKENS])).logits[0, 5:].numpy()
     source = DirectorySource(tmp_path)
     found = logits(source.config, source.weights())
+    reference = ReferenceTarget(source.config, source.weights(), "fp32")
+    [read] = reference.forward([Pass(reference.open(), TOKENS[:6], chain(TOKENS[6:]))])
+    assert np.array_equal(found, read.logits)
     # 7.2e-6 at most (mixtral); of a model in float64 both are up to 1.1e-5 (qwen2-windows).
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
     assert np.abs(expected).max() > 0.1
