@@ -30,6 +30,7 @@ from paceline.cli.train_corpus import corpus
 from paceline.cli.train_data import data
 from paceline.cli.train_denoiser import denoiser
 from paceline.cli.train_drafter import drafter
+from paceline.cli.train_experts import experts
 from paceline.cli.train_heads import acceptance_head, head_preview
 from paceline.cli.train_scaling import scaling
 from paceline.cli.train_vocabulary import vocabulary
@@ -63,6 +64,7 @@ train.command("data")(data)
 train.command("corpus")(corpus)
 train.command("drafter")(drafter)
 train.command("denoiser")(denoiser)
+train.command("experts")(experts)
 train.command("acceptance-head")(acceptance_head)
 train.command("canvas-filter")(canvas_filter)
 train.command("head-preview")(head_preview)

@@ -34,11 +34,12 @@ from paceline.models.weights import (
     safetensors_weights,
 )
 
-# Denoisers that ship with the package, and those that draft for a model.
+# Denoisers that ship with the package, those that draft for a model, and mixtures of experts.
 DENOISERS = ("lists-mdm", "lists-bd", "lists-order")
 DRAFTING = ("deer-smollm2-135m",)
+EXPERTS = ("lists-blockffn",)
 # Short names that `resolve` knows.
-ALIASES = (DEFAULT_MODEL, *DENOISERS, *DRAFTING)
+ALIASES = (DEFAULT_MODEL, *DENOISERS, *DRAFTING, *EXPERTS)
 
 _HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 
@@ -93,9 +94,10 @@ def resolve(
     facts = denoiser_options(denoiser)
     if spec == DEFAULT_MODEL:
         return GGUFSource(pull(progress=progress), spec, facts)
-    if spec in (*DENOISERS, *DRAFTING):
+    if spec in ALIASES:
+        place = "experts" if spec in EXPERTS else "denoisers"
         with as_file(files("paceline.weights")) as folder:
-            return DirectorySource(folder / "denoisers" / spec, spec, facts)
+            return DirectorySource(folder / place / spec, spec, facts)
     path = Path(spec).expanduser()
     if spec and path.is_file():
         return GGUFSource(path, None, facts)

@@ -51,13 +51,27 @@ def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
+        **llama_json(recipe.width, recipe.ffn, recipe.layers, recipe.head),
+        "denoiser": {
+            "mask_token_id": MASK,
+            "attention": recipe.kind,
+            "shift": False,
+            "block_size": None,
+            "autoregressive": block,
+        },
+    }
+
+
+def llama_json(width: int, ffn: int, layers: int, head: int) -> dict[str, Any]:
+    """Return what configs of models over the words of the tasks have in common."""
+    return {
         "vocab_size": len(vocabulary()),
-        "hidden_size": recipe.width,
-        "intermediate_size": recipe.ffn,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.width // recipe.head,
-        "num_key_value_heads": recipe.width // recipe.head,
-        "head_dim": recipe.head,
+        "hidden_size": width,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // head,
+        "num_key_value_heads": width // head,
+        "head_dim": head,
         "hidden_act": "silu",
         "rms_norm_eps": NORM_EPS,
         "rope_theta": ROPE_BASE,
@@ -67,13 +81,6 @@ def config_json(recipe: DenoiserRecipe) -> dict[str, Any]:
         "eos_token_id": EOS,
         "pad_token_id": PAD,
         "torch_dtype": "float16",
-        "denoiser": {
-            "mask_token_id": MASK,
-            "attention": recipe.kind,
-            "shift": False,
-            "block_size": None,
-            "autoregressive": block,
-        },
     }
 
 
@@ -103,17 +110,25 @@ def _hf_name(name: str) -> str:
 
 
 def save_denoiser(out: Path, module: DenoiserModule, recipe: DenoiserRecipe, card: Any) -> None:
+    """Write a model directory; see `save_model`."""
+    save_model(out, config_json(recipe), tensors(module), card, markdown(card))
+
+
+def save_model(out: Path, config: Any, named: Mapping[str, Tensor], card: Any, readme: str) -> None:
     """Write a model directory with float16 weights, and its card as `card.json` and `README.md`.
 
     The weights come last, so that a directory that lacks some of it has none.
 
+    Args:
+        named: tensors by their names in Hugging Face checkpoints.
+
     Raises:
         InvalidOption: it cannot be written.
     """
-    halves = {name: each.half().contiguous() for name, each in tensors(module).items()}
+    halves = {name: each.half().contiguous() for name, each in named.items()}
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     texts = {
-        "config.json": _json(config_json(recipe)),
+        "config.json": _json(config),
         "generation_config.json": _json({"eos_token_id": EOS, "pad_token_id": PAD}),
         "tokenizer.json": tokenizer_json() + "\n",
         "tokenizer_config.json": _json(
@@ -128,7 +143,7 @@ def save_denoiser(out: Path, module: DenoiserModule, recipe: DenoiserRecipe, car
             }
         ),
         "card.json": _json(card),
-        "README.md": markdown(card),
+        "README.md": readme,
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -181,6 +196,12 @@ def card_of(
     run: DenoiserTraining, found: Mapping[str, Mapping[str, float]], command: str
 ) -> dict[str, Any]:
     """Return the card of a run; `found` are shares of right answers by decoding and task."""
+    right = {name: dict(each) for name, each in found.items()}
+    return card_of_run(run, {"cases": JUDGED, "right": right}, command)
+
+
+def card_of_run(run: Any, held_out: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """Return the card of a run that has a module and a recipe of some kind."""
     course = run.course
     return {
         "kind": run.recipe.kind,
@@ -188,7 +209,7 @@ def card_of(
         "command": command,
         "parameters": sum(each.numel() for each in run.module.parameters()),
         "settings": asdict(run.recipe),
-        "held_out": {"cases": JUDGED, "right": {name: dict(each) for name, each in found.items()}},
+        "held_out": dict(held_out),
         "losses": [asdict(point) for point in course.points],
         "cost": {
             "machine": f"{platform.machine()}, {platform.system()}",
@@ -201,21 +222,16 @@ def card_of(
 
 def markdown(card: Mapping[str, Any]) -> str:
     """Render a card."""
-    held, cost = card["held_out"], card["cost"]
+    held = card["held_out"]
     ways = list(held["right"])
     rows = [
         f"| {task} | " + " | ".join(f"{held['right'][way][task]:.0%}" for way in ways) + " |"
         for task in held["right"][ways[0]]
     ]
-    settings = [f"| {key} | {value} |" for key, value in card["settings"].items()]
-    return "\n".join(
+    return page(
+        card,
+        f"A denoiser, {card['kind']} attention",
         [
-            f"# A denoiser, {card['kind']} attention",
-            "",
-            f"{card['parameters']:,} parameters. Licence: {card['licence']}.",
-            "",
-            f"```\n{card['command']}\n```",
-            "",
             "## Right answers",
             "",
             f"{held['cases']} held-out cases a task, one token per forward, greedy.",
@@ -223,6 +239,23 @@ def markdown(card: Mapping[str, Any]) -> str:
             "| task | " + " | ".join(ways) + " |",
             "|---|" + "---|" * len(ways),
             *rows,
+        ],
+    )
+
+
+def page(card: Mapping[str, Any], title: str, middle: list[str]) -> str:
+    """Render the head of a card, some lines of its own, and its training."""
+    cost = card["cost"]
+    settings = [f"| {key} | {value} |" for key, value in card["settings"].items()]
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            f"{card['parameters']:,} parameters. Licence: {card['licence']}.",
+            "",
+            f"```\n{card['command']}\n```",
+            "",
+            *middle,
             "",
             "## Training",
             "",

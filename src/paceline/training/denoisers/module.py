@@ -101,18 +101,18 @@ class DenoiserModule(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         for layer in self.layers:
             assert isinstance(layer, Layer)
-            y = _rms(x, layer.attention_norm)
+            y = rms(x, layer.attention_norm)
             q, k, v = (
                 functional.linear(y, part).view(*y.shape[:2], -1, self.head).transpose(1, 2)
                 for part in (layer.q, layer.k, layer.v)
             )
-            q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
             found = functional.scaled_dot_product_attention(q, k, v, attn_mask=sees)
             x = x + functional.linear(found.transpose(1, 2).flatten(2), layer.o)
-            y = _rms(x, layer.ffn_norm)
+            y = rms(x, layer.ffn_norm)
             inner = functional.silu(functional.linear(y, layer.gate))
             x = x + functional.linear(inner * functional.linear(y, layer.up), layer.down)
-        return functional.linear(_rms(x, self.norm), self.embedding)
+        return functional.linear(rms(x, self.norm), self.embedding)
 
     def rated(self, matrix_rate: float, vector_rate: float) -> list[Rated]:
         """Return Muon for the layers' matrices and AdamW for the embedding and norms."""
@@ -123,10 +123,12 @@ class DenoiserModule(nn.Module):
         return [(Muon(matrices, matrix_rate), matrix_rate), (adam, vector_rate)]
 
 
-def _rms(x: Tensor, weight: Tensor) -> Tensor:
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    """Return RMS-normed rows."""
     return functional.rms_norm(x, (x.shape[-1],), weight, NORM_EPS)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return rows `[..., head]` with rotary positions, halves apart."""
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
