@@ -81,6 +81,8 @@ def module(network: Network, seed: int = 0, randomise: bool = True) -> DraftModu
     head = torch.randn(DRAFT_VOCABULARY, GEOMETRY.width, generator=generator)
     layers = stack_shapes("target", GEOMETRY, len(network.runs), GEOMETRY.ffn_size)
     lent = {name: torch.randn(shape, generator=generator) / 2 for name, shape in layers.items()}
+    if "norm" in network.target_weights():
+        lent["norm"] = torch.rand(GEOMETRY.width, generator=generator) + 0.5
     out = DraftModule(network, embedding, head, generator, lent).double()
     if randomise:
         with torch.no_grad():

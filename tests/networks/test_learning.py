@@ -12,7 +12,7 @@ from paceline.training.objective import argmax_tokens, network_loss
 from paceline.zoo.networks.ctc import CTC
 
 TIME, STEPS = DRAFT_VOCABULARY, 40
-BLIND = ("medusa", "specformer")
+BLIND = ("medusa", "specformer", "hidden-transfer")
 
 
 @pytest.mark.parametrize("source", ["features", "tokens"])
@@ -55,5 +55,7 @@ def test_a_network_learns_a_text_by_heart_if_it_reads_it(name: str, source: str)
         assert right > known  # tokens alone tell its depths apart
     elif reads:
         assert right > 0.6 * known * ends
+    elif name == "hidden-transfer":
+        assert right < 0.6 * known * ends  # how many rows a pseudo state sees tells places apart
     else:
         assert right <= known  # the same draft everywhere is right once per depth

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 TIME = 9
-BLIND = ("medusa", "specformer")
+BLIND = ("medusa", "specformer", "hidden-transfer")
 every_network = pytest.mark.parametrize("name", EVERY)
 
 

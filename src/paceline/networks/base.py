@@ -129,7 +129,8 @@ class Network(ABC):
         """Return name and shape of every parameter; names select the initialisation.
 
         One axis: norm weights, ones. "scale", "hidden_scale": inverse magnitude per axis of
-        features and of the last hidden state. "high_spread": magnitude of the high layer's input.
+        features and of the last hidden state. "high_spread", "high_scale": magnitude of the high
+        layer's input, and its inverse.
         Names in "residual": zeros, so that the branch starts at zero.
         """
 

@@ -103,6 +103,8 @@ class DraftModule(nn.Module):
                     each.copy_(1 / spread[: len(each)])
                 elif name == "hidden_scale":
                     each.copy_(1 / spread[-width:])
+                elif name == "high_scale":
+                    each.copy_(1 / spread[2 * width : 3 * width])
                 elif name == "high_spread":
                     each.copy_(spread[2 * width : 3 * width])
 
@@ -236,8 +238,8 @@ def share_target_weights(
     out = {}
     for mine, theirs in network.target_weights().items():
         layer, _, name = theirs.rpartition(".")
-        parts = [weights[f"{layer}.{each}"] for each in FUSED.get(name, (name,))]
-        out[mine] = np.concatenate(parts)
+        parts = FUSED.get(name, (name,))
+        out[mine] = np.concatenate([weights[f"{layer}.{each}".lstrip(".")] for each in parts])
     return out
 
 

@@ -95,9 +95,9 @@ METHODS: tuple[Method, ...] = (
         "hidden-transfer",
         "drafter",
         "lossless",
-        "features; weights for the model (paceline train drafter)",
-        "after Hidden Transfer, Wu et al. 2024, arXiv:2404.12022",
-        "paceline.zoo.networks.hidden_transfer:HiddenTransferDrafter",
+        "runtime cpu or torch; weights for the model (paceline train drafter)",
+        "Hidden Transfer, Wu et al. 2024, arXiv:2404.12022",
+        "paceline.zoo.layers.hidden_transfer:HiddenTransferDrafter",
     ),
     Method(
         "ppd",

@@ -37,6 +37,7 @@ from paceline.registry import table as registry
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 from paceline.zoo.layers.imitation import Imitation
+from paceline.zoo.networks.hidden_transfer import HiddenTransfer
 from paceline.zoo.networks.s2d import S2D
 
 CONFIG = tiny_cpu.config(layers=3)
@@ -49,7 +50,7 @@ DRAFTERS: dict[str, type[TrainedDrafter]] = {
     if method.kind == "drafter" and issubclass(method.load(), TrainedDrafter)
 }
 # Networks that lead into the target's own further layers, or become a model, have tests elsewhere.
-ALONE = [name for name in names() if name not in (Imitation.name, S2D.name)]
+ALONE = [name for name in names() if name not in (Imitation.name, S2D.name, HiddenTransfer.name)]
 PROMPTS = ([5, 9, 17, 3], [7], [11, 30, 30, 4, 250, 2, 8], [40, 41] * 25)
 GREEDY = SamplingParams(max_new_tokens=6)
 SAMPLED = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.helpers.tiny_model import named_tensors, tiny_config
 from tests.networks.cases import GEOMETRY, NETWORKS, module, texts
 from torch import Tensor
 
+from paceline.core.target import Block
 from paceline.errors import InvalidOption
 from paceline.networks.base import Geometry, describe, geometry_from
 from paceline.networks.catalogue import build
@@ -51,8 +53,10 @@ def target_weights(network: HiddenTransfer) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_the_last_layers_give_the_targets_last_hidden_states(features: Tensor, wrong: bool) -> None:
-    """What enters the high layer becomes what its LM head reads; the control swaps two layers."""
+def test_the_text_runs_through_the_targets_own_layers(
+    target: TorchTarget, features: Tensor, wrong: bool
+) -> None:
+    """What enters each of the last layers is what enters the target's; the control swaps two."""
     network = HiddenTransfer(SHAPE)
     layers = target_weights(network)
     if wrong:
@@ -61,11 +65,13 @@ def test_the_last_layers_give_the_targets_last_hidden_states(features: Tensor, w
             for a, b in ((0, 1), (1, 0))
             for part in ("qkv", "o.residual", "gate_up", "down.residual", "norm", "ffn_norm")
         }
-    ops = with_layers(layers)
-    high = features[..., 2 * WIDTH : 3 * WIDTH]
-    found = ops.norm(network.last_layers(ops, high, "context"), "norm")
-    same = torch.allclose(found, features[..., 3 * WIDTH :], atol=1e-4)
-    assert same != wrong
+    found = network.below(with_layers(layers), features)
+    for each, rows in enumerate(found):
+        [out] = target.forward_blocks(
+            [Block.chain(target.open(), TOKENS)], tuple(range(network.runs.start + each))
+        )
+        same = np.allclose(rows[0, :, 0].numpy(), out.state, atol=1e-4)
+        assert same == (not wrong or each == 0)
 
 
 def test_both_ways_to_borrow_give_the_same_layers(target: TorchTarget) -> None:
@@ -77,14 +83,33 @@ def test_both_ways_to_borrow_give_the_same_layers(target: TorchTarget) -> None:
     assert all(torch.equal(found[name], wanted[name]) for name in found)
 
 
+class Right(HiddenTransfer):
+    """Pseudo states that are the hidden states which they stand for."""
+
+    def below(self, ops: Any, features: Any) -> list[Tensor]:
+        found = super().below(ops, features)
+        self.ahead = [each.roll(-1, dims=1) for each in found]
+        return found
+
+    def layer(self, ops: Any, layer: int, x: Any, sees: Any) -> Any:
+        if sees == "draft" and layer == self.enters[self.now]:
+            x = torch.roll(self.ahead[layer], -self.now, dims=1)
+        out = super().layer(ops, layer, x, sees)
+        if sees == "draft" and layer == self.above - 1:
+            self.now += 1
+        return out
+
+
 def test_right_pseudo_states_are_the_targets_next_hidden_states(features: Tensor) -> None:
     """If the maps were perfect, all slots would say what the target says there."""
-    network = HiddenTransfer(SHAPE, width=3)
-    ops = with_layers(target_weights(network))
-    high = features[..., 2 * WIDTH : 3 * WIDTH]
-    network.last_layers(ops, high, "context")
-    pseudo = torch.stack([high.roll(-ahead, dims=1) for ahead in (1, 2, 3)], dim=2)
-    found = ops.norm(network.last_layers(ops, pseudo, "draft"), "norm")
+    network = Right(SHAPE, width=3)
+    network.now = 0
+    assert network.enters == [0, 1, 2]
+    layers = target_weights(network)
+    zeros = {name: torch.zeros(shape) for name, shape in network.shapes().items()}
+    ops = with_layers(layers | zeros)
+    state = network.start(ops, features, torch.tensor([TOKENS]))
+    found = ops.norm(state, "norm")
     for at in range(len(TOKENS) - 3):
         true = features[0, at + 1 : at + 4, 3 * WIDTH :]
         torch.testing.assert_close(found[0, at], true, atol=1e-4, rtol=1e-4)
@@ -94,10 +119,9 @@ def test_right_pseudo_states_are_the_targets_next_hidden_states(features: Tensor
 def test_a_pseudo_state_sees_those_before_it_alone() -> None:
     features, tokens = texts(1, 6)
     trained = module(NETWORKS["hidden-transfer"]())
-    width = GEOMETRY.width
     with torch.no_grad():
         before = trained(features, tokens)
-        trained.named()["transfer.residual"][width : 2 * width] += 1  # the second of three
+        trained.named()["transfer.1.residual"] += 1  # the second of three
         after = trained(features, tokens)
     assert torch.equal(before[0], after[0])
     for depth in (1, 2):
@@ -105,20 +129,17 @@ def test_a_pseudo_state_sees_those_before_it_alone() -> None:
 
 
 class Watched(HiddenTransfer):
-    """Notes what the last layers are given, and leaves it as it is."""
+    """Notes what enters the first layer, and leaves it as it is."""
 
-    def __init__(self, geometry: Geometry, *, width: int) -> None:
-        super().__init__(geometry, width=width)
-        self.seen: list[Tensor] = []
-
-    def last_layers(self, ops: Any, x: Tensor, sees: Any) -> Tensor:
-        self.seen.append(x)
-        return ops.last(x) if sees == "last" else x
+    def layer(self, ops: Any, layer: int, x: Any, sees: Any) -> Any:
+        if sees == "draft" and layer == 0:
+            self.seen = x
+        return x
 
 
 def test_maps_move_a_copy_of_the_newest_state_in_its_own_units(features: Tensor) -> None:
     """A step of the maps moves every axis by what it measures, however large that is."""
-    network = Watched(SHAPE, width=2)
+    network = Watched(SHAPE, width=2, entries=1)
     tokens, table = torch.tensor([TOKENS]), torch.zeros(CONFIG.vocab_size, WIDTH)
     trained = DraftModule(network, table, table, torch.Generator(), target_weights(network))
     features = features * torch.logspace(-1, 2, 4 * WIDTH)
@@ -126,13 +147,21 @@ def test_maps_move_a_copy_of_the_newest_state_in_its_own_units(features: Tensor)
     high = features[..., 2 * WIDTH : 3 * WIDTH]
     with torch.no_grad():
         trained(features, tokens)
-        torch.testing.assert_close(network.seen[-1], high[:, :, None].expand(-1, -1, 2, -1))
-        trained.named()["transfer.residual"].fill_(1.0)
+        torch.testing.assert_close(network.seen[:, :, 0], high)
+        for each in range(2):
+            trained.named()[f"transfer.{each}.residual"].fill_(1.0)
         trained(features, tokens)
-    moved = network.seen[-1][0, :, 0] - high[0]
+    moved = network.seen[0, :, 0] - high[0]
     relative = moved / high[0].square().mean(0).sqrt()
     torch.testing.assert_close(relative, relative[:, :1].expand_as(relative), atol=1e-2, rtol=1e-2)
     assert relative.abs().max() > 0.1
+
+
+def test_pseudo_states_enter_at_several_layers_or_at_one() -> None:
+    enters = {each: HiddenTransfer(SHAPE, width=4, entries=each).enters for each in range(4)}
+    assert enters == {0: [0, 0, 1, 2], 1: [0] * 4, 2: [0, 0, 1, 1], 3: [0, 0, 1, 2]}
+    with pytest.raises(InvalidOption, match="entries must be 0 to 3"):
+        HiddenTransfer(SHAPE, entries=4)
 
 
 def test_how_many_layers_the_target_has_is_told_where_it_counts() -> None:

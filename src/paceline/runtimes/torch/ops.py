@@ -213,12 +213,12 @@ def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]
         return out
     for mine, theirs in network.target_weights().items():
         layer, _, part = theirs.rpartition(".")
-        if int(layer.removeprefix("layers.")) >= model.config.layers:
+        if int(layer.removeprefix("layers.") or 0) >= model.config.layers:
             raise InvalidOption(
                 f"network '{network.name}' runs {len(network.runs)} layers of its target, which "
                 "has fewer: use weights that were trained for this model"
             )
         out[mine] = torch.cat(
-            [model.tensor(f"{layer}.{each}") for each in FUSED.get(part, (part,))]
+            [model.tensor(f"{layer}.{each}".lstrip(".")) for each in FUSED.get(part, (part,))]
         )
     return out

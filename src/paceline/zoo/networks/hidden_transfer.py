@@ -1,7 +1,8 @@
 """Hidden transfer: pseudo hidden states of the next tokens (Wu et al. 2024, arXiv:2404.12022).
 
-Trained linear maps predict the high layer's inputs; the target's last layers, frozen, run on them
-in a pass of its own, so that verification stays bit-exact (the paper runs them in the same one).
+A linear map makes of a token's hidden state that of a token further on, below one of the target's
+last layers; the others, frozen, run on both. Pseudo states enter at several layers, the nearest
+first. `zoo/layers/hidden_transfer.py` lets them ride in the verifying forward.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from paceline.core.options import require
-from paceline.drafters.network.drafter import TrainedDrafter
 from paceline.models.config import feature_layers
 from paceline.networks.base import Geometry, Network, Shapes
-from paceline.networks.blocks import stack
+from paceline.networks.blocks import attention, decoder_layer
 from paceline.networks.ops import Ops, Rows, Sight
 
 
 class HiddenTransfer(Network):
-    """Draft `width` tokens in one pass of the target's last layers.
+    """Draft `width` tokens from pseudo states, which enter at `entries` layers, 0 for all of the
+    last.
 
     Raises:
         InvalidOption: a size is out of range, or the geometry lacks the number of layers.
@@ -25,52 +26,58 @@ class HiddenTransfer(Network):
 
     name: ClassVar[str] = "hidden-transfer"
 
-    def __init__(self, geometry: Geometry, *, width: int = 4) -> None:
+    def __init__(self, geometry: Geometry, *, width: int = 4, entries: int = 0) -> None:
         super().__init__(geometry, steps=1, width=width)
         count = geometry.target_layers
         require(count >= 1, "target_layers of a geometry", count, "1 or more for hidden transfer")
         self.above = count - feature_layers(count)[-1]
+        require(0 <= entries <= self.above, "entries", entries, f"0 to {self.above}")
+        self.entries = entries or self.above
         self.layers = self.above  # type: ignore[misc]
 
+    @property
+    def enters(self) -> list[int]:
+        """By pseudo state, how many of the last layers it is spared."""
+        return [each * self.entries // self.width for each in range(self.width)]
+
     def settings(self) -> dict[str, Any]:
-        return {"width": self.width}
+        return {"width": self.width, "entries": self.entries}
 
     def shapes(self) -> Shapes:
-        # The maps start as zero: every pseudo state starts as a copy of the newest hidden state.
+        # The maps start as zero: every pseudo state starts as a copy of the token's own.
         width = self.geometry.width
-        return {
-            "scale": (3 * width,),
-            "state_norm": (width,),
-            "embed_norm": (width,),
-            "fuse": (width, 5 * width),
-            "transfer.residual": (self.width * width, width),
-            "high_spread": (width,),
-            "norm": (width,),
-        }
+        maps = {f"transfer.{each}.residual": (width, width) for each in range(self.width)}
+        return {"high_scale": (width,), "high_spread": (width,), **maps}
+
+    def target_weights(self) -> dict[str, str]:
+        return {**super().target_weights(), "norm": "norm"}
 
     def start(self, ops: Ops, features: Rows, tokens: Rows) -> Rows:
-        width = self.geometry.width
-        inner, _ = ops.split(features, (3 * width, width))
-        high = ops.split(inner, (width, width, width))[2]
-        # Through `x`, pseudo states hang on the text's rows in every layer, which are in the caches
-        # then, whatever order a runtime computes in.
-        x = self.last_layers(ops, high, "last")
-        embedded = ops.norm(ops.last(ops.embed(tokens)), "embed_norm")
-        scaled = ops.last(inner) * ops.weight("scale")
-        read = ops.concat([scaled, ops.norm(x, "state_norm"), embedded])
-        moved = ops.linear(ops.linear(read, "fuse"), "transfer.residual")
-        pseudo = ops.last(high) + ops.slots(moved, self.width) * ops.weight("high_spread")
-        return self.last_layers(ops, pseudo, "draft")
+        texts = self.below(ops, features)
+        # One after the other: rows that enter further up are not there further down.
+        pseudo = []
+        for each, first in enumerate(self.enters):
+            moved = ops.linear(texts[first] * ops.weight("high_scale"), f"transfer.{each}.residual")
+            x = texts[first] + moved * ops.weight("high_spread")
+            for layer in range(first, self.above):
+                x = self.layer(ops, layer, x, "draft")
+            pseudo.append(x)
+        return ops.slots(ops.concat(pseudo), self.width)
 
-    def last_layers(self, ops: Ops, x: Rows, sees: Sight) -> Rows:
-        """Return the last layer's output, before its norm, from the high layer's input."""
-        return stack(ops, "target", self.layers, x, sees)
+    def below(self, ops: Ops, features: Rows) -> list[Rows]:
+        """Run the text through the last layers, and return what entered each, of drafts alone."""
+        width, last = self.geometry.width, self.above - 1
+        x = ops.split(features, (2 * width, width, width))[1]
+        found = [ops.last(x)]
+        for layer in range(last):
+            x = self.layer(ops, layer, x, "context")
+            found.append(ops.last(x))
+        attention(ops, f"target.{last}", x, "last", last, norm=f"target.{last}.norm")  # its keys
+        return found
+
+    def layer(self, ops: Ops, layer: int, x: Rows, sees: Sight) -> Rows:
+        """Return what leaves one of the last layers."""
+        return decoder_layer(ops, f"target.{layer}", x, sees, layer, norm=f"target.{layer}.norm")
 
     def logits(self, ops: Ops, state: Rows, step: int) -> Rows:
         return ops.head(state, norm="norm")
-
-
-class HiddenTransferDrafter(TrainedDrafter):
-    """Slots carried through the target's last layers."""
-
-    name: ClassVar[str] = "hidden-transfer"

@@ -1,0 +1,205 @@
+"""Hidden transfer (Wu et al. 2024, arXiv:2404.12022) in the verifying forward.
+
+Beside every row that is verified, the root's and each node's, pseudo states of the next tokens run
+through the target's last layers. Those of the node that is accepted last are the next draft: a
+step has one forward, and no row of a token sees a pseudo state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from paceline.core import tree as trees
+from paceline.core.options import arguments, require
+from paceline.core.target import Block, BlockTarget, Output, Pass, Target
+from paceline.core.types import BoolArray, Budget, IntArray, LogitArray, TokenTree, Verdict
+from paceline.drafters.base import Drafter, DrafterContext
+from paceline.drafters.network.weights import fitting, shipped
+from paceline.drafters.statistics.recycling import top_rows
+from paceline.errors import OutOfMemory, PacelineError, RuntimeUnavailable
+from paceline.networks.weights import Trained
+from paceline.runtimes.passes import pass_mask, pass_positions, pass_tokens
+from paceline.sampling.sequence import Sequence
+from paceline.trees.shapes import chances, from_rank_accuracies, layout
+from paceline.zoo.networks.hidden_transfer import HiddenTransfer
+
+
+class Foretold(NamedTuple):
+    """What pseudo states said: float32 `[width, vocabulary]` for a text of so many tokens."""
+
+    length: int
+    logits: LogitArray
+
+
+class HiddenTransferDrafter(Drafter):
+    """Draft trees of the likeliest tokens of pseudo states."""
+
+    name: ClassVar[str] = "hidden-transfer"
+    gumbel_coupled = True
+
+    def __init__(
+        self, target: BlockTarget, layers: int, trained: Trained, *, ranks: int = 8
+    ) -> None:
+        """Bind the target, of so many layers, and the maps; `ranks` tokens of each pseudo state.
+
+        Raises:
+            InvalidOption: `ranks` is out of range.
+        """
+        require(ranks >= 1, "ranks", ranks, "1 or more")
+        assert isinstance(trained.network, HiddenTransfer)
+        self._target, self._count, self._ranks = target, layers, ranks
+        self._network, self._maps = trained.network, trained.parameters
+        self._asked: set[int] = set()  # identities of the caches of sequences that draft
+        self._rows: dict[int, LogitArray] = {}  # by the cache's identity: of the last forward
+        self._foretold: dict[int, Foretold] = {}
+
+    @classmethod
+    def create(cls, context: DrafterContext) -> Self:
+        """Build with the weights that ship, or those of the option `weights`.
+
+        Raises:
+            InvalidOption: an option is unknown, or there are no weights for this target.
+            RuntimeUnavailable: the runtime runs no layers apart.
+        """
+        options = dict(context.options)
+        named = options.pop("weights", None)
+        chosen = arguments(cls, "drafter", options, "target", "layers", "trained")
+        if context.layered is None or context.source is None:
+            raise RuntimeUnavailable(
+                f"drafter '{cls.name}' adds rows to the target's last layers, which runtime "
+                f"'{context.target.runtime}' cannot: use runtime cpu or torch"
+            )
+        path = Path(named).expanduser() if named else shipped(cls.name, context.model)
+        trained = fitting(path, cls.name, context.model, context.target)
+        if context.shape == "chain" or not context.target.tree:
+            chosen["ranks"] = 1
+        return cls(context.layered, context.source.config.layers, trained, **chosen)
+
+    def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
+        self._rows.clear()
+        pairs = list(zip(sequences, budgets, strict=True))
+        self._asked = {id(s.cache) for s, b in pairs if min(b.nodes, b.depth) > 0}
+        return [self._tree(*each) for each in pairs]
+
+    def _tree(self, sequence: Sequence, budget: Budget) -> TokenTree:
+        found = self._foretold.get(sequence.id)
+        if found is None or found.length != len(sequence.tokens):
+            return trees.EMPTY
+        logits = found.logits[: budget.depth]
+        tokens, values = top_rows(logits, self._ranks)
+        top = values[:, :1]
+        shares = np.exp((values - top).astype(np.float64))
+        shares /= np.exp((logits - top).astype(np.float64)).sum(axis=1, keepdims=True)
+        tokens = self._as_drawn(sequence, logits, tokens)
+        shape = from_rank_accuracies(shares[: len(tokens)], budget.nodes, budget.depth)
+        if not shape:
+            return trees.EMPTY
+        places = layout(shape)
+        return TokenTree(
+            tokens[places.depths - 1, places.ranks],
+            places.parents,
+            source=self.name,
+            scores=chances(shape, shares),
+        )
+
+    def _as_drawn(self, sequence: Sequence, logits: LogitArray, tokens: IntArray) -> IntArray:
+        # First of each depth stands what the target would draw from these logits.
+        path: list[int] = []
+        for depth, row in enumerate(logits):
+            position = len(sequence.tokens) + depth
+            try:
+                token = sequence.sampler.sample(row, path, position, sequence.randomness)
+            except PacelineError:  # the guess leads to where nothing may follow
+                break
+            others = [each for each in tokens[depth].tolist() if each != token]
+            tokens[depth] = [token, *others][: tokens.shape[1]]
+            path.append(token)
+        return tokens[: len(path)]
+
+    def forward(self, target: Target, passes: List[Pass]) -> list[Output]:
+        riding = [at for at, each in enumerate(passes) if self._rides(each)]
+        out: dict[int, Output] = {}
+        try:
+            found = self._ride([passes[at] for at in riding])
+            out = dict(zip(riding, found, strict=True))
+        except OutOfMemory:  # of rows that can be done without
+            self._rows.clear()
+        rest = [at for at in range(len(passes)) if at not in out]
+        if rest:
+            others = target.forward([passes[at] for at in rest])
+            out |= dict(zip(rest, others, strict=True))
+        return [out[at] for at in range(len(passes))]
+
+    def observe(
+        self,
+        sequences: List[Sequence],
+        drafts: List[TokenTree],
+        verdicts: List[Verdict],
+        outputs: List[Output],
+    ) -> None:
+        for sequence, verdict in zip(sequences, verdicts, strict=True):
+            rows = self._rows.pop(id(sequence.cache), None)
+            self._foretold.pop(sequence.id, None)
+            if rows is not None:
+                last = verdict.path[-1] + 1 if verdict.path else 0
+                self._foretold[sequence.id] = Foretold(len(sequence.tokens), rows[:, last].copy())
+
+    def close(self, sequence: Sequence) -> None:
+        self._foretold.pop(sequence.id, None)
+        self._asked.discard(id(sequence.cache))
+
+    def _rides(self, each: Pass) -> bool:
+        if id(each.cache) not in self._asked or each.hidden or each.features:
+            return False
+        end = int(pass_positions(each, each.cache.length).max()) + self._network.width
+        return len(each.pending) == 1 and end < self._target.capabilities.max_context
+
+    def _ride(self, passes: List[Pass]) -> list[Output]:
+        if not passes:
+            return []
+        rows, first = list(map(_tokens_alone, passes)), self._network.runs.start
+        blocks, begin = rows, 0
+        for entry, states in groupby(range(self._network.width), self._network.enters.__getitem__):
+            layers = range(begin, begin := first + entry)
+            found = self._target.forward_blocks(blocks, tuple(layers), False)
+            blocks = [replace(b, inputs=f.state) for b, f in zip(blocks, found, strict=True)]
+            for state in states:
+                pairs = zip(blocks, rows, strict=True)
+                blocks = [self._beside(block, tokens, state) for block, tokens in pairs]
+        outputs = self._target.forward_blocks(blocks, tuple(range(begin, self._count)))
+        out = []
+        for each, tokens, output in zip(passes, rows, outputs, strict=True):
+            count = len(tokens.tokens)
+            logits = output.logits.copy()  # which stand while the other passes are run
+            self._rows[id(each.cache)] = logits[count:].reshape(-1, count, logits.shape[1])
+            out.append(Output(logits[:count]))
+        return out
+
+    def _beside(self, block: Block, tokens: Block, each: int) -> Block:
+        # Adds one pseudo state for every token. It sees what the token sees, and those before it.
+        assert block.inputs is not None
+        own: BoolArray = np.eye(len(tokens.tokens), dtype=np.bool_)
+        above = np.concatenate([tokens.sees, *[own] * each], axis=1)
+        return replace(
+            block,
+            tokens=np.concatenate([block.tokens, np.zeros_like(tokens.tokens)]),
+            positions=np.concatenate([block.positions, tokens.positions + each + 1]),
+            sees=np.block([[block.sees, np.zeros_like(above).T], [above, own]]),
+            inputs=np.concatenate([block.inputs, self._pseudo(block.inputs[: len(own)], each)]),
+        )
+
+    def _pseudo(self, states: LogitArray, each: int) -> LogitArray:
+        maps = self._maps
+        moved = (states * maps["high_scale"]) @ maps[f"transfer.{each}.residual"].T
+        return (states + moved * maps["high_spread"]).astype(np.float32)
+
+
+def _tokens_alone(each: Pass) -> Block:
+    tokens, places = pass_tokens(each), pass_positions(each, each.cache.length)
+    return Block(each.cache, tokens, places, pass_mask(each, 0), pending=1)
