@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -346,7 +347,8 @@ def test_an_error_in_the_process_is_raised_here() -> None:
 
 
 _SCRIPT = """
-import sys
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background jobs
 from tests.zoo.test_schedules import *
 target, worker = cpu(), Process(Chains(cpu("int4")))
 print(worker.pid, flush=True)
@@ -381,9 +383,13 @@ def test_no_process_is_left_behind(how: signal.Signals) -> None:
         os.killpg(owner.pid, how)
     else:
         owner.send_signal(how)
-    owner.wait(30)
-    owner.stdout.close()
-    assert gone(pid)
+    try:
+        owner.wait(30)
+        assert gone(pid)
+    finally:
+        owner.stdout.close()
+        with suppress(ProcessLookupError):  # as it should be
+            os.killpg(owner.pid, signal.SIGKILL)
 
 
 def test_options() -> None:
