@@ -46,10 +46,12 @@ def hybrid(
     rows, heads, width = queries.shape
     kv_heads = prefix[0].shape[0]
     # Query heads of one key head are rows of it: without a mask all rows are alike.
-    q = queries.reshape(rows, kv_heads, -1, width).permute(1, 2, 0, 3).flatten(1, 2)
+    q = queries.to(prefix[0].dtype)  # autocast leaves keys that are cached as they are
+    q = q.reshape(rows, kv_heads, -1, width).permute(1, 2, 0, 3).flatten(1, 2)
     near = masked(q, *new, mask.repeat(heads // kv_heads, 1), scale)
     out = merge(unmasked(q, *prefix, scale), near)
-    return out.reshape(kv_heads, -1, rows, width).permute(2, 0, 1, 3).flatten(1, 2)
+    out = out.reshape(kv_heads, -1, rows, width).permute(2, 0, 1, 3).flatten(1, 2)
+    return out.to(queries.dtype)
 
 
 def unmasked(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Part:
