@@ -63,9 +63,7 @@ def test_a_head_is_trained_and_decodes(place: Path, capsys: pytest.CaptureFixtur
     head = place / "hydra.acceptance.safetensors"
     assert figures["head"] == str(head)
     assert figures["held_out"]["tokens"] > 0
-    assert (
-        "acceptance-head" in load_acceptance_head(head, digest_of(weights)).metadata["command"]
-    )
+    assert "acceptance-head" in load_acceptance_head(head, digest_of(weights)).metadata["command"]
     loaded = loading.load_model(str(place / "model"), runtime="torch")
     context = DrafterContext(
         loaded.target.capabilities,
