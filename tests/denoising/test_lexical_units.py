@@ -1,4 +1,4 @@
-"""Lexical units: the law of texts by its definition, and plain decoding as the limit."""
+"""Lexical units: the distribution of texts by its definition, and plain decoding as the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.verifiers.rejection import Rejection
 
 
 def by_definition(target: TableDenoiser, width: int, tau: float) -> dict[tuple[int, ...], float]:
-    """The law: a token given the text, then tokens given the same text while one is above tau."""
+    """A token given the text, then tokens given the same text while one is above tau."""
     out: dict[tuple[int, ...], float] = defaultdict(float)
 
     def grow(text: tuple[int, ...], mass: float, known: int) -> None:
@@ -27,12 +27,12 @@ def by_definition(target: TableDenoiser, width: int, tau: float) -> dict[tuple[i
             out[text] += mass
             return
         seen = [(target.begin + at, token) for at, token in enumerate(text[:known])]
-        law = target.conditional(target.begin + place, seen)
-        if place > known and (place > known + width or law.max() <= tau):
+        shares = target.conditional(target.begin + place, seen)
+        if place > known and (place > known + width or shares.max() <= tau):
             grow(text, mass, place)
             return
         for token in range(target.symbols):
-            grow((*text, token), mass * float(law[token]), known)
+            grow((*text, token), mass * float(shares[token]), known)
 
     grow((), 1.0, 0)
     return out
@@ -40,7 +40,7 @@ def by_definition(target: TableDenoiser, width: int, tau: float) -> dict[tuple[i
 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize(("width", "tau"), [(1, 0.0), (2, 0.6), (3, 0.7), (2, 1.0)])
-def test_texts_have_the_law_of_the_definition(monkeypatch, width, tau, shifted):
+def test_texts_have_the_distribution_of_the_definition(monkeypatch, width, tau, shifted):
     monkeypatch.setattr(lexical_units, "Coupled", Rejection)  # whose draws can be enumerated
     for seed in range(3):
         target = table(seed, 2, 4, shifted=shifted)
@@ -52,7 +52,7 @@ def test_texts_have_the_law_of_the_definition(monkeypatch, width, tau, shifted):
             assert apart(found, target) < 1e-12
 
 
-def test_it_is_lossy_and_another_threshold_has_another_law(monkeypatch):
+def test_it_is_lossy_and_another_threshold_has_another_distribution(monkeypatch):
     monkeypatch.setattr(lexical_units, "Coupled", Rejection)
     target = table(1, 2, 4)
     found = distribution(target, "lexical-units:width=2,tau=0.6")

@@ -138,6 +138,13 @@ def test_it_writes_the_text_of_the_cpu_runtime(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+def test_it_does_not_draft_unless_told_to() -> None:
+    """To time drafts in it would take minutes."""
+    loaded = load_model("lists-blockffn", runtime="reference")
+    assert make_engine(loaded).config["drafter"] == "none"
+    assert make_engine(loaded, drafter="recycling", depth=1).config["drafter"] == "recycling"
+
+
 def test_wrong_precisions_are_refused() -> None:
     shape = tiny_cpu.config()
     for options in ({"precision": "int3"}, {"kv_precision": "u8"}):

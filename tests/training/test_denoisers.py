@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from tests.helpers.killed_run import goes_on_bit_for_bit
 
 from paceline.cli.app import run as paceline
 from paceline.core.target import Block
@@ -202,29 +200,7 @@ def test_it_learns(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_goes_on_bit_for_bit(kind: Kind, tmp_path: Path) -> None:
     place = tmp_path / "checkpoint"
-    code = f"""
-import os, signal
-from pathlib import Path
-from paceline.training.denoisers.module import DenoiserRecipe
-from paceline.training.denoisers.run import DenoiserTraining
-run = DenoiserTraining({recipe(kind)!r}, checkpoint_at=Path({str(place)!r}))
-for report in run.run():
-    if report.step == 5:
-        run.save()
-    if report.step == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    resumed = DenoiserTraining(recipe(kind), checkpoint_at=place)
-    assert resumed.step == 5
-    whole = DenoiserTraining(recipe(kind))
-    losses = [[report.loss for report in run.run()] for run in (whole, resumed)]
-    assert losses[0][5:] == losses[1]
-    for (name, one), other in zip(
-        whole.module.named_parameters(), resumed.module.parameters(), strict=True
-    ):
-        assert torch.equal(one, other), name
+    goes_on_bit_for_bit(DenoiserTraining, recipe(kind), place)
     with pytest.raises(InvalidOption, match="other settings"):
         DenoiserTraining(recipe(kind, seed=1), checkpoint_at=place)
 

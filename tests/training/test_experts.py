@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from tests.helpers.killed_run import goes_on_bit_for_bit
 
 import paceline as paceline_library
 from paceline.cli.app import run as paceline
@@ -123,27 +121,7 @@ def test_the_losses_of_blockffn_make_experts_fewer() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_goes_on_bit_for_bit(kind: Kind, tmp_path: Path) -> None:
     place = tmp_path / "checkpoint"
-    code = f"""
-import os, signal
-from pathlib import Path
-from paceline.training.experts import ExpertRecipe
-from paceline.training.experts_run import ExpertTraining
-run = ExpertTraining({recipe(kind)!r}, checkpoint_at=Path({str(place)!r}))
-for report in run.run():
-    if report.step == 5:
-        run.save()
-    if report.step == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    resumed = ExpertTraining(recipe(kind), checkpoint_at=place)
-    assert resumed.step == 5
-    whole = ExpertTraining(recipe(kind))
-    losses = [[report.loss for report in run.run()] for run in (whole, resumed)]
-    assert losses[0][5:] == losses[1]
-    for one, other in zip(whole.module.parameters(), resumed.module.parameters(), strict=True):
-        assert torch.equal(one, other)
+    goes_on_bit_for_bit(ExpertTraining, recipe(kind), place)
     with pytest.raises(InvalidOption, match="other settings"):
         ExpertTraining(recipe(kind, seed=1), checkpoint_at=place)
 

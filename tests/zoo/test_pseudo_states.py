@@ -27,8 +27,9 @@ from tests.drafters.network.test_trained import (
 from paceline.core import tree as trees
 from paceline.core.target import Block, Pass
 from paceline.core.types import Budget, TokenTree, Verdict
-from paceline.drafters.base import DrafterContext
-from paceline.errors import OutOfMemory, RuntimeUnavailable
+from paceline.drafters.base import DrafterContext, NoDrafter
+from paceline.drafters.combine.fallback import FallbackDrafter
+from paceline.errors import InvalidOption, OutOfMemory, RuntimeUnavailable
 from paceline.networks.base import Geometry
 from paceline.networks.weights import Trained
 from paceline.sampling.sequence import Sequence
@@ -250,3 +251,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     path = str(saved(tmp_path / "weights", weights()))
     with pytest.raises(RuntimeUnavailable, match="adds rows to the target's last layers"):
         HiddenTransferDrafter.create(context(TARGETS["cpu"](), weights=path))
+
+
+def test_it_cannot_be_combined() -> None:
+    """Combined drafters have no forward of their own, where its drafts come from."""
+    with pytest.raises(InvalidOption, match="'hidden-transfer' cannot be combined"):
+        FallbackDrafter([NoDrafter(), drafter("cpu")])

@@ -100,6 +100,8 @@ class Drafter(ABC):
 
     # True if drafts for sampled requests use the target's Gumbel noise.
     gumbel_coupled: bool = False
+    # True if its drafts come out of its own `forward`, which combined drafters have none of.
+    alone: ClassVar[bool] = False
 
     @property
     def tolerates_gaps(self) -> bool:

@@ -31,6 +31,12 @@ _TARGET_LAYER = {
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
 
 
+def fused_of(theirs: str) -> list[str]:
+    """Return the target's matrices that stand below each other in one of `target_weights`."""
+    layer, dot, part = theirs.rpartition(".")
+    return [f"{layer}{dot}{each}" for each in FUSED.get(part, (part,))]
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Sizes that a drafter network takes from its target.
@@ -138,7 +144,7 @@ class Network(ABC):
         """Return the frozen target weights shared with the drafter, beside embedding and LM head.
 
         Maps the network's own parameter name to the target's, where "qkv" and "gate_up" stand
-        for several matrices (`FUSED`).
+        for several matrices (`fused_of`).
         """
         return {
             f"target.{index}.{mine}": f"layers.{layer}.{theirs}"

@@ -113,6 +113,8 @@ class SpeculationBuilder:
     def _default(self, kind: str) -> str:
         loaded = self._loaded
         capabilities = loaded.target.capabilities
+        if capabilities.runtime == "reference":  # where timing drafts alone takes minutes
+            return "none"
         if has_coarser(capabilities):
             return _DEFAULT_COARSER
         # A network's draft is cheap beside its target where both run on native kernels.

@@ -20,7 +20,7 @@ from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.source import ModelSource
 from paceline.models.weights import Weights
-from paceline.networks.base import FUSED, Network
+from paceline.networks.base import Network, fused_of
 from paceline.networks.torch_ops import TorchOps
 from paceline.networks.weights import Trained
 
@@ -237,9 +237,7 @@ def share_target_weights(
         )
     out = {}
     for mine, theirs in network.target_weights().items():
-        layer, _, name = theirs.rpartition(".")
-        parts = FUSED.get(name, (name,))
-        out[mine] = np.concatenate([weights[f"{layer}.{each}".lstrip(".")] for each in parts])
+        out[mine] = np.concatenate([weights[each] for each in fused_of(theirs)])
     return out
 
 

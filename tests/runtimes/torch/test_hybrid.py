@@ -77,6 +77,15 @@ def test_parts_without_a_flash_kernel_are_the_same(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(halves(*parts), whole(*parts), rtol=1e-12, atol=1e-12)
 
 
+def test_queries_of_autocast_meet_keys_as_they_were_cached() -> None:
+    queries, keys, values, near = case(50, 9)
+    rounded = queries.bfloat16()
+    found = halves(rounded, keys.float(), values.float(), near)
+    assert found.dtype == torch.bfloat16
+    expected = whole(rounded.double(), keys, values, near)
+    torch.testing.assert_close(found.double(), expected, rtol=0.01, atol=1e-5)
+
+
 @pytest.mark.parametrize("wrong", ["half of each", "the other way round"])
 def test_a_wrong_merge_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
@@ -106,6 +115,9 @@ def test_a_target_verifies_trees_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
         return hybrid(*parts)
 
     monkeypatch.setattr("paceline.runtimes.torch.cache.hybrid", watched)
+    target.forward(passes)
+    assert not sizes  # of so few tokens
+    monkeypatch.setattr(runtime, "LONG", 57)
     [found] = target.forward(passes)
     assert sizes == [(13, 13)] * config.layers
 

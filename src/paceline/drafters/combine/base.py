@@ -17,9 +17,12 @@ class CompositeDrafter(Drafter):
     """Combination of drafters: forwards every event to all parts and unites their needs."""
 
     def __init__(self, parts: List[Drafter]) -> None:
-        # Raises InvalidOption: fewer than two parts, or too many.
+        # Raises InvalidOption: fewer than two parts, too many, or one that drafts alone.
         if not 2 <= len(parts) <= MOST_PARTS:
             raise InvalidOption(f"combine 2 to {MOST_PARTS} drafters, not {len(parts)}")
+        for part in parts:
+            if part.alone:
+                raise InvalidOption(f"drafter '{part.name}' cannot be combined: use it alone")
         self.parts = tuple(parts)
         self.needs = union_needs([part.needs for part in parts])
 

@@ -107,9 +107,9 @@ void paceline_refine(Program* program, const Matrix* of, View hidden, int64_t wi
 }
 
 // Sets the visible keys of plain runs. Input `sequences` holds per sequence its length, its new
-// rows, the begin of its block table and the rows that have left it in front. Rows are the new ones, or `slots` rows from `first` after
-// them, which all see as far as the last where `block` is set; the first row of a sequence stands for
-// those before it.
+// rows, the begin of its block table and the rows that have left it in front. Rows are the new ones,
+// or `slots` rows from `first` after them, which all see as far as the last where `block` is set; the
+// first row of a sequence stands for those before it.
 void paceline_runs(Program* program, const Shape* of, int64_t longest, int32_t sequences,
                    int32_t tables, int32_t count, int32_t first, int32_t slots, int32_t block) {
     program->add([=, shape = *of, rows = std::vector<int32_t>()](const Call& call) mutable {

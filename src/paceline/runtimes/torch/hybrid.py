@@ -11,6 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LONG = 4096
+"""Cached tokens from which this is faster than one mask, on a CPU; on CUDA it never ran."""
+
 
 class Part(NamedTuple):
     """Attention over some of the keys.

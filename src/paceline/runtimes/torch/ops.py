@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.errors import InvalidOption
-from paceline.networks.base import FUSED, Geometry, Network
+from paceline.networks.base import Geometry, Network, fused_of
 from paceline.networks.ops import Ops, Sight
 from paceline.networks.torch_ops import TorchOps
 from paceline.runtimes.torch.cache import TorchCache, attend
@@ -212,13 +212,11 @@ def target_weights_for(network: Network, model: TorchModel) -> dict[str, Tensor]
     if network.reads_target:  # it runs none of them: their keys and values are there
         return out
     for mine, theirs in network.target_weights().items():
-        layer, _, part = theirs.rpartition(".")
-        if int(layer.removeprefix("layers.") or 0) >= model.config.layers:
+        parts = theirs.split(".")
+        if parts[0] == "layers" and int(parts[1]) >= model.config.layers:
             raise InvalidOption(
                 f"network '{network.name}' runs {len(network.runs)} layers of its target, which "
                 "has fewer: use weights that were trained for this model"
             )
-        out[mine] = torch.cat(
-            [model.tensor(f"{layer}.{each}".lstrip(".")) for each in FUSED.get(part, (part,))]
-        )
+        out[mine] = torch.cat([model.tensor(each) for each in fused_of(theirs)])
     return out

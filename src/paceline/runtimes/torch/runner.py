@@ -15,6 +15,7 @@ from paceline.errors import RuntimeUnavailable
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Tail, chains
 from paceline.networks.weights import Trained
 from paceline.runtimes.torch.cache import NetworkCache, TorchCache, reserve
+from paceline.runtimes.torch.hybrid import LONG
 from paceline.runtimes.torch.ops import Span, TorchDraftOps
 
 # Context rows per prefill chunk: bounds mask and activations.
@@ -202,7 +203,8 @@ class TorchRunner:
                     places[begin + slot] = end - 1 + cache.left
                 sees.append(seen)
             cache.drafted += rows
-            past = 0 if reach else context  # without a window all rows see all of the context
+            # Without a window all rows see all of the context.
+            past = context if not reach and context >= LONG else 0
             parts = cache.rows, self._tensor(places), self._tensor(mask[:, past:])
             spans.append(Span(*parts, cache.left, cache.target, past))
         return spans, sees

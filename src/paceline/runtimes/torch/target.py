@@ -39,6 +39,7 @@ from paceline.runtimes.passes import (
     with_rows,
 )
 from paceline.runtimes.torch.cache import TorchCache, attend, reserve
+from paceline.runtimes.torch.hybrid import LONG
 from paceline.runtimes.torch.model import Attend, TorchModel
 from paceline.runtimes.torch.ops import target_weights_for
 from paceline.runtimes.torch.runner import TorchRunner
@@ -317,7 +318,8 @@ class TorchTarget:
 
 def _mask(p: Pass, window: int) -> BoolArray:
     # Without a window a draft's rows see all that is cached: no mask is made for that.
-    return pass_mask(p, 0 if p.draft and not window else p.cache.length, window)
+    apart = p.draft and not window and p.cache.length >= LONG
+    return pass_mask(p, 0 if apart else p.cache.length, window)
 
 
 def to_numpy(x: Tensor) -> LogitArray:

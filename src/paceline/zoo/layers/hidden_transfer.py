@@ -38,10 +38,11 @@ class Foretold(NamedTuple):
 
 
 class HiddenTransferDrafter(Drafter):
-    """Draft trees of the likeliest tokens of pseudo states."""
+    """Draft trees of the most probable tokens of pseudo states."""
 
     name: ClassVar[str] = "hidden-transfer"
     gumbel_coupled = True
+    alone = True
 
     def __init__(
         self, target: BlockTarget, layers: int, trained: Trained, *, ranks: int = 8

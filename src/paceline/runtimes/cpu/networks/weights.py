@@ -8,7 +8,7 @@ from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
 from paceline.native.library import Matrix
 from paceline.native.packed import GROUP, Packed
-from paceline.networks.base import FUSED
+from paceline.networks.base import fused_of
 from paceline.networks.head_preview import SCREEN
 from paceline.networks.weights import Trained
 from paceline.runtimes.cpu.matrices import Matrices, quantize
@@ -61,8 +61,7 @@ class NetworkWeights:
         if name == "head":
             return [self._target.rows(name, self._trained.draft_ids)]
         if name in self._shared:
-            layer, _, theirs = self._shared[name].rpartition(".")
-            return [self._target(f"{layer}.{each}") for each in FUSED.get(theirs, (theirs,))]
+            return [self._target(each) for each in fused_of(self._shared[name])]
         kind = "F32" if self._exact else "Q8_0"
         if name in SCREEN:
             preview = self._trained.head_preview

@@ -1,0 +1,37 @@
+"""A training run that is killed, and goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def goes_on_bit_for_bit(run: type[Any], recipe: Any, place: Path) -> None:
+    """Kill a run of a recipe behind its checkpoint at step 5, and compare with a whole one."""
+    kind = type(recipe)
+    code = f"""
+import os, signal
+from pathlib import Path
+from {kind.__module__} import {kind.__name__}
+from {run.__module__} import {run.__name__}
+run = {run.__name__}({recipe!r}, checkpoint_at=Path({str(place)!r}))
+for report in run.run():
+    if report.step == 5:
+        run.save()
+    if report.step == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    resumed, whole = run(recipe, checkpoint_at=place), run(recipe)
+    assert resumed.step == 5
+    losses = [[report.loss for report in each.run()] for each in (whole, resumed)]
+    assert losses[0][5:] == losses[1]
+    states = [each.module.named_parameters() for each in (whole, resumed)]
+    for (name, one), (_, other) in zip(*states, strict=True):
+        assert torch.equal(one, other), name
