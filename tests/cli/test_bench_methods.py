@@ -70,6 +70,28 @@ def test_rows_are_measured_beside_plain_decoding(
     assert told["identical"] == "100%"
 
 
+def test_options_of_a_lines_method(
+    command: Command, loads: list[RuntimeOptions], tmp_path: Path
+) -> None:
+    given = ("--with", "lookahead:length=2", "--with", "judge:head=folder/head.safetensors")
+    record = tmp_path / "methods-table.json"
+    words = (*SHORT, "--only", "lookahead,judge", "--json")
+    found = json.loads(command(*words, *given, "--record", str(record)).out)
+    assert found["about"]["with"] == list(given[1::2])
+    lookahead = next(each for each in found["cells"] if each["system"] == "Lookahead Decoding")
+    bare = json.loads(command(*words).out)["cells"][0]
+    assert lookahead["rows_per_forward"] != bare["rows_per_forward"]
+    result = json.loads(record.read_text(encoding="utf-8"))
+    shown = [row[1] for row in result["rows"]]
+    assert "`lookahead:length=2 --nodes 32`" in shown
+    assert any("judge:head=head.safetensors" in each for each in shown), "files without folders"
+    assert "--with lookahead:length=2" in result["command"]
+    for wrong in ("lookahead", "falcon:weights=file", "none-such:a=1"):
+        answer = command(*words, "--with", wrong)
+        assert one_line(answer)
+        assert wrong in answer.err
+
+
 def test_both_temperatures_but_for_a_rule_that_is_greedy(
     command: Command, loads: list[RuntimeOptions]
 ) -> None:

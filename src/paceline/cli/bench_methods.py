@@ -19,6 +19,12 @@ def methods(
     draft_model: Annotated[
         str | None, typer.Option(help="Draft model; without one, eagle3 takes its place.")
     ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", help="Options of a line's method, as falcon:weights=FILE; repeatable."
+        ),
+    ] = None,
     only: Annotated[
         str, typer.Option(help="Words by commas: systems or options that have one of them.")
     ] = "",
@@ -51,13 +57,14 @@ def methods(
     from paceline.measure.page import render
     from paceline.registry import loading
 
-    lines = bench.chosen(_words(only), _words(skip))
+    lines = bench.with_options(bench.chosen(_words(only), _words(skip)), given or [])
     loaded = loading.load_model(model, runtime=compute.runtime, options=options)
     about: dict[str, Any] = {
         "model": loaded.source.name,
         "fingerprint": loaded.source.fingerprint,
         "runtime": loaded.target.capabilities.runtime,
         "draft_model": draft_model,
+        "with": given or [],
         "batch": batch,
         "limit": limit,
         "max_new_tokens": max_new_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -133,6 +133,30 @@ def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Line]:
     ]
 
 
+def with_options(of: Sequence[Line], texts: Sequence[str]) -> list[Line]:
+    """Return lines whose methods have options: `NAME:weights=FILE` stands where NAME alone stood.
+
+    Raises InvalidOption for a text without options, or whose method no line has alone.
+    """
+    out = list(of)
+    for text in texts:
+        name, options = split_options(text, "method")
+        alone = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w:-])")
+        if not options or not any(alone.search(f"{each.drafter} {each.verifier}") for each in out):
+            raise InvalidOption(
+                f"--with {text!r}: name a drafter or verifier that a line has without options, "
+                "as falcon:weights=FILE"
+            )
+
+        def put(old: str, text: str = text, alone: re.Pattern[str] = alone) -> str:
+            return alone.sub(lambda _: text, old)
+
+        out = [
+            replace(each, drafter=put(each.drafter), verifier=put(each.verifier)) for each in out
+        ]
+    return out
+
+
 class Cell(NamedTuple):
     """One measurement of a line: `sizes` is PAPER or HERE.
 
@@ -252,7 +276,7 @@ def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) 
         out.append(
             [
                 line.system,
-                f"`{line.configuration.replace(line.drafter, line.named(draft))}`",
+                f"`{_folders(line.configuration.replace(line.drafter, line.named(draft)))}`",
                 line.guarantee,
                 f"{mode}, {line.work or 'mix'}",
                 *_figures(first),
@@ -318,9 +342,15 @@ def _temperature(line: Line, cell: Cell) -> float:
     return float(not line.temperature) if cell.turned else line.temperature
 
 
+def _folders(text: str) -> str:
+    """Return a text without the folders of the files that its options name."""
+    return re.sub(r"=[^,\s]*/", "=", text)
+
+
 def record(path: Path, about: Mapping[str, Any], of: Sequence[Sequence[str]]) -> None:
     """Write a result file of the documentation."""
     draft = f" --draft-model {Path(about['draft_model']).name}" if about["draft_model"] else ""
+    draft += "".join(f" --with {_folders(each)}" for each in about["with"])
     command = (
         f"paceline bench methods --model {about['model']}{draft} --batch {about['batch']} "
         f"--limit {about['limit']} --max-new-tokens {about['max_new_tokens']}"
