@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.conftest import Command, one_line, press_in_step
 
 from paceline.core.target import RuntimeOptions
 from paceline.drafters.statistics.recycling import Recycling
 from paceline.measure import methods, results
+from paceline.networks.weights import write_tensors
 from paceline.registry import expressions, table
 
 SHORT = ("bench", "methods", "--limit", "2", "--max-new-tokens", "12", "--batch", "2")
@@ -90,6 +92,27 @@ def test_options_of_a_lines_method(
         answer = command(*words, "--with", wrong)
         assert one_line(answer)
         assert wrong in answer.err
+
+
+def test_lines_say_how_long_weights_were_trained(tmp_path: Path) -> None:
+    tensors = {"any": np.zeros(1, dtype=np.float32)}
+    write_tensors(tmp_path / "new.safetensors", tensors, {"tokens": "12345"}, "")
+    name = f"falcon:growth=dynamic,weights={tmp_path / 'new.safetensors'}"
+    assert methods.trained_on(name) == 12345
+    assert methods.trained_on("falcon:growth=dynamic") is None
+    [falcon] = methods.chosen(["falcon"], [])
+    cell = methods.Cell(falcon.system, methods.HERE, 1)
+    figures = {
+        "acceptance_by_depth": [0.5],
+        "block_efficiency": 1.5,
+        "rows_per_forward": 2.0,
+        "cost": 1.1,
+        "identical": 1.0,
+        "speedup": None,
+        "trained": 12345,
+    }
+    [row] = methods.rows([falcon], {cell: figures}, draft=False)
+    assert row[-1] == f"trained on 12,345 tokens; {falcon.why}"
 
 
 def test_both_temperatures_but_for_a_rule_that_is_greedy(

@@ -19,6 +19,7 @@ from paceline.measure import report, results
 from paceline.measure.agent import Dialogues
 from paceline.measure.prompts import BUILT_IN, BenchPrompt, spread
 from paceline.measure.run import Record, read_alike, run, warm_up
+from paceline.networks.weights import read_metadata
 from paceline.registry import loading, table
 from paceline.registry.loaded import Loaded
 from paceline.trees.choice import named_expansion
@@ -256,7 +257,15 @@ def measure(
     exact = bool(engines[name].config["lossless"])
     row = report.rows(records, {report.BASELINE: True, name: exact})
     [mine] = [each for each in row if each["drafter"] == name and each["category"] == "all"]
-    return {**mine, "cost": loaded.costs.c(round(mine["rows_per_forward"]))}
+    cost = loaded.costs.c(round(mine["rows_per_forward"]))
+    return {**mine, "cost": cost, "trained": trained_on(name)}
+
+
+def trained_on(drafter: str) -> int | None:
+    """Return on how many tokens the weights were trained that a drafter names, if it says so."""
+    found = re.search(r":(?:.*,)?weights=([^,+>|]+)", drafter)
+    told = read_metadata(Path(found[1])).get("tokens", "") if found else ""
+    return int(told) if told.isdecimal() else None
 
 
 def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) -> list[list[str]]:
@@ -329,7 +338,8 @@ def _identical(line: Line, of: Mapping[Cell, Mapping[str, Any]]) -> str:
 
 def _why(of: Mapping[str, Any], line: Line) -> str:
     if "error" not in of:
-        return line.why
+        trained = of.get("trained")
+        return line.why if trained is None else f"trained on {trained:,} tokens; {line.why}"
     return f"{'failed' if 'failed' in of else 'not run'}: {of['error']}"
 
 
