@@ -88,7 +88,9 @@ def test_options_of_a_lines_method(
     assert "`lookahead:length=2 --nodes 32`" in shown
     assert any("judge:head=head.safetensors" in each for each in shown), "files without folders"
     assert "--with lookahead:length=2" in result["command"]
-    for wrong in ("lookahead", "falcon:weights=file", "none-such:a=1"):
+    [alone] = methods.chosen(["length="], [], ["lookahead:length=2"])
+    assert alone.system == "Lookahead Decoding"
+    for wrong in ("lookahead", "none-such:a=1"):
         answer = command(*words, "--with", wrong)
         assert one_line(answer)
         assert wrong in answer.err

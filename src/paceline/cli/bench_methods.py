@@ -57,7 +57,7 @@ def methods(
     from paceline.measure.page import render
     from paceline.registry import loading
 
-    lines = bench.with_options(bench.chosen(_words(only), _words(skip)), given or [])
+    lines = bench.chosen(_words(only), _words(skip), given or [])
     loaded = loading.load_model(model, runtime=compute.runtime, options=options)
     about: dict[str, Any] = {
         "model": loaded.source.name,

@@ -110,12 +110,14 @@ def lines() -> list[Line]:
     return [Line(**each) for each in _told()["line"]]
 
 
-def chosen(only: Sequence[str], skip: Sequence[str]) -> list[Line]:
+def chosen(only: Sequence[str], skip: Sequence[str], given: Sequence[str] = ()) -> list[Line]:
     """Return lines with a word of `only` in system or configuration, and none of `skip`.
+
+    given: options of methods, as `with_options` takes them.
 
     Raises InvalidOption for a word that no line has.
     """
-    found = lines()
+    found = with_options(lines(), given)
 
     def has(line: Line, word: str) -> bool:
         return word.lower() in f"{line.system} {line.configuration}".lower()
