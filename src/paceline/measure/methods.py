@@ -144,18 +144,20 @@ def with_options(of: Sequence[Line], texts: Sequence[str]) -> list[Line]:
     out = list(of)
     for text in texts:
         name, options = split_options(text, "method")
-        alone = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w:-])")
+        alone = re.compile(rf"(?<![\w=-]){re.escape(name)}(?![\w:-])")
         if not options or not any(alone.search(f"{each.drafter} {each.verifier}") for each in out):
             raise InvalidOption(
                 f"--with {text!r}: name a drafter or verifier that a line has without options, "
                 "as falcon:weights=FILE"
             )
-
-        def put(old: str, text: str = text, alone: re.Pattern[str] = alone) -> str:
-            return alone.sub(lambda _: text, old)
-
+        put = text.replace("\\", r"\\")
         out = [
-            replace(each, drafter=put(each.drafter), verifier=put(each.verifier)) for each in out
+            replace(
+                each,
+                drafter=alone.sub(put, each.drafter),
+                verifier=alone.sub(put, each.verifier),
+            )
+            for each in out
         ]
     return out
 
@@ -265,9 +267,12 @@ def measure(
 
 def trained_on(drafter: str) -> int | None:
     """Return on how many tokens the weights were trained that a drafter names, if it says so."""
-    found = re.search(r":(?:.*,)?weights=([^,+>|]+)", drafter)
-    told = read_metadata(Path(found[1])).get("tokens", "") if found else ""
-    return int(told) if told.isdecimal() else None
+    for part in re.split(r"[+>|]", drafter):
+        weights = split_options(part, "drafter")[1].get("weights")
+        told = read_metadata(Path(weights)).get("tokens", "") if weights else ""
+        if told.isdecimal():
+            return int(told)
+    return None
 
 
 def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) -> list[list[str]]:
