@@ -13,8 +13,11 @@ pytest.importorskip("torch")
 from tests.cli.conftest import Command, one_line
 from tests.helpers.tiny_model import save_directory, tiny_config
 
+from paceline.core.target import RuntimeOptions
 from paceline.models.source import resolve
 from paceline.networks.weights import load_network
+from paceline.registry.loading import load_model
+from paceline.training.batches import FeatureSource
 from paceline.training.data import Shards, Text
 
 
@@ -41,6 +44,26 @@ def train(command: Command, model: Path, data: Path):
         return command("train", "drafter", network, *where, *sizes, *given)
 
     return call
+
+
+def test_what_the_target_saw_while_it_wrote_is_what_reading_its_texts_gives(
+    command: Command, model: Path, tmp_path: Path
+) -> None:
+    prompts, kept = tmp_path / "prompts.jsonl", tmp_path / "kept"
+    prompts.write_text('{"prompt": "one two"}\n{"prompt": "three"}\n')
+    where = ("--out", str(tmp_path / "data"), "--model", str(model), "--keep-features", str(kept))
+    sizes = ("--texts", "2", "--new-tokens", "6", "--self-written", "0.5", "--runtime", "torch")
+    done = command("train", "data", str(prompts), *where, *sizes)
+    assert done.code == 0, done.err
+    loaded = load_model(str(model), runtime="torch", options=RuntimeOptions())
+    texts = Shards(tmp_path / "data").read()
+    assert len(texts) == len(list(kept.iterdir()))
+    for text in texts[:6]:
+        found = np.load(kept / f"{text.index}.npy").astype(np.float32)
+        read = FeatureSource(loaded.target).of(text)
+        np.testing.assert_allclose(found[:-1], read[:-1], rtol=2e-3, atol=2e-3)
+        assert len(found) == len(text.tokens)
+        assert not found[-1].any()
 
 
 NETWORK = "draft-lm:layers=1,steps=3"

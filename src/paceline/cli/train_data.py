@@ -35,6 +35,7 @@ def data(
         str, typer.Option(help="Of the answers, by turns; 0 is greedy.")
     ] = "0,0,0,1",
     batch: Annotated[int, typer.Option(help="Texts decoded together.")] = 32,
+    keep_features: o.KeepFeatures = None,
     seed: o.Seed = 0,
     model: o.Model = "smollm2-135m",
     computing: o.ComputeOptions,
@@ -50,6 +51,7 @@ def data(
     checked = o.runtime_options(computing)
 
     from paceline.registry import loading
+    from paceline.training.batches import FeatureRecorder, write_features
     from paceline.training.data import SHARD, Plan, Shards, prompts_digest, read_texts, write_texts
 
     given = read_texts(prompts) if prompts else []
@@ -72,6 +74,20 @@ def data(
         },
     )
     engine = loading.make_engine(loaded, drafter="none", verifier="coupled", max_batch=batch)
+    recorder = FeatureRecorder() if keep_features is not None else None
+    if recorder is not None:
+        if not capabilities.feature_layers:
+            raise InvalidOption(
+                f"runtime '{capabilities.runtime}' gives no features: leave out --keep-features"
+            )
+        engine.decoder.drafter = recorder
+
+    def ended(request: int, text: Text | None) -> None:
+        if recorder is not None and keep_features is not None:
+            features = recorder.take(request)
+            if text is not None:
+                write_features(keep_features / f"{text.index}.npy", features)
+
     indices = list(shards.missing(-(-texts // SHARD) * SHARD))
     waiting: dict[int, int] = defaultdict(int)
     for index in indices:
@@ -81,7 +97,8 @@ def data(
     begin, written = perf_counter(), 0
     with progress_bar(speed) as bar, interruptible() as interrupt:
         task = bar.add_task("writing", total=len(indices), rate="0")
-        for index, text in write_texts(engine, plan, indices, batch, lambda: bool(interrupt)):
+        made = write_texts(engine, plan, indices, batch, lambda: bool(interrupt), ended)
+        for index, text in made:
             shard = index // SHARD
             waiting[shard] -= 1
             if text is not None:

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cache import written_file
-from paceline.core.target import Target
-from paceline.core.types import IntArray, LogitArray
+from paceline.core.target import Output, Target
+from paceline.core.types import IntArray, LogitArray, Needs, TokenTree, Verdict
+from paceline.drafters.base import NoDrafter
 from paceline.errors import InvalidOption
+from paceline.sampling.sequence import Sequence as Decoded
 from paceline.training.data import Text
 
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -71,9 +73,7 @@ class FeatureSource:
                 features: LogitArray = kept.astype(np.float32)
                 return features
         features = self._compute(text)
-        advice = "leave out --keep-features, or give another folder"
-        with written_file(path, advice) as part, part.open("wb") as file:
-            np.save(file, features.astype(np.float16))
+        write_features(path, features)
         return features
 
     def _compute(self, text: Text) -> LogitArray:
@@ -90,6 +90,46 @@ class FeatureSource:
         prompts = np.array([text.prompt_length for text in texts], dtype=np.int64)
         features = padded([self.of(text) for text in texts])
         return Batch(features, padded([text.tokens for text in texts]), lengths, prompts)
+
+
+def write_features(path: Path, features: LogitArray) -> None:
+    """Write features as float16; InvalidOption if the folder is unwritable."""
+    advice = "leave out --keep-features, or give another folder"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_file(path, advice) as part, part.open("wb") as file:
+        np.save(file, features.astype(np.float16))
+
+
+class FeatureRecorder(NoDrafter):
+    """Record features while the target writes, so that training need not read its texts again."""
+
+    needs = Needs(features=True)
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[LogitArray]] = {}
+
+    def read(self, sequence: Decoded, features: LogitArray) -> None:
+        # Anew if the sequence was preempted.
+        self._rows[sequence.id] = [features.astype(np.float16)]
+
+    def observe(
+        self,
+        sequences: Sequence[Decoded],
+        drafts: Sequence[TokenTree],
+        verdicts: Sequence[Verdict],
+        outputs: Sequence[Output],
+    ) -> None:
+        for sequence, output in zip(sequences, outputs, strict=True):
+            assert output.features is not None
+            self._rows.setdefault(sequence.id, []).append(output.features.astype(np.float16))
+
+    def take(self, request: int) -> LogitArray:
+        """Return float16 `[tokens, 4 * hidden_size]` of an ended request, and forget them.
+
+        The row of the last token, which the target has not read, is zero; no loss reads it.
+        """
+        rows = self._rows.pop(request)
+        return np.concatenate([*rows, np.zeros_like(rows[-1][-1:])])
 
 
 def feature_source(target: Target, folder: Path | None = None) -> FeatureSource:

@@ -97,11 +97,13 @@ def write_texts(
     indices: Iterable[int],
     batch: int,
     stopped: Callable[[], bool] = lambda: False,
+    ended: Callable[[int, Text | None], object] = lambda request, text: None,
 ) -> Iterator[tuple[int, Text | None]]:
     """Yield texts of a plan by index, in order of completion.
 
     None for an index where the target wrote an empty user turn, or the prompt exceeds the context.
-    Once `stopped` (checked between steps) is true, unfinished texts are dropped.
+    Once `stopped` (checked between steps) is true, unfinished texts are dropped. `ended` is told
+    requests of the engine as they end, with their texts, or None for user turns.
 
     Raises:
         InvalidOption: the model has no chat template, so it cannot write user turns.
@@ -134,12 +136,15 @@ def write_texts(
                 continue
             if event.request in turns:
                 index = turns.pop(event.request)
+                ended(event.request, None)
                 if not ask(index, event.completion.text.strip()):
                     yield index, None
             else:
                 index, prompt_ids = answers.pop(event.request)
                 tokens = np.array([*prompt_ids, *event.completion.token_ids], dtype=np.int64)
-                yield index, Text(index, tokens, len(prompt_ids))
+                text = Text(index, tokens, len(prompt_ids))
+                ended(event.request, text)
+                yield index, text
     for request in (*turns, *answers):
         engine.cancel(request)
 
