@@ -17,7 +17,13 @@ from paceline.errors import InvalidOption
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview
 from paceline.networks.runner import Chain, ContextUpdate, Noise, Runner
-from paceline.networks.weights import Trained, load_network, read_metadata, save_network
+from paceline.networks.weights import (
+    Trained,
+    load_network,
+    read_card,
+    read_metadata,
+    save_network,
+)
 
 WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=400)
 IDS = np.arange(1, 400, 2)
@@ -124,6 +130,43 @@ def test_a_screen_is_written_and_read_back(tmp_path: Path) -> None:
     assert load_file(path)[SCREEN[0]].dtype == np.float16
     save_network(path, replace(read, head_preview=None))
     assert load_network(path).head_preview is None
+
+
+@pytest.mark.parametrize(("kind", "share", "error"), [("Q8_0", 0.54, 0.006), ("Q4_0", 0.3, 0.09)])
+def test_matrices_in_blocks_take_less_and_come_back_nearly_the_same(
+    tmp_path: Path, kind: str, share: float, error: float
+) -> None:
+    """The preview's, too, but for one whose rank is no multiple of a block."""
+    of, path, whole_path = trained("eagle3", whole(64)), tmp_path / "a", tmp_path / "b"
+    save_network(whole_path, of)
+    save_network(path, replace(of, metadata={**of.metadata, "stored": kind}))
+    read = load_network(path)
+    assert read.head_preview is not None
+    pairs = {**of.parameters, **whole(64).tensors()}
+    for name, after in {**read.parameters, **read.head_preview.tensors()}.items():
+        before = pairs[name]
+        wrong = np.linalg.norm(after - before) / np.linalg.norm(before)
+        assert after.dtype == np.float32
+        assert wrong < (error if before.ndim == 2 else 1e-3), name
+        assert wrong > error / 4 or before.ndim < 2
+    tensors = load_file(path).values()
+    half = sum(2 * array.size for array in pairs.values())
+    assert sum(each.nbytes for each in tensors if each.dtype != np.int32) < half * share
+    assert read_card(path).parameters == read_card(whole_path).parameters
+    # What is read and written again stays as it is, and what is learnt is not lost in blocks.
+    save_network(path, read)
+    assert np.array_equal(load_network(path).parameters["fuse"], read.parameters["fuse"])
+    begin = LearntFile(path, "", ships=False).begin(read)
+    assert begin.metadata["stored"] == "F16"
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_K", "F16"])
+def test_blocks_of_another_kind_than_said_are_refused(tmp_path: Path, kind: str) -> None:
+    path, of = tmp_path / "a", trained("eagle3")
+    save_network(path, replace(of, metadata={"stored": "Q4_0"}))
+    save_file(load_file(path), path, read_metadata(path) | {"stored": kind})
+    with pytest.raises(InvalidOption, match="does not hold the tensors"):
+        load_network(path)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ def drafter(
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on, repeats counted.")] = 1_000_000,
     keep_features: o.KeepFeatures = None,
+    stored: Annotated[
+        str, typer.Option(help="How the file holds matrices: F16, Q8_0 or Q4_0.")
+    ] = "F16",
     teaching: o.TrainingOptions,
     computing: o.ComputeOptions,
     as_json: o.AsJson = False,
@@ -41,8 +44,11 @@ def drafter(
     """
     checked = o.runtime_options(computing)
 
+    from paceline.core.options import require
+    from paceline.networks.weights import STORED
     from paceline.training.setup import TrainingSetup, train_drafter
 
+    require(stored in STORED, "--stored", stored, ", ".join(STORED))
     recipe = teaching.recipe(tokens)
     setup = TrainingSetup(
         *(data, teaching.model, computing.runtime, checked),
@@ -51,8 +57,11 @@ def drafter(
     )
     out = out or Path(f"{network.partition(':')[0]}.safetensors")
     command = f"paceline train drafter {network} --data DATA --tokens {tokens} {teaching.words}"
+    if stored != "F16":
+        command += f" --stored {stored}"
     figures = train_drafter(
         *(setup, network, recipe, out, command, train_with_bar),
+        stored=stored,
         start=start,
         remark=lambda text: typer.echo(text, err=True),
     )

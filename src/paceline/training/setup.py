@@ -186,6 +186,7 @@ def train_drafter(
     drive: Callable[[TrainingRun[Any]], object],
     start: Path | None = None,
     remark: Callable[[str], object] = lambda _: None,
+    stored: str = "F16",
 ) -> dict[str, Any]:
     """Train a network or go on with it, judge it, and write weights and card; return figures.
 
@@ -195,6 +196,7 @@ def train_drafter(
         drive: iterates over the run, to its end or to an interruption, and saves it.
         start: weights to start from.
         remark: is told how much of them fits.
+        stored: how the file holds matrices, as `networks.weights.STORED`.
 
     Raises:
         InvalidOption: an option is out of range, `start` does not fit, or a file is not writable.
@@ -223,6 +225,8 @@ def train_drafter(
         before = {f"from_{key}": earlier.metadata[key] for key in kept_keys}
     efficiency = {"block_efficiency": f"{hits.block_efficiency:.4f}"}
     metadata = {**before, **provenance(setup.source, setup.data, run, command), **efficiency}
+    if stored != "F16":
+        metadata["stored"] = stored
     trained = Trained(network, run.parameters(), kept.ids, metadata)
     save_network(out, trained)
     write_card(

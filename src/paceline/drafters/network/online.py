@@ -186,7 +186,9 @@ class LearntFile:
         """
         origin = digest_of(self._origin)
         if not self.path.exists():
-            return replace(trained, metadata={**trained.metadata, _ORIGIN: origin})
+            # Small updates would be lost in coarse blocks.
+            metadata = {**trained.metadata, "stored": "F16", _ORIGIN: origin}
+            return replace(trained, metadata=metadata)
         learnt = load_network(self.path)
         if learnt.metadata.get(_ORIGIN) != origin:
             raise InvalidOption(
