@@ -102,5 +102,8 @@ def test_the_command_prints_all_that_ships(capsys: pytest.CaptureFixture[str]) -
     for entry in entries:
         assert entry["file"] in page
         assert entry["metadata"]["command"] in page
-        assert entry["metadata"]["model_name"] == "smollm2-135m"
+        small = entry["file"].endswith("-smollm2-135m.safetensors")
+        name = "smollm2-135m" if small else "qwen2.5-coder-1.5b-instruct-q4_k_m"
+        assert entry["metadata"]["model_name"] == name
+        assert entry["bytes"] < 20 * 2**20
     assert run(["methods", "--weights", "--markdown"]) == 2

@@ -151,7 +151,7 @@ def head_preview(
         **trained.metadata,
         "screen_command": (
             f"paceline train head-preview WEIGHTS --data DATA --rank {rank} --texts {texts} "
-            f"--model {model}"
+            f"--model {Path(model).name if Path(model).exists() else model}"
         ),
         "screen_data": json.dumps(setup.data, sort_keys=True),
         "screen_paceline": __version__,

@@ -119,6 +119,7 @@ class SpeculationBuilder:
             return _DEFAULT_COARSER
         # A network's draft is cheap beside its target where both run on native kernels.
         able = capabilities.runtime == "cpu" and None in self._rule.accepts
+        able = able and self.draft_model is None  # one that is named is to be used
         agrees = kind == "greedy" or self._rule.gumbel_coupled
         if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
             return _DEFAULT_TRAINED
