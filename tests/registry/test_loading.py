@@ -17,7 +17,7 @@ from paceline.errors import InvalidOption, ModelError, PacelineError, RuntimeUna
 from paceline.models.source import DirectorySource, GGUFSource, ModelSource
 from paceline.policy.cost import CostModel
 from paceline.proof.tabular import TabularModel, TabularTarget
-from paceline.registry import loading
+from paceline.registry import assembly, loading
 from paceline.registry import table as registry
 from paceline.registry.assembly import DEFAULT_DRAFTER
 from paceline.registry.loaded import Loaded
@@ -374,7 +374,9 @@ def test_cache_precision_is_refused_where_there_is_none(model: str) -> None:
         load_model(model, runtime="tabular", options=RuntimeOptions(kv_precision="fp16"))
 
 
-def test_a_smaller_sibling_beside_the_file_drafts(tmp_path: Path) -> None:
+def test_a_smaller_sibling_beside_the_file_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the same tokens and architecture, at most a fifth as large; others are passed over."""
     large = replace(tiny_config(layers=8), ffn_size=1024)
     path = save_gguf(tmp_path / "large.gguf", large)
@@ -390,5 +392,6 @@ def test_a_smaller_sibling_beside_the_file_drafts(tmp_path: Path) -> None:
     text = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
     plain = load(str(path), runtime="cpu", drafter="none", progress=False)
     assert plain.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True).token_ids == text.token_ids
+    monkeypatch.setattr(assembly, "shipped_file", lambda *_: path)  # as if a network shipped
     named = load(str(path), runtime="cpu", draft_model=str(small), progress=False)
     assert named.config["drafter"] == "suffix-automaton+recycling>draft-model"
