@@ -100,8 +100,9 @@ def test_lines_say_how_long_weights_were_trained(tmp_path: Path) -> None:
     tensors = {"any": np.zeros(1, dtype=np.float32)}
     write_tensors(tmp_path / "new.safetensors", tensors, {"tokens": "12345"}, "")
     name = f"falcon:growth=dynamic,weights={tmp_path / 'new.safetensors'}"
-    assert methods.trained_on(name) == 12345
-    assert methods.trained_on("falcon:growth=dynamic") is None
+    assert methods.trained_on(name, "") == 12345
+    assert methods.trained_on("falcon:growth=dynamic", "2807449613cbb055") is None
+    assert methods.trained_on("suffix-automaton>eagle3", "2807449613cbb055") == 778249
     [falcon] = methods.chosen(["falcon"], [])
     cell = methods.Cell(falcon.system, methods.HERE, 1)
     figures = {

@@ -13,12 +13,12 @@ from tests.networks.plain_ops import PlainDrafter, PlainOps
 from tests.networks.runners import IDS, cpu_runner, ready, runner, split
 
 from paceline.errors import InvalidOption, ModelError
+from paceline.models.gguf import quantize
 from paceline.native.program import Program
 from paceline.networks.base import Network
 from paceline.networks.catalogue import build
 from paceline.networks.runner import Branch, Chain, ContextUpdate, Runner
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.matrices import quantize
 from paceline.runtimes.cpu.networks.ops import NativeOps
 
 WIDE = replace(GEOMETRY, width=64, ffn_size=128, vocab_size=40)

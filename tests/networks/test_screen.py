@@ -136,7 +136,7 @@ def test_a_screen_is_written_and_read_back(tmp_path: Path) -> None:
 def test_matrices_in_blocks_take_less_and_come_back_nearly_the_same(
     tmp_path: Path, kind: str, share: float, error: float
 ) -> None:
-    """The preview's, too, but for one whose rank is no multiple of a block."""
+    """The preview's, too."""
     of, path, whole_path = trained("eagle3", whole(64)), tmp_path / "a", tmp_path / "b"
     save_network(whole_path, of)
     save_network(path, replace(of, metadata={**of.metadata, "stored": kind}))

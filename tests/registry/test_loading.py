@@ -393,5 +393,7 @@ def test_a_smaller_sibling_beside_the_file_drafts(
     plain = load(str(path), runtime="cpu", drafter="none", progress=False)
     assert plain.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True).token_ids == text.token_ids
     monkeypatch.setattr(assembly, "shipped_file", lambda *_: path)  # as if a network shipped
-    named = load(str(path), runtime="cpu", draft_model=str(small), progress=False)
-    assert named.config["drafter"] == "suffix-automaton+recycling>draft-model"
+    for precision in ("file", "fp32"):
+        given = {"runtime": "cpu", "precision": precision, "draft_model": str(small)}
+        named = load(str(path), **given, progress=False)  # type: ignore[arg-type]
+        assert named.config["drafter"] == "suffix-automaton+recycling>draft-model"

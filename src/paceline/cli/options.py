@@ -206,9 +206,7 @@ class TrainingOptions:
     @property
     def words(self) -> str:
         """The options as on a command line, without paths."""
-        file = Path(self.model)
-        given = asdict(self) | {"model": file.name if file.exists() else self.model}
-        return " ".join(f"--{k.replace('_', '-')} {v}" for k, v in given.items())
+        return " ".join(f"--{k.replace('_', '-')} {v}" for k, v in asdict(self).items())
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:

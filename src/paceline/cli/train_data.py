@@ -51,7 +51,7 @@ def data(
     checked = o.runtime_options(computing)
 
     from paceline.registry import loading
-    from paceline.training.batches import FeatureRecorder, write_features
+    from paceline.training.batches import FeatureRecorder, feature_source
     from paceline.training.data import SHARD, Plan, Shards, prompts_digest, read_texts, write_texts
 
     given = read_texts(prompts) if prompts else []
@@ -74,19 +74,17 @@ def data(
         },
     )
     engine = loading.make_engine(loaded, drafter="none", verifier="coupled", max_batch=batch)
-    recorder = FeatureRecorder() if keep_features is not None else None
-    if recorder is not None:
-        if not capabilities.feature_layers:
-            raise InvalidOption(
-                f"runtime '{capabilities.runtime}' gives no features: leave out --keep-features"
-            )
+    recorder = FeatureRecorder()
+    source = None
+    if keep_features is not None:
+        source = feature_source(loaded.target, keep_features)
         engine.decoder.drafter = recorder
 
     def ended(request: int, text: Text | None) -> None:
-        if recorder is not None and keep_features is not None:
+        if source is not None:
             features = recorder.take(request)
             if text is not None:
-                write_features(keep_features / f"{text.index}.npy", features)
+                source.keep(text, features)
 
     indices = list(shards.missing(-(-texts // SHARD) * SHARD))
     waiting: dict[int, int] = defaultdict(int)

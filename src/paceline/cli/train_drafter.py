@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,8 @@ def drafter(
         keep_features=keep_features,
     )
     out = out or Path(f"{network.partition(':')[0]}.safetensors")
-    command = f"paceline train drafter {network} --data DATA --tokens {tokens} {teaching.words}"
+    told = replace(teaching, model=setup.source.name).words
+    command = f"paceline train drafter {network} --data DATA --tokens {tokens} {told}"
     if stored != "F16":
         command += f" --stored {stored}"
     figures = train_drafter(

@@ -64,7 +64,8 @@ def acceptance_head(
     trained = setup.restored(weights)
     command = (
         f"paceline train acceptance-head WEIGHTS --data DATA --tokens {tokens} --batch-tokens "
-        f"{batch_tokens} --rejection {rejection} --rate {rate} --seed {seed} --model {model}"
+        f"{batch_tokens} --rejection {rejection} --rate {rate} --seed {seed} "
+        f"--model {setup.source.name}"
     )
     metadata = {
         "model": setup.source.fingerprint,
@@ -151,7 +152,7 @@ def head_preview(
         **trained.metadata,
         "screen_command": (
             f"paceline train head-preview WEIGHTS --data DATA --rank {rank} --texts {texts} "
-            f"--model {Path(model).name if Path(model).exists() else model}"
+            f"--model {setup.source.name}"
         ),
         "screen_data": json.dumps(setup.data, sort_keys=True),
         "screen_paceline": __version__,

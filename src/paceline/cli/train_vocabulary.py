@@ -91,7 +91,7 @@ def vocabulary(
     picked = found[size - 1] if size else best_size(found, least)
     ends = np.flatnonzero(np.isin(ids, list(config.eos_token_ids))).tolist()
     kept = ids[keep_frequent(mine, picked.tokens, ends).ids]
-    command = f"paceline train vocabulary {weights} --size {picked.tokens} --model {model}"
+    command = f"paceline train vocabulary {weights} --size {picked.tokens} --model {source.name}"
     out = out or Path(f"{path.stem}-{picked.tokens}.{'json' if whole else 'safetensors'}")
     if out.exists() and out.samefile(path):
         raise InvalidOption(f"the trimmed weights would take the place of {path}: give an --out")

@@ -19,7 +19,7 @@ from paceline.measure import report, results
 from paceline.measure.agent import Dialogues
 from paceline.measure.prompts import BUILT_IN, BenchPrompt, spread
 from paceline.measure.run import Record, read_alike, run, warm_up
-from paceline.networks.weights import read_metadata
+from paceline.networks.weights import read_metadata, shipped_file
 from paceline.registry import loading, table
 from paceline.registry.loaded import Loaded
 from paceline.trees.choice import named_expansion
@@ -262,14 +262,19 @@ def measure(
     row = report.rows(records, {report.BASELINE: True, name: exact})
     [mine] = [each for each in row if each["drafter"] == name and each["category"] == "all"]
     cost = loaded.costs.c(round(mine["rows_per_forward"]))
-    return {**mine, "cost": cost, "trained": trained_on(name)}
+    return {**mine, "cost": cost, "trained": trained_on(name, loaded.source.fingerprint)}
 
 
-def trained_on(drafter: str) -> int | None:
-    """Return on how many tokens the weights were trained that a drafter names, if it says so."""
+def trained_on(drafter: str, model: str) -> int | None:
+    """Return on how many tokens a drafter's weights were trained, if they say so.
+
+    The weights that it names, or that ship for a target of that fingerprint.
+    """
     for part in re.split(r"[+>|]", drafter):
-        weights = split_options(part, "drafter")[1].get("weights")
-        told = read_metadata(Path(weights)).get("tokens", "") if weights else ""
+        name, options = split_options(part, "drafter")
+        named = options.get("weights")
+        path = Path(named) if named else shipped_file(name, model)
+        told = read_metadata(path).get("tokens", "") if path else ""
         if told.isdecimal():
             return int(told)
     return None

@@ -300,3 +300,13 @@ class _Header:
 
 def _short(value: object) -> str:
     return repr(value) if isinstance(value, int | float) else f"of kind {type(value).__name__}"
+
+
+def quantize(kind: str, matrix: LogitArray) -> npt.NDArray[np.uint8]:
+    """Return the rows of float32 `[rows, columns]` as blocks, uint8 `[rows, bytes]`."""
+    if kind in ("F32", "F16"):
+        dtype = np.float32 if kind == "F32" else np.float16
+        return np.ascontiguousarray(matrix, dtype=dtype).view(np.uint8)
+    import gguf
+
+    return np.asarray(gguf.quantize(matrix, gguf.GGMLQuantizationType[kind])).view(np.uint8)

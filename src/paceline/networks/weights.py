@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 from paceline.core.cache import whole_file
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
+from paceline.models.gguf import quantize
 from paceline.networks.base import Network, describe, geometry_from
 from paceline.networks.catalogue import build
 from paceline.networks.head_preview import SCREEN, HeadPreview, read_head_preview
@@ -126,10 +127,7 @@ def save_network(path: Path, trained: Trained) -> None:
 def _packed(array: LogitArray, kind: str) -> np.ndarray:
     if kind == "F16" or array.ndim != 2 or array.shape[1] % _BLOCK:
         return array.astype(np.float16)
-    import gguf
-
-    blocks = gguf.quantize(array.astype(np.float32), gguf.GGMLQuantizationType[kind])
-    return np.asarray(blocks).view(np.uint8)
+    return quantize(kind, array.astype(np.float32))
 
 
 def _unpacked(array: np.ndarray, kind: str) -> np.ndarray:

@@ -115,15 +115,16 @@ class SpeculationBuilder:
         capabilities = loaded.target.capabilities
         if capabilities.runtime == "reference":  # where timing drafts alone takes minutes
             return "none"
+        if self.draft_model is not None:
+            return _DEFAULT_MODEL
         if has_coarser(capabilities):
             return _DEFAULT_COARSER
         # A network's draft is cheap beside its target where both run on native kernels.
         able = capabilities.runtime == "cpu" and None in self._rule.accepts
-        able = able and self.draft_model is None  # one that is named is to be used
         agrees = kind == "greedy" or self._rule.gumbel_coupled
         if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
             return _DEFAULT_TRAINED
-        if self.draft_model is None and capabilities.runtime == "cpu":
+        if capabilities.runtime == "cpu":
             found = smaller_sibling(loaded.source)
             if found is not None:
                 _LOG.info("%s, beside the model, drafts for it", found)

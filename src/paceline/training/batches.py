@@ -73,8 +73,16 @@ class FeatureSource:
                 features: LogitArray = kept.astype(np.float32)
                 return features
         features = self._compute(text)
-        write_features(path, features)
+        self.keep(text, features)
         return features
+
+    def keep(self, text: Text, features: LogitArray) -> None:
+        """Write features as float16; InvalidOption if the folder is unwritable."""
+        assert self._folder is not None
+        advice = "leave out --keep-features, or give another folder"
+        path = self._folder / f"{text.index}.npy"
+        with written_file(path, advice) as part, part.open("wb") as file:
+            np.save(file, features.astype(np.float16))
 
     def _compute(self, text: Text) -> LogitArray:
         cache = self._target.open()
@@ -90,14 +98,6 @@ class FeatureSource:
         prompts = np.array([text.prompt_length for text in texts], dtype=np.int64)
         features = padded([self.of(text) for text in texts])
         return Batch(features, padded([text.tokens for text in texts]), lengths, prompts)
-
-
-def write_features(path: Path, features: LogitArray) -> None:
-    """Write features as float16; InvalidOption if the folder is unwritable."""
-    advice = "leave out --keep-features, or give another folder"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_file(path, advice) as part, part.open("wb") as file:
-        np.save(file, features.astype(np.float16))
 
 
 class FeatureRecorder(NoDrafter):

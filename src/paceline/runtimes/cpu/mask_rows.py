@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.core.types import LogitArray
+from paceline.models.gguf import quantize
 from paceline.native.library import Matrix
 from paceline.native.packed import GROUP, Packed
 from paceline.networks.mask_rows import MaskRows
-from paceline.runtimes.cpu.matrices import quantize
 
 COUNT, ROWS = "masks", "mask_rows"
 """Names of the number of mask rows, and of the input that says which they are."""

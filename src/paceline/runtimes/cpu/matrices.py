@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption, ModelError
+from paceline.models.gguf import quantize
 from paceline.models.weights import Weights
 from paceline.native.library import Matrix
 from paceline.native.packed import BLOCKS, GROUP, KINDS, PLAIN, Packed
@@ -24,16 +25,6 @@ def check_precision(precision: str) -> str:
     if precision not in PRECISIONS:
         raise InvalidOption(f"precision {precision!r} is unknown: use {', '.join(PRECISIONS)}")
     return precision
-
-
-def quantize(kind: str, matrix: LogitArray) -> npt.NDArray[np.uint8]:
-    """Return the rows of float32 `[rows, columns]` as blocks, uint8 `[rows, bytes]`."""
-    if kind in ("F32", "F16"):
-        dtype = np.float32 if kind == "F32" else np.float16
-        return np.ascontiguousarray(matrix, dtype=dtype).view(np.uint8)
-    import gguf
-
-    return np.asarray(gguf.quantize(matrix, gguf.GGMLQuantizationType[kind])).view(np.uint8)
 
 
 class Formats:

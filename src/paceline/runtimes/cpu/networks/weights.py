@@ -6,12 +6,13 @@ import numpy as np
 
 from paceline.core.types import LogitArray
 from paceline.errors import InvalidOption
+from paceline.models.gguf import quantize
 from paceline.native.library import Matrix
 from paceline.native.packed import GROUP, Packed
 from paceline.networks.base import fused_of
 from paceline.networks.head_preview import SCREEN
 from paceline.networks.weights import Trained
-from paceline.runtimes.cpu.matrices import Matrices, quantize
+from paceline.runtimes.cpu.matrices import Matrices
 
 # Parts of the names of feed-forward matrices, which are int4: drafters read few weights often.
 _NARROW = {"gate_up", "up", "down"}
