@@ -7,6 +7,7 @@ print(engine.generate("Why is the sky blue?").text)
 from paceline.core.types import SamplingParams, Speculation, TokenLogprob
 from paceline.engine.engine import Completion, Engine, Event
 from paceline.errors import (
+    ContextExceeded,
     IncompatibleDraft,
     InvalidOption,
     ModelError,
@@ -20,6 +21,7 @@ from paceline.version import __version__
 
 __all__ = [
     "Completion",
+    "ContextExceeded",
     "Engine",
     "Event",
     "IncompatibleDraft",

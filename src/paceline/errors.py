@@ -20,11 +20,15 @@ class RuntimeUnavailable(PacelineError):
 
 
 class PromptError(PacelineError):
-    """A prompt is empty, malformed or longer than the model's context."""
+    """A prompt is empty or malformed."""
+
+
+class ContextExceeded(PromptError):
+    """A prompt is longer than the model's context or the whole key-value cache: it never fits."""
 
 
 class OutOfMemory(PacelineError):
-    """The key-value cache cannot hold another sequence or token."""
+    """The key-value cache cannot hold another sequence or token beside those that it has."""
 
 
 class RequestFailed(PacelineError):

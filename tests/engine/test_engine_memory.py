@@ -21,7 +21,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.prefill import Chunk, Prefiller
 from paceline.engine.scheduler import QueueFull
 from paceline.engine.stopping import StopRules
-from paceline.errors import OutOfMemory
+from paceline.errors import ContextExceeded
 from paceline.policy.controller import Controller, Fixed
 from paceline.policy.cost import CostModel
 from paceline.policy.cost_model import CostModelController
@@ -380,7 +380,8 @@ def test_drafts_shrink_before_anybody_is_preempted_for_them() -> None:
 
 def test_a_prompt_that_never_fits_is_refused_at_once() -> None:
     engine, _ = make(4)
-    with pytest.raises(OutOfMemory, match=r"has 128 tokens and the key-value cache holds 128.*kv_"):
+    match = r"has 128 tokens and the key-value cache holds 128.*kv_"
+    with pytest.raises(ContextExceeded, match=match):
         engine.generate([5] * 128)
     assert engine.pending == 0
     assert engine.generate([5] * 127).finish_reason in ("stop", "length")

@@ -12,7 +12,7 @@ from tests.helpers.table_engines import TOKENIZER
 from paceline.core.types import SamplingParams
 from paceline.engine.scheduler import Limits, QueueFull, Request, Scheduler
 from paceline.engine.stopping import Transcript
-from paceline.errors import InvalidOption, OutOfMemory
+from paceline.errors import ContextExceeded, InvalidOption
 from paceline.runtimes.kv_cache import BlockPool, PagedCache
 from paceline.sampling.sequence import Sequence
 
@@ -89,7 +89,7 @@ def test_who_runs_alone_is_not_preempted() -> None:
 def test_limits_are_stated_and_checked() -> None:
     scheduler = Scheduler(Limits(running=1, waiting=1), BlockPool(1, 1, 1, 4))
     scheduler.check_prompt(127)
-    with pytest.raises(OutOfMemory, match=r"has 128 tokens .* holds 128: shorten"):
+    with pytest.raises(ContextExceeded, match=r"has 128 tokens .* holds 128: shorten"):
         scheduler.check_prompt(128)
     for id in range(2):
         scheduler.check_queue()

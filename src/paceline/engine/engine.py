@@ -31,7 +31,14 @@ from paceline.engine.requests import Prompt as Prompt
 from paceline.engine.requests import parameters, token_ids
 from paceline.engine.scheduler import Limits, Request, Scheduler
 from paceline.engine.stopping import Transcript
-from paceline.errors import InvalidOption, OutOfMemory, PacelineError, PromptError, RequestFailed
+from paceline.errors import (
+    ContextExceeded,
+    InvalidOption,
+    OutOfMemory,
+    PacelineError,
+    PromptError,
+    RequestFailed,
+)
 from paceline.models.grammar import Grammars
 from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Sequence
@@ -139,7 +146,8 @@ class Engine:
             **options: fields of `SamplingParams`, and others as for `prepare`.
 
         Raises:
-            PromptError: the prompt is empty or longer than the context.
+            PromptError: the prompt is empty or malformed.
+            ContextExceeded: it is longer than the context, or than the whole key-value cache.
             InvalidOption: an option is unknown or out of range.
             RequestFailed: an unexpected error ended the request.
         """
@@ -206,8 +214,8 @@ class Engine:
             **options: single fields of `SamplingParams`.
 
         Raises:
-            PromptError: the prompt is empty or longer than the context.
-            OutOfMemory: the key-value cache cannot hold the prompt even alone.
+            PromptError: the prompt is empty or malformed.
+            ContextExceeded: it is longer than the context, or than the whole key-value cache.
             InvalidOption: an option is unknown or out of range.
         """
         if not isinstance(speculation, Speculation):
@@ -226,7 +234,7 @@ class Engine:
             token_ids(speculation.draft, self.tokenizer, target.vocab_size, True, None)
         self.scheduler.check_prompt(len(ids) + len(resume))
         if len(ids) >= target.max_context:
-            raise PromptError(
+            raise ContextExceeded(
                 f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
                 "which one must stay free: shorten the prompt"
             )

@@ -15,7 +15,7 @@ from paceline.core.options import require
 from paceline.engine.memory import Memory, capacity, fits, plain_step_fits
 from paceline.engine.prefill import Chunk, beside, shared_out
 from paceline.engine.stopping import Transcript
-from paceline.errors import OutOfMemory, PacelineError
+from paceline.errors import ContextExceeded, PacelineError
 from paceline.policy.cost import CostModel
 from paceline.sampling.sequence import Sequence
 
@@ -101,9 +101,9 @@ class Scheduler:
         return tuple([each for each in self._running if each.sequence.reading])
 
     def check_prompt(self, prompt: int) -> None:
-        """Raise OutOfMemory if a prompt of so many tokens exceeds the cache."""
+        """Raise ContextExceeded if a prompt of so many tokens exceeds the cache."""
         if self._memory is not None and prompt >= capacity(self._memory):
-            raise OutOfMemory(
+            raise ContextExceeded(
                 f"the prompt has {prompt} tokens and the key-value cache holds "
                 f"{capacity(self._memory)}: shorten the prompt, or load the model with a larger "
                 "kv_tokens"
