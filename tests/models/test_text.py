@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, tiny_tokenizer
+from tests.helpers.vocabularies import spaced
 from tokenizers.processors import TemplateProcessing
 
 from paceline.engine.requests import token_ids
 from paceline.errors import PromptError
-from paceline.models.text import StopStrings, Tokenizer
+from paceline.models.text import Offsets, StopStrings, Tokenizer
 
 CORE = tiny_tokenizer()
 TOKENIZER = Tokenizer(CORE, eos_token_ids=(2,), chat_template=CHAT_TEMPLATE)
@@ -340,7 +341,44 @@ def test_streams_keep_the_spaces_of_sentencepiece() -> None:
     core = Core(models.WordLevel({"\u2581a": 0, "\u2581b": 1, "c": 2}, unk_token="c"))
     core.decoder = decoders.Metaspace()
     tokenizer = Tokenizer(core)
-    assert pieces(tokenizer, [0, 1, 2, 0]) == ["a", " b", "c", " a", ""]
+    assert tokenizer.decode([0, 1, 2, 0]) == "a bc a"  # the first space is not the text's
+    assert pieces(tokenizer, [0, 1, 2, 0]) == [" a", " b", "c", " a", ""]  # but here it is
+    stream = tokenizer.stream()
+    assert [stream.feed([0]), stream.finish(), stream.feed([0])] == [" a", "", " a"]
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, spaced("the hello quick")], ids=["bytes", "sp"])
+@pytest.mark.parametrize(
+    "text", ["Say: 日本語", "the hello", " hello", "", "the<|im_end|> é", EMOJI, "e\u0301 a"]
+)
+def test_offsets_are_where_tokens_begin(tokenizer: Tokenizer, text: str) -> None:
+    """Seen by bytes: what the tokens before wrote, in whole characters."""
+    ids, special = tokenizer.encode(text, special=True), tokenizer.special_ids.values()
+    found = tokenizer.offsets(text)
+    assert len(found) == len(ids)
+    reader = Offsets(tokenizer, 7, shown=special)
+    streamed = [reader.feed(token) - 7 for token in ids]
+    raw = [tokenizer.bytes_of(token) for token in ids]
+    extra = len(b"".join(raw).decode()) - len(text)  # the space that sentencepiece puts first
+    begins = [len(b"".join(raw[:i]).decode("utf-8", "ignore")) for i in range(len(ids))]
+    assert streamed == begins
+    assert reader.at == 7 + len(text) + extra
+    assert found == [max(0, begin - extra) for begin in begins]
+    plain = [token for token in ids if token not in special]  # those that are hidden are nowhere
+    begins = [begin for begin, token in zip(begins, ids, strict=True) if token in plain]
+    stripped = len(text) + extra - len(tokenizer.decode(ids))
+    if len(plain) == len(ids):
+        assert tokenizer.offsets(ids) == [max(0, begin - stripped) for begin in begins]
+
+
+def test_offsets_of_bytes_that_are_no_characters() -> None:
+    """Each run that cannot go on has become one U+FFFD, as in the text."""
+    first, second, third = TOKENIZER.encode("日")
+    letter = TOKENIZER.encode("a")[0]
+    ids = [first, second, letter, first, first, second, third, letter]
+    reader = Offsets(TOKENIZER)
+    assert [reader.feed(token) for token in ids] == [0, 0, 1, 2, 3, 3, 3, 4]
+    assert TOKENIZER.decode(ids) == "\ufffda\ufffd日a"
 
 
 def test_a_stream_starts_anew_after_finish() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import copy
 import hashlib
@@ -191,8 +192,26 @@ class Tokenizer:
         return self.chat_template is not None and name in self._template[1]
 
     def stream(self, shown: Collection[int] = ()) -> StreamDecoder:
-        """Return a decoder that leaves out special tokens, but for those `shown`."""
+        """Return a decoder of what follows a prompt, without special tokens but for `shown`."""
         return StreamDecoder(self, frozenset(self.special_ids.values()).difference(shown))
+
+    def offsets(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return where each token of a prompt begins, in characters.
+
+        A token that begins within a character has that character's place. The tokens of a text are
+        those of `encode(text, special=True)`, places of given ids are those in `decode(ids)`.
+        """
+        if not isinstance(prompt, str):
+            reader = Offsets(self)
+            found = [reader.feed(token) for token in prompt]
+            stripped = reader.at - len(self.decode(prompt))
+            return [max(0, place - stripped) for place in found]
+        read = self.core.encode(prompt, add_special_tokens=False)
+        places = [begin for begin, _ in read.offsets]
+        before, behind = map(list, self.around)
+        before = [] if read.ids[: len(before)] == before else before
+        behind = [] if read.ids[len(read.ids) - len(behind) :] == behind else behind
+        return [0 for _ in before] + places + [len(prompt) for _ in behind]
 
     @cached_property
     def context_free(self) -> bool:
@@ -200,6 +219,11 @@ class Tokenizer:
         from tokenizers.decoders import ByteLevel
 
         return isinstance(self.core.decoder, ByteLevel)
+
+    @cached_property
+    def inside(self) -> tuple[int, ...]:
+        # What stands for the text before; empty where tokens do not depend on it.
+        return () if self.context_free else tuple(self.encode("a"))
 
     @cached_property
     def pieces(self) -> dict[int, str]:
@@ -307,6 +331,29 @@ class Tokenizer:
         return not re.search(r"\bfor\s+\w+\s+in\s+[^%]*content", self.chat_template or "")
 
 
+class Offsets:
+    """Where tokens begin in the text of what follows a prompt, as it is streamed."""
+
+    def __init__(self, tokenizer: Tokenizer, at: int = 0, shown: Collection[int] = ()) -> None:
+        """Start at the character `at`; of special tokens the text has those `shown` alone."""
+        self._bytes_of = tokenizer.bytes_of
+        self._hidden = frozenset(tokenizer.special_ids.values()).difference(shown)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.at = at
+        """Characters that are whole so far."""
+
+    def feed(self, token: int) -> int:
+        """Return where the next token begins: within a character at that character's place."""
+        raw = b"" if token in self._hidden else self._bytes_of(token)
+        open_bytes = self._decoder.getstate()[0]
+        text = self._decoder.decode(raw)
+        # What was open and does not go on has become a character of its own.
+        broken = open_bytes and raw and (open_bytes + raw[:1]).decode("utf-8", "replace")[1:]
+        begin = self.at + bool(broken)
+        self.at += len(text)
+        return begin
+
+
 class StreamDecoder:
     """Incremental detokeniser that holds back incomplete UTF-8 characters."""
 
@@ -315,9 +362,10 @@ class StreamDecoder:
         self._hidden = hidden
         self._pieces = tokenizer.pieces
         # Ids of the last piece and those after it. The last piece is decoded again each time
-        # because some tokenizers treat the start of a text differently.
-        self._window: list[int] = []
-        self._shown = 0
+        # because some tokenizers treat the start of a text differently: what is read here begins
+        # in the middle of one.
+        self._window = list(tokenizer.inside)
+        self._shown = len(self._window)
 
     def feed(self, ids: Sequence[int]) -> str:
         """Return the text that `ids` complete."""
@@ -341,7 +389,8 @@ class StreamDecoder:
         """Return the text held back, and reset."""
         before = self._text(self._window[: self._shown])
         rest = self._text(self._window)[len(before) :]
-        self._window, self._shown = [], 0
+        self._window = list(self._tokenizer.inside)
+        self._shown = len(self._window)
         return rest
 
     def _text(self, ids: Sequence[int]) -> str:
