@@ -14,6 +14,7 @@ from paceline.errors import PromptError
 from paceline.serving.answers.parser import AnswerParser
 from paceline.serving.answers.style import HERMES
 from paceline.serving.messages import (
+    Notes,
     chat_messages,
     content_text,
     describe_tools,
@@ -64,7 +65,7 @@ def called(call: Any) -> list[Any]:
         ("x", "messages must be a list that is not empty"),
         ([], "messages must be a list that is not empty"),
         ([3], r"messages\[0\] must be an object, not 3"),
-        ([USER, {"role": "function"}], r"messages\[1\].role is 'function'.*assistant, tool"),
+        ([USER, {"role": "robot"}], r"messages\[1\].role is 'robot'.*assistant, tool"),
         ([{"role": ["user"]}], r"messages\[0\].role is \['user'\]"),
         ([{"role": "user"}], r"messages\[0\].content is missing"),
         ([{"role": "user", "content": 3}], r"messages\[0\].content must be a list"),
@@ -79,10 +80,14 @@ def called(call: Any) -> list[Any]:
         ),
         ([{**USER, "name": 3}], r"messages\[0\].name must be text"),
         ([{**USER, "tool_calls": [CALL]}], r"messages\[0\].tool_calls belongs to .* of a user"),
-        ([{"role": "assistant", "function_call": {}}], r"messages\[0\].function_call is not read"),
+        (
+            [{"role": "assistant", "function_call": {}}],
+            r"messages\[0\].function_call.name must be text, not None",
+        ),
         ([{"role": "assistant", "tool_calls": 3}], r"messages\[0\].tool_calls must be a list$"),
         (called(3), r"messages\[0\].tool_calls\[0\] must be an object"),
-        (called({"type": "custom"}), r"messages\[0\].tool_calls\[0\].type is 'custom'"),
+        (called({"type": "shell"}), r"messages\[0\].tool_calls\[0\].type is 'shell'"),
+        (called({"type": "custom"}), r"tool_calls\[0\].custom must be an object, not None"),
         (called({"id": 3, "function": CALL["function"]}), r"tool_calls\[0\].id must be text"),
         (called({"function": "f"}), r"messages\[0\].tool_calls\[0\].function must be an object"),
         (called({"function": {}}), r"tool_calls\[0\].function.name must be text, not None"),
@@ -132,13 +137,83 @@ def test_items_of_a_responses_request() -> None:
     assert response_messages("hi") == [{"role": "user", "content": "hi"}]
 
 
+def test_items_of_other_tools_are_calls_or_left_out_by_name() -> None:
+    shell = {"type": "exec", "command": ["ls"], "env": {}}
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+        {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "*** a"},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
+        {"type": "web_search_call", "id": "2", "status": "completed", "action": {}},
+        {"type": "local_shell_call", "call_id": "3", "action": shell, "status": "completed"},
+        {"type": "local_shell_call_output", "id": "3", "output": "a.txt"},
+        {"id": "msg_4"},
+        {"type": "shell_call", "call_id": "5", "action": {"commands": ["ls"]}},
+        {"type": "shell_call_output", "call_id": "5", "output": [{"stdout": "a", "stderr": ""}]},
+        {"type": "mcp_call", "id": "6", "name": "m", "arguments": "{}", "output": "r"},
+        {"type": "compaction", "encrypted_content": "z"},
+        {"type": "function_call", "call_id": "7", "namespace": "n", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "7", "output": [{"type": "input_image"}]},
+        {"type": "reasoning", "encrypted_content": "z", "summary": []},
+    ]
+    notes = Notes(spaces={"n.f": ("n", "f")})
+    read = response_messages(items, notes=notes)
+    calls = [call["function"] for each in read for call in each.get("tool_calls", ())]
+    assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [
+        ("patch", {"input": "*** a"}),
+        ("local_shell", shell),
+        ("shell", {"commands": ["ls"]}),
+        ("m", {}),
+        ("n.f", {}),
+    ]
+    said = [each["content"] for each in read if each["role"] == "tool"]
+    assert said == ["done", "a.txt", '[{"stdout": "a", "stderr": ""}]', "r", []]
+    assert read[1]["reasoning_content"] == "t"
+    assert notes.left == [
+        "input[4]:web_search_call",
+        "input[7]:item_reference",
+        "input[11]:compaction",
+        "input[13].output[0]:input_image",
+        "input[14]:reasoning",
+    ]
+
+
+def test_tools_that_the_server_cannot_call_are_left_out_by_name() -> None:
+    hosted = ["web_search", "custom", "local_shell", "mcp", "image_generation", "tool_search"]
+    other = {"type": "function", "name": "g"}
+    space = {"type": "namespace", "name": "n", "tools": [TOOL, other, {"type": "custom"}]}
+    notes = Notes()
+    read = read_tools([TOOL, *({"type": kind} for kind in hosted), space], notes=notes)
+    assert [tool["function"]["name"] for tool in read] == ["f", "n.f", "g"]
+    assert notes.spaces == {"n.f": ("n", "f"), "g": ("n", "g")}
+    assert notes.left == [
+        *(f"tools[{i}]:{kind}" for i, kind in enumerate(hosted, 1)),
+        "tools[7].tools[2]:custom",
+    ]
+
+
+def test_calls_of_before_tools_and_of_custom_tools_are_read() -> None:
+    custom = {"id": "c1", "type": "custom", "custom": {"name": "f", "input": "x"}}
+    read = chat_messages(
+        [
+            {"role": "assistant", "content": None, "function_call": CALL["function"]},
+            {"role": "function", "name": "f", "content": "r"},
+            *called(custom),
+        ]
+    )
+    assert read[0]["tool_calls"] == [{"type": "function", "function": CALL["function"]}]
+    assert read[1] == {"role": "tool", "name": "f", "content": "r"}
+    assert read[2]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"input": "x"}'}
+
+
 @pytest.mark.parametrize(
     ("items", "instructions", "error"),
     [
         (None, None, "input must be a list that is not empty"),
         ("x", 3, "instructions must be text"),
         (["x"], None, r"input\[0\] must be an object"),
-        ([{"type": "item_reference"}], None, r"input\[0\].type is 'item_reference'"),
+        ([{"type": "item_reference"}], None, "input: no item of it says anything"),
+        ([{"type": "mesage", "role": "user"}], None, r"input\[0\].type is 'mesage'"),
         ([{"role": "robot"}], None, r"input\[0\].role is 'robot'"),
         ([{"type": "function_call"}], None, r"input\[0\].name must be text"),
         ([{"type": "function_call_output"}], None, r"input\[0\].output is missing"),
@@ -146,11 +221,6 @@ def test_items_of_a_responses_request() -> None:
             [{"role": "user", "content": [{"type": "input_image"}]}],
             None,
             r"input\[0\].content\[0\].type is 'input_image'",
-        ),
-        (
-            [{"type": "function_call_output", "output": [{"type": "input_file"}]}],
-            None,
-            r"input\[0\].output\[0\].type is 'input_file'",
         ),
     ],
 )
@@ -171,7 +241,8 @@ def test_tools_of_both_shapes() -> None:
     [
         ({}, "tools must be a list$"),
         ([3], r"tools\[0\] must be an object"),
-        ([{"type": "web_search"}], r"tools\[0\].type is 'web_search': only functions"),
+        ([{"type": 3}], r"tools\[0\].type is 3: it must be 'function'"),
+        ([{"type": "namespace", "name": "n"}], r"tools\[0\].tools must be a list"),
         ([{"type": "function", "function": 3}], r"tools\[0\].function must be an object"),
         ([{"type": "function", "name": "a b"}], r"tools\[0\].name is 'a b': it must be 1 to 64"),
         ([{"type": "function", "function": {}}], r"tools\[0\].function.name is None"),

@@ -170,15 +170,15 @@ class Exchange:
         service, settings = self.service, self.service.settings
         data = await http.read_body(self.request, settings.max_body, settings.body_timeout)
         body, ignored = decode(kind, data, settings.strict)
-        # An empty name would leave a blank at the end, for which h11 closes the connection.
-        told = ", ".join(http.header_value(name) or "?" for name in ignored)
-        headers = {"x-paceline-ignored": told}
-        headers = headers if ignored else {}
         model = service.asked_for(body.model)
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
         # Many may wait for a thread: those whose client leaves meanwhile give their place back.
         planning = asyncio.to_thread(plan, model, body)
         planned = await http.unless_gone(self.request.receive, planning)
+        left = planned.notes.left
+        if left and settings.strict:
+            raise BadRequest(f"{left[0]}: the server cannot use it: leave it out", left[0])
+        headers = http.ignoring([*ignored, *left])
         self.ticket.hold(
             len(planned.prompts) * planned.n, sum(len(each.tokens) for each in planned.prompts)
         )

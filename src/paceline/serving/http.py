@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +29,8 @@ from paceline.serving.worker import ShutDown, SlowReader
 
 PING = b": ping\n\n"
 """A comment, which keeps proxies from closing a silent stream."""
+
+_MOST_TOLD = 50  # names in a header, of which clients take 8 KiB or so
 
 T = TypeVar("T")
 _ENCODE = msgspec.json.Encoder().encode
@@ -180,6 +182,15 @@ def sse(contents: Iterable[Any], named: bool = False) -> bytes:
 def header_value(text: str) -> str:
     """Return `text` with "?" for all that may not stand in a header or a log."""
     return re.sub(r"[^\x21-\x7e]", "?", text[:100])
+
+
+def ignoring(names: Sequence[str]) -> dict[str, str]:
+    """Return headers that name what a request holds and the answer does not heed."""
+    # An empty name would leave a blank at the end, for which h11 closes the connection.
+    told = [header_value(name) or "?" for name in names]
+    if len(told) > _MOST_TOLD:
+        told[_MOST_TOLD:] = [f"and-{len(told) - _MOST_TOLD}-more"]
+    return {"x-paceline-ignored": ", ".join(told)} if told else {}
 
 
 class Keys:

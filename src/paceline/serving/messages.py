@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import PromptError
@@ -15,8 +16,24 @@ from paceline.serving.answers.style import HERMES
 
 Message = dict[str, Any]
 
-_ROLES = {"developer": "system", **{name: name for name in ("system", "user", "assistant", "tool")}}
+_ROLES = {
+    "developer": "system",
+    "function": "tool",
+    **{name: name for name in ("system", "user", "assistant", "tool")},
+}
 _TEXTS = ("text", "input_text", "output_text")
+# Calls in the input of a Responses request, by where their arguments stand.
+_CALLS = {
+    **dict.fromkeys(("function_call", "mcp_call"), "arguments"),
+    **dict.fromkeys(("local_shell_call", "shell_call"), "action"),
+    "custom_tool_call": "input",
+    "apply_patch_call": "operation",
+}
+# Items there that have no text for a model: hosted tools', references, what other servers made.
+_SILENT = (
+    r"\w+_call(_output)?|tool_search_output|mcp_\w+|\w*compaction\w*|item_reference|program(_output)?"
+    r"|additional_tools|configuration_update|ghost_snapshot"
+)
 _OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 _DESCRIPTION = """\
 You may call functions. They are described here, a JSON object each, within <tools></tools>:
@@ -29,6 +46,23 @@ To call one, write a JSON object with its name and arguments within <tool_call><
 </tool_call>"""
 
 
+@dataclass(slots=True)
+class Notes:
+    """What is told of a request beside its messages.
+
+    Attributes:
+        left: what was left out of it: places, with their types.
+        spaces: by the name that the model sees: namespace and own name of a function that has one.
+    """
+
+    left: list[str] = field(default_factory=list)
+    spaces: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def shown(self, space: Any, own: Any) -> Any:
+        """Return the name under which the model sees a function of a namespace."""
+        return next((name for name, each in self.spaces.items() if each == (space, own)), own)
+
+
 def chat_messages(messages: Any, field: str = "messages") -> list[Message]:
     """Read the messages of a chat request.
 
@@ -38,66 +72,112 @@ def chat_messages(messages: Any, field: str = "messages") -> list[Message]:
     return [_message(each, f"{field}[{i}]") for i, each in enumerate(_list(messages, field, 1))]
 
 
-def response_messages(items: Any, instructions: str | None = None) -> list[Message]:
+def response_messages(
+    items: Any, instructions: str | None = None, notes: Notes | None = None
+) -> list[Message]:
     """Read the `input` of a Responses request, and its `instructions` as a system message.
 
-    Calls join the assistant's message before them; items of reasoning are left out.
+    Calls join the assistant's message before them, whatever kind of tool they are of. Text of
+    reasoning goes with what follows it. Items that say nothing by themselves, such as those of
+    hosted tools and references, are left out and named in `notes`.
     """
+    notes = notes or Notes()
     out: list[Message] = []
     if instructions is not None:
         out.append({"role": "system", "content": _string(instructions, "instructions")})
     if isinstance(items, str):
         return [*out, {"role": "user", "content": items}]
+    thought = ""
     for i, item in enumerate(_list(items, "input", 1)):
         field = f"input[{i}]"
-        kind = _object(item, field).get("type", "message")
+        kind = _object(item, field).get("type")
+        if kind is None:
+            kind = "item_reference" if "role" not in item and "id" in item else "message"
+        said: Message | None = None
         if kind == "message":
-            out.append(_message(item, field))
-        elif kind == "function_call":
-            call = {"id": item.get("call_id"), "function": item}
+            said = _message(item, field)
+            out.append(said)
+        elif kind in _CALLS:
             if not out or out[-1]["role"] != "assistant":
                 out.append({"role": "assistant", "content": ""})
-            out[-1].setdefault("tool_calls", []).append(_call(call, field, field))
-        elif kind == "function_call_output":
-            result = {
-                "role": "tool",
-                "tool_call_id": item.get("call_id"),
-                "content": item.get("output"),
-            }
-            out.append(_message(result, field, names={"content": "output"}))
-        elif kind != "reasoning":
+            said = out[-1]
+            said.setdefault("tool_calls", []).append(_item_call(item, kind, field, notes))
+            if kind == "mcp_call" and item.get("output") is not None:
+                out.append(_result(item, field, notes))
+        elif isinstance(kind, str) and kind.removesuffix("_output") in _CALLS:
+            out.append(_result(item, field, notes))
+        elif kind == "reasoning":
+            parts = _list(item.get("content") or item.get("summary") or [], field, 0)
+            texts = [_string(_object(part, field).get("text"), field) for part in parts]
+            thought += "\n".join(texts)
+            if not texts:
+                notes.left.append(f"{field}:reasoning")
+        elif isinstance(kind, str) and re.fullmatch(_SILENT, kind):
+            notes.left.append(f"{field}:{kind}")
+        else:
             raise PromptError(
                 f"{field}.type is {kind!r}: it must be message, function_call, "
-                "function_call_output or reasoning"
+                "function_call_output, reasoning, or another item of OpenAI's API"
             )
+        if said is not None and thought and said["role"] == "assistant":
+            said.setdefault("reasoning_content", thought)
+            thought = ""
+    if not out:
+        raise PromptError("input: no item of it says anything to the model: send a message")
     return out
 
 
-def read_tools(tools: Any, field: str = "tools") -> list[Message]:
-    """Read tools of a chat request, or of a Responses request, where functions are flat."""
-    out: list[Message] = []
-    for i, tool in enumerate(_list(tools, field, 0)):
-        place = f"{field}[{i}]"
-        kind = _object(tool, place).get("type")
-        if kind != "function":
-            raise PromptError(f"{place}.type is {kind!r}: only functions can be called")
-        nested = "function" in tool
-        inner = f"{place}.function" if nested else place
-        function = {**_object(tool["function"] if nested else tool, inner)}
-        function.pop("type", None)
-        name = function.get("name")
-        if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
-            raise PromptError(
-                f"{inner}.name is {name!r}: it must be 1 to 64 letters, digits, '_', '-' or '.'"
-            )
-        if name in (each["function"]["name"] for each in out):
-            raise PromptError(f"{inner}.name {name!r} stands twice: give each function its own")
-        function["parameters"] = _object(
-            function.get("parameters") or {"type": "object", "properties": {}},
-            f"{inner}.parameters",
+def read_tools(tools: Any, field: str = "tools", notes: Notes | None = None) -> list[Message]:
+    """Read tools of a chat request, or of a Responses request, where functions are flat.
+
+    A namespace is opened. Tools of other types, which the server cannot call, are left out and
+    named in `notes`.
+    """
+    notes = notes or Notes()
+    out: dict[str, Message] = {}
+
+    def read(tools: Any, field: str, space: str) -> None:
+        for i, tool in enumerate(_list(tools, field, 0)):
+            place = f"{field}[{i}]"
+            kind = _object(tool, place).get("type")
+            if kind == "namespace" and not space:
+                read(tool.get("tools"), f"{place}.tools", _string(tool.get("name"), place))
+            elif kind == "function":
+                inner, function = _function(tool, place)
+                own = function["name"]
+                if space:
+                    if own in out:
+                        function["name"] = f"{space}.{own}"[:64]
+                    notes.spaces[function["name"]] = space, own
+                if function["name"] in out:
+                    raise PromptError(
+                        f"{inner}.name {own!r} stands twice: give each function its own"
+                    )
+                out[function["name"]] = {"type": "function", "function": function}
+            elif isinstance(kind, str) and re.fullmatch(r"\w{1,40}", kind, re.ASCII):
+                notes.left.append(f"{place}:{kind}")
+            else:
+                raise PromptError(f"{place}.type is {_short(kind)}: it must be 'function'")
+
+    read(tools, field, "")
+    return list(out.values())
+
+
+def _function(tool: Mapping[str, Any], place: str) -> tuple[str, Message]:
+    nested = "function" in tool
+    inner = f"{place}.function" if nested else place
+    function = {**_object(tool["function"] if nested else tool, inner)}
+    function.pop("type", None)
+    name = function.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,64}", name, re.ASCII):
+        raise PromptError(
+            f"{inner}.name is {_short(name)}: it must be 1 to 64 letters, digits, '_', '-' or '.'"
         )
-        out.append({"type": "function", "function": function})
-    return out
+    function["parameters"] = _object(
+        function.get("parameters") or {"type": "object", "properties": {}},
+        f"{inner}.parameters",
+    )
+    return inner, function
 
 
 def template_arguments(arguments: Any, field: str = "chat_template_kwargs") -> dict[str, Any]:
@@ -164,9 +244,10 @@ def _message(message: Any, field: str, names: Mapping[str, str] | None = None) -
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.get(name) is not None:
             out[name] = _string(message[name], f"{field}.{name}")
-    if message.get("function_call") is not None:
-        raise PromptError(f"{field}.function_call is not read: use tool_calls")
     calls = message.get("tool_calls")
+    if message.get("function_call") is not None:  # the form of before tools
+        called = f"{field}.function_call"
+        out["tool_calls"] = [_call({"function": message["function_call"]}, called, called)]
     if calls:
         place = f"{field}.tool_calls"
         if role != "assistant":
@@ -176,6 +257,39 @@ def _message(message: Any, field: str, names: Mapping[str, str] | None = None) -
             for i, call in enumerate(_list(calls, place, 0))
         ]
     return out
+
+
+def _item_call(item: Mapping[str, Any], kind: str, field: str, notes: Notes) -> Message:
+    key = _CALLS[kind]
+    name, given = item.get("name"), item.get(key)
+    if key == "input":
+        given = _written(given, f"{field}.input")
+    elif key != "arguments":
+        name = kind.removesuffix("_call")
+        given = json.dumps(_object(given, f"{field}.{key}"), ensure_ascii=False)
+    name = notes.shown(item.get("namespace"), name)
+    called = item.get("call_id") or item.get("id")
+    return _call({"id": called, "function": {"name": name, "arguments": given}}, field, field)
+
+
+def _written(text: Any, field: str) -> str:
+    # What was written to a tool that takes text, as the arguments of a function.
+    return json.dumps({"input": _string(text, field)}, ensure_ascii=False)
+
+
+def _result(item: Mapping[str, Any], field: str, notes: Notes) -> Message:
+    # What a call gave: text, parts of which those that are no text are left out, or JSON.
+    output = item.get("output")
+    if isinstance(output, list) and all(isinstance(p, Mapping) and "type" in p for p in output):
+        for i, part in enumerate(output):
+            if part["type"] not in _TEXTS:
+                notes.left.append(f"{field}.output[{i}]:{part['type']}")
+        output = [part for part in output if part["type"] in _TEXTS]
+    elif output is not None and not isinstance(output, str):
+        output = json.dumps(output, ensure_ascii=False)
+    called = item.get("call_id") or item.get("id")
+    result = {"role": "tool", "tool_call_id": called, "content": output}
+    return _message(result, field, names={"content": "output"})
 
 
 def _content(content: Any, field: str) -> str | list[Message]:
@@ -196,7 +310,11 @@ def _content(content: Any, field: str) -> str | list[Message]:
 def _call(call: Any, field: str, inner: str) -> Message:
     # `inner` is where name and arguments stand.
     kind = _object(call, field).get("type") or "function"
-    if kind != "function":
+    if kind == "custom":
+        custom = _object(call.get("custom"), f"{field}.custom")
+        written = _written(custom.get("input"), f"{field}.custom.input")
+        call = {"id": call.get("id"), "function": {**custom, "arguments": written}}
+    elif kind != "function":
         raise PromptError(f"{field}.type is {kind!r}: only functions can be called")
     function = _object(call.get("function"), inner)
     out: Message = {

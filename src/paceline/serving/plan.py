@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from msgspec.structs import asdict
@@ -20,6 +20,7 @@ from paceline.engine.engine import Prepared
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.serving.answers.style import call_grammar
 from paceline.serving.messages import (
+    Notes,
     chat_messages,
     describe_tools,
     read_tools,
@@ -63,6 +64,8 @@ class Plan:
     """Texts of the prompts, if answers are to begin with them."""
     tools: Collection[str] = ()
     """Names of what the model may call."""
+    notes: Notes = field(default_factory=Notes)
+    """What was left out of the request."""
 
     @property
     def params(self) -> SamplingParams:
@@ -91,14 +94,14 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
         arguments["documents"] = body.documents
     arguments["add_generation_prompt"] = body.add_generation_prompt is not False
     arguments["continue_final_message"] = bool(body.continue_final_message)
-    messages = chat_messages(body.messages)
-    tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls)
+    messages, notes = chat_messages(body.messages), Notes()
+    tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
     constraint = _constraint(model, body, body.response_format, calls)
     ids = _chat(model, messages, tools, arguments)
     tops = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_completion_tokens or body.max_tokens
     plan = _plan(model, body, [ids], most, tops, constraint)
-    plan.tools = [tool["function"]["name"] for tool in tools]
+    plan.tools, plan.notes = [tool["function"]["name"] for tool in tools], notes
     return _several(plan, body)
 
 
@@ -126,8 +129,9 @@ def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
 
 def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     """Return the plan of an answer of the Responses API; errors as of `_plan`."""
-    messages = response_messages(body.input, body.instructions)
-    tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls)
+    notes = Notes()
+    tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
+    messages = response_messages(body.input, body.instructions, notes)
     text = body.text.format if body.text else None
     format = ResponseFormat(text.type, schema=text.schema) if text else None
     constraint = _constraint(model, body, format, calls)
@@ -141,7 +145,7 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
             "include" if wanted else "top_logprobs",
         )
     plan = _plan(model, body, [ids], body.max_output_tokens, tops, constraint)
-    plan.tools = [tool["function"]["name"] for tool in tools]
+    plan.tools, plan.notes = [tool["function"]["name"] for tool in tools], notes
     plan.stream = bool(body.stream)
     return plan
 
@@ -248,17 +252,18 @@ def _chat(
 
 
 def _tools(
-    model: ServedModel, given: list[Json] | None, choice: str | Json | None, parallel: bool | None
+    model: ServedModel,
+    given: list[Json] | None,
+    choice: str | Json | None,
+    parallel: bool | None,
+    notes: Notes,
 ) -> tuple[list[Json], Calls | None]:
     """Return the tools to show, and what holds calls of them to their schemas, if that can be."""
-    tools = read_tools(given or [])
-    names = [tool["function"]["name"] for tool in tools]
+    tools = read_tools(given or [], notes=notes)
+    choice, tools = _allowed(choice, tools, notes)
     mode = choice if isinstance(choice, str) else "auto"
-    if isinstance(choice, dict):  # of one tool; the Responses API leaves out one level
-        inner = choice.get("function")
-        mode = str((inner if isinstance(inner, dict) else choice).get("name"))
-        if mode not in names:
-            raise BadRequest(f"tool_choice: there is no tool {mode!r} in tools", "tool_choice")
+    if isinstance(choice, dict):
+        mode = _chosen(choice, tools, notes)
     elif mode == "any":
         mode = "required"
     elif mode not in ("none", "auto", "required"):
@@ -268,7 +273,8 @@ def _tools(
     if mode == "none":
         return [], None
     if mode != "auto" and not tools:
-        raise BadRequest("tool_choice: there are no tools to call: give tools", "tool_choice")
+        none = "no function among the tools" if given else "there are no tools to call"
+        raise BadRequest(f"tool_choice: {none}: give functions in tools", "tool_choice")
     before, after, *keys = call_grammar(model.style)
     strict = any(tool["function"].get("strict") for tool in tools)
     must = mode != "auto" or strict or (parallel is False and bool(before))
@@ -284,6 +290,32 @@ def _tools(
             raise
         return tools, None
     return tools, Calls(constraint, must)
+
+
+def _allowed(
+    choice: str | Json | None, tools: list[Json], notes: Notes
+) -> tuple[str | Json | None, list[Json]]:
+    # A choice of type "allowed_tools" is a mode and a part of the tools.
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return choice, tools
+    inner = choice.get("allowed_tools", choice)
+    listed = inner.get("tools") if isinstance(inner, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        raise BadRequest("tool_choice.tools: give a list of tools", "tool_choice")
+    functions = [each for each in listed if each.get("type") == "function"]
+    names = {_chosen(each, tools, notes) for each in functions}
+    return inner.get("mode"), [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _chosen(choice: Json, tools: list[Json], notes: Notes) -> str:
+    # The function that an object names; the Responses API leaves out one level.
+    inner = choice.get("function")
+    inner = inner if isinstance(inner, dict) else choice
+    name: str = notes.shown(inner.get("namespace"), inner.get("name"))
+    if name not in (tool["function"]["name"] for tool in tools):
+        asked = inner.get("name") or choice.get("type")
+        raise BadRequest(f"tool_choice: there is no function {asked!r} in tools", "tool_choice")
+    return name
 
 
 def _constraint(

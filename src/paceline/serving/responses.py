@@ -120,7 +120,10 @@ class ResponseAnswer(Answer):
         item: Json = {"id": f"{short}_{self.id}_{index}", "type": type, "status": "in_progress"}
         if delta.kind == "call":
             call = next(c for c in self.choices[0].calls if delta.id in (c["id"], ""))
-            item |= {"call_id": call["id"], "name": call["function"]["name"], "arguments": ""}
+            shown = call["function"]["name"]
+            space, name = self.plan.notes.spaces.get(shown, ("", shown))
+            item |= {"call_id": call["id"], "name": name, "arguments": ""}
+            item |= {"namespace": space} if space else {}
         else:
             own: Json = {"role": "assistant"} if delta.kind == "content" else {"summary": []}
             item |= {"content": [], **own}
