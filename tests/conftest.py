@@ -3,6 +3,7 @@ and a watch over errors of drafters, which an engine survives."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import shutil
@@ -17,6 +18,7 @@ _BESIDE = Path(build.__file__).parent / "lib"  # ignored by git; names hold the 
 
 
 def pytest_configure() -> None:
+    _on_device(os.environ.get("PACELINE_TEST_DEVICE", "cpu"))
     library.library()
     found = library.found()
     if found is None or (_BESIDE / found[1].name).exists():
@@ -25,6 +27,17 @@ def pytest_configure() -> None:
     part = _BESIDE / f"{found[1].name}.{os.getpid()}"
     shutil.copy(found[1], part)
     part.replace(_BESIDE / found[1].name)
+
+
+def _on_device(name: str) -> None:
+    # PACELINE_TEST_DEVICE=cuda runs the tests of the torch runtime there.
+    if name == "cpu":
+        return
+    from paceline.runtimes.torch.target import TorchTarget
+
+    signature = inspect.signature(TorchTarget.__init__)
+    assert list(signature.parameters)[-2:] == ["device", "precision"]
+    TorchTarget.__init__.__defaults__ = (name, "fp32")
 
 
 class _Notes(logging.Handler):
