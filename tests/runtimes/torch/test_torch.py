@@ -125,7 +125,7 @@ def test_a_negative_control_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_capabilities() -> None:
-    found = tiny_target(precision="bf16").capabilities
+    found = tiny_target(precision="bf16", device="cpu").capabilities
     assert (found.runtime, found.device, found.precision) == ("torch", "cpu", "bf16")
     assert (found.vocab_size, found.max_context, found.hidden_size) == (320, 256, 64)
     assert found.tree

@@ -80,7 +80,7 @@ def test_both_ways_to_borrow_give_the_same_layers(target: TorchTarget) -> None:
     wanted = target_weights_for(network, target._network)
     found = target_weights(network)
     assert found.keys() == wanted.keys() == network.target_weights().keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in found)
+    assert all(torch.equal(found[name], wanted[name].cpu()) for name in found)
 
 
 class Right(HiddenTransfer):

@@ -185,7 +185,7 @@ def test_rows_made_in_training_are_those_that_the_target_keeps(layer: int) -> No
     with torch.no_grad():  # while it learns, texts are moved
         ops, _, _ = next(trained.unroll(*rows, lambda _: torch.zeros(0)))
     for kind, each in enumerate(ops._target):
-        kept = cache.data[layer, kind, :, : len(tokens)]
+        kept = cache.data[layer, kind, :, : len(tokens)].cpu()
         same = torch.allclose(each[0].transpose(0, 1), kept, atol=1e-4)
         assert same == (layer == 6)
 
