@@ -8,6 +8,7 @@ import pytest
 from tests.helpers import table_engines as engines
 
 from paceline.core.types import SamplingParams, Speculation
+from paceline.drafters.ngram.prompt_lookup import PromptLookup
 from paceline.engine.engine import Engine
 from paceline.errors import PromptError
 
@@ -94,3 +95,55 @@ def test_a_draft_of_other_tokens_is_refused(engine: Engine) -> None:
     for draft in ((10_000,), (-1,)):
         with pytest.raises(PromptError, match="vocabulary"):
             engine.generate(PROMPT, PARAMS, raw=True, speculation=Speculation(draft=draft))
+
+
+def edited(tokens: list[int]) -> dict[str, list[int]]:
+    """Predictions of a text, by what was done to it; each with how much must still be found."""
+    other = [(token + 1) % 5 for token in tokens]
+    return {
+        "right": tokens,
+        "a token replaced": [*tokens[:30], other[30], *tokens[31:]],
+        "some put in": [*tokens[:30], *other[:7], *tokens[30:]],
+        "some left out": [*tokens[:30], *tokens[36:]],
+        "its end only": tokens[50:],
+        "wrong": [7] * 100,
+        "much longer": [*tokens, *other, *tokens] * 20,
+        "one token": tokens[:1],
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", list(edited([0] * 120)))
+def test_a_prediction_is_followed_again_where_the_text_comes_back_to_it(
+    temperature: float, kind: str
+) -> None:
+    least = {"wrong": 0, "one token": 1, "its end only": 40}.get(kind, 75)
+    params = replace(PARAMS, temperature=temperature, max_new_tokens=120)
+    # Every token is often another's successor, so that pairs alone mislead.
+    alone = engines.make().generate(PROMPT, params, raw=True)
+    prediction = edited(list(alone.token_ids))[kind]
+    engine = engines.make(drafter=PromptLookup())
+    done = engine.generate(PROMPT, params, raw=True, prediction=prediction)
+    assert engines.key(done) == engines.key(alone)
+    assert done.sources.count("prediction") >= least
+    if kind == "right":
+        assert done.stats.target_forwards < 8
+
+
+def test_a_prediction_may_be_text_and_stands_beside_a_constraint() -> None:
+    engine = engines.make(engines.Target(engines.speaker("the quick dog")))
+    params = SamplingParams(max_new_tokens=40)
+    done = engine.generate([5], params, raw=True, prediction="the quick dog")
+    assert done.text == "the quick dog"
+    assert done.sources.count("prediction") == len(engines.TOKENIZER.encode(done.text))
+    held = engine.generate(
+        [5],
+        params,
+        raw=True,
+        prediction="the quick dog",
+        constraint=engine.grammar.choice(["the quick fox"]),
+    )
+    plain = engine.generate(
+        [5], params, raw=True, constraint=engine.grammar.choice(["the quick fox"])
+    )
+    assert held.text == plain.text == "the quick fox"

@@ -141,6 +141,41 @@ def test_a_streamed_response_joins_to_the_whole() -> None:
     assert last["response"]["usage"] == whole["usage"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_changes_counts_and_not_the_text(stream: bool) -> None:
+    body = CHAT | {"max_tokens": 40, "n": 2, "temperature": 0, "ignore_eos": True}
+    counted = "accepted_prediction_tokens", "rejected_prediction_tokens"
+
+    async def asks(client: Client) -> None:
+        async def usage(prediction: Any) -> tuple[int, ...]:
+            asked = body | {"prediction": prediction}
+            if stream:
+                options = {"stream_options": {"include_usage": True}}
+                found = (await client.stream(CHATS, asked | options))[-1]["usage"]
+            else:
+                answer = await client.ask(CHATS, asked)
+                ChatCompletion.model_validate(answer, strict=True)
+                assert answer["choices"] == plain["choices"]
+                found = answer["usage"]
+            return tuple(found["completion_tokens_details"][name] for name in counted)
+
+        plain = await client.ask(CHATS, body)
+        said = plain["choices"][0]["message"]["content"]
+        size = len(engines.TOKENIZER.encode(said))
+        right, wrong = await usage({"type": "content", "content": said})
+        assert right >= size
+        assert right + wrong == 2 * size
+        half = {"type": "text", "text": said[: len(said) // 2]}
+        parts = await usage({"type": "content", "content": [half, {**half, "text": "!" * 9}]})
+        assert 0 < parts[0] < right
+        assert await usage({"type": "content", "content": ""}) == (0, 0)
+        for wrong_one in ({"type": "file", "content": "x"}, {"content": 3}, "x"):
+            error = await client.refused(CHATS, body | {"prediction": wrong_one})
+            assert error["param"].startswith("prediction")
+
+    run(asks, engines.make(engines.Target(engines.speaker("the quick brown fox jumps"))))
+
+
 def test_drafts_are_counted_as_load_generators_read_them() -> None:
     body = {"prompt": "dog dog dog dog dog dog", "max_tokens": 60, "temperature": 0}
     answer = run(lambda c: c.ask(TEXTS, body), drafting())

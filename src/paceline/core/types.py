@@ -158,6 +158,8 @@ class Speculation:
         draft: tokens that the client drafted for the beginning of the answer; rules by p/q, which
             need their distribution, leave them.
         once: end the request with its first verification.
+        prediction: tokens, any number of them, that the answer is likely to repeat: drafted from
+            where the answer follows them, by the same rules.
     """
 
     nodes: int | None = None
@@ -165,6 +167,7 @@ class Speculation:
     enabled: bool = True
     draft: tuple[int, ...] = ()
     once: bool = False
+    prediction: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("nodes", self.nodes), ("depth", self.depth)):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 from typing import Any, NamedTuple, overload
@@ -196,6 +196,7 @@ class Engine:
         sample: int = 0,
         resume: List[int] = (),
         denoising: Denoising | None = None,
+        prediction: str | List[int] = (),
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -211,6 +212,8 @@ class Engine:
             resume: the first tokens of the answer, decoded before or elsewhere: what follows is
                 what would have followed there.
             denoising: how to fill the canvas, for models that do.
+            prediction: text, or token ids, of any length that the answer is likely to repeat, such
+                as a file to be changed: drafted from, and the output is the same.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -230,8 +233,12 @@ class Engine:
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
         if resume:
             resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
-        if speculation.draft:
-            token_ids(speculation.draft, self.tokenizer, target.vocab_size, True, None)
+        if prediction:
+            known = self.tokenizer.encode(prediction) if isinstance(prediction, str) else prediction
+            speculation = replace(speculation, prediction=tuple(known))
+        for drafted in (speculation.draft, speculation.prediction):
+            if drafted:
+                token_ids(drafted, self.tokenizer, target.vocab_size, True, None)
         self.scheduler.check_prompt(len(ids) + len(resume))
         if len(ids) >= target.max_context:
             raise ContextExceeded(

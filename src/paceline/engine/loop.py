@@ -18,6 +18,7 @@ from paceline.engine.constrained import constrained
 from paceline.engine.decoder import Commit
 from paceline.engine.isolation import IsolatedDrafter
 from paceline.engine.memory import fitted, memory_of
+from paceline.engine.predicted import SOURCE, Follower, depths
 from paceline.engine.prefill import Chunk, Prefiller
 from paceline.engine.stopping import StopRules, TextWatch
 from paceline.errors import InvalidOption
@@ -29,8 +30,9 @@ from paceline.verifiers.base import Verifier
 
 _LOG = logging.getLogger(__name__)
 
-# Source of drafts that come with a request. Policies learn nothing from them.
+# Sources of drafts that come with a request. Policies learn nothing from them.
 _CLIENT = "client"
+_FOREIGN = (_CLIENT, SOURCE)
 
 # Kept after an error, which ends its sequence: one `keep` follows each forward.
 _NOTHING = Verdict((), -1)
@@ -60,6 +62,7 @@ class AutoregressiveDecoder:
         self._prefiller = Prefiller(target)
         self._watches: dict[int, TextWatch] = {}
         self._errors: dict[int, Exception] = {}
+        self._followers: dict[int, Follower] = {}
 
     @property
     def drafter(self) -> Drafter:
@@ -153,13 +156,18 @@ class AutoregressiveDecoder:
         self.controller.beside = sum(chunk.tokens for chunk in chunks)
         selected = [trees.EMPTY] * len(sequences)
         if drafts:
-            budgets = self._budgets(sequences)
+            budgets, given = self._budgets(sequences)
             with clock("draft"):
                 proposed = self._drafting.propose(sequences, budgets)
-                proposed = list(map(self._given, sequences, proposed, budgets))
+                for place, draft in given.items():
+                    proposed[place] = draft
                 if any(each.sampler.constraint is not None for each in sequences):
                     proposed = self._constrained(sequences, proposed)
-            selected = self.controller.select(sequences, proposed)
+            # What comes with a request is sized already, and teaches the controller nothing.
+            own = [trees.EMPTY if i in given else each for i, each in enumerate(proposed)]
+            selected = self.controller.select(sequences, own)
+            for place in given:
+                selected[place] = proposed[place]
         shown = list(map(self.verifier.extend, selected))
         passes = self._passes(sequences, shown)
         with clock("forward"):
@@ -178,7 +186,7 @@ class AutoregressiveDecoder:
         told = [each for each, done in zip(steps, commits, strict=True) if done.error is None]
         with clock("draft"):
             self._drafting.observe(told)
-        self._learn([each for each in told if each[1].source != _CLIENT], clock)
+        self._learn([each for each in told if each[1].source not in _FOREIGN], clock)
         for sequence in sequences:
             sequence.stats.add_step(clock, 1 / len(sequences))
         return commits + failed
@@ -186,6 +194,7 @@ class AutoregressiveDecoder:
     def close(self, sequence: Sequence) -> None:
         """Release a sequence; an unfinished one may be admitted again later and then continues."""
         self._watches.pop(sequence.id, None)
+        self._followers.pop(sequence.id, None)
         self._drafting.close(sequence)
         self.controller.close(sequence)
         self._prefiller.close(sequence)
@@ -202,21 +211,40 @@ class AutoregressiveDecoder:
                 raise
             _LOG.warning("controller '%s' failed to learn: %s", self.controller.name, error)
 
-    def _budgets(self, sequences: List[Sequence]) -> list[Budget]:
+    def _budgets(self, sequences: List[Sequence]) -> tuple[list[Budget], dict[int, TokenTree]]:
+        # Budgets of the drafter, and by place the drafts that stand for its own.
         asked = list(self.controller.budgets(sequences))
+        given = self._of_clients(sequences)
+        for place, draft in given.items():
+            asked[place] = Budget(len(draft), len(draft))
+        asked = fitted(self.memory, sequences, list(map(self._cap, sequences, asked)))
+        for place, draft in given.items():
+            given[place] = trees.head(draft, min(asked[place].nodes, asked[place].depth))
+            asked[place] = Budget(0, 0)
+        return asked, given
+
+    def _of_clients(self, sequences: List[Sequence]) -> dict[int, TokenTree]:
+        out: dict[int, TokenTree] = {}
+        if None not in self.verifier.accepts:
+            return out
+        reach: list[list[float]] = [[]] * len(sequences)
         for place, each in enumerate(sequences):
-            if given := self._of_client(each):
-                asked[place] = Budget(len(given), len(given))
-        return fitted(self.memory, sequences, list(map(self._cap, sequences, asked)))
+            # A draft is of the beginning: once a token is committed, it has stood or fallen.
+            if each.speculation.draft and not each.stats.committed_tokens:
+                out[place] = trees.chain(each.speculation.draft, _CLIENT)
+            elif each.speculation.prediction:
+                reach[place] = self._follower(each).reach()
+        for place, count in enumerate(depths(reach, self.costs, self.controller.beside)):
+            if count:
+                ahead = self._followers[sequences[place].id].next(count)
+                out[place] = trees.chain(ahead, SOURCE)
+        return out
 
-    def _of_client(self, sequence: Sequence) -> tuple[int, ...]:
-        # Its draft is of the beginning: once a token is committed, it has stood or fallen.
-        begun = sequence.stats.committed_tokens or None not in self.verifier.accepts
-        return () if begun else sequence.speculation.draft
-
-    def _given(self, sequence: Sequence, draft: TokenTree, budget: Budget) -> TokenTree:
-        given = self._of_client(sequence)
-        return trees.chain(given[: budget.depth], _CLIENT) if given else draft
+    def _follower(self, sequence: Sequence) -> Follower:
+        if sequence.id not in self._followers:
+            self._followers[sequence.id] = Follower(sequence.speculation.prediction)
+        self._followers[sequence.id].read(sequence.generated)
+        return self._followers[sequence.id]
 
     def _constrained(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         # Forced runs may exceed budgets, which are for guesses, but not memory.

@@ -37,8 +37,8 @@ def parameters(
     unknown = set(options) - set(SamplingParams.__slots__)
     if unknown:
         raise InvalidOption(
-            f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, "
-            f"constraint, sample, resume, denoising, {', '.join(SamplingParams.__slots__)}"
+            f"option {sorted(unknown)[0]!r} is unknown: use raw, system, speculation, constraint, "
+            f"sample, resume, denoising, prediction, {', '.join(SamplingParams.__slots__)}"
         )
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": (options["stop"],)}

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from paceline.core.types import TokenLogprob
 from paceline.engine.engine import Completion, Event, Prepared
+from paceline.engine.predicted import SOURCE as PREDICTION
 from paceline.models.text import StreamDecoder
 from paceline.serving.answers.parser import AnswerParser, Delta
 from paceline.serving.http import sse
@@ -33,6 +34,7 @@ class Choice:
         self.calls: list[Json] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.predicted = 0  # tokens that were drafted from the prediction
         self.begun = False
         self.offset = 0  # of the next token in `text_offset`
         self.completion: Completion | None = None
@@ -43,6 +45,7 @@ class Choice:
     def feed(self, event: Event) -> list[Delta]:
         """Add an event and return what is new."""
         self.token_ids += event.token_ids
+        self.predicted += event.sources.count(PREDICTION)
         self.logprobs += event.logprobs
         self.completion = event.completion or self.completion
         if self._parser is None:
@@ -173,7 +176,19 @@ class Answer:
             "completion_tokens": answer,
             "total_tokens": prompt + answer,
             "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
-            "completion_tokens_details": {"reasoning_tokens": min(answer, self.reasoning_tokens())},
+            "completion_tokens_details": {
+                "reasoning_tokens": min(answer, self.reasoning_tokens()),
+                **self._predicted(),
+            },
+        }
+
+    def _predicted(self) -> Json:
+        # What of the prediction stands in the answer, and what does not.
+        whole = len(self.plan.prompts[0].speculation.prediction)
+        accepted = sum(min(choice.predicted, whole) for choice in self.choices)
+        return {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": whole * len(self.choices) - accepted,
         }
 
     def _sources(self, place: int, event: Event) -> Json:

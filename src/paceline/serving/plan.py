@@ -211,6 +211,8 @@ def _plan(
     )
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
     asked["resume"] = body.resume_token_ids or ()
+    if isinstance(body, Several) and body.prediction is not None:
+        asked["prediction"] = model.tokenizer.encode(body.prediction.text)
     if body.denoising is not None:
         asked["denoising"] = Denoising(**asdict(body.denoising))
     return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)

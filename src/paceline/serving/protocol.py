@@ -57,6 +57,24 @@ class SpeculationLimits(Struct):
     once: bool = False
 
 
+class TextPart(Struct):
+    text: str
+    type: Literal["text"] = "text"
+
+
+class Prediction(Struct):
+    """What the answer is likely to repeat. It changes how fast it comes, and nothing else."""
+
+    content: str | list[TextPart]
+    type: Literal["content"] = "content"
+
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class DenoisingOptions(Struct):
     """How a model that fills a canvas does so; see docs/diffusion.md."""
 
@@ -135,6 +153,7 @@ class Several(Body, kw_only=True):
     return_sources: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
 
 
 class ChatRequest(Several, kw_only=True):

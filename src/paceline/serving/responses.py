@@ -87,11 +87,12 @@ class ResponseAnswer(Answer):
         cut = self._status == "incomplete"
         response["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         counts = self.usage()
+        reasoned = counts["completion_tokens_details"]["reasoning_tokens"]
         response["usage"] = {
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": counts["completion_tokens_details"],
+            "output_tokens_details": {"reasoning_tokens": reasoned},
             "total_tokens": counts["total_tokens"],
         }
         response["metrics"] = self.metrics()

@@ -1,0 +1,89 @@
+"""Drafts from a prediction: a text of the client's that the answer is likely to repeat."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence as List
+from functools import cached_property
+
+from paceline.policy.cost import CostModel
+from paceline.policy.cost_model import best_depths
+
+SOURCE = "prediction"
+"""Source of these drafts. Policies learn nothing from them."""
+
+_MOST = 64  # tokens of a draft
+_NEAR = 16  # tokens ahead in which a single token may be found again
+_LOOKED = 32  # places that are compared
+_LONGEST = 8  # tokens before a place that are compared
+
+
+class Follower:
+    """Say where in a prediction an answer is.
+
+    Where the answer leaves the prediction it is taken to have replaced a token, until its last
+    tokens are found again: those with most agreement before them, the nearest of equals.
+    """
+
+    def __init__(self, text: List[int]) -> None:
+        self._text = text
+        self._place = 0  # of the token that comes next
+        self._known = 0  # tokens of the answer that were read
+        self._run = 2  # tokens in a row that agreed; below 0 those that did not
+        self._hits, self._tries = 9.0, 10.0
+
+    def read(self, answer: List[int]) -> None:
+        """Take in what is new of the whole answer so far."""
+        for at in range(self._known, len(answer)):
+            hit = self._place < len(self._text) and self._text[self._place] == answer[at]
+            self._place += 1
+            self._hits += hit
+            self._tries += hit or self._run >= 0
+            if hit:
+                self._run = max(self._run, 0) + 1
+            else:
+                self._run = min(self._run, 0) - 1
+                self._find(answer[max(0, at + 1 - _LONGEST) : at + 1])
+        self._known = len(answer)
+
+    def reach(self) -> list[float]:
+        """Return the probability that the answer follows the prediction so far, by depth."""
+        run, goes_on = self._run, self._hits / self._tries
+        here = 1 - 0.5 ** (run + 1) if run >= 0 else 0.5 ** (1 - run)
+        count = max(0, min(_MOST, len(self._text) - self._place))
+        return [here * goes_on**depth for depth in range(count)]
+
+    def next(self, count: int) -> List[int]:
+        return self._text[self._place : self._place + count]
+
+    def _find(self, last: List[int]) -> None:
+        text, here = self._text, self._place
+        places = self._pairs.get(tuple(last[-2:]), ())
+        first = max(0, bisect_left(places, here) - _LOOKED // 2)
+        best = (1, 0, 0)
+        for place in places[first : first + _LOOKED]:
+            agree = 2
+            while agree < min(len(last), place) and text[place - agree - 1] == last[-agree - 1]:
+                agree += 1
+            best = max(best, (agree, -abs(place - here), place))
+        if best[0] > 1:
+            self._run, _, self._place = best
+        elif last[-1] in (near := text[here : here + _NEAR]):
+            self._run, self._place = 1, here + near.index(last[-1]) + 1
+
+    @cached_property
+    def _pairs(self) -> dict[tuple[int, ...], list[int]]:
+        # By pair of tokens, the places behind it, ascending.
+        out: dict[tuple[int, ...], list[int]] = {}
+        for place, pair in enumerate(zip(self._text, self._text[1:], strict=False), 2):
+            out.setdefault(pair, []).append(place)
+        return out
+
+
+def depths(reach: List[list[float]], costs: CostModel | None, beside: int) -> list[int]:
+    """Return how many tokens of each prediction to draft; `beside` are rows of prefill."""
+    if costs is None:
+        return [sum(each > 0.5 for each in own) for own in reach]
+    if not any(reach):
+        return [0] * len(reach)
+    return best_depths(reach, costs, beside=beside)
