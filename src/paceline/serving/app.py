@@ -22,8 +22,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from paceline.errors import PacelineError
-from paceline.serving import http, openapi
+from paceline.serving import anthropic, http, openapi
 from paceline.serving.admission import Closed, Gate, Ticket
+from paceline.serving.anthropic import (
+    CountRequest,
+    MessageAnswer,
+    MessagesRequest,
+    plan_messages,
+)
+from paceline.serving.dialects import Dialects
 from paceline.serving.http import Gone, error_body, json_response
 from paceline.serving.logs import RequestIds
 from paceline.serving.metrics import Metrics
@@ -279,12 +286,23 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
 
     async def models(request: Request) -> Response:
         model = service.asked_for(None)
+        if "anthropic-version" in request.headers:
+            return json_response(anthropic.model_list(model))
         entries = [_entry(model, name) for name in model.names]
         return json_response({"object": "list", "data": entries})
 
     async def one_model(request: Request) -> Response:
         name = request.path_params["name"]
-        return json_response(_entry(service.asked_for(name), name))
+        entry = anthropic.model_entry if "anthropic-version" in request.headers else _entry
+        return json_response(entry(service.asked_for(name), name))
+
+    async def counted(request: Request) -> Response:
+        service.asked_for(None)
+        body = await body_of(request, CountRequest)
+        model = service.asked_for(body.model)
+        plan = await asyncio.to_thread(plan_messages, model, body)
+        headers = http.ignoring(plan.notes.left)
+        return json_response({"input_tokens": len(plan.prompts[0].tokens)}, headers=headers)
 
     async def model_info(request: Request) -> Response:
         model = service.asked_for(None)
@@ -347,6 +365,8 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         generating("/v1/chat/completions", ChatRequest, plan_chat, ChatAnswer),
         generating("/v1/completions", CompletionRequest, plan_completion, TextAnswer),
         generating("/v1/responses", ResponsesRequest, plan_response, ResponseAnswer),
+        generating("/v1/messages", MessagesRequest, plan_messages, MessageAnswer),
+        post("/v1/messages/count_tokens", counted),
         post("/tokenize", tokenized),
         post("/detokenize", detokenized),
         Route("/v1/models", models),
@@ -375,7 +395,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
                 expose_headers=["x-request-id", "x-paceline-ignored"],
             )
         )
-    middleware.append(Middleware(http.Keys, keys=keys))
+    middleware += [Middleware(Dialects), Middleware(http.Keys, keys=keys)]
     handlers: dict[Any, Any] = {
         PacelineError: _refused,
         HTTPException: _unrouted,

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.serving.anthropic import CountRequest, MessagesRequest
 from paceline.serving.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -20,6 +21,8 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
     "/v1/completions": (CompletionRequest, "Continue a text."),
     "/v1/responses": (ResponsesRequest, "Answer, without keeping anything."),
+    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's API has it."),
+    "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/tokenize": (TokenizeRequest, "Encode a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Decode token ids."),
 }

@@ -239,6 +239,8 @@ _REFUSED = {
     "conversation": "the server keeps no conversations: send the whole conversation as input",
     "background": "answers are given at once: leave it out",
     "prompt_embeds": "prompts are text or token ids: leave it out",
+    "mcp_servers": "the server calls no other servers: leave it out",
+    "container": "the server runs no code: leave it out",
     "audio": "the server writes text only: leave it out",
 }
 _NOTHING: tuple[Any, ...] = (None, False, 0, 1, "", "none", [], {})
