@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import Annotated, NoReturn, cast
+from typing import Annotated, NoReturn, TextIO, cast
 
 import typer
 
@@ -40,6 +42,8 @@ from paceline.version import __version__
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+READER_GONE = 141
+"""Exit code as of a process that a closed pipe has ended."""
 
 # The base of all usage errors. Typer exports its subclasses under stable names, but not itself.
 _UsageProblem = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -138,22 +142,67 @@ def _root(
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code.
 
-    Errors that a user can cause end as one line on standard error and code 2; Ctrl-C as code 130.
+    Errors that a user can cause end as one line on standard error and code 2; Ctrl-C as code 130,
+    and a reader that has gone, as of `| head`, as code 141 without a line.
     """
-    for stream in (sys.stdout, sys.stderr):
+    streams: list[tuple[TextIO | None, str]] = [(sys.stdout, "replace"), (sys.stderr, "replace")]
+    # Model output must not fail on a poor terminal; bytes that are no text are found where read.
+    for stream, errors in [*streams, (sys.stdin, "surrogateescape")]:
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # model output must not fail on a poor terminal
+            stream.reconfigure(errors=errors)
     try:
         code = app(args=list(arguments) or ["--help"], prog_name="paceline", standalone_mode=False)
+        sys.stdout.flush()
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except SystemExit as error:
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        return READER_GONE
+    except BrokenPipeError:
+        return READER_GONE
     except (PacelineError, _UsageProblem) as error:
-        text = getattr(error, "format_message", error.__str__)()
-        typer.echo(f"paceline: error: {' '.join(text.split())}", err=True)
-        return 2
+        return _say(getattr(error, "format_message", error.__str__)())
+    except OSError as error:  # of files, those that have a name; else of the output
+        what = "the output cannot be written" if error.filename is None else error.filename
+        return _say(f"{what} ({error.strerror or error}): mend that or name another place")
+    except UnicodeError as error:
+        return _say(f"some text is no UTF-8 ({error}): convert it first")
+    except MemoryError:
+        return _say("there is not enough memory: use a smaller model, cache or batch")
     return code if isinstance(code, int) else 0
+
+
+def _say(text: str) -> int:
+    with suppress(OSError):
+        typer.echo(f"paceline: error: {' '.join(text.split())}", err=True)
+    return 2
 
 
 def main() -> NoReturn:
     """Entry point of the command."""
-    sys.exit(run(sys.argv[1:]))
+    shut = _open_standard_streams()
+    if shut and sys.argv[1:2] != ["serve"]:
+        code = _say("standard output is closed: send it to a file, or to /dev/null")
+    else:
+        code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):  # Python would complain of what is left at its end
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
+
+
+def _open_standard_streams() -> bool:
+    # Files that are opened must not take their places. True if standard output was closed.
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    shut = sys.stdout is None
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    return shut

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import interruptible, print_json, progress_bar, remark
+from paceline.core.cache import write_atomically
 
 
 @o.spread_options
@@ -117,9 +118,9 @@ def methods(
     text = f"# Methods on {loaded.source.name}\n\n" + results.table(bench.TITLES, table)
     if out is not None:
         page = render("methods.html", about=about, titles=bench.TITLES, rows=table)
-        (out / "results.json").write_text(dumps(summary, indent=1) + "\n", encoding="utf-8")
-        (out / "results.md").write_text(text, encoding="utf-8")
-        (out / "report.html").write_text(page, encoding="utf-8")
+        write_atomically(out / "results.json", dumps(summary, indent=1) + "\n")
+        write_atomically(out / "results.md", text)
+        write_atomically(out / "report.html", page)
         remark(f"results.json, results.md and report.html are in {out}")
     if record is not None:
         bench.record(record, about, table)

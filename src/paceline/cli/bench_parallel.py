@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import interruptible, print_json, progress_bar, remark
+from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
 
 SAMPLERS = "autoregressive;counts;counts:per_step=2;counts:per_step=4;threshold:tau=0.9"
@@ -137,9 +138,9 @@ def parallel(
         "closed_forms": bench.closed_forms(),
     }
     if out is not None:
-        (out / "results.json").write_text(dumps(results, indent=1) + "\n", encoding="utf-8")
-        (out / "results.md").write_text(results_page(results), encoding="utf-8")
-        (out / "report.html").write_text(page(results), encoding="utf-8")
+        write_atomically(out / "results.json", dumps(results, indent=1) + "\n")
+        write_atomically(out / "results.md", results_page(results))
+        write_atomically(out / "report.html", page(results))
         remark(f"results.json, results.md and report.html are in {out}")
     if as_json:
         print_json(results)

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.cli import options as o
 from paceline.cli.output import follow, interruptible, remark, summary, write
+from paceline.core.options import check_text
 from paceline.core.types import SamplingParams
 from paceline.errors import PacelineError
 
@@ -35,6 +36,7 @@ def chat(
         max_new_tokens=max_new_tokens,
         stop_loops=stop_loops,
     )
+    check_text("--system", system)
     o.runtime_options(place, room)
     o.check_names(place.runtime, drafter, speculation=rules)
 
@@ -81,6 +83,9 @@ def _turn(engine: Any, messages: list[dict[str, str]], line: str, params: Sampli
             request = engine.add(asked, params)
             completion = follow(engine, request, interrupt, show)
     except PacelineError as error:
+        if not sys.stdin.isatty():  # of a script, whose next lines build on this one
+            raise
+        write("\n" * bool(shown))
         advice = " (/reset starts anew)" if messages else ""
         remark(f"paceline: error: {error}{advice}")
         return

@@ -22,6 +22,7 @@ from paceline.cli.output import (
     summary,
     write,
 )
+from paceline.core.options import check_text
 from paceline.core.types import Denoising, SamplingParams
 from paceline.errors import InvalidOption, PromptError
 from paceline.registry import table as registry
@@ -97,6 +98,7 @@ def generate(
         wrong = "--color" if color else "--temperature 0"
         raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
     denoising = Denoising(ending=ending, steps=show_steps)  # type: ignore[arg-type]
+    check_text("--system", system)
     constrain = _constraint(json_schema, regex, grammar)
     if first_of > 1 and constrain is not None:
         raise InvalidOption("--first-of does not go with a constraint: leave out one of the two")
@@ -167,9 +169,9 @@ def _read(prompt: str, raw: bool) -> str:
     # Checked before a model is loaded for it.
     try:
         text = sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else prompt
-        text.encode("utf-8")  # arguments that were not UTF-8 arrive as lone surrogates
     except UnicodeError as error:
-        raise PromptError("the prompt is not UTF-8 text: convert it first") from error
+        raise PromptError("the prompt is no UTF-8 text: convert it first") from error
+    check_text("the prompt", text, PromptError)  # of arguments that were not UTF-8
     if not (text if raw else text.strip()):
         raise PromptError("the prompt is empty: give some text")
     return text
@@ -181,11 +183,13 @@ def _constraint(
     # What makes the constraint once there is an engine. Files are read at once.
     if sum(each is not None for each in (json_schema, regex, grammar)) > 1:
         raise InvalidOption("give one of --json-schema, --regex and --grammar")
+    check_text("--regex", regex)
     if regex is not None:
         return lambda engine: engine.grammar.regex(regex)
     if json_schema is not None:
         inline = json_schema.lstrip().startswith("{")
         schema = json_schema if inline else _file(Path(json_schema))
+        check_text("--json-schema", schema)
         return lambda engine: engine.grammar.json_schema(schema)
     if grammar is None:
         return None

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import isfinite
 from time import perf_counter
 from types import FrameType
@@ -73,19 +73,26 @@ def write(text: str) -> None:
 
 def remark(text: str) -> None:
     """Print a dim line on standard error."""
-    typer.echo(typer.style(text, dim=True), err=True)  # plain where it is no terminal
+    with suppress(OSError):  # what was asked for is worth more than a remark
+        typer.echo(typer.style(text, dim=True), err=True)  # plain where it is no terminal
 
 
 def follow(
     engine: Engine, request: int, interrupt: Interrupt, show: Callable[[Event], None]
 ) -> Completion:
-    """Step until a request ends, or cancel it when the user interrupts."""
-    while not interrupt:
-        for event in engine.step():
-            if event.request == request:
+    """Step until a request ends, or cancel it when the user interrupts.
+
+    Raises its error, and leaves nothing in flight.
+    """
+    try:
+        while not interrupt:
+            for event in engine.checked_step():
                 show(event)
                 if event.completion is not None:
                     return event.completion
+    except BaseException:
+        engine.cancel(request)
+        raise
     completion = engine.cancel(request)
     assert completion is not None
     return completion

@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli import options as o
 from paceline.cli.output import print_json
+from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
 
 
@@ -96,7 +97,7 @@ def vocabulary(
     if out.exists() and out.samefile(path):
         raise InvalidOption(f"the trimmed weights would take the place of {path}: give an --out")
     if whole:
-        out.write_text(json.dumps({"command": command, "tokens": kept.tolist()}), encoding="utf-8")
+        write_atomically(out, json.dumps({"command": command, "tokens": kept.tolist()}))
     else:
         told = {**trained.metadata, "trimmed": json.dumps({"command": command})}
         save_network(out, replace(trimmed(trained, kept), metadata=told))

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, PacelineError
 
 # Parser and description by the type that a constructor declares.
 _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -73,3 +73,24 @@ def require(good: bool, name: str, value: object, rule: str) -> None:
     """Raise InvalidOption unless `good`; `rule` describes valid values."""
     if not good:
         raise InvalidOption(f"{name} must be {rule}, not {value!r}")
+
+
+def check_text(name: str, value: Any, error: type[PacelineError] = InvalidOption) -> None:
+    """Raise `error` if a text, or one inside of lists and mappings, has half a character.
+
+    Such come from bytes that are no UTF-8, and from halves of UTF-16 pairs in JSON.
+    """
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as found:
+            raise error(
+                f"{name} is no UTF-8 text ({found.object[found.start]!a} at character "
+                f"{found.start}): convert it first"
+            ) from None
+    elif isinstance(value, Mapping):
+        check_text(name, list(value), error)
+        check_text(name, list(value.values()), error)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_text(name, each, error)

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.options import check_text
 from paceline.errors import InvalidOption
 
 IntArray = npt.NDArray[np.int64]
@@ -384,6 +385,7 @@ class SamplingParams:
         check(0 <= self.min_tokens <= self.max_new_tokens, "min_tokens", "from 0 to max_new_tokens")
         check(not isinstance(self.stop, str), "stop", "a tuple of strings")
         check(all(self.stop), "stop", "free of empty strings")
+        check_text("stop", self.stop)
         check(self.seed >= 0, "seed", "0 or more")
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)

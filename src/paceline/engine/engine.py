@@ -31,8 +31,10 @@ from paceline.engine.requests import Prompt as Prompt
 from paceline.engine.requests import parameters, token_ids
 from paceline.engine.scheduler import Limits, Request, Scheduler
 from paceline.engine.stopping import Transcript
+from paceline.engine.turns import turns_of
 from paceline.errors import (
     ContextExceeded,
+    EngineFailed,
     InvalidOption,
     OutOfMemory,
     PacelineError,
@@ -44,6 +46,7 @@ from paceline.models.text import Tokenizer
 from paceline.sampling.sequence import Sequence
 
 _LOG = logging.getLogger(__name__)
+_DIE_IN_FORKS = ("torch", "transformers")  # their pools of threads do
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,12 @@ class Event(NamedTuple):
 
 
 class Engine:
-    """Generate text for any number of requests, `max_batch` at a time. Not thread-safe.
+    """Generate text for any number of requests, `max_batch` at a time, in any number of threads.
 
-    Most callers need only `generate` and `stream`; servers drive `add`, `step` and `cancel`.
-    Scheduling never changes the tokens of a request.
+    Most callers need only `generate` and `stream`. Servers drive `add`, `step` and `cancel`: the
+    events of a request that was added come from `step`, so one thread should call it. Threads take
+    turns, and a step goes on with the requests of all. Scheduling never changes the tokens of a
+    request. A process that was forked off has the engine as it was, if its runtime allows.
     """
 
     def __init__(
@@ -121,7 +126,11 @@ class Engine:
         decoder.isolate()
         limits = Limits(max_batch, max_waiting, step_tokens, pool)
         self.scheduler = Scheduler(limits, decoder.memory)
-        self._mail: dict[int, deque[Event]] = {}
+        capabilities = decoder.target.capabilities
+        self._turns = turns_of(decoder.target, capabilities.runtime not in _DIE_IN_FORKS)
+        self._mail: dict[int, deque[Event]] = {}  # by request, what its reader has not taken
+        self._kept: list[Event] = []  # of requests without a reader: for `step`
+        self._dropped: deque[int] = deque()
         self._next_id = 0
 
     @overload
@@ -155,7 +164,7 @@ class Engine:
         requests: list[int] = []
         try:
             for each in prompt if many else [prompt]:
-                requests.append(self._post(each, params, options))
+                requests.append(self._queue(each, params, options, mailed=True))
             done = [self._last_event(request) for request in requests]
         finally:
             for request in requests:
@@ -174,7 +183,7 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> Iterator[Event]:
         """Yield events: text as in `stream`, with tokens, their sources and the completion."""
-        request = self._post(prompt, params, options)
+        request = self._queue(prompt, params, options, mailed=True)
         try:
             while True:
                 event = self._read(request)
@@ -263,10 +272,28 @@ class Engine:
             PromptError: the answer to resume has ended.
             PacelineError: as for `prepare`.
         """
+        return self._queue(prompt, params, options, mailed=False)
+
+    def _queue(
+        self,
+        prompt: Any,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        *,
+        mailed: bool,
+    ) -> int:
         if not isinstance(prompt, Prepared):
             prompt = self.prepare(prompt, params, **options)
         elif params is not None or options:
             raise InvalidOption("a prepared request has its parameters: give them to prepare")
+        with self._turns:
+            request = self._start(prompt)
+            if mailed:  # events are stored until `_read`, no matter which caller drives the steps
+                self._mail[request] = deque()
+        self._tidy()
+        return request
+
+    def _start(self, prompt: Prepared) -> int:
         self.scheduler.check_queue()
         params = prompt.params
         sequence = Sequence.start(
@@ -288,30 +315,58 @@ class Engine:
         """Admit requests, prefill prompts, and decode one step for all running requests.
 
         Returns no events when no request is left, or when the step only did prefill. The error of
-        a request is an event: it has ended then, and the others go on.
+        a request is an event: it has ended then, and the others go on. Events that `generate`,
+        `stream` and `events` wait for are theirs.
+
+        Raises:
+            EngineFailed: the process was forked in the midst of a step, or from a runtime that does
+                not survive it; or a step calls its own engine.
         """
-        events: list[Event] = []
-        while True:
-            try:
-                events += map(self._event, self._round(events))
-                break
-            except OutOfMemory as error:
-                self._make_room(error, events)
-        for event in events:
-            if event.request in self._mail:
-                self._mail[event.request].append(event)
+        with self._turns:
+            self._advance()
+            events, self._kept = self._kept, []
+        self._tidy()
         return events
+
+    def checked_step(self) -> list[Event]:
+        """Take a `step`, but raise the error of a request: for those who want all or nothing."""
+        events = self.step()
+        for event in events:
+            if event.error is not None:
+                raise event.error
+        return events
+
+    def _advance(self) -> None:
+        self._cancel_dropped()
+        events: list[Event] = []
+        try:
+            while True:
+                try:
+                    events += map(self._event, self._round(events))
+                    return
+                except OutOfMemory as error:
+                    self._make_room(error, events)
+        finally:  # what has happened is told, whatever ends the step
+            for event in events:
+                mail = self._mail.get(event.request)
+                (self._kept if mail is None else mail).append(event)
 
     def cancel(self, request: int) -> Completion | None:
         """End a request. Return its completion so far (also its stream's last event), or None."""
+        with self._turns:
+            self._kept = [event for event in self._kept if event.request != request]
+            completion = self._cancel(request)
+        self._tidy()
+        return completion
+
+    def _cancel(self, request: int) -> Completion | None:
         for each in self.scheduler:
             if each.sequence.id == request:
                 each.sequence.finish_reason = "cancelled"
                 self._leave(each)
                 completion = self._complete(each)
-                if request in self._mail:
-                    text = each.transcript.take()
-                    self._mail[request].append(Event(request, text, (), (), completion))
+                if (mail := self._mail.get(request)) is not None:
+                    mail.append(Event(request, each.transcript.take(), (), (), completion))
                 return completion
         return None
 
@@ -325,18 +380,18 @@ class Engine:
 
     @property
     def pending(self) -> int:
-        return len(self.scheduler)
-
-    def _post(self, prompt: Any, params: SamplingParams | None, options: Mapping[str, Any]) -> int:
-        # Events are stored until `_read`, no matter which caller drives `step`.
-        request = self.add(prompt, params, **options)
-        self._mail[request] = deque()
-        return request
+        """Number of requests that have not ended, or whose end `step` has not told."""
+        ended = sum(each.completion is not None or each.error is not None for each in self._kept)
+        return len(self.scheduler) + ended
 
     def _read(self, request: int) -> Event:
         mail = self._mail[request]
         while not mail:
-            self.step()
+            with self._turns:
+                if not mail:
+                    self._advance()
+                if not mail and all(each.sequence.id != request for each in self.scheduler):
+                    raise EngineFailed("an interrupted step has lost the request: ask again")
         event = mail.popleft()
         if event.error is not None:
             raise event.error
@@ -348,8 +403,21 @@ class Engine:
         return completion
 
     def _drop(self, request: int) -> None:
+        # Finalisers come here too, from any thread and in the midst of a step: nothing waits.
         self._mail.pop(request, None)
-        self.cancel(request)
+        self._dropped.append(request)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        while self._dropped and self._turns.now():
+            try:
+                self._cancel_dropped()
+            finally:
+                self._turns.__exit__(None, None, None)
+
+    def _cancel_dropped(self) -> None:
+        while self._dropped:
+            self._cancel(self._dropped.popleft())
 
     def _resume(self, sequence: Sequence, tokens: List[int], transcript: Transcript) -> None:
         # From here on the request is like a preempted one: its tokens are read with the prompt.

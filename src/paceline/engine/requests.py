@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.constraint import Constraint
+from paceline.core.options import check_text
 from paceline.core.types import UNLIMITED, Denoising, SamplingParams, Speculation
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.text import Tokenizer
@@ -74,6 +75,9 @@ def token_ids(
 
 
 def _encoded(prompt: Prompt, tokenizer: Tokenizer, raw: bool, system: str | None) -> list[int]:
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], Mapping)):
+        check_text("the prompt", prompt, PromptError)
+    check_text("system", system, PromptError)
     if isinstance(prompt, str):
         if not (prompt if raw else prompt.strip()):
             return []

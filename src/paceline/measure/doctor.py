@@ -231,7 +231,7 @@ class _Bench:
         room = self._target.capabilities.max_context - len(prompt)
         number = self._engine.add(list(prompt), ignore_eos=True, max_new_tokens=room)
         try:
-            while not any(event.token_ids for event in self._engine.step()):
+            while not any(e.token_ids or e.completion for e in self._engine.checked_step()):
                 pass  # parts of the prompt
             yield
         finally:
@@ -244,7 +244,7 @@ class _Bench:
                 raise InvalidOption("the context has no room for the steps: give a shorter prompt")
             with Clocks(self._engine.decoder, parts) as clocks:
                 clocks.begin()
-                self._engine.step()
+                self._engine.checked_step()
                 found = clocks.end()
             draft = clocks.passes[0].draft
             if 1 + (0 if draft is None else len(draft)) == self._rows:

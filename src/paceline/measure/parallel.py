@@ -203,9 +203,7 @@ def _together(engine: Engine, prepared: Sequence[Any]) -> list[Completion]:
     ids = [engine.add(each) for each in prepared]
     found: dict[int, Completion] = {}
     while engine.pending:
-        for event in engine.step():
-            if event.error is not None:
-                raise event.error
+        for event in engine.checked_step():
             if event.completion is not None:
                 found[event.request] = event.completion
     return [found[each] for each in ids]

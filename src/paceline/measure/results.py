@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
 from paceline.measure.machine import machine
 
@@ -72,7 +73,7 @@ def record(
     result: Result = dict(zip(FIELDS, values, strict=True))
     result |= {key: value for key, value in extra.items() if value is not None}
     validate(path.stem, result)
-    path.write_text(dump(result), encoding="utf-8")
+    write_atomically(path, dump(result))
 
 
 def validate(name: str, result: Result) -> None:

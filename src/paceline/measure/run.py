@@ -209,9 +209,7 @@ def decode(
         for prompt in prompts:
             requests.append(engine.add(prompt, params))
         while len(done) < len(requests):
-            for event in engine.step():
-                if event.error is not None:
-                    raise event.error
+            for event in engine.checked_step():
                 if event.completion is not None:
                     done[event.request] = event.completion
             yield

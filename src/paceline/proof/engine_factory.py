@@ -95,7 +95,7 @@ class PacelineEngine:
         ]
         done: dict[int, tuple[Token, ...]] = {}
         while len(done) < len(wanted):
-            for event in engine.step():
+            for event in engine.checked_step():
                 if event.completion is not None:
                     done[event.request] = event.completion.token_ids
                     if ask.speculation:

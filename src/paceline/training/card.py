@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
 from paceline.training.objective import Hits
 from paceline.training.run import TrainingRun
@@ -152,11 +153,9 @@ def write_card(
 
             plot = out.with_suffix(".png")
             plot.write_bytes(loss_plot(course.points))
-        out.with_suffix(".md").write_text(
-            markdown(card, plot.name if plot else None), encoding="utf-8"
-        )
+        write_atomically(out.with_suffix(".md"), markdown(card, plot.name if plot else None))
         text = json.dumps(card, indent=1)
-        out.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
+        write_atomically(out.with_suffix(".json"), text + "\n")
     except OSError as error:
         raise InvalidOption(
             f"the weights are written, but no card beside them ({error.strerror or error}): free "

@@ -131,7 +131,7 @@ def write_texts(
                 yield index, None
         if not engine.pending or stopped():
             break
-        for event in engine.step():
+        for event in engine.checked_step():
             if event.completion is None:
                 continue
             if event.request in turns:

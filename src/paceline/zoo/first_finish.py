@@ -51,6 +51,7 @@ def first_finish(
     Raises:
         InvalidOption: `n` is below 1, several samples at temperature 0, or an unknown option.
         PromptError: the prompt is empty or longer than the context.
+        PacelineError: the error of a sample that ended with one.
     """
     params = params or SamplingParams()
     if n < 1:
@@ -67,7 +68,7 @@ def first_finish(
             requests.append(engine.add(prompt, params, seed=seed, **options))
             counts[requests[-1]] = 0
         while len(done) < n and not interrupt():
-            for event in engine.step():
+            for event in engine.checked_step():
                 if event.request in counts:
                     counts[event.request] += len(event.token_ids)
                     if event.completion is not None:

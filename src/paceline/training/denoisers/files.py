@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from paceline.core.cache import whole_file
+from paceline.core.cache import whole_file, write_atomically
 from paceline.errors import InvalidOption
 from paceline.models.config import ModelConfig
 from paceline.models.families.base import HF_PARTS
@@ -148,7 +148,7 @@ def save_model(out: Path, config: Any, named: Mapping[str, Tensor], card: Any, r
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (out / name).write_text(text, encoding="utf-8")
+            write_atomically(out / name, text)
         with whole_file(out / "model.safetensors") as part:
             part.write_bytes(save(halves, {"format": "pt"}))
     except OSError as error:

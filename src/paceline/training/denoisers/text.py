@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from paceline.core.cache import whole_file
+from paceline.core.cache import whole_file, write_atomically
 from paceline.core.options import require
 from paceline.core.types import IntArray, LogitArray
 from paceline.errors import InvalidOption
@@ -260,7 +260,7 @@ def save_text_denoiser(
     config["embedding_of"] = {"model": target, "fingerprint": metadata["model"]}
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+        write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
         with whole_file(out / "model.safetensors") as part:
             part.write_bytes(save(halves, {"format": "pt", **metadata}))
     except OSError as error:

@@ -1,0 +1,112 @@
+"""Turns of threads at one model: whoever asked first, one at a time, and whole.
+
+Ctrl-C waits for the end of a turn, since half a step would tear a request from its cache. A
+process that was forked off goes on from the last whole turn.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from paceline.errors import EngineFailed
+
+
+class Turns:
+    """A lock that is handed on in the order of asking; no thread takes it twice at once."""
+
+    def __init__(self, survives_fork: bool = True) -> None:
+        """Say whether what it guards works in a process that was forked off."""
+        self._survives = survives_fork
+        self._lost: str | None = None
+        self._owner: int | None = None
+        self._held: _Held
+        self.renew()
+        _ALL.add(self)
+
+    def __enter__(self) -> None:
+        if self._lost is not None:
+            raise EngineFailed(self._lost)
+        if self._owner == threading.get_ident():
+            raise EngineFailed("a step cannot call its own engine: use another engine")
+        self._take(wait=True)
+
+    def __exit__(self, _kind: object, error: object, _at: object) -> None:
+        held, self._owner = self._held, None
+        self._turn.release()
+        held.release(told=isinstance(error, KeyboardInterrupt))
+
+    def now(self) -> bool:
+        """Enter if that needs no waiting, as finalisers must; `__exit__` ends the turn."""
+        return self._lost is None and self._take(wait=False)
+
+    def renew(self) -> None:
+        """Begin anew, as a process that was forked off."""
+        self._asking, self._turn = threading.Lock(), threading.Lock()
+
+    def forked(self) -> None:
+        if self._turn.locked():
+            self._lost = "the process was forked in the midst of a step: load an engine in it"
+        elif not self._survives:
+            self._lost = "this runtime does not survive a fork: load an engine in the new process"
+        self.renew()
+
+    def _take(self, wait: bool) -> bool:
+        held, taken = _Held(), False
+        try:
+            if wait:
+                with self._asking:  # whoever has just had a turn stands behind the others
+                    taken = self._turn.acquire()
+            else:
+                taken = self._turn.acquire(blocking=False)
+        finally:
+            if not taken:
+                held.release()
+        if taken:
+            self._owner, self._held = threading.get_ident(), held
+        return taken
+
+
+class _Held:
+    # Keeps the first Ctrl-C until the turn ends; a second one is not held up.
+    def __init__(self) -> None:
+        self._before: Any = None
+        self._pressed: list[tuple[int, FrameType | None]] = []
+        if threading.current_thread() is threading.main_thread():
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                signal.signal(signal.SIGINT, self._press)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self._pressed.append((number, frame))
+        while len(self._pressed) > 1:
+            self._before(*self._pressed.pop())
+
+    def release(self, told: bool = False) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            if self._pressed and not told:
+                self._before(*self._pressed.pop())
+
+
+_ALL: WeakSet[Turns] = WeakSet()
+_OF: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
+
+
+def turns_of(target: Any, survives_fork: bool) -> Turns:
+    """Return the turns at a target, which engines may share."""
+    return _OF.setdefault(target, Turns(survives_fork))
+
+
+def _forked() -> None:
+    for each in list(_ALL):
+        each.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
