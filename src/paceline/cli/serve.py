@@ -84,7 +84,10 @@ def serve(
         )
         loaded.tokenizer.prompt("warm")  # the template is compiled before the first request
         names = settings.served_name or [loaded.source.name]
-        return ServedModel(engine, names, loaded.source.fingerprint, str(loaded.source.path))
+        source = loaded.source
+        return ServedModel(
+            engine, names, source.fingerprint, str(source.path), source.config.pooling
+        )
 
     logs.set_up(settings.log_text)
     server.serve(settings, keys, load)

@@ -19,6 +19,7 @@ from paceline.core.types import (
     UNLIMITED,
     Denoising,
     FinishReason,
+    ProbArray,
     SamplingParams,
     Speculation,
     TokenLogprob,
@@ -41,9 +42,10 @@ from paceline.errors import (
     PromptError,
     RequestFailed,
 )
+from paceline.models.config import Pooling
 from paceline.models.grammar import Grammars
 from paceline.models.text import Tokenizer
-from paceline.sampling.sequence import Sequence
+from paceline.sampling.sequence import Pooled, Sequence
 
 _LOG = logging.getLogger(__name__)
 _DIE_IN_FORKS = ("torch", "transformers")  # their pools of threads do
@@ -56,7 +58,7 @@ class Completion:
     `text` is without end tokens and cut before a stop string; `token_ids` has the end token, if one
     came. `sources` names per token the drafter that proposed it, or None if the target chose it.
     `cached_tokens` of the prompt were found in the prefix cache. `prompt_logprobs` begins with the
-    second token.
+    second token. `state`, float64 `[hidden_size]`, is there if it was asked for (`pooling`).
     """
 
     text: str
@@ -68,6 +70,7 @@ class Completion:
     stats: GenerationStats
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    state: ProbArray | None = None
 
 
 class Event(NamedTuple):
@@ -206,6 +209,7 @@ class Engine:
         resume: List[int] = (),
         denoising: Denoising | None = None,
         prediction: str | List[int] = (),
+        pooling: Pooling | None = None,
         **options: Any,
     ) -> Prepared:
         """Check and tokenise a request for `add`. Any thread may call this.
@@ -223,6 +227,8 @@ class Engine:
             denoising: how to fill the canvas, for models that do.
             prediction: text, or token ids, of any length that the answer is likely to repeat, such
                 as a file to be changed: drafted from, and the output is the same.
+            pooling: give the state of the prompt (`Completion.state`) in place of a text, that of
+                its last token or the mean over all.
             **options: single fields of `SamplingParams`.
 
         Raises:
@@ -239,6 +245,13 @@ class Engine:
         target = self.decoder.target.capabilities
         params = parameters(params or SamplingParams(), options, target.vocab_size)
         self.decoder.check(params, denoising)
+        if pooling is not None:
+            if pooling not in ("last", "mean") or not getattr(self.decoder, "pools", False):
+                raise InvalidOption(
+                    f"pooling {pooling!r} is not possible with this model: use last or mean, and a "
+                    "model that predicts the next token"
+                )
+            params = SamplingParams(max_new_tokens=1)
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
         if resume:
             resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
@@ -255,7 +268,7 @@ class Engine:
                 "which one must stay free: shorten the prompt"
             )
         made = tuple(ids), params, speculation, constraint, sample, tuple(resume), denoising
-        return Prepared(*made)
+        return Prepared(*made, pooling)
 
     def add(
         self, prompt: Prompt | Prepared, params: SamplingParams | None = None, **options: Any
@@ -302,6 +315,8 @@ class Engine:
             ends=tuple(self.decoder.stops.ends(params)),
             denoising=prompt.denoising,
         )
+        if prompt.pooling is not None:
+            sequence.pooled = Pooled(prompt.pooling == "mean")
         transcript = Transcript(
             self.tokenizer, params.stop, params.shown_tokens, keep=params.keep_stop
         )
@@ -577,4 +592,5 @@ class Engine:
             sequence.stats,
             sequence.stats.cached_tokens,
             tuple(sequence.prompt_logprobs),
+            None if sequence.pooled is None else sequence.pooled.total,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as List
 from time import perf_counter
+from typing import ClassVar
 
 from paceline.core import tree as trees
 from paceline.core.metrics import Clock
@@ -44,6 +45,8 @@ class AutoregressiveDecoder:
     Errors are raised. After `isolate` those of one sequence are in its commit, and those of the
     drafter cost nothing but drafts.
     """
+
+    pools: ClassVar[bool] = True  # it gives states of prompts
 
     def __init__(
         self,
@@ -265,11 +268,12 @@ class AutoregressiveDecoder:
 
     def _passes(self, sequences: List[Sequence], shown: List[TokenTree]) -> list[Pass]:
         needs = self._drafting.needs_of(sequences)
-        hidden = needs.hidden or self.verifier.needs.hidden
-        return [
-            Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features, s.sampler.greedy_argmax)
-            for s, draft in zip(sequences, shown, strict=True)
-        ]
+        asked = needs.hidden or self.verifier.needs.hidden
+        out = []
+        for s, draft in zip(sequences, shown, strict=True):
+            hidden, argmax = asked or s.pooled is not None, s.sampler.greedy_argmax
+            out.append(Pass(s.cache, s.tokens[-1:], draft, hidden, needs.features, argmax))
+        return out
 
     def _take_chunks(
         self, chunks: List[Chunk], outputs: list[Output], rows: int, clock: Clock
@@ -337,6 +341,8 @@ class AutoregressiveDecoder:
     ) -> Commit:
         run = [*map(draft.tokens.item, verdict.path), verdict.next_token]
         kept, reason = self.stops.cut(sequence, run, self._watches.get(sequence.id))
+        if sequence.pooled is not None and output.hidden is not None:
+            sequence.pooled.end(output.hidden[0])
         if sequence.speculation.once:
             reason = reason or "length"
         tokens = run[:kept]

@@ -149,14 +149,15 @@ class Prefiller:
             pending, draft = sequence.tokens[start : start + size], None
             if sequence.unscored:  # all rows of a draft have logits
                 pending, draft = pending[:1], trees.chain(pending[1:])
-            out.append(Pass(sequence.cache, pending, draft, features=needs.features))
+            pools = sequence.unscored and sequence.pooled is not None
+            out.append(Pass(sequence.cache, pending, draft, pools, needs.features))
         return out
 
     def take(self, chunk: Chunk, output: Output, seconds: float) -> None:
         """Commit a chunk of a forward that took `seconds` for it."""
         sequence, size = chunk
         if sequence.unscored:
-            self._score(sequence, output.logits)
+            self._score(sequence, output)
             self._target.keep(sequence.cache, 1, range(size - 1))
         else:
             self._target.keep(sequence.cache, size, ())
@@ -164,10 +165,15 @@ class Prefiller:
         self._note(sequence, None if features is None else features.copy())
         sequence.stats.prefill_seconds += seconds
 
-    def _score(self, sequence: Sequence, rows: LogitArray) -> None:
+    def _score(self, sequence: Sequence, output: Output) -> None:
         # Row i follows the token at `start + i`. Some may be known, from before a preemption.
         top, start = sequence.params.prompt_logprobs, sequence.cache.length
+        if sequence.pooled is not None and output.hidden is not None:
+            for state in output.hidden[sequence.scored - start :]:
+                sequence.pooled.add(state)
+            return
         assert top is not None
+        rows = output.logits
         done = 1 + len(sequence.prompt_logprobs)
         for place in range(done, min(start + len(rows) + 1, sequence.prompt_length)):
             row, token = rows[place - 1 - start], sequence.tokens[place]
@@ -204,7 +210,7 @@ def _shareable(sequence: Sequence, needs: Needs) -> int:
     # Shared tokens get no features and no logits: sharing ends where either is needed.
     before = len(sequence.tokens) - 1
     if sequence.unscored:
-        before = len(sequence.prompt_logprobs)
+        before = sequence.scored
     if not needs.features:
         return before
     return (

@@ -11,6 +11,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.options import check_text
 from paceline.core.types import UNLIMITED, Denoising, SamplingParams, Speculation
 from paceline.errors import InvalidOption, PromptError
+from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
 
 Message = Mapping[str, Any]
@@ -29,6 +30,7 @@ class Prepared:
     sample: int = 0
     resume: tuple[int, ...] = ()
     denoising: Denoising | None = None
+    pooling: Pooling | None = None
 
 
 def parameters(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,10 @@ from paceline.models.ops import Activation, Experts, Rotary
 ELSEWHERE = "use --runtime transformers"
 # Whose `attention_bias` says nothing of the attention output.
 _QKV_BIASED = ("qwen2", "Dream", "Fast_dLLM_Qwen", "wedlm")
+
+Pooling = Literal["last", "mean", "cls", "rank"]
+# By their numbers in GGUF files; 0 is none.
+_POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class ModelConfig:
         attention_scale: of scores; 0 for `head_dim ** -0.5`.
         experts: in place of feed-forward blocks, but for `dense_layers`; None for none.
         denoises: how it fills a canvas, if it was trained to.
+        pooling: how the state of a text is made of those of its tokens.
     """
 
     family: str
@@ -69,6 +74,7 @@ class ModelConfig:
     experts: Experts | None = None
     dense_layers: tuple[int, ...] = ()
     denoises: Denoises | None = None
+    pooling: Pooling = "last"
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads or self.head_dim % 2:
@@ -186,6 +192,7 @@ class ModelConfig:
                 "rope_divisors": extended if given is None else tuple(given),
                 "rope_factor": factor,
                 "rotated": 0 if rotated == head_dim else rotated,
+                "pooling": _POOLINGS.get(int(get("pooling_type", 0)), "last"),
             }
             found = cls(**{**general, **changes()})
             if get("expert_count", 0) and found.experts is None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
-from paceline.models.config import ModelConfig, hf_eos_token_ids
+from paceline.models.config import ModelConfig, Pooling, hf_eos_token_ids
 from paceline.models.denoiser import denoiser_options, denoises
 from paceline.models.families import hf_config, is_denoiser
 from paceline.models.gguf import GGUFFile
@@ -164,7 +164,7 @@ class DirectorySource:
     def config(self) -> ModelConfig:
         config = hf_config(self._json, self._eos_token_ids)
         found = denoises(config, self._json, self._facts, lambda: mask_token_id(self.path))
-        return replace(config, denoises=found)
+        return replace(config, denoises=found, pooling=_pooling(self.path))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -199,6 +199,13 @@ class DirectorySource:
     @cached_property
     def _eos_token_ids(self) -> tuple[int, ...]:
         return hf_eos_token_ids(read_json(self.path / "generation_config.json"), self._json)
+
+
+def _pooling(path: Path) -> Pooling:
+    # As sentence-transformers says it.
+    said = read_json(path / "1_Pooling" / "config.json")
+    names: dict[str, Pooling] = {"mean_tokens": "mean", "cls_token": "cls"}
+    return next((names[n] for n in names if said.get(f"pooling_mode_{n}")), "last")
 
 
 class Borrowing:

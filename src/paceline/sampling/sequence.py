@@ -6,12 +6,16 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
 from paceline.core.types import (
     UNLIMITED,
     Denoising,
     FinishReason,
+    LogitArray,
+    ProbArray,
     SamplingParams,
     Speculation,
     TokenLogprob,
@@ -20,13 +24,38 @@ from paceline.sampling.randomness import KeyedRandomness, Randomness
 from paceline.sampling.sampler import Sampler
 
 
+@dataclass
+class Pooled:
+    """State of a text: that of its last token after the final norm, or the mean over all tokens.
+
+    `total` is the sum over the first `count` tokens, float64 `[hidden_size]`, in their order; in
+    the end, the state.
+    """
+
+    mean: bool
+    count: int = 0
+    total: ProbArray | None = None
+
+    def add(self, row: LogitArray) -> None:
+        state = row.astype(np.float64)
+        self.total = state if self.total is None else self.total + state
+        self.count += 1
+
+    def end(self, row: LogitArray) -> None:
+        """Take the state of the last token."""
+        self.add(row)
+        assert self.total is not None
+        self.total /= self.count
+
+
 @dataclass(eq=False)
 class Sequence:
     """One request (or one sample of it) in flight; `id` is unique within its engine.
 
     `tokens` is prompt and committed tokens. `cache` is None before admission; `reading` is True
     in prefill, until the drafter is open. `sources` names per generated token the drafter that
-    proposed it, or None if the target chose it. `work` is what its decoder keeps of it.
+    proposed it, or None if the target chose it. `work` is what its decoder keeps of it. `pooled` is
+    there if the state of its prompt is asked for, in place of a text.
     """
 
     id: int
@@ -46,6 +75,7 @@ class Sequence:
     denoising: Denoising | None = None
     constraint: Constraint | None = None
     work: Any = None
+    pooled: Pooled | None = None
 
     @classmethod
     def start(
@@ -95,9 +125,15 @@ class Sequence:
 
     @property
     def unscored(self) -> bool:
-        """Whether log-probabilities of prompt tokens were asked for and are not all known."""
-        wanted = self.params.prompt_logprobs is not None
-        return wanted and len(self.prompt_logprobs) < self.prompt_length - 1
+        """Whether something is asked for of every prompt token, and is not known of all."""
+        pools = self.pooled is not None and self.pooled.mean
+        wanted = pools or self.params.prompt_logprobs is not None
+        return wanted and self.scored < self.prompt_length - 1
+
+    @property
+    def scored(self) -> int:
+        """Number of prompt tokens of which that is known."""
+        return len(self.prompt_logprobs) if self.pooled is None else self.pooled.count
 
     @property
     def room(self) -> int:

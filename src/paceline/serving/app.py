@@ -31,6 +31,7 @@ from paceline.serving.anthropic import (
     plan_messages,
 )
 from paceline.serving.dialects import Dialects
+from paceline.serving.embeddings import EmbeddingAnswer, EmbeddingsRequest, plan_embeddings
 from paceline.serving.http import Gone, error_body, json_response
 from paceline.serving.logs import RequestIds
 from paceline.serving.metrics import Metrics
@@ -39,7 +40,6 @@ from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
 from paceline.serving.plan import Plan, plan_chat, plan_completion, plan_response, tokenize
 from paceline.serving.protocol import (
     BadRequest,
-    Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -161,10 +161,11 @@ class Exchange:
         self.began = perf_counter()
         self.outbox = Outbox()
         self.answer: Answer | None = None
+        self._later: list[Job] = []  # jobs that wait for others of this request
 
     async def respond(
         self,
-        kind: type[Body],
+        kind: type[Any],
         plan: Callable[[ServedModel, Any], Plan],
         answer: type[Answer],
     ) -> Response:
@@ -186,12 +187,15 @@ class Exchange:
         if left and settings.strict:
             raise BadRequest(f"{left[0]}: the server cannot use it: leave it out", left[0])
         headers = http.ignoring([*ignored, *left])
-        self.ticket.hold(
-            len(planned.prompts) * planned.n, sum(len(each.tokens) for each in planned.prompts)
-        )
+        places = len(planned.prompts) * planned.n
+        if planned.waves:
+            places = min(places, settings.max_batch)
+        self.ticket.hold(places, sum(len(each.tokens) for each in planned.prompts))
         self.answer = answer(model, planned, body, uuid.uuid4().hex, self.outbox.accepted)
         self.outbox.jobs = planned.jobs(self.outbox)
-        service.submit(self.outbox.jobs)
+        jobs = list(self.outbox.jobs)
+        service.submit(jobs[:places])
+        self._later = jobs[places:]
         if planned.stream:
             return http.EventStream(self._stream(self.answer), headers, self.close)
         whole = await http.unless_gone(self.request.receive, self._collect(self.answer))
@@ -222,6 +226,8 @@ class Exchange:
                 if event.error is not None:
                     raise event.error
                 answer.feed(place, event)
+                if event.completion is not None and self._later:
+                    self.service.submit([self._later.pop(0)])
         return answer.whole()
 
     async def _stream(self, answer: Answer) -> AsyncGenerator[bytes, None]:
@@ -248,7 +254,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def _generating(
     service: Service,
-    kind: type[Body],
+    kind: type[Any],
     plan: Callable[[ServedModel, Any], Plan],
     answer: type[Answer],
 ) -> Handler:
@@ -367,6 +373,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         generating("/v1/responses", ResponsesRequest, plan_response, ResponseAnswer),
         generating("/v1/messages", MessagesRequest, plan_messages, MessageAnswer),
         post("/v1/messages/count_tokens", counted),
+        generating("/v1/embeddings", EmbeddingsRequest, plan_embeddings, EmbeddingAnswer),
         post("/tokenize", tokenized),
         post("/detokenize", detokenized),
         Route("/v1/models", models),

@@ -10,6 +10,7 @@ from functools import cached_property
 from time import time
 
 from paceline.engine.engine import Engine
+from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
 from paceline.serving.answers.style import find_style
 from paceline.version import __version__
@@ -18,9 +19,17 @@ from paceline.version import __version__
 class ServedModel:
     """An engine with the names under which it is asked for."""
 
-    def __init__(self, engine: Engine, names: Sequence[str], weights: str, path: str) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        names: Sequence[str],
+        weights: str,
+        path: str,
+        pooling: Pooling = "last",
+    ) -> None:
         """`weights` is the fingerprint of the model's files; `names` begins with the main one."""
         self.engine = engine
+        self.pooling = pooling
         self.tokenizer = engine.tokenizer
         self.names = tuple(names)
         self.path = path

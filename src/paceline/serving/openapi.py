@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from paceline.serving.anthropic import CountRequest, MessagesRequest
+from paceline.serving.embeddings import EmbeddingsRequest
 from paceline.serving.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -23,6 +24,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/responses": (ResponsesRequest, "Answer, without keeping anything."),
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's API has it."),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
+    "/v1/embeddings": (EmbeddingsRequest, "Give the states of texts."),
     "/tokenize": (TokenizeRequest, "Encode a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Decode token ids."),
 }

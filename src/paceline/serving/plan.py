@@ -62,6 +62,8 @@ class Plan:
     continuous_usage: bool = False
     echo: Sequence[str] = ()
     """Texts of the prompts, if answers are to begin with them."""
+    waves: bool = False
+    """Whether it asks for many small answers, decoded as many at a time as a batch holds."""
     tools: Collection[str] = ()
     """Names of what the model may call."""
     notes: Notes = field(default_factory=Notes)

@@ -1,0 +1,98 @@
+"""Embeddings: the state of a text, as the model's file says, of length 1."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from paceline.core.types import ProbArray
+from paceline.errors import PromptError
+from paceline.serving.model import ServedModel
+from paceline.serving.objects import Answer
+from paceline.serving.plan import Plan
+from paceline.serving.protocol import BadRequest, Count, Token
+
+Json = dict[str, Any]
+
+
+class EmbeddingsRequest(Struct, kw_only=True):
+    input: str | Annotated[list[str | Token | list[Token]], Meta(min_length=1, max_length=2048)]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+    user: str | None = None
+
+
+def plan_embeddings(model: ServedModel, body: EmbeddingsRequest) -> Plan:
+    """Return the plan of embeddings; BadRequest, or PromptError that names the input."""
+    given: list[Any] = [body.input] if isinstance(body.input, str) else body.input
+    kinds = {type(each) for each in given}
+    if len(kinds) != 1:
+        raise BadRequest("input: give a text, token ids, or a list of one kind of them", "input")
+    if kinds == {int}:
+        given = [given]
+    size = model.engine.decoder.target.capabilities.hidden_size
+    if body.dimensions not in (None, size):
+        raise BadRequest(
+            f"dimensions: this model's embeddings have {size}: leave it out", "dimensions"
+        )
+    return state_plan(model, given, "input")
+
+
+def state_plan(model: ServedModel, given: list[Any], field: str) -> Plan:
+    """Return a plan that gives the states of texts or of token ids."""
+    prompts = []
+    for i, each in enumerate(given):
+        ids = model.tokenizer.prompt(each, raw=True) if isinstance(each, str) else each
+        try:
+            prompts.append(model.engine.prepare(ids, raw=True, pooling=model.pooling))
+        except PromptError as error:
+            raise BadRequest(f"{field}[{i}]: {error}", field) from error
+    return Plan(prompts, 0, waves=True)
+
+
+class EmbeddingAnswer(Answer):
+    object = "list"
+    prefix = "embd"
+
+    def __init__(
+        self,
+        model: ServedModel,
+        plan: Plan,
+        body: Any,
+        id: str,
+        accepted: Mapping[int, Counter[int]],
+    ) -> None:
+        super().__init__(model, plan, body, id, accepted)
+
+    def whole(self) -> Json:
+        count = sum(len(each.tokens) for each in self.plan.prompts)
+        packed = self.body.encoding_format == "base64"  # type: ignore[attr-defined]
+        data = [
+            {"object": "embedding", "index": i, "embedding": _written(state, packed)}
+            for i, state in enumerate(self.states())
+        ]
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        head = {name: self._head[name] for name in ("object", "model", "system_fingerprint")}
+        return head | {"data": data, "usage": usage}
+
+    def states(self) -> list[ProbArray]:
+        """Return the states, float64, each of length 1."""
+        out = []
+        for choice in self.choices:
+            assert choice.completion is not None  # it is done
+            state = choice.completion.state
+            assert state is not None  # it was asked for
+            out.append(state / (float(np.sqrt(np.sum(state * state))) or 1.0))
+        return out
+
+
+def _written(state: ProbArray, packed: bool) -> str | list[float]:
+    if packed:
+        return b64encode(state.astype("<f4").tobytes()).decode()
+    return [float(each) for each in state.astype(np.float32)]
