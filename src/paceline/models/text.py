@@ -77,6 +77,10 @@ class Tokenizer:
             ids = ids if ids[len(ids) - len(end) :] == end else ids + end
         return ids
 
+    def plain(self, text: str) -> list[int]:
+        """Encode `text`; where it spells a special token it is text all the same."""
+        return list(self._without_special.encode(text, add_special_tokens=False).ids)
+
     @cached_property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ids that the model wants before and after a whole text."""

@@ -70,6 +70,9 @@ _END_TEXTS = """
 <REPO> <reponame> <|file_sep|>
 """
 _ENDS = frozenset(_END_TEXTS.split())
+# Tokens around the sides of a text whose middle is missing, by their keys in files.
+_FIM = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid", "repo": "fim_rep"}
+_FIM |= {"file": "fim_sep"}
 # Classes of Qwen's tokenizer, whose slow form has no tokenizer.json.
 _QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer")
 _LOG = logging.getLogger(__name__)
@@ -133,6 +136,11 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         index = _special_id(metadata, key)
         if index is not None:
             special[f"{name}_token"] = tokens[index]
+    for name, key in _FIM.items():
+        index = _special_id(metadata, key)
+        index = _special_id(metadata, name) if index is None else index  # by the older name
+        if index is not None:
+            special[f"fim_{name}_token"] = tokens[index]
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
         _cached(file),

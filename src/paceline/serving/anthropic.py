@@ -305,13 +305,9 @@ class MessageAnswer(Answer):
         done = choice.completion
         assert done is not None  # it has ended
         reason = choice.finish_reason or "stop"
-        if reason == "stop":
-            shown = self.plan.params.shown_tokens
-            said = self.model.tokenizer.stream(shown).feed(done.token_ids)
-            rest = said[len(done.text) :]
-            for each in self.plan.params.stop:
-                if rest.startswith(each):
-                    return "stop_sequence", each
+        stop = self.stop_string(choice)
+        if reason == "stop" and stop is not None:
+            return "stop_sequence", stop
         if reason == "length" and len(done.token_ids) < self.plan.params.max_new_tokens:
             return "model_context_window_exceeded", None
         return _STOPS[reason], None

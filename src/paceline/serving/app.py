@@ -32,12 +32,13 @@ from paceline.serving.anthropic import (
 )
 from paceline.serving.dialects import Dialects
 from paceline.serving.embeddings import EmbeddingAnswer, EmbeddingsRequest, plan_embeddings
+from paceline.serving.fill import InfillAnswer, InfillRequest, plan_filling, plan_infill
 from paceline.serving.http import Gone, error_body, json_response
 from paceline.serving.logs import RequestIds
 from paceline.serving.metrics import Metrics
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
-from paceline.serving.plan import Plan, plan_chat, plan_completion, plan_response, tokenize
+from paceline.serving.plan import Plan, plan_chat, plan_response, tokenize
 from paceline.serving.protocol import (
     BadRequest,
     ChatRequest,
@@ -369,7 +370,8 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
 
     routes: list[BaseRoute] = [
         generating("/v1/chat/completions", ChatRequest, plan_chat, ChatAnswer),
-        generating("/v1/completions", CompletionRequest, plan_completion, TextAnswer),
+        generating("/v1/completions", CompletionRequest, plan_filling, TextAnswer),
+        generating("/infill", InfillRequest, plan_infill, InfillAnswer),
         generating("/v1/responses", ResponsesRequest, plan_response, ResponseAnswer),
         generating("/v1/messages", MessagesRequest, plan_messages, MessageAnswer),
         post("/v1/messages/count_tokens", counted),

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
+from paceline.serving.fill import plan_filling
 from paceline.serving.http import error_body, status_of
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
-from paceline.serving.plan import Plan, plan_chat, plan_completion, plan_response
+from paceline.serving.plan import Plan, plan_chat, plan_response
 from paceline.serving.protocol import (
     BadRequest,
     Body,
@@ -38,7 +39,7 @@ from paceline.serving.worker import Delivery, Outbox, ServingCore
 Json = dict[str, Any]
 _ROUTES: dict[str, tuple[type[Body], Callable[[ServedModel, Any], Plan], type[Answer]]] = {
     "/v1/chat/completions": (ChatRequest, plan_chat, ChatAnswer),
-    "/v1/completions": (CompletionRequest, plan_completion, TextAnswer),
+    "/v1/completions": (CompletionRequest, plan_filling, TextAnswer),
     "/v1/responses": (ResponsesRequest, plan_response, ResponseAnswer),
 }
 

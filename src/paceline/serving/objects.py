@@ -191,6 +191,15 @@ class Answer:
             "rejected_prediction_tokens": whole * len(self.choices) - accepted,
         }
 
+    def stop_string(self, choice: Choice) -> str | None:
+        """Return which stop string ended an answer, if one did."""
+        done = choice.completion
+        if done is None or done.finish_reason != "stop":
+            return None
+        read = self.model.tokenizer.stream(self.plan.params.shown_tokens)
+        rest = read.feed(done.token_ids)[len(done.text) :]
+        return next((each for each in self.plan.params.stop if rest.startswith(each)), None)
+
     def _sources(self, place: int, event: Event) -> Json:
         # New tokens with their drafters (null: the model itself), and the steps so far.
         read = self._streams[place].feed

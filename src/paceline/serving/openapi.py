@@ -9,6 +9,7 @@ import msgspec
 
 from paceline.serving.anthropic import CountRequest, MessagesRequest
 from paceline.serving.embeddings import EmbeddingsRequest
+from paceline.serving.fill import InfillRequest
 from paceline.serving.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -25,6 +26,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's API has it."),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingsRequest, "Give the states of texts."),
+    "/infill": (InfillRequest, "Fill in between two texts, as llama.cpp's server does."),
     "/tokenize": (TokenizeRequest, "Encode a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Decode token ids."),
 }
@@ -78,7 +80,11 @@ def document() -> dict[str, Any]:
     bodies = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, (kind, summary) in _BODIES.items():
-        streams = {"text/event-stream": {"schema": {"type": "string"}}} if "/v1/" in path else {}
+        streams = (
+            {"text/event-stream": {"schema": {"type": "string"}}}
+            if path.startswith(_STREAMS)
+            else {}
+        )
         body = {"required": True, "content": {"application/json": {"schema": bodies[kind]}}}
         paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
     for path, summary in _GETS.items():
@@ -99,6 +105,7 @@ def document() -> dict[str, Any]:
     }
 
 
+_STREAMS = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
 _QUIET = ("401", "405", "503")
 
 

@@ -177,6 +177,7 @@ class CompletionRequest(Several, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     logprobs: Tops | None = None
     echo: bool | None = None
+    suffix: str | None = None
 
 
 class TextFormat(Struct):
@@ -231,7 +232,6 @@ class DetokenizeRequest(Struct, kw_only=True):
 _REFUSED = {
     "chat_template": "the server uses the model's own template: leave it out",
     "best_of": "answers are not ranked: use n",
-    "suffix": "the server does not fill in: leave it out",
     "use_beam_search": "there is no beam search: leave it out",
     "functions": "this form is outdated: use tools",
     "function_call": "this form is outdated: use tool_choice",
