@@ -48,7 +48,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 CONSTRAINTS: list[Constraint | None] = [
-    GRAMMARS.json_schema(SCHEMA),
+    GRAMMARS.json_schema(SCHEMA, compact=True),
     None,
     GRAMMARS.regex("(the|quick|fox| )+!"),
     GRAMMARS.choice(["lazy dog", "lazy fox", "brown"]),
@@ -88,13 +88,15 @@ def test_drafts_and_batches_change_no_constrained_text(temperature: float) -> No
 
 def test_forced_runs_are_drafted_without_a_drafter() -> None:
     engine = make(depth=1)
-    answer = engine.generate("dog", constraint=GRAMMARS.json_schema(SCHEMA), max_new_tokens=80)
+    answer = engine.generate(
+        "dog", constraint=GRAMMARS.json_schema(SCHEMA, compact=True), max_new_tokens=80
+    )
     assert "grammar" in answer.sources
     assert set(answer.sources) == {None, "grammar"}
     assert answer.stats.block_efficiency > 1.3
     alone = engine.generate(
         "dog",
-        constraint=GRAMMARS.json_schema(SCHEMA),
+        constraint=GRAMMARS.json_schema(SCHEMA, compact=True),
         max_new_tokens=80,
         speculation=Speculation(enabled=False),
     )
@@ -142,7 +144,7 @@ def test_proposals_are_distributions_of_what_may_be_said() -> None:
 
 
 def test_limits_of_a_request_hold_for_runs() -> None:
-    grammar = GRAMMARS.json_schema(SCHEMA)
+    grammar = GRAMMARS.json_schema(SCHEMA, compact=True)
     engine = make(drafter=Recycling(VOCABULARY))
     options: dict[str, Any] = {"constraint": grammar, "max_new_tokens": 30}
     answer = engine.generate("dog", speculation=Speculation(nodes=2), **options)
@@ -245,5 +247,7 @@ def test_drafts_are_cut_and_runs_put_before_them() -> None:
 
 def test_fixed_controllers_and_runs() -> None:
     engine, _ = make_paged(controller=Fixed(1, 1))
-    answer = engine.generate("dog", constraint=GRAMMARS.json_schema(SCHEMA), max_new_tokens=40)
+    answer = engine.generate(
+        "dog", constraint=GRAMMARS.json_schema(SCHEMA, compact=True), max_new_tokens=40
+    )
     assert answer.stats.block_efficiency > 1.3

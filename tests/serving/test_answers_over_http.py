@@ -23,9 +23,8 @@ from paceline.serving.model import TokenTexts
 
 CHATS, TEXTS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-TOOLS: list[Json] = [
-    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-]
+NUMBERS = {"type": "object", "additionalProperties": {"type": "integer"}}
+TOOLS: list[Json] = [{"type": "function", "function": {"name": "add", "parameters": NUMBERS}}]
 THINKING = engines.TOKENIZER.chat_template + "{# <think> </think> #}"
 
 
@@ -140,7 +139,7 @@ def test_calls_and_reasoning_are_parted_whole_and_streamed() -> None:
 
 
 def test_items_of_a_response_are_parted_whole_and_streamed() -> None:
-    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
+    tools = [{"type": "function", "name": "add", "parameters": NUMBERS, "strict": False}]
     body = {"input": "1", "tools": tools, "temperature": 0}
     scored = {"include": ["message.output_text.logprobs"]}
 
@@ -270,6 +269,7 @@ def test_a_call_that_the_model_begins_is_one_of_the_tools() -> None:
     async def asks(client: Client) -> tuple[Json, Json]:
         held = (await client.ask(CHATS, body))["choices"][0]
         form = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+        form |= {"chat_template_kwargs": {"enable_thinking": False}}
         other = (await client.ask(CHATS, body | form))["choices"][0]  # the format holds all of it
         return held, other
 
@@ -286,18 +286,22 @@ def test_a_call_that_the_model_begins_is_one_of_the_tools() -> None:
 
     assert run(on, speaking("said"))["message"]["content"].count("said") > 5
 
-    unread = {"type": "object", "not": {"const": 1}}  # which grammars do not read
-    loose = [{"type": "function", "function": {"name": "add", "parameters": unread}}]
+    rows = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    unheld = {"type": "object", "properties": {"a": rows}, "required": ["a"]}
+    loose = [{"type": "function", "function": {"name": "add", "parameters": unheld}}]
     firm = [{"type": "function", "function": loose[0]["function"] | {"strict": True}}]
 
     async def loosely(client: Client) -> Json:
         error = await client.refused(CHATS, body | {"tools": firm})
-        assert "not" in error["message"]
-        answer: Json = (await client.ask(CHATS, body | {"tools": loose}))["choices"][0]
+        assert "#/properties/a/uniqueItems" in error["message"]
+        response = await client.post(CHATS, body | {"tools": loose})
+        told = response.headers["x-paceline-ignored"]
+        assert told == "tools.add#/properties/a/uniqueItems"
+        answer: Json = response.json()["choices"][0]
         return answer
 
-    free = run(loosely, speaking(f"I look: {wrong}"))
-    assert "sub" in free["message"]["content"]
+    said = run(loosely, speaking(f"I look: {wrong}"))["message"]
+    assert said["tool_calls"][0]["function"]["name"] == "add"  # all else is held
 
 
 def test_a_wrong_grammar_is_refused_with_its_field() -> None:
@@ -342,7 +346,7 @@ def test_any_json_object_is_an_answer_of_json_mode() -> None:
 def test_calls_go_on_from_any_token() -> None:
     body = {"messages": [{"role": "user", "content": "1"}], "tools": TOOLS, "temperature": 0}
     body |= {"return_token_ids": True}
-    flat = [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}]
+    flat = [{"type": "function", "name": "add", "parameters": NUMBERS, "strict": False}]
 
     async def asks(client: Client) -> None:
         whole = await client.ask(CHATS, body)

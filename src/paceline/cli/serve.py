@@ -85,9 +85,11 @@ def serve(
         loaded.tokenizer.prompt("warm")  # the template is compiled before the first request
         names = settings.served_name or [loaded.source.name]
         source = loaded.source
-        return ServedModel(
+        model = ServedModel(
             engine, names, source.fingerprint, str(source.path), source.config.pooling
         )
+        model.compact_json = settings.compact_json
+        return model
 
     logs.set_up(settings.log_text)
     server.serve(settings, keys, load)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from decimal import Decimal
 from functools import cached_property, lru_cache, partial
 from itertools import groupby, takewhile
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.models.gbnf import lark_lines
+from paceline.models.patterns import Untranslated, terminal
+from paceline.models.schemas import COMPACT, FREE, SPACED, SchemaRules, Style
 from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -29,14 +34,14 @@ _LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 50_000,
     "verbose_errors": False,
 }
-# Compact, since a model that may write white space can do so without an end.
-_COMPACT = {"whitespace_flexible": False}
-# As chat templates show calls to the model.
-_SPACED = {**_COMPACT, "item_separator": ", ", "key_separator": ": "}
-# Keywords whose values are no schemas, and how near to a bound numbers may come (`_narrowed`).
-_VALUES = ("const", "enum", "default", "examples")
-_NEAR = 1e-6
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+# Keywords by which members that are not listed may be meant. Without them a tool that lists no
+# parameters has none.
+_OPEN = "properties required patternProperties propertyNames minProperties $ref allOf anyOf oneOf"
+_OPEN += " if enum const dependentRequired not"
+# Around an answer behind reasoning. What ends reasoning may be a token of its own.
+_GAP = r"GAP: /[ \t\r\n]{1,4}/"
+_TEXT = r"TEXT: /(.|\n)*/"
 
 
 class GrammarState:
@@ -133,10 +138,14 @@ class GrammarState:
 
 
 class Grammar:
-    """A compiled grammar for one tokenizer (`Constraint`)."""
+    """A compiled grammar for one tokenizer (`Constraint`).
 
-    def __init__(self, start: Callable[[], GrammarState]) -> None:
+    `unheld` names keywords of schemas that are not held, by JSON pointers.
+    """
+
+    def __init__(self, start: Callable[[], GrammarState], unheld: tuple[str, ...] = ()) -> None:
         self._start = start
+        self.unheld = unheld
 
     def start(self) -> GrammarState:
         return self._start()
@@ -167,45 +176,74 @@ class Grammars:
         if not tokenizer.eos_token_ids:
             raise InvalidOption("the tokenizer names no end token, which grammars need")
         self._compile = lru_cache(_KEPT)(self._compiled)
+        self._reasoning = ""
         self._words  # noqa: B018 (raises)
 
-    def json_schema(self, schema: Mapping[str, Any] | str, *, compact: bool = True) -> Grammar:
-        """Return JSON by a schema, also given as text, without white space if `compact`."""
-        named = "the JSON schema"
-        return self._compile(self._by_schema(schema, _COMPACT if compact else {}, named), named)
+    def behind(self, reasoning: tuple[str, str], opened: bool = False) -> Grammars:
+        """Return these for answers that may begin with reasoning, between two tags.
 
-    def json(self) -> Grammar:
+        If the prompt has `opened` it, the answer begins within.
+        """
+        other = copy(self)
+        first, last = map(self._spelled, reasoning)
+        thought = f"TEXT {last} | " if "<[" in last else ""
+        other._reasoning = "\n".join(
+            [
+                "%llguidance {}",
+                f"start: {'thought GAP?' if opened else f'(GAP? {first} thought GAP?)?'} @answer",
+                f"thought: {thought}spelled",
+                f"spelled[lazy]: TEXT {_quoted(reasoning[1])}",
+                _GAP,
+                _TEXT,
+            ]
+        )
+        return other
+
+    def json_schema(
+        self, schema: Mapping[str, Any] | str | bool, *, compact: bool = False, strict: bool = True
+    ) -> Grammar:
+        """Return JSON by a schema, also given as text.
+
+        White space is the model's, in runs that end, unless `compact`. If not `strict`, keywords
+        that no grammar holds are left out, and told by `Grammar.unheld`.
+        """
+        named = "the JSON schema"
+        rules = self._rules(_schema(schema, named), COMPACT if compact else FREE, named, strict)
+        return self._by_lark([f"start: {rules.root}", *rules.lines], named, rules.unheld)
+
+    def json(self, *, compact: bool = False) -> Grammar:
         """Return any JSON object."""
-        return self.json_schema({"type": "object"})
+        return self.json_schema({"type": "object"}, compact=compact)
 
     def regex(self, pattern: str) -> Grammar:
-        """Return texts that match a pattern (Rust's syntax) as a whole."""
+        """Return texts that a pattern (Rust's syntax, or ECMAScript's) matches as a whole."""
+        named = "the regular expression"
         made = self._library.LLMatcher.grammar_from_regex(pattern)
-        return self._compile(made, "the regular expression")
+        try:
+            return self._compile(made, named, (), self._reasoning)
+        except InvalidOption:
+            try:
+                made = terminal(pattern, quoted=False, whole=True)
+            except Untranslated:
+                made = ""
+            if not made:
+                raise
+        return self._by_lark(["start: T", f"T: {made}"], named)
 
     def lark(self, grammar: str) -> Grammar:
         """Return texts by a Lark grammar with a rule `start` (llguidance's dialect)."""
         made = self._library.LLMatcher.grammar_from_lark(grammar)
-        return self._compile(made, "the Lark grammar")
+        return self._compile(made, "the Lark grammar", (), self._reasoning)
 
     def gbnf(self, grammar: str) -> Grammar:
         """Return texts by a grammar of llama.cpp with a rule `root`."""
-        from llguidance.gbnf_to_lark import gbnf_to_lark
-
-        try:
-            lark = gbnf_to_lark(grammar)
-        except Exception as error:  # the converter raises whatever its parts do
-            raise InvalidOption(
-                f"the GBNF grammar cannot be read: {_one_line(str(error))}; change it"
-            ) from error
-        return self._compile(self._library.LLMatcher.grammar_from_lark(lark), "the GBNF grammar")
+        return self._by_lark(lark_lines(grammar), "the GBNF grammar")
 
     def choice(self, texts: Sequence[str]) -> Grammar:
         """Return one of several texts."""
         if isinstance(texts, str) or not texts or not all(isinstance(t, str) for t in texts):
             raise InvalidOption("choices are a list of one text or more")
-        made = f"start: TEXT\nTEXT: {' | '.join(map(_quoted, texts))}"
-        return self._compile(self._library.LLMatcher.grammar_from_lark(made), "the choice")
+        return self._by_lark(["start: T", f"T: {' | '.join(map(_quoted, texts))}"], "the choice")
 
     def tool_calls(
         self,
@@ -217,6 +255,8 @@ class Grammars:
         between: str | None = None,
         parallel: bool = True,
         keys: tuple[str, str] = ("name", "arguments"),
+        compact: bool = False,
+        strict: bool = True,
     ) -> Grammar:
         """Return answers that call tools as `{"name": ..., "arguments": ...}`.
 
@@ -230,15 +270,33 @@ class Grammars:
                 `begin`.
             parallel: up to `MOST_CALLS` calls in a row are allowed.
             keys: of the name and of the arguments.
+            compact: arguments are spaced as the template shows calls, else as the model likes.
+            strict: as of `json_schema`, and so is a tool that says "strict"; else also a schema
+                that is wrong is left out, and told.
         """
         called = [_function(tool) for tool in tools]
         if mode not in ("auto", "required"):
             called = [tool for tool in called if tool[0] == mode]
             parallel = False
         if not called:
-            known = ", ".join(name for name, _ in map(_function, tools)) or "there is none"
+            known = ", ".join(each[0] for each in map(_function, tools)) or "there is none"
             raise InvalidOption(f"mode {mode!r} calls a tool that is not given ({known})")
-        calls = [self._call(name, schema, keys) for name, schema in called]
+        style = SPACED if compact else FREE
+        calls, rows, unheld = [], [], []
+        for number, (name, schema, firm) in enumerate(called):
+            named = f"the schema of tool {name!r}"
+            try:
+                rules = self._rules(schema, style, named, strict or firm, f"t{number}")
+            except InvalidOption as error:
+                if strict or firm:
+                    raise
+                unheld.append(f"{name}: {error}")
+                rules = self._rules({"type": "object"}, style, named, True, f"t{number}")
+            unheld += [f"{name}{each}" for each in rules.unheld]
+            first, second = map(_json_text, keys)
+            head = _quoted(f"{{{first}: {_json_text(name)}, {second}: ")
+            calls.append(f'{head} {rules.root} "}}"')
+            rows += rules.lines
         spell = self._spelled
         more = spell(f"{end}\n{begin}" if between is None else between)
         # Some models go on calling as long as they may.
@@ -256,12 +314,12 @@ class Grammars:
                 f"spelled[lazy]: TEXT {_quoted(opening)}",
                 f"rest: {rest} {row} {spell(end)}",
                 "tail: TEXT",
-                r"TEXT: /(.|\n)*/",
+                _TEXT,
             ]
         else:
             lines = [f"start: {spell(begin)} {row} {spell(end)}"]
-        made = "\n".join(["%llguidance {}", *lines, f"call: {' | '.join(calls)}"])
-        return self._compile(self._library.LLMatcher.grammar_from_lark(made), "the tools' grammar")
+        lines += [f"call: {' | '.join(calls)}", *rows]
+        return self._by_lark(lines, "the tools' grammar", unheld)
 
     @cached_property
     def _words(self) -> llguidance.LLTokenizer:
@@ -274,9 +332,18 @@ class Grammars:
                 f"grammars do not read this tokenizer ({_one_line(str(error))}): decode without"
             ) from error
 
-    def _compiled(self, made: str, named: str) -> Grammar:
+    def _by_lark(self, lines: Sequence[str], named: str, unheld: Iterable[str] = ()) -> Grammar:
+        made = self._library.LLMatcher.grammar_from_lark("\n".join(["%llguidance {}", *lines]))
+        return self._compile(made, named, tuple(unheld), self._reasoning)
+
+    def _compiled(self, made: str, named: str, unheld: tuple[str, ...], reasoning: str) -> Grammar:
         # Copies of one matcher would share what they have worked out, and the limits of that: one
         # text could end another.
+        if reasoning:
+            is_regex = made.startswith('{"grammars"')
+            inner = json.loads(made)["grammars"][0] if is_regex else {"lark_grammar": made}
+            inner["name"] = "answer"
+            made = json.dumps({"grammars": [{"lark_grammar": reasoning}, inner]})
         limits = self._library.LLParserLimits(**_LIMITS)
         matcher = partial(self._library.LLMatcher, self._words, made, log_level=0, limits=limits)
         made_once = matcher()
@@ -284,33 +351,22 @@ class Grammars:
             reason = _one_line(made_once.get_error())
             raise InvalidOption(f"{named} cannot be used: {reason}; change it")
         ends = frozenset(self._tokenizer.eos_token_ids)
-        return Grammar(partial(GrammarState, matcher, ends, self._vocabulary, named))
+        return Grammar(partial(GrammarState, matcher, ends, self._vocabulary, named), unheld)
 
-    def _by_schema(self, schema: Mapping[str, Any] | str, style: Any, of: str) -> str:
-        text = schema if isinstance(schema, str) else _json(schema, of)
-        try:
-            given = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidOption(f"{of} is not JSON: {error}; change it") from error
-        if not isinstance(given, dict):
-            raise InvalidOption(f"{of} must be an object, not {text[:40]}")
-        try:
-            narrowed = _narrowed(given)
-            text = text if narrowed == given else _json(narrowed, of)
-            return self._library.LLMatcher.grammar_from_json_schema(text, overrides=style)
-        except (ValueError, RecursionError) as error:  # nested too deeply
+    def _rules(
+        self, schema: Any, style: Style, named: str, strict: bool, prefix: str = ""
+    ) -> SchemaRules:
+        rules = SchemaRules(schema, style, named, prefix, self._is_empty)
+        if strict and rules.unheld:
             raise InvalidOption(
-                f"{of} cannot be used: {_one_line(str(error))}; change it"
-            ) from error
+                f"{named} has what no grammar holds ({', '.join(rules.unheld)}): leave it out"
+            )
+        return rules
 
-    def _call(self, name: str, schema: Any, keys: tuple[str, str]) -> str:
-        # One tool's call in Lark. Its schema stays a root, to which "$ref" may lead.
-        named = f"the schema of tool {name!r}"
-        self._compile(self._by_schema(schema, _SPACED, named), named)  # names what is wrong
-        first, second = map(_json_text, keys)
-        head = _quoted(f"{{{first}: {_json_text(name)}, {second}: ")
-        styled = {**_narrowed(schema), "x-guidance": _SPACED}
-        return f'{head} %json {_json(styled, named)} "}}"'
+    def _is_empty(self, expression: str) -> bool:
+        made = self._library.LLMatcher.grammar_from_lark(f"start: T\nT: {expression}")
+        matcher = self._library.LLMatcher(self._words, made, log_level=0)
+        return not (matcher.is_accepting() or any(matcher.compute_bitmask()))
 
     def _spelled(self, text: str) -> str:
         # Special tokens by id, all else quoted.
@@ -327,51 +383,37 @@ class Grammars:
         return " ".join(parts)
 
 
-def _function(tool: Mapping[str, Any]) -> tuple[str, Any]:
-    # Name and schema of a tool.
+def _function(tool: Mapping[str, Any]) -> tuple[str, Any, bool]:
+    # Name and schema of a tool, and whether it asks to be held strictly.
     held = tool.get("function", tool) if isinstance(tool, Mapping) else None
     name = held.get("name") if isinstance(held, Mapping) else None
     if not isinstance(held, Mapping) or not isinstance(name, str) or not name:
         raise InvalidOption("a tool is an object with a name: give it as OpenAI's API does")
-    schema = held.get("parameters")
-    if not schema:
-        return name, _NO_ARGUMENTS
+    schema = held.get("parameters") or {}
     if not isinstance(schema, Mapping):
         raise InvalidOption(f"the parameters of tool {name!r} must be a JSON schema")
-    return name, schema
+    free = schema.get("additionalProperties", False) is not False or any(
+        map(schema.get, _OPEN.split())
+    )
+    if not free and schema.get("type", "object") == "object":
+        return name, _NO_ARGUMENTS, True
+    return name, schema, held.get("strict") is True
 
 
-def _narrowed(schema: Any) -> Any:
-    """Return a schema without the ranges that llguidance (1.9) reads as too wide.
-
-    It lets a whole number through that is excluded, if the other end of the range is less than 1
-    away. The range then begins `_NEAR` behind it.
-    """
-    if isinstance(schema, list):
-        return [_narrowed(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    out = {key: each if key in _VALUES else _narrowed(each) for key, each in schema.items()}
-    for excluded, bound, others, sign, inner in (
-        ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1, max),
-        ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1, min),
-    ):
-        end = out.get(excluded)
-        far = [out[name] for name in others if _is_number(out.get(name))]
-        if (
-            _is_number(end)
-            and float(end).is_integer()
-            and any(0 < sign * (o - end) < 1 for o in far)
-        ):
-            del out[excluded]
-            near = end + sign * _NEAR
-            out[bound] = inner(near, out[bound]) if _is_number(out.get(bound)) else near
-    return out
+def _schema(given: Any, named: str) -> Any:
+    text = given if isinstance(given, str) else _json(given, named)
+    try:
+        schema = json.loads(text, parse_float=_number)
+    except (ValueError, RecursionError) as error:
+        raise InvalidOption(f"{named} is not JSON: {error}; change it") from error
+    if not isinstance(schema, dict | bool):
+        raise InvalidOption(f"{named} must be an object, not {text[:40]}")
+    return schema
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    # Finite, as whole ones are looked for.
-    return isinstance(value, int | float) and value is not True and abs(value) < 2**53
+def _number(text: str) -> float | Decimal:
+    # A float unless it says less than was written.
+    return float(text) if Decimal(text) == Decimal(repr(float(text))) else Decimal(text)
 
 
 def _json(value: object, named: str) -> str:

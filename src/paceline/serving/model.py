@@ -39,6 +39,7 @@ class ServedModel:
         facts = engine.decoder.target.capabilities.denoises
         self.mask = None if facts is None else facts.mask
         self.style = find_style(self.tokenizer.chat_template)
+        self.compact_json = False
 
     @property
     def name(self) -> str:

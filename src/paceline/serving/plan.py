@@ -6,19 +6,17 @@ grammars take their time.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import asdict
 
 from paceline.core.constraint import Constraint
 from paceline.core.types import Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
-from paceline.errors import InvalidOption, RuntimeUnavailable
-from paceline.serving.answers.style import call_grammar
+from paceline.serving.holding import Calls, hold
 from paceline.serving.messages import (
     Notes,
     chat_messages,
@@ -41,13 +39,6 @@ from paceline.serving.protocol import (
 from paceline.serving.worker import Job, Outbox
 
 Json = dict[str, Any]
-
-
-class Calls(NamedTuple):
-    """What an answer with tools is held to; if not `must`, it gives way to another constraint."""
-
-    constraint: Constraint
-    must: bool
 
 
 @dataclass(slots=True)
@@ -98,8 +89,9 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
     arguments["continue_final_message"] = bool(body.continue_final_message)
     messages, notes = chat_messages(body.messages), Notes()
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
-    constraint = _constraint(model, body, body.response_format, calls)
     ids = _chat(model, messages, tools, arguments)
+    reasons = _reasons(model, ids, arguments)
+    constraint = hold(model, body, body.response_format, calls, notes, reasons)
     tops = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_completion_tokens or body.max_tokens
     plan = _plan(model, body, [ids], most, tops, constraint)
@@ -122,8 +114,10 @@ def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
     scored = body.prompt_logprobs
     if body.echo and scored is None and (body.logprobs is not None or body.max_tokens == 0):
         scored = body.logprobs or 0
-    constraint = _constraint(model, body, body.response_format, None)
+    notes = Notes()
+    constraint = hold(model, body, body.response_format, None, notes)
     plan = _plan(model, body, prompts, body.max_tokens, body.logprobs, constraint, scored)
+    plan.notes = notes
     if body.echo:
         plan.echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in given]
     return _several(plan, body)
@@ -135,9 +129,13 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
     messages = response_messages(body.input, body.instructions, notes)
     text = body.text.format if body.text else None
-    format = ResponseFormat(text.type, schema=text.schema) if text else None
-    constraint = _constraint(model, body, format, calls)
-    ids = _chat(model, messages, tools, template_arguments(body.chat_template_kwargs or {}))
+    format = None
+    if text is not None:
+        format = ResponseFormat(text.type, text.json_schema, text.schema, strict=text.strict)
+    arguments = template_arguments(body.chat_template_kwargs or {})
+    ids = _chat(model, messages, tools, arguments)
+    reasons = _reasons(model, ids, arguments)
+    constraint = hold(model, body, format, calls, notes, reasons)
     wanted = "message.output_text.logprobs" in (body.include or ())
     tops = (body.top_logprobs or 0) if wanted or body.top_logprobs else None
     if tools and tops is not None:
@@ -279,21 +277,19 @@ def _tools(
     if mode != "auto" and not tools:
         none = "no function among the tools" if given else "there are no tools to call"
         raise BadRequest(f"tool_choice: {none}: give functions in tools", "tool_choice")
-    before, after, *keys = call_grammar(model.style)
-    strict = any(tool["function"].get("strict") for tool in tools)
-    must = mode != "auto" or strict or (parallel is False and bool(before))
-    if not tools or not (must or before):  # without an opener nothing says that a call begins
-        return tools, None
-    several = parallel is not False and bool(before)
-    try:
-        constraint = model.engine.grammar.tool_calls(
-            tools, mode, begin=before, end=after, parallel=several, keys=(keys[0], keys[1])
-        )
-    except (InvalidOption, RuntimeUnavailable):  # such as a schema that grammars do not read
-        if must:
-            raise
-        return tools, None
-    return tools, Calls(constraint, must)
+    return tools, Calls.of(model, tools, mode, parallel)
+
+
+def _reasons(model: ServedModel, ids: list[int], arguments: Json) -> bool | None:
+    """Return whether the prompt opened reasoning; None if the answer does not begin with it."""
+    think = model.style.think
+    if think is None:
+        return None
+    end = model.tokenizer.decode(ids[-32:], skip_special=False).rstrip()
+    if model.style.inside(end):
+        return True
+    off = arguments.get("enable_thinking") is False or end.endswith(think[1])
+    return None if off else False
 
 
 def _allowed(
@@ -320,63 +316,3 @@ def _chosen(choice: Json, tools: list[Json], notes: Notes) -> str:
         asked = inner.get("name") or choice.get("type")
         raise BadRequest(f"tool_choice: there is no function {asked!r} in tools", "tool_choice")
     return name
-
-
-def _constraint(
-    model: ServedModel, body: Body, format: ResponseFormat | None, calls: Calls | None
-) -> Constraint | None:
-    # What the answer is held to: at most one of all that can be asked for.
-    wanted: list[tuple[str, str, Any]] = []  # field, kind of grammar, its source
-    if format is not None and format.type == "json_object":
-        wanted.append(("response_format", "json", True))
-    if format is not None and format.type == "json_schema":
-        schema = format.schema
-        if schema is None:
-            schema = (format.json_schema or {}).get("schema")
-        if not isinstance(schema, dict):
-            raise BadRequest(
-                "response_format.json_schema.schema: it is missing: give a JSON schema",
-                "response_format",
-            )
-        wanted.append(("response_format", "json_schema", schema))
-    given = body.structured_outputs
-    if given is not None:
-        wanted += [
-            ("structured_outputs.json", "json_schema", given.json),
-            ("structured_outputs.regex", "regex", given.regex),
-            ("structured_outputs.choice", "choice", given.choice),
-            ("structured_outputs.grammar", "grammar", given.grammar),
-            ("structured_outputs.json_object", "json", given.json_object or None),
-        ]
-    wanted += [
-        ("guided_json", "json_schema", body.guided_json),
-        ("guided_regex", "regex", body.guided_regex),
-        ("guided_choice", "choice", body.guided_choice),
-        ("guided_grammar", "grammar", body.guided_grammar),
-        ("regex", "regex", body.regex),
-        ("ebnf", "grammar", body.ebnf),
-        ("grammar", "grammar", body.grammar),
-        ("json_schema", "json_schema", body.json_schema),
-    ]
-    chosen = [each for each in wanted if each[2] is not None]
-    # Behind an end token that is ignored a grammar lets nothing follow.
-    if calls is not None and (calls.must or not (chosen or body.ignore_eos)):
-        chosen.append(("tool_choice", "", None))
-    if len(chosen) > 1:
-        names = " and ".join(each[0] for each in chosen[:2])
-        raise BadRequest(f"{names} cannot both hold: give one of them", chosen[1][0])
-    if not chosen:
-        return None
-    name, kind, source = chosen[0]
-    if calls is not None and name == "tool_choice":
-        return calls.constraint
-    grammars = model.engine.grammar
-    try:
-        if kind == "json":
-            return grammars.json()
-        if kind == "grammar":  # GBNF by its root, as other servers read it, else Lark
-            kind = "gbnf" if re.search(r"^\s*root\s*::=", source, re.MULTILINE) else "lark"
-        made: Constraint = getattr(grammars, kind)(source)
-        return made
-    except InvalidOption as error:
-        raise BadRequest(f"{name}: {error}", name) from error

@@ -85,22 +85,30 @@ class DenoisingOptions(Struct):
     steps: bool = False
 
 
-class StructuredOutputs(Struct):
-    """One of these."""
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """One of these; `disable_any_whitespace` makes JSON compact."""
 
-    json: Json | str | None = None
+    json: Json | bool | str | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
 
 
 class ResponseFormat(Struct):
-    """`json_schema` is {"name", "schema", "strict"}."""
+    """`json_schema` is {"name", "schema", "strict"}; other servers have the schema beside `type`.
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: Json | None = None
-    schema: Json | None = None
+    "json", "regex" and "grammar" are those of other servers, with `value` or a field of their own.
+    """
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "grammar"]
+    json_schema: Json | bool | None = None
+    schema: Json | bool | str | None = None
+    value: Any = None
+    pattern: str | None = None
+    grammar: str | None = None
+    strict: bool | None = None
 
 
 class Body(Struct, kw_only=True):
@@ -130,14 +138,15 @@ class Body(Struct, kw_only=True):
     speculation: SpeculationLimits | None = None
     denoising: DenoisingOptions | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Json | str | None = None
+    guided_json: Json | bool | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_json_object: bool | None = None
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
-    json_schema: Json | str | None = None
+    json_schema: Json | bool | str | None = None
     metadata: Json | None = None
     user: str | None = None
     store: bool | None = None
@@ -183,7 +192,8 @@ class CompletionRequest(Several, kw_only=True):
 class TextFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema: Json | None = None
+    schema: Json | bool | None = None
+    json_schema: Json | None = None
     strict: bool | None = None
     description: str | None = None
 

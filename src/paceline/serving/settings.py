@@ -45,6 +45,9 @@ class Settings:
     strict: Annotated[
         bool, typer.Option("--strict", help="Refuse requests with unknown fields.")
     ] = False
+    compact_json: Annotated[
+        bool, typer.Option("--compact-json", help="Held JSON has no white space.")
+    ] = False
     vllm_metrics: Annotated[
         bool, typer.Option("--vllm-metrics", help="Name metrics as vLLM does, too.")
     ] = False
