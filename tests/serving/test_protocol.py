@@ -40,7 +40,7 @@ def wrong(fields: dict[str, Any], strict: bool = False) -> BadRequest:
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"best_of": 2}, "best_of"),
-        ({"previous_response_id": "x"}, "previous_response_id"),
+        ({"conversation": "x"}, "conversation"),
     ],
 )
 def test_the_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:

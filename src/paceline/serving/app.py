@@ -34,6 +34,7 @@ from paceline.serving.dialects import Dialects
 from paceline.serving.embeddings import EmbeddingAnswer, EmbeddingsRequest, plan_embeddings
 from paceline.serving.fill import InfillAnswer, InfillRequest, plan_filling, plan_infill
 from paceline.serving.http import Gone, error_body, json_response
+from paceline.serving.kept import Kept, listed
 from paceline.serving.logs import RequestIds
 from paceline.serving.metrics import Metrics
 from paceline.serving.model import ServedModel
@@ -90,6 +91,7 @@ class Service:
         """Take requests for a model from now on. Called in the event loop."""
         soon = asyncio.get_running_loop().call_soon_threadsafe
         self._model = model
+        model.kept = Kept(self.settings.keep_responses)
         self.worker = self.worker_type(
             ServingCore(model.engine),
             lambda deliveries: soon(self._deliver, deliveries),
@@ -303,6 +305,17 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         entry = anthropic.model_entry if "anthropic-version" in request.headers else _entry
         return json_response(entry(service.asked_for(name), name))
 
+    async def one_response(request: Request) -> Response:
+        kept, id = service.asked_for(None).kept, request.path_params["id"]
+        if request.method != "DELETE":
+            return json_response(kept.get(id).response)
+        kept.drop(id)
+        return json_response({"id": id, "object": "response", "deleted": True})
+
+    async def its_input(request: Request) -> Response:
+        turn = service.asked_for(None).kept.get(request.path_params["id"])
+        return json_response(listed(turn.items, request.query_params))
+
     async def counted(request: Request) -> Response:
         service.asked_for(None)
         body = await body_of(request, CountRequest)
@@ -376,6 +389,8 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         generating("/v1/messages", MessagesRequest, plan_messages, MessageAnswer),
         post("/v1/messages/count_tokens", counted),
         generating("/v1/embeddings", EmbeddingsRequest, plan_embeddings, EmbeddingAnswer),
+        Route("/v1/responses/{id}", one_response, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{id}/input_items", its_input),
         post("/tokenize", tokenized),
         post("/detokenize", detokenized),
         Route("/v1/models", models),
@@ -399,7 +414,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.cors_origin,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "x-paceline-ignored"],
             )

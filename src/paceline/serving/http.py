@@ -82,7 +82,8 @@ def _named(message: str) -> str | None:
 def error_response(error: PacelineError) -> Response:
     status, param = status_of(error)
     headers = {"retry-after": "1"} if status in (429, 503) else None
-    return json_response(error_body(str(error), status, param), status, headers)
+    code = getattr(error, "code", None)
+    return json_response(error_body(str(error), status, param, code), status, headers)
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:

@@ -13,6 +13,7 @@ from paceline.engine.engine import Engine
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
 from paceline.serving.answers.style import find_style
+from paceline.serving.kept import Kept
 from paceline.version import __version__
 
 
@@ -30,6 +31,7 @@ class ServedModel:
         """`weights` is the fingerprint of the model's files; `names` begins with the main one."""
         self.engine = engine
         self.pooling = pooling
+        self.kept = Kept()
         self.tokenizer = engine.tokenizer
         self.names = tuple(names)
         self.path = path

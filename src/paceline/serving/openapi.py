@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ from paceline.version import __version__
 _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
     "/v1/completions": (CompletionRequest, "Continue a text."),
-    "/v1/responses": (ResponsesRequest, "Answer, without keeping anything."),
+    "/v1/responses": (ResponsesRequest, "Answer, or go on from an answer before."),
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's API has it."),
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingsRequest, "Give the states of texts."),
@@ -41,10 +42,16 @@ _GETS = {
     "/metrics": "Show metrics for Prometheus.",
     "/openapi.json": "Show this document.",
 }
+_NAMED = {
+    "/v1/models/{name}": {"get": "Show the model under one of its names."},
+    "/v1/responses/{id}": {"get": "Show a kept response.", "delete": "Forget a response."},
+    "/v1/responses/{id}/input_items": {"get": "List what a kept response answered."},
+}
+_QUERIES = {"/v1/responses/{id}/input_items": ("order", "after", "limit")}
 _ERRORS = {
     "400": "The request is wrong: the error names the field and the fix.",
     "401": "The API key is missing or wrong.",
-    "404": "There is no such model.",
+    "404": "There is no such model, or nothing of that id.",
     "405": "The method is not served here.",
     "408": "The body arrived too slowly, or the answer was read too slowly.",
     "413": "The body is too large.",
@@ -90,9 +97,15 @@ def document() -> dict[str, Any]:
     for path, summary in _GETS.items():
         kept = {status: text for status, text in _ERRORS.items() if status in _QUIET}
         paths[path] = {"get": _operation(summary, {}, kept, plain=path == "/metrics")}
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    one = _operation("Show the model under one of its names.", {}, _ERRORS) | {"parameters": [name]}
-    paths["/v1/models/{name}"] = {"get": one}
+    for path, methods in _NAMED.items():
+        [name] = re.findall(r"{(\w+)}", path)
+        given = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
+        for query in _QUERIES.get(path, ()):
+            given.append({"name": query, "in": "query", "schema": {"type": "string"}})
+        paths[path] = {
+            method: _operation(summary, {}, _ERRORS) | {"parameters": given}
+            for method, summary in methods.items()
+        }
     return {
         "openapi": "3.1.0",
         "info": {"title": "paceline", "version": __version__},

@@ -55,6 +55,8 @@ class Plan:
     """Texts of the prompts, if answers are to begin with them."""
     waves: bool = False
     """Whether it asks for many small answers, decoded as many at a time as a batch holds."""
+    before: list[Json] = field(default_factory=list)
+    """Items of the Responses API that stand before the request's own."""
     tools: Collection[str] = ()
     """Names of what the model may call."""
     notes: Notes = field(default_factory=Notes)
@@ -128,6 +130,18 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     notes = Notes()
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
     messages = response_messages(body.input, body.instructions, notes)
+    before: list[Json] = []
+    if body.previous_response_id is not None:
+        if not model.kept:
+            raise BadRequest(
+                "previous_response_id: the server keeps no answers: send the whole conversation as "
+                "input",
+                "previous_response_id",
+            )
+        turn = model.kept.get(body.previous_response_id, "previous_response_id")
+        before = [*turn.items, *turn.response["output"]]
+        at = 0 if body.instructions is None else 1  # which are those of this turn alone
+        messages[at:at] = response_messages(before) if before else []
     text = body.text.format if body.text else None
     format = None
     if text is not None:
@@ -145,6 +159,7 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
             "include" if wanted else "top_logprobs",
         )
     plan = _plan(model, body, [ids], body.max_output_tokens, tops, constraint)
+    plan.before = before
     plan.tools, plan.notes = [tool["function"]["name"] for tool in tools], notes
     plan.stream = bool(body.stream)
     return plan

@@ -17,12 +17,15 @@ from paceline.errors import PacelineError
 
 
 class BadRequest(PacelineError):
-    """A client's mistake: `param` is the field that is wrong, `status` the HTTP status."""
+    """A client's mistake: the field that is wrong, the HTTP status, and OpenAI's code, if any."""
 
-    def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, status: int = 400, code: str | None = None
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.status = status
+        self.code = code
 
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -205,6 +208,7 @@ class TextOptions(Struct):
 
 class ResponsesRequest(Body, kw_only=True):
     input: str | list[Json]
+    previous_response_id: str | None = None
     instructions: str | None = None
     max_output_tokens: Count | None = None
     top_logprobs: Tops | None = None
@@ -245,7 +249,6 @@ _REFUSED = {
     "use_beam_search": "there is no beam search: leave it out",
     "functions": "this form is outdated: use tools",
     "function_call": "this form is outdated: use tool_choice",
-    "previous_response_id": "the server keeps no answers: send the whole conversation as input",
     "conversation": "the server keeps no conversations: send the whole conversation as input",
     "background": "answers are given at once: leave it out",
     "prompt_embeds": "prompts are text or token ids: leave it out",

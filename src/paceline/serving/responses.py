@@ -1,4 +1,4 @@
-"""Answers of the Responses API, whole and as its stream of named events. Nothing is kept."""
+"""Answers of the Responses API, whole and as its stream of named events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from paceline.engine.engine import Event, Prepared
 from paceline.serving.answers.parser import Delta
 from paceline.serving.http import sse
+from paceline.serving.kept import input_items
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer, Choice, chat_choice, chat_logprobs
 from paceline.serving.plan import Plan
@@ -96,6 +97,9 @@ class ResponseAnswer(Answer):
             "total_tokens": counts["total_tokens"],
         }
         response["metrics"] = self.metrics()
+        if response["store"]:
+            own = input_items(self._asked.input, self.id)
+            self.model.kept.put(response, [*self.plan.before, *own])
         return response
 
     def _choice(self, prompt: Prepared) -> Choice:
@@ -195,9 +199,9 @@ class ResponseAnswer(Answer):
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
-            "store": False,
+            "store": bool(self.model.kept) and body.store is not False,
             "temperature": params.temperature,
             "text": text,
             "tool_choice": body.tool_choice or "auto",

@@ -48,6 +48,12 @@ class Settings:
     compact_json: Annotated[
         bool, typer.Option("--compact-json", help="Held JSON has no white space.")
     ] = False
+    keep_responses: Annotated[
+        int,
+        typer.Option(
+            help="Answers of /v1/responses kept for requests that go on from them; 0 keeps none."
+        ),
+    ] = 256
     vllm_metrics: Annotated[
         bool, typer.Option("--vllm-metrics", help="Name metrics as vLLM does, too.")
     ] = False
@@ -59,6 +65,7 @@ class Settings:
         require(0 <= self.port <= 65535, "port", self.port, "0 to 65535")
         require(self.max_batch >= 1, "max_batch", self.max_batch, "1 or more")
         require(self.max_waiting >= 0, "max_waiting", self.max_waiting, "0 or more")
+        require(self.keep_responses >= 0, "keep_responses", self.keep_responses, "0 or more")
         require(self.max_body >= 1, "max_body", self.max_body, "1 or more")
         require(self.body_timeout > 0, "body_timeout", self.body_timeout, "more than 0")
         require(self.shutdown_timeout >= 0, "shutdown_timeout", self.shutdown_timeout, "0 or more")

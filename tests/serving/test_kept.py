@@ -1,0 +1,98 @@
+"""Responses that are kept: going on from one is sending its conversation, within bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types.responses import Response
+from tests.helpers import table_engines as engines
+from tests.helpers.serving import Client, Json, run
+
+from paceline.serving import kept
+from paceline.serving.kept import Kept
+from paceline.serving.protocol import BadRequest
+
+PATH = "/v1/responses"
+ASK: Json = {"temperature": 0, "max_output_tokens": 9, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_going_on_is_sending_the_whole_conversation(stream: bool) -> None:
+    async def asks(client: Client) -> None:
+        async def ask(**fields: Any) -> Json:
+            if not stream:
+                answer = await client.ask(PATH, ASK | fields)
+            else:
+                answer = (await client.stream(PATH, ASK | fields))[-1]["response"]
+            Response.model_validate(answer, strict=True)
+            return answer
+
+        first = await ask(input="the quick", instructions="be brief")
+        assert first["store"] is True
+        second = await ask(input="dog", previous_response_id=first["id"])
+        third = await ask(input="fox", previous_response_id=second["id"], instructions="again")
+        items = [{"role": "user", "content": "the quick"}, *first["output"]]
+        items += [{"role": "user", "content": "dog"}, *second["output"]]
+        items += [{"role": "user", "content": "fox"}]
+        whole = await ask(input=items, instructions="again", store=False)
+        assert whole["store"] is False
+        assert whole["output"][0]["content"] == third["output"][0]["content"]
+        assert third["previous_response_id"] == second["id"]
+
+        get = client.http.get
+        assert (await get(f"{PATH}/{third['id']}")).json() == third
+        listed = (await get(f"{PATH}/{third['id']}/input_items")).json()
+        texts = [part["text"] for each in listed["data"] for part in each["content"]]
+        assert texts[0] == "fox"
+        assert texts[-1] == "the quick"
+        assert len(texts) == 5
+        page = f"{PATH}/{third['id']}/input_items?order=asc&limit=2&after={listed['last_id']}"
+        two = (await get(page)).json()
+        assert [each["id"] for each in two["data"]] == [e["id"] for e in listed["data"][-2:-4:-1]]
+        assert two["has_more"] is True
+        for wrong in ("0", "x", "101"):
+            assert (await get(f"{PATH}/{third['id']}/input_items?limit={wrong}")).status_code == 400
+
+        gone = (await client.http.delete(f"{PATH}/{first['id']}")).json()
+        assert gone == {"id": first["id"], "object": "response", "deleted": True}
+        for id in (first["id"], whole["id"], "x"):
+            assert (await get(f"{PATH}/{id}")).status_code == 404
+            assert (await client.http.delete(f"{PATH}/{id}")).status_code == 404
+            body = ASK | {"input": "x", "previous_response_id": id}
+            error = await client.refused(PATH, body, 404)
+            assert (error["param"], error["code"]) == (
+                "previous_response_id",
+                "previous_response_not_found",
+            )
+
+    run(asks, engines.make())
+
+
+def test_a_server_that_keeps_none_says_so() -> None:
+    async def asks(client: Client) -> None:
+        answer = await client.ask(PATH, ASK | {"input": "x"})
+        assert answer["store"] is False
+        body = ASK | {"input": "x", "previous_response_id": answer["id"]}
+        assert "keeps no answers" in (await client.refused(PATH, body))["message"]
+
+    run(asks, keep_responses=0)
+
+
+def test_count_size_and_age_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Kept(3)
+    for i in range(4):
+        turns.put({"id": str(i)}, [])
+        turns.get("0" if i < 3 else "3")
+    for id in ("0", "2", "3"):  # 1 was used last before all others
+        turns.get(id)
+    with pytest.raises(BadRequest):
+        turns.get("1")
+    monkeypatch.setattr(kept, "_BYTES", 130)
+    turns.put({"id": "large"}, [{"text": "x" * 80}])
+    turns.get("large")
+    with pytest.raises(BadRequest):
+        turns.get("0")
+    monkeypatch.setattr(kept, "_SECONDS", -1.0)
+    with pytest.raises(BadRequest, match="is gone"):
+        turns.get("large")
