@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -153,14 +155,24 @@ def save_directory(
     return path
 
 
-def save_gguf(path: Path, config: ModelConfig, tensors: Tensors | None = None) -> Path:
+def save_gguf(
+    path: Path,
+    config: ModelConfig,
+    tensors: Tensors | None = None,
+    *,
+    entries: Mapping[str, Any] | None = None,
+    split: int = 0,
+) -> Path:
     """Write a GGUF file in the layout of llama.cpp; returns `path`.
+
+    `entries` are more of its metadata, those without a dot in front of it of the architecture;
+    `split` is the most tensors of a part.
 
     Matrices are stored as Q8_0 where their rows allow it, all else as F32.
     """
     arch = "llama" if config.family == "mistral" else config.family
     tensors = random_tensors(config) if tensors is None else tensors
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split)
     writer.add_context_length(config.max_context)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.layers)
@@ -172,6 +184,11 @@ def save_gguf(path: Path, config: ModelConfig, tensors: Tensors | None = None) -
     writer.add_rope_freq_base(config.rope_base)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    for name, value in (entries or {}).items():
+        key = name.removeprefix(".") if name.startswith(".") else f"{arch}.{name}"
+        kinds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}
+        kinds |= {float: writer.add_float32, list: writer.add_array}
+        kinds[type(value)](key, value)
     _add_tokenizer(writer, config)
     if config.rope_divisors is not None:
         writer.add_tensor("rope_freqs.weight", np.asarray(config.rope_divisors, np.float32))

@@ -39,19 +39,54 @@ def test_new_style_rope_parameters_are_read() -> None:
     assert old == new
 
 
-@pytest.mark.parametrize("scaling", [LLAMA3, {"type": "linear", "factor": 4.0}, None])
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.5, 2, 3, 4] * 2}
+LONG["original_max_position_embeddings"] = 64
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        LLAMA3,
+        {"type": "linear", "factor": 4.0},
+        None,
+        {"rope_type": "dynamic", "factor": 4.0},
+        YARN,
+        {**YARN, "beta_fast": 16, "beta_slow": 2},
+        {**YARN, "truncate": False},
+        {**YARN, "attention_factor": 1.7},
+        {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
+        {**YARN, "mscale": 0.7},
+        {**YARN, "factor": 0.5},
+        LONG,
+        {**LONG, "factor": 8.0},
+        {**LONG, "attention_factor": 1.1},
+        {**LONG, "original_max_position_embeddings": 256},
+    ],
+    ids=str,
+)
 def test_frequencies_equal_those_of_transformers(scaling: dict[str, Any] | None) -> None:
-    modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+    """At the model's own context, which is the longest that is taken."""
+    module = pytest.importorskip("transformers.modeling_rope_utils")
     transformers = pytest.importorskip("transformers")
     rope = {"rope_theta": 1e4, "rope_type": "default", **(scaling or {})}
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
-    theirs = modeling.LlamaRotaryEmbedding(
-        transformers.LlamaConfig(
-            hidden_size=64, num_attention_heads=4, head_dim=16, rope_parameters=rope
-        )
+    theirs = transformers.LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=16,
+        max_position_embeddings=256,
+        rope_parameters=rope,
     )
-    ours = inverse_frequencies(read(rope_scaling=scaling))
-    np.testing.assert_allclose(ours, theirs.inv_freq.numpy(), rtol=1e-6)
+    kind = rope["rope_type"]
+    if kind == "default":
+        modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
+        frequencies, factor = modeling.LlamaRotaryEmbedding(theirs).inv_freq, 1.0
+    else:
+        frequencies, factor = module.ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=256)
+    ours = read(rope_scaling=scaling)
+    np.testing.assert_allclose(inverse_frequencies(ours), frequencies.numpy(), rtol=1e-6)
+    assert ours.rope_factor == pytest.approx(factor, rel=1e-6)
 
 
 def test_a_sliding_window_is_that_of_every_layer() -> None:
@@ -71,7 +106,12 @@ def test_end_ids_come_from_the_first_config_that_has_any() -> None:
     ("changes", "named"),
     [
         ({"model_type": "mamba"}, "mamba"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "proportional", "factor": 4.0}}, "proportional"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0, "alpha": 8.0}}, "alpha"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "speed": 1}}, "speed"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "chunked_attention"),
+        ({"is_causal": False}, "later tokens"),
+        ({"use_bidirectional_attention": True}, "later tokens"),
         ({"attention_bias": True}, "bias"),
         ({"mlp_bias": True}, "bias"),
         ({"hidden_act": "gelu"}, "gelu"),

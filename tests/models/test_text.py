@@ -66,7 +66,6 @@ def test_templates_see_special_tokens_helpers_and_loop_controls() -> None:
     "template",
     [
         "{{ raise_exception('roles must\nalternate') }}",
-        "{% if %}",
         "{{ messages[0].content + 1 }}",
         "{{ messages.append(1) }}",
         "{{ messages[0].content.nothing.more }}",
@@ -79,9 +78,23 @@ def test_templates_see_special_tokens_helpers_and_loop_controls() -> None:
     ],
 )
 def test_template_failures_are_one_line_prompt_errors(template: str) -> None:
-    with pytest.raises(PromptError, match="chat template refuses") as caught:
+    with pytest.raises(PromptError, match=r"chat template refuses messages\[0\]") as caught:
         with_template(template).chat([{"role": "user", "content": "x"}])
     assert "\n" not in str(caught.value)
+    assert "--" not in str(caught.value)  # it may come over HTTP
+
+
+def test_template_failures_name_the_template_and_the_message() -> None:
+    with pytest.raises(PromptError, match=r"template cannot be read \(line 2: "):
+        with_template("\n{% if %}").chat(USER)
+    template = "{% for m in messages %}{% if m.role == 'tool' %}{{ 1 // 0 }}{% endif %}{% endfor %}"
+    messages = [*USER, {"role": "tool", "content": "x"}, *USER, *USER]
+    tokenizer = Tokenizer(
+        CORE, chat_template="", named_templates={"tool_use": template + "{{ tools }}"}
+    )
+    with pytest.raises(PromptError, match=r"template 'tool_use' refuses messages\[1\] \("):
+        tokenizer.chat(messages, tools=[TOOL])
+    assert tokenizer.chat(messages) == []
 
 
 def test_a_model_without_template_cannot_chat() -> None:
@@ -204,11 +217,23 @@ def test_tools_calls_and_results_reach_the_template() -> None:
     assert CALL == {"function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
 
 
-def test_arguments_that_are_no_objects_stay_as_they_are() -> None:
-    for arguments, written in (("[1", '"[1"'), ("3", '"3"'), (None, "null")):
-        call = {"name": "f", "arguments": arguments}
-        messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-        assert f'"arguments": {written}}}' in shown(QWEN, messages)
+@pytest.mark.parametrize("template", [QWEN, CHAT_TEMPLATE], ids=["tools", "none"])
+def test_arguments_of_past_calls_are_json_objects(template: str) -> None:
+    def told(arguments: Any) -> str:
+        call = {"function": {"name": "f", "arguments": arguments}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [CALL, call]}
+        return shown(template, [*USER, answer])
+
+    for nothing in ("", " \n", "{}", {}):
+        assert ('"arguments": {}}' in told(nothing)) == (template == QWEN)
+    field = r"messages\[1\]\.tool_calls\[1\]\.function\.arguments"
+    for wrong in ("{", "[1]", "3", "null", '"x"', '{"a": NaN}', "[" * 99999, None, [1], 3, True):
+        with pytest.raises(PromptError, match=field) as caught:
+            told(wrong)
+        assert len(str(caught.value)) < 200
+    flat = [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{"}]}]
+    with pytest.raises(PromptError, match=r"messages\[0\]\.tool_calls\[0\]\.arguments"):
+        shown(template, flat)
 
 
 def test_llama_s_tools_are_indented_and_called_one_by_one() -> None:

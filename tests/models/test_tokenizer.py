@@ -91,15 +91,55 @@ def test_the_tokenizer_s_own_end_token_is_added(tmp_path: Path) -> None:
     assert tokenizer_from_directory(directory, (0,)).eos_token_ids == (0, 2)
 
 
-def test_the_template_may_stand_in_a_file_or_a_list(tmp_path: Path) -> None:
+def test_templates_stand_in_files_or_lists_by_name(tmp_path: Path) -> None:
+    """Chosen as transformers chooses from the same directory."""
+    transformers = pytest.importorskip("transformers")
     directory = save_directory(tmp_path / "hf", tiny_config())
     path = directory / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    config["chat_template"] = [{"name": "default", "template": "a"}, {"name": "b", "template": "b"}]
+    config = {**json.loads(path.read_text()), "eos_token": "<|im_end|>"}
+
+    def check(default: str, tool_use: str, **others: str) -> None:
+        tokenizer = tokenizer_from_directory(directory, ())
+        judge = transformers.AutoTokenizer.from_pretrained(directory)
+        for tools, expected in ((None, default), ([{}], tool_use)):
+            assert tokenizer.template_for(bool(tools)) == expected
+            assert judge.get_chat_template(tools=tools) == expected
+        for name, text in others.items():
+            assert tokenizer.template_for(True, name) == text == judge.get_chat_template(name)
+        assert tokenizer.template_for(True, "{{ 1 }}") == "{{ 1 }}"
+
+    pairs = {"default": "a", "tool_use": "b{{ tools }}", "rag": "c"}
+    listed = [{"name": name, "template": text} for name, text in pairs.items()]
+    path.write_text(json.dumps({**config, "chat_template": listed}))
+    check("a", "b{{ tools }}", rag="c")
+    tokenizer = tokenizer_from_directory(directory, ())
+    assert (tokenizer.reads("tools"), tokenizer.reads("tools", tools=True)) == (False, True)
+    (directory / "chat_template.jinja").write_text("d")
+    assert tokenizer_from_directory(directory, ()).chat_template == "d"
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates/tool_use.jinja").write_text("e")
+    check("d", "e")
+    path.write_text(json.dumps({**config, "chat_template": "f"}))
+    (directory / "chat_template.jinja").unlink()
+    tokenizer = tokenizer_from_directory(directory, ())  # transformers forgets "f" here
+    assert (tokenizer.chat_template, tokenizer.template_for(True)) == ("f", "e")
+    (directory / "additional_chat_templates/tool_use.jinja").unlink()
+    check("f", "f")
+    del config["chat_template"]
     path.write_text(json.dumps(config))
-    assert tokenizer_from_directory(directory, ()).chat_template == "a"
-    (directory / "chat_template.jinja").write_text("c")
-    assert tokenizer_from_directory(directory, ()).chat_template == "c"
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "g"}))
+    assert tokenizer_from_directory(directory, ()).chat_template == "g"
+
+
+def test_files_have_templates_by_name(build: Any) -> None:
+    def read(**templates: Any) -> list[str | None]:
+        named = {f"tokenizer.{name.replace('__', '.')}": text for name, text in templates.items()}
+        tokenizer = build({**byte_level("gpt-2"), **named})
+        return [tokenizer.template_for(each) for each in (False, True)]
+
+    both = {"chat_template": "a", "chat_template__tool_use": "b", "chat_templates": ["tool_use"]}
+    assert read(**both) == ["a", "b"]
+    assert read(chat_template__default="a") == ["a", "a"]
 
 
 def test_damaged_directories_are_refused(tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def called(call: Any) -> list[Any]:
         (called({"function": "f"}), r"messages\[0\].tool_calls\[0\].function must be an object"),
         (called({"function": {}}), r"tool_calls\[0\].function.name must be text, not None"),
         (
-            called({"function": {"name": "f", "arguments": {}}}),
-            r"tool_calls\[0\].function.arguments must be text",
+            called({"function": {"name": "f", "arguments": "[1]"}}),
+            r"messages\[0\]\.tool_calls\[0\]\.function\.arguments is \[1\]: it must be a JSON",
         ),
     ],
 )

@@ -47,8 +47,8 @@ class DraftModel(Drafter):
         """Bind the draft model.
 
         Args:
-            model: drafts; it has `vocab_size` tokens.
-            vocab_size: of the target.
+            model: drafts; it has the target's tokens, and its head may have more or fewer rows.
+            vocab_size: rows of the target's head.
             growth: of trees.
             recent: it reads at most so many tokens of a prompt, the last ones.
             vocabulary: tokens that may be drafted: how many of the lowest ids, which are the most
@@ -56,16 +56,11 @@ class DraftModel(Drafter):
             ends: end tokens, which may be drafted in any case.
 
         Raises:
-            InvalidOption: another vocabulary, `recent` below 1, a file that does not fit, or a
-                runtime that cannot leave out tokens.
+            InvalidOption: `recent` below 1, a file that does not fit, or a runtime that cannot
+                leave out tokens.
         """
         require(recent >= 1, "recent", recent, "1 or more")
-        theirs = model.capabilities.vocab_size
-        if theirs != vocab_size:
-            raise InvalidOption(
-                f"the draft model has {theirs} tokens and the target {vocab_size}: "
-                "use a draft model of the target's family, with the same tokenizer"
-            )
+        self._rows = model.capabilities.vocab_size
         self._size, self._ids = vocab_size, None
         if vocabulary:
             if not isinstance(model, TrimsHead):
@@ -73,8 +68,10 @@ class DraftModel(Drafter):
                     f"runtime '{model.capabilities.runtime}' cannot leave out tokens of a draft "
                     "model: leave out vocabulary, or use runtime cpu or torch"
                 )
-            self._ids = _draft_vocabulary(vocabulary, vocab_size, ends)
+            self._ids = _draft_vocabulary(vocabulary, min(vocab_size, self._rows), ends)
             model.trim_head(self._ids)
+        elif self._rows != vocab_size:
+            self._ids = np.arange(min(vocab_size, self._rows), dtype=np.int64)
         self._model = model
         self._expansion = growth
         self.kind = growth.kind
@@ -150,7 +147,7 @@ class DraftModel(Drafter):
         begin = max(0, len(sequence.tokens) - self._recent)
         try:
             if self._room(sequence):
-                self._model.prefill(cache, sequence.tokens[begin:-1])
+                self._model.prefill(cache, self._known(sequence.tokens[begin:-1]))
         except BaseException:
             self._model.release(cache)
             raise
@@ -191,7 +188,7 @@ class DraftModel(Drafter):
             cache = self._caches[sequence.id]
             draft = trees.take(tree, fed) if len(fed) else None
             begin = self._begins[sequence.id]
-            passes.append(Pass(cache, known[begin + cache.length :], draft))
+            passes.append(Pass(cache, self._known(known[begin + cache.length :]), draft))
             rows.append([0 if n < trunk else 1 + int(np.searchsorted(fed, n)) for n in nodes])
         outputs = self._model.forward(passes)
         for each in passes:
@@ -211,11 +208,19 @@ class DraftModel(Drafter):
             )
         ]
 
+    def _known(self, tokens: List[int]) -> List[int]:
+        # Rows that the draft model lacks are read as another token: a text has hardly any.
+        if self._rows >= self._size:
+            return tokens
+        return [token if token < self._rows else 0 for token in tokens]
+
     def _distribution(self, sequence: Sequence, row: LogitArray, path: List[int]) -> Distribution:
         sampler, soft = sequence.sampler, self._expansion.soft
         if self._ids is None:
             return sampler.proposal(row, path, soft=soft)
-        return draft_sampling(sampler, row, self._ids, self._size, path, soft=soft)
+        return draft_sampling(
+            sampler, row[: len(self._ids)], self._ids, self._size, path, soft=soft
+        )
 
 
 def _draft_vocabulary(named: str, size: int, ends: Collection[int]) -> IntArray:

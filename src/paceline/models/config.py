@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -145,11 +146,11 @@ class ModelConfig:
         metadata: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]],
         family: str,
-        changes: Callable[[], dict[str, Any]],
+        changes: Callable[[Entries], dict[str, Any]],
         divisors: Mapping[str, Sequence[float]],
     ) -> ModelConfig:
         """Read GGUF metadata; arguments and errors as for `families.gguf_config`."""
-        get = reader(metadata, str(metadata.get("general.architecture")))
+        get = Entries(metadata)
         if "blk.0.attn_output.bias" in shapes:
             raise _unsupported("a bias on the attention output")
         try:
@@ -159,20 +160,7 @@ class ModelConfig:
             if rotated % 2 or not 0 < rotated <= head_dim:
                 raise _unsupported(f"rotary positions over {rotated} numbers of {head_dim}")
             base, context = float(get("rope.freq_base", 10000.0)), int(get("context_length"))
-            rope = {
-                "rope_type": str(get("rope.scaling.type", "default")).replace("none", "default"),
-                "factor": get("rope.scaling.factor", 1.0),
-                "original_max_position_embeddings": get(
-                    "rope.scaling.original_context_length", context
-                ),
-                "attention_factor": get("rope.scaling.attn_factor", None),
-                "long_factor": divisors.get("rope_factors_long.weight"),
-                "short_factor": divisors.get("rope_factors_short.weight"),
-            }
-            if rope["long_factor"]:
-                rope["rope_type"] = "longrope"
-            extended, factor = _extension(rope, base, rotated, context)
-            given = divisors.get("rope_freqs.weight")
+            extended, factor = _gguf_extension(get, divisors, base, rotated, context)
             general = {
                 "family": family,
                 "vocab_size": int(shapes["token_embd.weight"][0]),
@@ -189,14 +177,15 @@ class ModelConfig:
                 "qkv_bias": "blk.0.attn_q.bias" in shapes,
                 "qk_norm": "blk.0.attn_q_norm.weight" in shapes,
                 "eos_token_ids": gguf_eos_token_ids(metadata),
-                "rope_divisors": extended if given is None else tuple(given),
+                "rope_divisors": extended,
                 "rope_factor": factor,
                 "rotated": 0 if rotated == head_dim else rotated,
                 "pooling": _POOLINGS.get(int(get("pooling_type", 0)), "last"),
             }
-            found = cls(**{**general, **changes()})
+            found = cls(**{**general, **changes(get)})
             if get("expert_count", 0) and found.experts is None:
                 raise _unsupported(f"mixtures of experts of family {family}")
+            get.refuse_unread(found)
             return found
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise ModelError(
@@ -252,14 +241,58 @@ def _what(error: Exception) -> str:
     return f"no entry {error}" if isinstance(error, KeyError) else str(error)
 
 
-def reader(metadata: Mapping[str, Any], family: str) -> Callable[..., Any]:
-    """Return what reads a family's entries of GGUF metadata."""
+# Entries of GGUF files that change what a model computes, by the beginning of their names or a word
+# in them; and values at which they change nothing.
+_CHANGES = re.compile(
+    r"rope\.|attention\.|expert|activation|leading_dense|"
+    r".*(scale|capping|clamp|parallel|residual|multiplier|interleave|loop|hidden_act)"
+)
+_NEUTRAL = {
+    "attention.causal": True,
+    "attention.scale": 0.0,
+    "expert_gating_func": 1,  # softmax
+    "expert_weights_norm": True,
+    # llama.cpp reads these of no family here.
+    "rope.scaling.yarn_ext_factor": -1.0,
+    "rope.scaling.yarn_attn_factor": 1.0,
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+    "rope.scaling.finetuned": True,
+}
+# Of shapes that the tensors have, or of norms that no family here has.
+_SHAPES = ("expert_feed_forward_length", "attention.layer_norm_epsilon")
 
-    def get(name: str, *default: Any) -> Any:
-        key = f"{family}.{name}"
-        return metadata.get(key, default[0]) if default else metadata[key]
 
-    return get
+class Entries:
+    """Reads a family's entries of GGUF metadata: `entries(name)`, or `entries(name, default)`."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        self._prefix = f"{metadata.get('general.architecture')}."
+        self._metadata, self._read = metadata, set[str]()
+
+    def __call__(self, name: str, *default: Any) -> Any:
+        self._read.add(name)
+        key = self._prefix + name
+        return self._metadata.get(key, default[0]) if default else self._metadata[key]
+
+    def refuse_unread(self, config: ModelConfig) -> None:
+        """Raise ModelError for an entry that nobody read and that changes what is computed."""
+        same = {
+            **_NEUTRAL,
+            "attention.value_length": config.head_dim,
+            "rope.dimension_count_swa": config.rotated or config.head_dim,
+        }
+        for key, value in self._metadata.items():
+            name = key.removeprefix(self._prefix)
+            if name == key or name in self._read or name in _SHAPES or not _CHANGES.match(name):
+                continue
+            if name == "attention.sliding_window" and int(value) >= config.max_context:
+                continue
+            neutral = isinstance(value, str | bool | int | float) and (
+                not value or value == same.get(name, 1.0 if "scale" in name else None)
+            )
+            if not neutral or (name == "attention.causal" and not value):
+                raise _unsupported(f"{key} {value}")
 
 
 def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
@@ -274,6 +307,19 @@ def _refuse_hf_extras(config: Mapping[str, Any]) -> None:
         raise _unsupported("checkpoints quantised for another library")
     if config.get("final_logit_softcapping") or config.get("attn_logit_softcapping"):
         raise _unsupported("capped scores or logits")
+    if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
+        raise _unsupported("attention to later tokens")
+    for kind in config.get("layer_types") or ():
+        if kind not in ("full_attention", "sliding_attention"):
+            raise _unsupported(f"layers of type {kind!r}")
+
+
+_ROPE_NAMES = """
+rope_type type rope_theta factor original_max_position_embeddings attention_factor beta_fast
+beta_slow mscale mscale_all_dim truncate low_freq_factor high_freq_factor short_factor long_factor
+partial_rotary_factor finetuned short_mscale long_mscale
+"""
+_ROPE = frozenset(_ROPE_NAMES.split())
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,6 +327,9 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     # rope_scaling.
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     parameters = dict(parameters.get("full_attention", parameters))
+    for name in sorted(parameters.keys() - _ROPE):
+        if parameters[name]:
+            raise _unsupported(f"rotary positions with {name} {parameters[name]!r}")
     parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     parameters.setdefault("rope_type", parameters.get("type", "default"))
     if parameters["rope_type"] == "su":
@@ -324,7 +373,7 @@ def _extension(
 ) -> tuple[tuple[float, ...] | None, float]:
     # Divisors of the frequencies, and the factor of cosines and sines.
     kind = rope["rope_type"]
-    if kind == "default":
+    if kind in ("default", "dynamic"):  # up to the model's own context these are the same
         return None, 1.0
     if kind == "linear":
         return (float(rope["factor"]),) * (rotated // 2), 1.0
@@ -351,8 +400,54 @@ def _yarn(rope: Mapping[str, Any], base: float, rotated: int) -> tuple[tuple[flo
     low, high = max(low, 0), min(high, rotated - 1)
     ramp = (np.arange(rotated // 2) - low) / max(high - low, 0.001)
     slow = np.clip(ramp, 0.0, 1.0)
-    attention = rope.get("attention_factor") or 0.1 * _log(factor) + 1.0
+    attention = rope.get("attention_factor")
+    if attention is None:
+        parts = [rope.get(name) for name in ("mscale", "mscale_all_dim")]
+        over, under = parts if all(parts) else (1.0, 0.0)
+        attention = _stretch(factor, float(over or 0.0)) / _stretch(factor, float(under or 0.0))
     return tuple((1.0 / (1 - slow + slow / factor)).tolist()), float(attention)
+
+
+def _stretch(factor: float, scale: float) -> float:
+    return 0.1 * scale * _log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _gguf_extension(
+    get: Entries, divisors: Mapping[str, Sequence[float]], base: float, rotated: int, context: int
+) -> tuple[tuple[float, ...] | None, float]:
+    # By llama.cpp's rules: scaling is linear unless the file says otherwise, `attn_factor` is of
+    # what the kind of scaling gives, and factors by frequency multiply it.
+    kind = str(get("rope.scaling.type", "linear"))
+    found = get("rope.scaling.factor", None)
+    factor = float(get("rope.scale_linear", 0.0) if found is None else found) or 1.0
+    get("rope.scale_linear", None)
+    times = float(get("rope.scaling.attn_factor", 1.0))
+    rope: dict[str, Any] = {
+        "factor": factor,
+        "original_max_position_embeddings": get("rope.scaling.original_context_length", context)
+        or context,
+    }
+    given: Sequence[float] | None = None
+    long = divisors.get("rope_factors_long.weight")
+    if "rope_freqs.weight" in divisors:
+        given = divisors["rope_freqs.weight"]
+    elif long is not None:
+        short = divisors["rope_factors_short.weight"]
+        given = long if context > rope["original_max_position_embeddings"] else short
+    extended: Sequence[float] | None = None
+    if kind == "yarn":
+        if given is not None:
+            raise _unsupported("yarn beside factors by frequency")
+        extended, attention = _yarn(rope, base, rotated)
+        times *= attention
+    elif kind in ("linear", "longrope", "none"):
+        if kind != "none" and factor != 1.0:
+            extended = (factor,) * (rotated // 2)
+    else:
+        raise _unsupported(f"rotary positions of type {kind!r}")
+    if given is not None:
+        extended = [f * (extended[i] if extended else 1.0) for i, f in enumerate(given)]
+    return None if extended is None else tuple(map(float, extended)), times
 
 
 def _longrope(rope: Mapping[str, Any], context: int) -> tuple[tuple[float, ...], float]:
@@ -360,8 +455,8 @@ def _longrope(rope: Mapping[str, Any], context: int) -> tuple[tuple[float, ...],
     original = int(rope["original_max_position_embeddings"])
     factors = rope["long_factor" if context > original else "short_factor"]
     attention = rope.get("attention_factor")
-    if not attention:
-        stretch = max(context / original, 1.0)
+    if attention is None:
+        stretch = float(rope.get("factor") or context / original)
         attention = math.sqrt(1 + _log(stretch) / _log(original)) if stretch > 1 else 1.0
     return tuple(map(float, factors)), float(attention)
 

@@ -14,10 +14,12 @@ import hashlib
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ _TYPES = {
     int(number): (name, int(block), int(size))
     for number, name, block, size in map(str.split, _TABLE.split(","))
 }
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _U64 = struct.Struct("<Q")
 _DIVISORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SAMPLE = 4096  # bytes of each tensor that enter the fingerprint
@@ -72,15 +75,34 @@ class TensorInfo:
     offset: int
 
 
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of a model, "NAME-00001-of-00003.gguf" and so on, by any of them."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    name, count = found[1], int(found[3])
+    return [path.with_name(f"{name}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+
+
 class GGUFFile:
     """A memory-mapped GGUF file: metadata (arrays as lists or numpy arrays), tensors.
 
+    A model in several files is read by any of them, as the whole that it is.
+
     Raises:
-        ModelError: not a GGUF file, or a damaged one.
+        ModelError: not a GGUF file, a damaged one, or a part is missing.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, whole: bool = True) -> None:
+        """Open a file, `whole` or as the one part that it is."""
+        parts = parts_of(path) if whole else [path]
+        missing = [part.name for part in parts if not part.is_file()]
+        if len(parts) > 1 and missing:
+            raise ModelError(
+                f"{path} is one of {len(parts)} files of a model, and {missing[0]} is not beside "
+                "it: download that too"
+            )
+        self.path = path = parts[0]
         try:
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -94,9 +116,27 @@ class GGUFFile:
         if self._data[:4] != b"GGUF":
             raise ModelError(f"{path} is not a GGUF file: give a .gguf or a model directory")
         try:
-            self.metadata, self.tensors, self._header_end = _Header(self._data).read()
+            header = _Header(self._data)
+            self.metadata, self.tensors, self._header_end = header.read()
+            self._spans = header.spans
         except ValueError as error:
             raise self._damaged(str(error)) from error
+        count = int(self.metadata.get("split.count", 1))
+        if whole and count != len(parts):
+            raise ModelError(
+                f"{path} says that it is one of {count} files of a model: keep their names, such "
+                f"as NAME-00001-of-{count:05}.gguf"
+            )
+        self._parts = [self, *(GGUFFile(part, whole=False) for part in parts[1:])]
+        self._own = self.tensors
+        self.tensors = {name: info for part in self._parts for name, info in part.tensors.items()}
+        if len(parts) > 1 and len(self.tensors) != self.metadata.get("split.tensors.count"):
+            raise self._damaged(f"its parts have {len(self.tensors)} tensors")
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(len(part._data) for part in self._parts)
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -108,12 +148,45 @@ class GGUFFile:
     @cached_property
     def fingerprint(self) -> str:
         # Hash of the header, the size and a sample of every tensor.
-        self._check_unchanged()
-        digest = hashlib.sha256(str(len(self._data)).encode())
-        digest.update(self._data[: self._header_end])
-        for info in self.tensors.values():
-            digest.update(self._data[info.offset : info.offset + _SAMPLE])
+        for part in self._parts:
+            part._check_unchanged()
+        if len(self._parts) > 1:
+            size, header, samples = self._as_one()
+        else:
+            size, header = len(self._data), self._data[: self._header_end]
+            places = (info.offset for info in self.tensors.values())
+            samples = [self._data[place : place + _SAMPLE] for place in places]
+        digest = hashlib.sha256(str(size).encode())
+        digest.update(header)
+        for sample in samples:
+            digest.update(sample)
         return digest.hexdigest()[:16]
+
+    def _as_one(self) -> tuple[int, bytes, list[bytes]]:
+        # Size, header and samples of the one file that the parts were.
+        alignment = int(self.metadata.get("general.alignment", 32))
+        infos, rows, at = [], [], 0
+        for part in self._parts:
+            for name, info in part._own.items():
+                raw, sizes = name.encode(), info.shape[::-1]
+                kinds = f"<Q{len(raw)}sI{len(sizes)}QIQ"
+                infos.append(struct.pack(kinds, len(raw), raw, len(sizes), *sizes, info.kind, at))
+                _, block, size = _TYPES.get(info.kind, ("", 1, 0))
+                count = math.prod(info.shape) // block * size
+                room = -(-count // alignment) * alignment
+                sample = part._data[info.offset : info.offset + min(count, _SAMPLE)]
+                rows.append(sample.ljust(min(room, _SAMPLE), b"\0"))
+                at += room
+        kept = [self._data[span] for key, span in self._spans.items() if key[:6] != "split."]
+        header = self._data[:8] + struct.pack("<QQ", len(infos), len(kept))
+        header += b"".join([*kept, *infos])
+        samples = []
+        for i, row in enumerate(rows):
+            after = islice(rows, i + 1, None)  # small tensors are read on
+            while len(row) < _SAMPLE and (more := next(after, b"")):
+                row += more
+            samples.append(row[:_SAMPLE])
+        return -(-len(header) // alignment) * alignment + at, header, samples
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
@@ -129,6 +202,9 @@ class GGUFFile:
         Raises:
             ModelError: its type is unknown, or the file was cut or written to.
         """
+        if name not in self._own:
+            part = next(part for part in self._parts if name in part._own)
+            return part.stored(name)
         info = self.tensors[name]
         if info.kind not in _TYPES:
             raise self._unreadable(name, f"type {info.kind}")
@@ -190,6 +266,7 @@ class _Header:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = 4
+        self.spans: dict[str, slice] = {}  # of entries
 
     def read(self) -> tuple[Mapping[str, Any], Mapping[str, TensorInfo], int]:
         version = self._scalar("I")
@@ -201,10 +278,12 @@ class _Header:
         self._fits(pair_count, 13, "entries")
         metadata: dict[str, Any] = {}
         for _ in range(pair_count):
+            begin = self._at
             key = self._strings(1)[0]
             if key in metadata:
                 raise ValueError(f"entry {key!r} occurs twice")
             metadata[key] = self._value(self._scalar("I"), _DEPTH)
+            self.spans[key] = slice(begin, self._at)
         tensors: dict[str, TensorInfo] = {}
         for _ in range(tensor_count):
             name = self._strings(1)[0]

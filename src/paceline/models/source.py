@@ -17,7 +17,7 @@ from paceline.errors import ModelError
 from paceline.models.config import ModelConfig, Pooling, hf_eos_token_ids
 from paceline.models.denoiser import denoiser_options, denoises
 from paceline.models.families import hf_config, is_denoiser
-from paceline.models.gguf import GGUFFile
+from paceline.models.gguf import GGUFFile, parts_of
 from paceline.models.pull import DEFAULT_MODEL, pull
 from paceline.models.text import Tokenizer
 from paceline.models.tokenizer import (
@@ -113,10 +113,10 @@ class GGUFSource:
         self, path: Path, name: str | None = None, facts: Mapping[str, Any] | None = None
     ) -> None:
         """`facts` are those of `denoiser_options`."""
-        self.path = path
-        self.name = name or path.stem
-        self.denoiser = bool(facts)
         self._file, self._facts = GGUFFile(path), facts or {}
+        self.path = self._file.path
+        self.name = name or re.sub(r"-00001-of-\d{5}$", "", self.path.stem)
+        self.denoiser = bool(facts)
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -125,6 +125,11 @@ class GGUFSource:
             config, {}, self._facts, lambda: metadata.get("tokenizer.ggml.mask_token_id")
         )
         return replace(config, denoises=found)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file, or of all its parts."""
+        return self._file.size
 
     @property
     def fingerprint(self) -> str:
@@ -270,8 +275,9 @@ def smaller_sibling(source: ModelSource) -> Path | None:
     """
     if not isinstance(source, GGUFSource):
         return None
-    sizes = {path: path.stat().st_size for path in source.path.parent.glob("*.gguf")}
-    most = source.path.stat().st_size // 5
+    files = [each for each in source.path.parent.glob("*.gguf") if len(parts_of(each)) == 1]
+    sizes = {path: path.stat().st_size for path in files}
+    most = source.size // 5
     for path in sorted((path for path, size in sizes.items() if size <= most), key=sizes.get):  # type: ignore[arg-type]
         try:
             if source.has_vocabulary_of(GGUFFile(path)):

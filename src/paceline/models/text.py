@@ -8,26 +8,25 @@ import copy
 import hashlib
 import json
 import re
+import secrets
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PromptError
 
 if TYPE_CHECKING:
-    import jinja2
     import tokenizers
 
+    from paceline.models.template import ChatTemplate
+
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-# Stands, while a template is rendered, inside special tokens that a message spells; and where a
-# message to be continued ends: so many deletes stand in no text.
-_SPELLED = "\x7f" * 3
+# Stands where an empty message goes on, while a template is rendered.
 _CONTINUED = "\x7f" * 7
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece vocabularies
-# What a template may raise while it is read or rendered, beside Jinja's own errors.
-_REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_SOME = 64  # messages of which the one that is refused is looked for
+_FLAGS = ("lstrip", "rstrip", "single_word")  # of added tokens
 
 
 class Tokenizer:
@@ -38,6 +37,7 @@ class Tokenizer:
         eos_token_ids: ids that end a text or a turn.
         special_tokens: strings that templates use, such as "bos_token".
         chat_template: in Jinja; None for models that do not chat.
+        named_templates: others by name; "tool_use" is for chats with tools.
         begins_chats: the begin token is added to chats whose template leaves it out, as files are
             made for llama.cpp; templates of directories say all themselves.
     """
@@ -49,12 +49,16 @@ class Tokenizer:
         eos_token_ids: tuple[int, ...] = (),
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
+        named_templates: Mapping[str, str] | None = None,
         begins_chats: bool = False,
     ) -> None:
         self.core = core
         self.eos_token_ids = eos_token_ids
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
+        self.named_templates = dict(named_templates or {})
+        self.fold_system = False
+        """Whether a system message that the template does not take goes to the first user turn."""
         self._begins_chats = begins_chats
 
     @property
@@ -68,6 +72,14 @@ class Tokenizer:
         ordered = sorted((index, token) for token, index in vocabulary.items())
         return hashlib.sha256(json.dumps(ordered).encode()).hexdigest()[:16]
 
+    def agrees(self, other: Tokenizer) -> bool:
+        """Return whether all tokens of one are tokens of the other, with the same ids."""
+        if self.fingerprint == other.fingerprint:
+            return True
+        both = [each.core.get_vocab(with_added_tokens=True) for each in (self, other)]
+        few, many = sorted(both, key=len)
+        return all(many.get(token) == index for token, index in few.items())
+
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Encode `text`. `special` adds the tokens around a whole text, those it lacks."""
         ids = list(self.core.encode(text, add_special_tokens=False).ids)
@@ -79,7 +91,7 @@ class Tokenizer:
 
     def plain(self, text: str) -> list[int]:
         """Encode `text`; where it spells a special token it is text all the same."""
-        return list(self._without_special.encode(text, add_special_tokens=False).ids)
+        return list(self._without_special[0].encode(text, add_special_tokens=False).ids)
 
     @cached_property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -97,6 +109,9 @@ class Tokenizer:
         Raises PromptError as `chat`.
         """
         if raw or self.chat_template is None:
+            if system:
+                why = "plain text has" if raw else "the model has no chat template, and so"
+                raise PromptError(f"{why} no system message: say it in the text")
             return self.encode(text, special=True)
         before = [{"role": "system", "content": system}] if system else []
         return self.chat([*before, {"role": "user", "content": text}])
@@ -136,6 +151,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
+        template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **arguments: Any,
@@ -143,12 +159,14 @@ class Tokenizer:
         """Encode a conversation by the chat template.
 
         Special tokens come from the template alone: where messages, tools or arguments spell one,
-        it is encoded as plain text.
+        it is encoded as plain text. Tags around the reasoning that an assistant's message begins
+        with are the model's own.
 
         Args:
             messages: each with "role" and "content" (text, or parts of type "text"), and whatever
                 else the template reads, such as "tool_calls".
             tools: JSON schemas of functions that the model may call.
+            template: another than the model's: the name of one of `named_templates`, or Jinja.
             add_generation_prompt: end with the head of the answer.
             continue_final_message: end within the last message, an assistant's: the answer goes on
                 with it. There is no generation prompt then.
@@ -156,44 +174,57 @@ class Tokenizer:
 
         Raises:
             PromptError: there is no template, it refuses the messages, it reads no tools or
-                documents but some are given, or the message to continue is not an assistant's text.
-                Other arguments that it does not read change nothing.
+                documents but some are given, arguments of a call are no JSON object, or the message
+                to continue is not an assistant's text. Other arguments that the template does not
+                read change nothing.
         """
-        import jinja2
+        from paceline.models import template as written
 
-        if self.chat_template is None:
-            raise PromptError("the model has no chat template: give plain text (--raw)")
+        source = self.template_for(bool(tools), template)
+        if source is None:
+            raise PromptError("the model has no chat template: give plain text instead of a chat")
         given = {"tools": list(tools) if tools else None, **arguments}
-        try:
-            template, _ = self._template
-            for name in ("tools", "documents"):
-                if given.get(name) and not self.reads(name):
-                    raise PromptError(f"the chat template reads no {name}: leave them out")
-            told = [self._spell(_message(message, self._joins_parts)) for message in messages]
-            if continue_final_message:
-                told = [*told[:-1], _continued(told)]
-            text = template.render(
-                **{**self._spell(given), **self.special_tokens},
-                messages=told,
-                add_generation_prompt=add_generation_prompt and not continue_final_message,
-            )
-        except (*_REFUSALS, jinja2.TemplateError) as error:
-            reason = " ".join(str(error).split())
-            raise PromptError(
-                f"the chat template refuses these messages ({reason}): change them or give plain "
-                "text (--raw)"
-            ) from error
+        for name in ("tools", "documents"):
+            if given.get(name) and not self.reads(name, bool(tools), template):
+                raise PromptError(f"the chat template reads no {name}: leave them out")
+        told = [_message(message, i, _joins(source)) for i, message in enumerate(messages)]
         if continue_final_message:
-            text, found, _ = text.rpartition(_CONTINUED)
-            if not found:
+            told = [*told[:-1], _continued(told)]
+        if self.fold_system and told and told[0].get("role") == "system":
+            told = self._folded(source, told)
+        tags = written.reasoning_tags(source)
+        marked = [_traced(message, tags) for message in told]
+        if continue_final_message:
+            marked[-1]["content"] = written.traced(told[-1]["content"], written.LAST)
+            if tags is not None:
+                marked[-1]["content"] = written.recalled(marked[-1]["content"], tags)
+        values = {
+            **written.traced(given, written.TOLD),
+            **written.traced(self.special_tokens, written.OWN),
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+        }
+        text, marks = self._render(source, marked, values)
+        if continue_final_message:
+            end = max(marks.rfind(written.LAST), marks.rfind(written.RECALLED)) + 1
+            if told[-1]["content"] == _CONTINUED:
+                end -= len(_CONTINUED)
+            if end <= 0:
                 raise PromptError("the chat template leaves out the last message: it cannot go on")
-        ids = self._encode_rendered(text)
+            text, marks = text[:end], marks[:end]
+        ids = self._encode_rendered(text, marks, [told, given])
         begin = list(self.around[0]) if self._begins_chats else []
         return ids if ids[: len(begin)] == begin else begin + ids
 
-    def reads(self, name: str) -> bool:
-        """Return whether the chat template reads `name`, such as "tools"."""
-        return self.chat_template is not None and name in self._template[1]
+    def template_for(self, tools: bool, template: str | None = None) -> str | None:
+        """Return the template of a chat with or without `tools`, or the one of a name or a text."""
+        if template is not None:
+            return self.named_templates.get(template, template)
+        return (self.named_templates.get("tool_use") if tools else None) or self.chat_template
+
+    def reads(self, name: str, tools: bool = False, template: str | None = None) -> bool:
+        """Return whether the `template_for` a chat reads `name`, such as "tools"."""
+        source = self.template_for(tools, template)
+        return source is not None and name in self._compiled(source).reads
 
     def stream(self, shown: Collection[int] = ()) -> StreamDecoder:
         """Return a decoder of what follows a prompt, without special tokens but for `shown`."""
@@ -234,56 +265,109 @@ class Tokenizer:
         # Texts of single tokens, of special ones too.
         return {}
 
-    # Special tokens that clients spell:
+    # Templates, and special tokens that clients spell:
 
-    def _spell(self, value: Any) -> Any:
-        # A copy in which no string holds a special token, or ends as one begins: a template may
-        # join strings.
-        if isinstance(value, Mapping):
-            return {self._spell(key): self._spell(each) for key, each in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._spell(each) for each in value]
-        if not isinstance(value, str):
-            return value
-        out, done = "", 0
-        for begin, end in self._special_spans(value):
-            out += value[done : begin + 1] + _SPELLED + value[begin + 1 : end]
-            done = end
-        out += value[done:]
-        sizes = range(1, min(len(value), self._special_sizes[0]))
-        ends = any(value[-size:] in self._special_heads for size in sizes)
-        return out + _SPELLED if ends else out
+    def _compiled(self, source: str) -> ChatTemplate:
+        import jinja2
 
-    def _encode_rendered(self, text: str) -> list[int]:
-        # Texts between special tokens are encoded each by itself, as the tokenizer does.
-        if _SPELLED not in text:
+        from paceline.models.template import REFUSALS, compiled
+
+        try:
+            return compiled(source)
+        except (*REFUSALS, jinja2.TemplateError) as error:
+            line = getattr(error, "lineno", None)
+            where = "" if line is None else f"line {line}: "
+            raise PromptError(
+                f"the chat template cannot be read ({where}{_one_line(error)}): give another"
+            ) from error
+
+    def _render(
+        self, source: str, messages: list[Any], given: Mapping[str, Any]
+    ) -> tuple[str, bytes]:
+        import jinja2
+
+        from paceline.models.template import REFUSALS
+
+        template, refusals = self._compiled(source), (*REFUSALS, jinja2.TemplateError)
+
+        def refused(count: int) -> str:
+            try:
+                template.render({**given, "messages": messages[:count]})
+            except refusals as error:
+                return _one_line(error)
+            return ""
+
+        try:
+            return template.render({**given, "messages": messages})
+        except refusals as error:
+            reason = _one_line(error)
+            # The message behind which it is refused, if it is one of the first.
+            first = (count for count in range(1, len(messages)) if refused(count) == reason)
+            at = next(first, len(messages)) - 1 if len(messages) < _SOME else None
+            name = next((n for n, s in self.named_templates.items() if s == source), "")
+            raise PromptError(
+                f"the chat template{name and f' {name!r}'} refuses "
+                f"{'these messages' if at is None else f'messages[{at}]'} ({reason}): change "
+                "them, or give plain text instead of a chat"
+            ) from error
+
+    def _folded(self, source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The system message in the first user turn, unless the template shows it where it is.
+        system, *rest = messages
+        with contextlib.suppress(PromptError):
+            probe = [{**system, "content": _CONTINUED}, {"role": "user", "content": "a"}]
+            if _CONTINUED in self._render(source, probe, self.special_tokens)[0]:
+                return messages
+        if not rest or rest[0].get("role") != "user":
+            raise PromptError("messages[0]: there is no user turn behind it to fold it into")
+        words = [_text(each.get("content")) for each in (system, rest[0])]
+        return [{**rest[0], "content": "\n\n".join(words)}, *rest[1:]]
+
+    def _encode_rendered(self, text: str, marks: bytes, told: Any) -> list[int]:
+        # What others than the template spell goes through a tokenizer that takes it for text.
+        spans, spelled = self._special_spans(text, marks, told)
+        if not spelled:
             return self.encode(text)
-        ids: list[int] = []
-        done = 0
-        for begin, end in [*self._special_spans(text), (len(text), len(text))]:
-            part = text[done:begin].replace(_SPELLED, "")
-            ids += self._without_special.encode(part, add_special_tokens=False).ids
-            ids += self.encode(text[begin:end])
+        core, stand_ins = self._without_special
+        out, done = "", 0
+        for begin, end, token in spans:
+            out += text[done:begin] + stand_ins[token][0]
             done = end
-        return ids
+        replaced = {index for _, index in stand_ins.values()}
+        ids = core.encode(out + text[done:], add_special_tokens=False).ids
+        own = iter(spans)
+        return [next(own)[2] if index in replaced else index for index in ids]
 
-    def _special_spans(self, text: str) -> list[tuple[int, int]]:
-        # Special tokens in `text`, leftmost first, the longest at a place, with the spaces that
-        # some swallow.
-        spans: list[tuple[int, int]] = []
+    def _special_spans(
+        self, text: str, marks: bytes, told: Any
+    ) -> tuple[list[tuple[int, int, int]], bool]:
+        # The template's special tokens, leftmost first, the longest at a place; and whether there
+        # are others.
+        from paceline.models.template import MIXED, OWN, RECALLED, spells
+
+        @cache
+        def others(token: str) -> bool:
+            return spells(told, token)
+
+        spans: list[tuple[int, int, int]] = []
+        spelled = False
         for hit in self._special_firsts.finditer(text):
             begin = hit.start()
             if spans and begin < spans[-1][1]:
                 continue
             for size in self._special_sizes:
-                token = self.special_ids.get(text[begin : begin + size])
-                if token is not None:
-                    end = begin + size
-                    while token in self._swallowing and text[end : end + 1].isspace():
-                        end += 1
-                    spans.append((begin, end))
+                end = begin + size
+                token = self.special_ids.get(text[begin:end])
+                if token is None:
+                    continue
+                wrote = set(marks[begin:end])
+                if wrote <= {*OWN, *RECALLED} or (
+                    wrote <= {*OWN, *RECALLED, *MIXED} and not others(text[begin:end])
+                ):
+                    spans.append((begin, end, token))
                     break
-        return spans
+                spelled = True
+        return spans, spelled
 
     @cached_property
     def _special_firsts(self) -> re.Pattern[str]:
@@ -295,44 +379,25 @@ class Tokenizer:
         return sorted({len(token) for token in self.special_ids}, reverse=True) or [0]
 
     @cached_property
-    def _special_heads(self) -> set[str]:
-        return {token[:size] for token in self.special_ids for size in range(1, len(token))}
+    def _without_special(self) -> tuple[tokenizers.Tokenizer, dict[int, tuple[str, int]]]:
+        # The tokenizer that takes special tokens for text, and what stands for each in it: a token
+        # that swallows what it does. Seconds for a large vocabulary, once.
+        from tokenizers import AddedToken
 
-    @cached_property
-    def _swallowing(self) -> set[int]:
-        added = self.core.get_added_tokens_decoder()
-        return {index for index, token in added.items() if token.rstrip}
-
-    @cached_property
-    def _without_special(self) -> tokenizers.Tokenizer:
-        # The tokenizer that takes special tokens for text. Seconds for a large vocabulary, once.
         core = copy.deepcopy(self.core)
         core.encode_special_tokens = True
-        return core
-
-    @cached_property
-    def _template(self) -> tuple[jinja2.Template, set[str]]:
-        # The template, and the names that it reads.
-        from jinja2 import meta
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        # Marks of what the model wrote, for training; they print nothing.
-        source = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", self.chat_template or "")
-        source = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", source)
-        reads = meta.find_undeclared_variables(environment.parse(source))
-        return environment.from_string(source), reads
-
-    @cached_property
-    def _joins_parts(self) -> bool:
-        # Templates that do not go through the parts of a content take it as text.
-        return not re.search(r"\bfor\s+\w+\s+in\s+[^%]*content", self.chat_template or "")
+        secret = secrets.token_hex(8)  # which no text has
+        stand_ins: dict[int, tuple[str, int]] = {}
+        kinds: dict[str, tuple[str, int]] = {}
+        for index, token in self.core.get_added_tokens_decoder().items():
+            flags = {name: getattr(token, name) for name in _FLAGS}
+            kind = "".join("01"[flag] for flag in flags.values())
+            if kind not in kinds:
+                name = f"\ufdd0{secret}{kind}\ufdd1"
+                core.add_tokens([AddedToken(name, normalized=False, **flags)])
+                kinds[kind] = name, int(core.token_to_id(name) or 0)
+            stand_ins[index] = kinds[kind]
+        return core, stand_ins
 
 
 class Offsets:
@@ -440,68 +505,62 @@ def _alphabet() -> dict[str, int]:
 _BYTES = _alphabet()
 
 
-def _message(message: Mapping[str, Any], join: bool) -> dict[str, Any]:
-    out = dict(message)
+def _message(message: Mapping[str, Any], at: int, join: bool) -> dict[str, Any]:
+    from paceline.models.template import call_arguments
+
+    out, field = dict(message), f"messages[{at}]"
     content = out.get("content")
     if isinstance(content, list | tuple):
         for part in content:
             if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, Mapping) else part
-                raise PromptError(f"content parts of type {kind!r} are not read: give text")
+                raise PromptError(
+                    f"{field}: content parts of type {kind!r} are not read: give text"
+                )
         if join:
-            out["content"] = "\n".join(part["text"] for part in content)
+            out["content"] = _text(content)
     if isinstance(out.get("tool_calls"), list | tuple):
-        out["tool_calls"] = [_tool_call(call) for call in out["tool_calls"]]
+        out["tool_calls"] = list(out["tool_calls"])
+        for i, call in enumerate(out["tool_calls"]):
+            place, inner = f"{field}.tool_calls[{i}]", call
+            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+                place, inner = f"{place}.function", call["function"]
+            if isinstance(inner, Mapping) and "arguments" in inner:
+                # Clients send a JSON string; templates write the object as JSON themselves.
+                arguments = call_arguments(inner["arguments"], f"{place}.arguments")
+                read = {**inner, "arguments": arguments}
+                out["tool_calls"][i] = read if inner is call else {**call, "function": read}
     return out
 
 
+def _traced(message: Mapping[str, Any], tags: tuple[str, str] | None) -> dict[str, Any]:
+    from paceline.models.template import TOLD, recalled, traced
+
+    out: dict[str, Any] = traced(message, TOLD)
+    if tags is not None and message.get("role") == "assistant" and "content" in out:
+        out["content"] = recalled(out["content"], tags)
+    return out
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list | tuple):
+        return "\n".join(part["text"] for part in content)
+    return content or ""
+
+
+def _joins(template: str) -> bool:
+    # Templates that do not go through the parts of a content take it as text.
+    return not re.search(r"\bfor\s+\w+\s+in\s+[^%]*content", template)
+
+
 def _continued(messages: list[Any]) -> dict[str, Any]:
-    # The last message, with a mark where it goes on.
+    # The last message, whose content is not empty, so that its end can be seen.
     message = messages[-1] if messages else {}
     content = message.get("content")
     if message.get("role") != "assistant" or message.get("tool_calls") or content is None:
         raise PromptError("only an assistant's text can be continued: end with such a message")
-    if isinstance(content, str):
-        return {**message, "content": content + _CONTINUED}
-    *before, last = content
-    return {**message, "content": [*before, {**last, "text": last["text"] + _CONTINUED}]}
+    return {**message, "content": content if _text(content) else _CONTINUED}
 
 
-def _tool_call(call: Any) -> Any:
-    # Clients send arguments as a JSON string; templates write them as JSON themselves.
-    if not isinstance(call, Mapping):
-        return call
-    if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _tool_call(call["function"])}
-    with contextlib.suppress(TypeError, ValueError):
-        parsed = json.loads(call.get("arguments"))  # type: ignore[arg-type]
-        return {**call, "arguments": parsed} if isinstance(parsed, dict) else call
-    return call
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Unlike jinja2's own filter this one does not escape HTML.
-    text = json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-    return text.replace(json.dumps(_SPELLED)[1:-1], _SPELLED)
-
-
-def _raise_exception(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -75,6 +75,9 @@ _FIM = {"prefix": "fim_pre", "suffix": "fim_suf", "middle": "fim_mid", "repo": "
 _FIM |= {"file": "fim_sep"}
 # Classes of Qwen's tokenizer, whose slow form has no tokenizer.json.
 _QWEN = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer")
+# Special tokens by their names, in the order in which they get ids.
+_NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+_TEMPLATE = "tokenizer.chat_template"
 _LOG = logging.getLogger(__name__)
 _ADVICE = "use the model's Hugging Face directory instead"
 
@@ -100,13 +103,13 @@ def tokenizer_from_directory(directory: Path, eos_token_ids: tuple[int, ...]) ->
         raise ModelError(f"{file} is not a tokenizer: download the model again") from error
     core.no_truncation()
     core.no_padding()
-    config = read_json(directory / "tokenizer_config.json")
-    special = {
-        name: text
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-        if (text := _token_text(config.get(name))) is not None
-    }
-    template = _directory_template(directory, config)
+    config = read_json(directory / "special_tokens_map.json")
+    said = read_json(directory / "tokenizer_config.json")
+    config |= {name: value for name, value in said.items() if value is not None}
+    special = {name: text for name in _NAMED if (text := _token_text(config.get(name))) is not None}
+    _add_others(core, directory, config, special)
+    templates = _directory_templates(directory, config)
+    template = templates.pop("default", None)
     ends = [special.get("eos_token", "")]
     added = core.get_added_tokens_decoder().values()
     # A token of the template that ends turns elsewhere ends them here.
@@ -118,6 +121,7 @@ def tokenizer_from_directory(directory: Path, eos_token_ids: tuple[int, ...]) ->
         eos_token_ids=tuple(dict.fromkeys((*eos_token_ids, *(i for i in found if i is not None)))),
         special_tokens=special,
         chat_template=template,
+        named_templates=templates,
     )
 
 
@@ -141,12 +145,19 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
         index = _special_id(metadata, name) if index is None else index  # by the older name
         if index is not None:
             special[f"fim_{name}_token"] = tokens[index]
-    template = metadata.get("tokenizer.chat_template")
+    # The default one may be among the named ones alone.
+    templates = {
+        name.removeprefix(_TEMPLATE).removeprefix(".") or "default": each
+        for name, each in metadata.items()
+        if name == _TEMPLATE or name.startswith(f"{_TEMPLATE}.")
+        if isinstance(each, str)
+    }
     return Tokenizer(
         _cached(file),
         eos_token_ids=_end_ids(metadata),
         special_tokens=special,
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=templates.pop("default", None),
+        named_templates=templates,
         begins_chats=True,
     )
 
@@ -205,15 +216,48 @@ def _token_text(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _directory_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+def _directory_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    # By name; files have the say over the config, and both over what processors keep.
+    found: dict[str, Any] = {}
+    whole = read_json(directory / "chat_template.json").get("chat_template")
+    for given in (whole, config.get("chat_template")):
+        if isinstance(given, list):  # several named templates
+            given = {each.get("name"): each.get("template") for each in given}
+        found |= given if isinstance(given, Mapping) else {"default": given or found.get("default")}
+    files = {"default": directory / "chat_template.jinja"}
+    files |= {each.stem: each for each in (directory / "additional_chat_templates").glob("*.jinja")}
+    found |= {name: path.read_text("utf-8") for name, path in files.items() if path.is_file()}
+    return {name: each for name, each in found.items() if isinstance(each, str)}
+
+
+def _add_others(
+    core: tokenizers.Tokenizer,
+    directory: Path,
+    config: Mapping[str, Any],
+    special: Mapping[str, str],
+) -> None:
+    # Added tokens that other files than tokenizer.json have get the next ids, as transformers
+    # gives them: those with ids in their order, then those with names.
+    from tokenizers import AddedToken
+
+    found = [
+        AddedToken(
+            each["content"],
+            special=bool(each.get("special")),
+            normalized=bool(each.get("normalized", not each.get("special"))),
+            **{name: bool(each.get(name)) for name in ("lstrip", "rstrip", "single_word")},
+        )
+        for _, each in sorted(_added(config).items(), key=lambda item: int(item[0]))
+    ]
+    if not found:
+        listed = read_json(directory / "added_tokens.json")
+        found = [AddedToken(text) for text in sorted(listed, key=lambda text: int(listed[text]))]
+    core.add_tokens(found)
+    more = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
+    named = [*special.values(), *(more.values() if isinstance(more, Mapping) else more)]
+    known = {each.content for each in core.get_added_tokens_decoder().values()}
+    texts = [text for each in named if (text := _token_text(each)) and text not in known]
+    core.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in texts])
 
 
 def _words(template: str | None) -> list[str]:

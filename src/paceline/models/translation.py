@@ -72,7 +72,7 @@ class Translation:
     @property
     def same(self) -> bool:
         """Whether both have the same tokens, so that there is nothing to translate."""
-        return self.target.tokenizer.fingerprint == self.draft.tokenizer.fingerprint
+        return self.target.tokenizer.agrees(self.draft.tokenizer)
 
     def text_of(self, token: int) -> bytes:
         """Return what the draft model reads for a token of the target."""

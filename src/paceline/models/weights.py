@@ -278,9 +278,16 @@ def _weight_files(directory: Path) -> list[Path]:
     if index.is_file():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            return [directory / name for name in sorted(names)]
+            files = [directory / name for name in sorted(names)]
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ModelError(f"{index} is damaged: download the model again") from error
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise ModelError(
+                f"{directory} lacks {missing[0]}, one of the {len(files)} files of its weights: "
+                "download that too"
+            )
+        return files
     raise ModelError(f"{directory} has no model.safetensors: convert the model to safetensors")
 
 

@@ -64,11 +64,13 @@ def load_model(
     options: RuntimeOptions | None = None,
     layers: int | None = None,
     denoiser: str | Mapping[str, Any] | None = None,
+    drafts: bool = False,
     progress: bool = True,
 ) -> Loaded:
     """Load a model on a runtime, without a drafter; arguments and errors as for `load`.
 
-    `layers` loads only the first layers, as an early-exit draft model.
+    `layers` loads only the first layers, as an early-exit draft model. One that `drafts` may have
+    a shorter context than is asked for.
     """
     options = options or RuntimeOptions()
     if runtime != "auto":
@@ -92,6 +94,13 @@ def load_model(
         )
     if source.denoiser and name == "transformers":
         raise InvalidOption(f"runtime 'transformers' fills no canvas of {model}: use cpu or torch")
+    if options.max_context is not None and name != "transformers" and not drafts:
+        reads = source.config.max_context
+        if options.max_context > reads:
+            raise InvalidOption(
+                f"max_context is {options.max_context}, but {source.name} reads {reads} tokens at "
+                "most: give no more, or a model file with a longer context"
+            )
     if layers is not None and name == "transformers":  # it reads the model's own files
         raise InvalidOption("runtime 'transformers' loads whole models: use another for an exit")
     target = registry.find("runtime", name).load().load(source, options)
@@ -132,10 +141,11 @@ def load_draft(
         model,
         runtime=loaded.target.capabilities.runtime,
         options=replace(loaded.options, precision=precision),
+        drafts=True,
         layers=layers,
         progress=progress,
     )
-    if not translated and small.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+    if not translated and not small.tokenizer.agrees(loaded.tokenizer):
         raise InvalidOption(
             f"draft model {model} and target {loaded.source.name} have different "
             "vocabularies: use drafter 'draft-model', or a draft model of the target's family"

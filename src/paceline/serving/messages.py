@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import PromptError
+from paceline.models.template import call_arguments
 from paceline.serving.answers.style import HERMES
 
 Message = dict[str, Any]
@@ -321,12 +322,17 @@ def _call(call: Any, field: str, inner: str) -> Message:
         "type": "function",
         "function": {
             "name": _string(function.get("name"), f"{inner}.name"),
-            "arguments": _string(function.get("arguments"), f"{inner}.arguments"),
+            "arguments": _arguments(function.get("arguments"), f"{inner}.arguments"),
         },
     }
     if call.get("id") is not None:
         out["id"] = _string(call["id"], f"{field}.id")
     return out
+
+
+def _arguments(value: Any, field: str) -> str:
+    read = call_arguments(value, field)
+    return value if isinstance(value, str) and read else json.dumps(read, ensure_ascii=False)
 
 
 def _object(value: Any, field: str) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ class ServedModel:
         self.fingerprint = fingerprint(engine, weights)
         facts = engine.decoder.target.capabilities.denoises
         self.mask = None if facts is None else facts.mask
-        self.style = find_style(self.tokenizer.chat_template)
+        self.style = find_style(self.tokenizer.template_for(tools=True))
         self.compact_json = False
 
     @property

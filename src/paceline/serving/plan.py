@@ -263,7 +263,7 @@ def _speculation(body: Body) -> Speculation:
 def _chat(
     model: ServedModel, messages: list[Json], tools: list[Json], arguments: Json
 ) -> list[int]:
-    if not model.tokenizer.reads("tools"):
+    if not model.tokenizer.reads("tools", bool(tools)):
         messages, tools = describe_tools(messages, tools), []
     return model.tokenizer.chat(messages, tools or None, **arguments)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.target import Layer
 from paceline.errors import ModelError
-from paceline.models.config import ELSEWHERE, ModelConfig, reader
+from paceline.models.config import ELSEWHERE, ModelConfig
 from paceline.models.families import base
 from paceline.models.families.base import Family
 from paceline.models.families.denoisers import DENOISERS, UNSUPPORTED
@@ -63,9 +63,7 @@ def gguf_config(
         divisors: `rope_freqs.weight` and its likes, those that the file has.
     """
     family = _find(metadata.get("general.architecture"), "gguf")
-    changes = family.from_gguf
-    get = reader(metadata, family.gguf)
-    return ModelConfig.from_gguf(metadata, shapes, family.hf, lambda: changes(get), divisors)
+    return ModelConfig.from_gguf(metadata, shapes, family.hf, family.from_gguf, divisors)
 
 
 def forward(

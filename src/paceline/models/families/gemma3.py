@@ -41,13 +41,23 @@ def _from_gguf(get: Get) -> dict[str, Any]:
     layers, width = int(get("block_count")), int(get("embedding_length"))
     out: dict[str, Any] = {
         "activation": "gelu",
-        "windows": _windows(layers, int(get("attention.sliding_window"))),
+        "windows": _gguf_windows(get, layers),
         "local_rope_base": float(get("rope.freq_base_swa", _LOCAL_BASE)),
         "embedding_scale": math.sqrt(width),
     }
     if layers == _LARGEST:
         out["attention_scale"] = math.sqrt(int(get("attention.head_count")) / width)
     return out
+
+
+def _gguf_windows(get: Get, layers: int) -> tuple[int, ...]:
+    # The pattern is how many layers make a period, or says of each whether it has a window.
+    window, pattern = get("attention.sliding_window", 0), get("attention.sliding_window_pattern", 6)
+    if not window:
+        return ()
+    if isinstance(pattern, int):
+        return _windows(layers, int(window), pattern)
+    return tuple(int(window) if each else 0 for each in pattern)
 
 
 def _attention(ops: Ops, config: ModelConfig, index: int, x: Rows) -> Rows:

@@ -13,6 +13,9 @@ def windows(config: Mapping[str, Any]) -> dict[str, Any]:
     window = int(config.get("sliding_window") or 0)
     if not config.get("use_sliding_window") or not window:
         return {}
+    if config.get("layer_types"):
+        kinds = config["layer_types"]
+        return {"windows": tuple(window if each == "sliding_attention" else 0 for each in kinds)}
     layers, first = int(config["num_hidden_layers"]), int(config.get("max_window_layers", 0))
     return {"windows": tuple(window if each >= first else 0 for each in range(layers))}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from paceline.models.template import reasoning_tags
 from paceline.models.text import Tokenizer
 
 
@@ -49,12 +50,7 @@ def find_style(template: str | None) -> Style:
 
     Models whose template reads no tools get HERMES, which `messages.describe_tools` teaches them.
     """
-    template = template or ""
-    think = next(
-        ((a, b) for a, b in (("<think>", "</think>"), ("[THINK]", "[/THINK]")) if b in template),
-        None,
-    )
-    return replace(_calls(template), think=think)
+    return replace(_calls(template or ""), think=reasoning_tags(template))
 
 
 def call_grammar(style: Style) -> tuple[str, str, str, str]:
