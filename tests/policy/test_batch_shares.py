@@ -243,18 +243,6 @@ def test_pruned_drafts_never_lose_and_seldom_miss_the_best(
     assert found >= 0.75 * best
 
 
-def test_sequences_cost_time_of_their_own_and_rows_less_than_they_seem() -> None:
-    """Where a sequence more costs as much as plain steps do, its rows are cheap beside that."""
-    chain = TokenTree(np.arange(4), np.arange(-1, 3), scores=chances([0.3] * 4))
-    sizes = []
-    for sequence in (0.0, 0.5):
-        costs = CostModel(SIZES, [1.0, 1.1, 1.3, 1.7, 2.5, 4.1], sequence=sequence)
-        assert costs.time(8, 8) == 1.7 + 7 * sequence
-        sizes.append(sum(map(len, CostModelController(costs).select(batch(8), [chain] * 8))))
-    assert sizes[0] == 0
-    assert sizes[1] >= 8
-
-
 def test_what_drafts_save_is_that_of_the_best_size() -> None:
     costs = CostModel(SIZES, [1.0, 1.1, 1.3, 1.7, 2.5, 4.1])
     for ranked in ([], [0.1], [0.9, 0.8, 0.7], [0.5] * 40):
@@ -333,4 +321,4 @@ def test_a_drafter_that_finds_nothing_for_long_is_asked_less_until_it_finds_some
     nothing = [asked(trees.EMPTY) for _ in range(300)]
     assert all(nothing[:40])
     assert sum(nothing[-64:]) == 4
-    assert all([asked(strong) for _ in range(40)][-20:])
+    assert sum([asked(strong) for _ in range(40)][-20:]) >= 19  # but for a plain step

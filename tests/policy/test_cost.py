@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -67,7 +67,6 @@ def test_time_meets_the_measurements_and_never_decreases(costs: CostModel) -> No
 def test_a_span_of_times_is_that_of_each(
     costs: CostModel, rows: int, more: int, sequences: int
 ) -> None:
-    costs = replace(costs, sequence=0.3)
     times = [costs.time(each, sequences) for each in range(rows, rows + more + 1)]
     assert costs.span(rows, more, sequences) == times
 
@@ -85,14 +84,15 @@ def test_time_is_linear_between_and_beyond_the_measurements() -> None:
     assert costs.c(5) == pytest.approx(4.0)
 
 
-def test_sequences_cost_time_beyond_their_rows() -> None:
-    costs = CostModel((1, 4), [1.0, 2.0], sequence=0.25)
-    assert costs.time(4) == 2.0
-    assert costs.time(4, 4) == 2.75
-    assert [costs.time(rows, 3) for rows in (1, 4)] == [1.5, 2.5]
+def test_what_a_row_costs_is_learned_for_each_number_of_sequences() -> None:
+    """Sequences cost time beyond their rows, so that rows are cheap beside them."""
+    costs = CostModel((1, 4, 8), [1.0, 2.0, 3.0])
     for _ in range(300):
-        costs.observe(4, 2.75, 4)  # as expected: nothing to learn
-    assert costs.time(4, 4) == pytest.approx(2.75)
+        costs.observe(4, 4.0, 4)
+        costs.observe(8, 4.4, 4)
+    assert costs.time(8, 4) / costs.time(4, 4) == pytest.approx(1.1, rel=0.05)
+    assert costs.time(12, 8) / costs.time(8, 8) == pytest.approx(1.1, rel=0.1)  # as nearby
+    assert costs.time(8) / costs.time(4) < 1.6
 
 
 @pytest.mark.parametrize("factor", [0.2, 0.5, 0.9, 1.0, 1.7, 3.0, 6.0])
@@ -220,11 +220,42 @@ def test_the_measurement_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Mon
     measured = len(target.rows)
     again = load_or_measure(target, KEY)
     assert (list(again.sizes), again.seconds) == (list(first.sizes), first.seconds)
-    assert again.sequence == first.sequence >= 0
     assert len(target.rows) == measured
     load_or_measure(target, {**KEY, "threads": 2})
-    assert len(target.rows) == 2 * measured
+    assert len(target.rows) > measured
     assert len(list(path.parent.iterdir())) == 2
+
+
+def test_a_start_takes_no_longer_than_it_may_and_knows_every_size() -> None:
+    class Slow(Watched):
+        def forward(self, passes: List[Pass]) -> list[Output]:
+            out = super().forward(passes)
+            sleep(0.002 * self.rows[-1])
+            return out
+
+    target = Slow()
+    costs = measure(target, 0.0)
+    assert target.rows == [1, 1, 8]  # after a prompt of one token
+    assert list(costs.sizes) == list(SIZES)
+    assert 1 < costs.c(4) < costs.c(8) < costs.c(24)
+
+
+def test_what_decoding_teaches_is_kept_and_care_measures_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    target = Watched()
+    quick = load_or_measure(target, KEY, 0.0)
+    for _ in range(64):
+        quick.observe(1, 1.0)
+        quick.observe(4, 3.0)
+    measured = len(target.rows)
+    again = load_or_measure(target, KEY, 0.0)
+    assert len(target.rows) == measured
+    assert again.c(4) == pytest.approx(3.0, rel=0.1)
+    assert again.time(1) == pytest.approx(1.0, rel=0.1)
+    load_or_measure(target, KEY, 0.01)
+    assert len(target.rows) > measured
 
 
 @pytest.mark.usefixtures("few_sizes")
@@ -237,9 +268,9 @@ def test_the_measurement_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.Mon
         "null",
         "{}",
         '{"sizes": [1, 2]}',
-        '{"sizes": 3, "seconds": 4, "switch": 0, "padded": false}',
+        '{"sizes": 3, "seconds": 4, "within": 0, "padded": false}',
         *(
-            f'{{"sizes": {sizes}, "seconds": {seconds}, "switch": {switch}, "padded": false}}'
+            f'{{"sizes": {sizes}, "seconds": {seconds}, "within": {switch}, "padded": false}}'
             for sizes, seconds, switch in (
                 ("[1, 2]", "[1]", "0"),
                 ("[]", "[]", "0"),

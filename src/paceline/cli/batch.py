@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import options as o
-from paceline.cli.output import interruptible, print_json, progress_bar
+from paceline.cli.output import interruptible, print_json, progress_bar, telling
 from paceline.errors import InvalidOption
 
 
@@ -45,10 +45,11 @@ def batch(
     file, done = open_output(out)
     left = [line for line in lines if line.key not in done]
     figures: dict[str, float] = {"requests": len(lines), "answered_before": len(lines) - len(left)}
-    loaded = loading.load_model(
-        place.model, runtime=place.runtime, options=options, denoiser=place.denoiser
-    )
-    engine = loading.make_engine(loaded, drafter=drafter, **asdict(rules), max_batch=max_batch)
+    with telling(place.model):
+        loaded = loading.load_model(
+            place.model, runtime=place.runtime, options=options, denoiser=place.denoiser
+        )
+        engine = loading.make_engine(loaded, drafter=drafter, **asdict(rules), max_batch=max_batch)
     names = [loaded.source.name, place.model]
     model = ServedModel(engine, names, loaded.source.fingerprint, str(loaded.source.path))
     begin, written = perf_counter(), 0

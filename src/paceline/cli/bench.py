@@ -112,6 +112,7 @@ def bench(
         place.model, runtime=place.runtime, options=checked, denoiser=place.denoiser
     )
     keep_apart(loaded.target)
+    costs = loaded.measured_costs
     engines = {
         name: loading.make_engine(
             loaded,
@@ -127,7 +128,7 @@ def bench(
             f"none of {', '.join(names)} uses --draft-model {rules.draft_model}: add draft-model "
             "to --drafters or leave it out"
         )
-    read_alike(engines.values(), loaded.costs)
+    read_alike(engines.values(), costs)
     if turns == "all" and loaded.tokenizer.chat_template is None:
         raise PromptError("the model has no chat template: use --turns first")
     work.check(engines["none"], params)
@@ -159,7 +160,7 @@ def bench(
     }
     store = None if out is None else Store(out, settings)
     results: dict[str, Any] = {
-        "c_n": loaded.costs.curve(),
+        "c_n": costs.curve(),
         "rows": [],
         "settings": settings,
         "machine": here,

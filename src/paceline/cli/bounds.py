@@ -95,6 +95,7 @@ def bounds(
     for params in settings:
         if not as_json:
             remark(f"temperature {params.temperature:g}, top-p {params.top_p:g}")
+        costs, small_costs = loaded.measured_costs, small.measured_costs
         measured = list(
             acceptance.measure(loaded, small, texts, params, drafts=counts, depth=depth)
         )
@@ -109,7 +110,7 @@ def bounds(
                 "top_p": params.top_p,
                 "rounds": sum(map(len, measured)),
                 "rows": acceptance.rows(measured),
-                "chains": acceptance.chain_rows(measured, depth, loaded.costs, small.costs),
+                "chains": acceptance.chain_rows(measured, depth, costs, small_costs),
                 "orderings": acceptance.orderings(measured),
             }
         )

@@ -103,8 +103,8 @@ def _measure(model: str, runtime: str, options: RuntimeOptions) -> dict[str, Any
     loaded = loading.load_model(model, runtime=runtime, options=options)
     return {
         "model": {**_model(loaded), "load_seconds": perf_counter() - begin},
-        "c_n": loaded.costs.curve(),
-        "forward_ms": round(1000 * loaded.costs.time(1), 2),
+        "c_n": loaded.measured_costs.curve(),
+        "forward_ms": round(1000 * loaded.measured_costs.time(1), 2),
         "noise_floor": noise_floor(loaded.target, loaded.tokenizer.prompt(NOISE_TEXT, raw=True)),
         "fidelity": _fidelity(loaded, model),
     }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from paceline.cli.output import telling
 from paceline.core.options import split_options
 from paceline.core.target import RuntimeOptions
 from paceline.errors import InvalidOption
@@ -310,16 +311,17 @@ def load(
     canvas: CanvasOptions | None = None,
 ) -> Engine:
     """Load the engine that the options ask for; errors as of `paceline.load`."""
-    from paceline.registry import loading
+    with telling(place.model):
+        from paceline.registry import loading
 
-    return loading.load(
-        **asdict(place),
-        **asdict(room),
-        drafter=drafter,
-        **asdict(rules),
-        max_batch=max_batch,
-        **asdict(canvas or CanvasOptions()),
-    )
+        return loading.load(
+            **asdict(place),
+            **asdict(room),
+            drafter=drafter,
+            **asdict(rules),
+            max_batch=max_batch,
+            **asdict(canvas or CanvasOptions()),
+        )
 
 
 _OPTION = re.compile(r"\s*[\w-]+\s*=")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -120,6 +121,28 @@ def summary(engine: Engine, completion: Completion) -> str:
     if rule is not None and not rule.lossless:
         parts.append(f"lossy: verifier {rule.name}")
     return "; ".join(parts)
+
+
+@contextmanager
+def telling(model: str) -> Iterator[None]:
+    """Say on standard error what is done while a model is loaded, where it takes over a second."""
+    log, handler = logging.getLogger("paceline"), _Remarks(logging.INFO)
+    timer = threading.Timer(1.0, lambda: remark(f"loading {model}"))
+    timer.daemon, level = True, log.level
+    timer.start()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+class _Remarks(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        remark(record.getMessage())
 
 
 class Film:

@@ -142,11 +142,16 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a draft. Drafts may end at nodes with an acceptance probability below `least`."""
+    """Limits of a draft.
+
+    Drafts may end at nodes with an acceptance probability below `least`. To verify a node takes
+    `row` of a plain step's time, where that is known.
+    """
 
     nodes: int
     depth: int
     least: float = 0.0
+    row: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,9 @@ class Drafter(ABC):
 
     # True if drafts for sampled requests use the target's Gumbel noise.
     gumbel_coupled: bool = False
+    # Seconds of the last proposal that went into drafts which should not pay, to learn whether they
+    # would: they say nothing of what the next will take.
+    tried: float = 0.0
     # True if its drafts come out of its own `forward`, which combined drafters have none of.
     alone: ClassVar[bool] = False
 

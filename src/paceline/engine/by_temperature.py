@@ -59,9 +59,10 @@ class DraftersByKind(CompositeDrafter):
         return union_needs([part.needs_of(_of(share, sequences)) for part, share in shares])
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
-        drafts = [trees.EMPTY] * len(sequences)
+        drafts, self.tried = [trees.EMPTY] * len(sequences), 0.0
         for part, share in _shares(self.parts, sequences):
             _put(share, part.propose(_of(share, sequences), _of(share, budgets)), drafts)
+            self.tried += part.tried
         return drafts
 
     def observe(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as List
+from dataclasses import replace
 from time import perf_counter
 from typing import ClassVar
 
@@ -206,7 +207,7 @@ class AutoregressiveDecoder:
         if not told:
             return
         sequences, drafts, verdicts, _ = zip(*told, strict=True)
-        seconds = clock.seconds["draft"], clock.seconds["forward"]
+        seconds = clock.seconds["draft"] - self.drafter.tried, clock.seconds["forward"]
         try:
             self.controller.observe(sequences, drafts, verdicts, *seconds)
         except Exception as error:  # what was committed stands
@@ -304,7 +305,7 @@ class AutoregressiveDecoder:
         depth = max(0, min(budget.depth, sequence.room - 1, context - 1))
         if depth == budget.depth:
             return budget
-        return Budget(budget.nodes if depth else 0, depth, budget.least)
+        return replace(budget, nodes=budget.nodes if depth else 0, depth=depth)
 
     def _blame(self, sequence: Sequence, error: Exception) -> None:
         if self._drafting.strict:

@@ -224,6 +224,7 @@ def measure(
             "depth": line.depth if own else None,
         },
     }
+    costs = loaded.measured_costs
     try:
         engines = {
             name: loading.make_engine(
@@ -242,7 +243,7 @@ def measure(
     name = line.named(draft_model is not None)
     keep_apart(loaded.target)
     try:
-        read_alike(engines.values(), loaded.costs)
+        read_alike(engines.values(), costs)
         work = Dialogues(prompts(line, max(limit, cell.batch)), cell.batch)
         params = SamplingParams(temperature=_temperature(line, cell), max_new_tokens=tokens)
         warm_up(engines, work.opening)
@@ -261,7 +262,7 @@ def measure(
     exact = bool(engines[name].config["lossless"])
     row = report.rows(records, {report.BASELINE: True, name: exact})
     [mine] = [each for each in row if each["drafter"] == name and each["category"] == "all"]
-    cost = loaded.costs.c(round(mine["rows_per_forward"]))
+    cost = loaded.measured_costs.c(round(mine["rows_per_forward"]))
     return {**mine, "cost": cost, "trained": trained_on(name, loaded.source.fingerprint)}
 
 

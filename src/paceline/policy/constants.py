@@ -26,6 +26,8 @@ TOKEN_BELIEF = 3.0  # trials that it counts for
 ROW_PRICE_MEMORY = 0.99  # per step: a machine changes within seconds
 # Of the measured price, as a sum of squares about the mean of measured costs.
 ROW_PRICE_BELIEF = 0.1
+ROW_PRICE_LEARN = 0.1  # per drafted step, of what is believed when steps are too few; chosen
+ROW_PRICE_FORGET = 0.002  # per plain step: drafts are tried again in about 500
 ROW_PRICE_LEAST = 0.25  # logged prices were 0.4 to 0.9 of the measured ones
 ROW_PRICE_MOST = 4.0  # the bound on the other side; chosen
 FORWARD_OUTLIER = 1.5  # a step that takes longer than expected counts as this many times
@@ -39,6 +41,8 @@ LEAST_NODES = 8  # fewest nodes to ask for: expansion costs time too
 LEVEL_SHARE = 0.1  # share of a draft's cost that one more token adds, as with EAGLE-3
 DRAFT_RETRY = 4  # draft in one of so many steps where drafts do not pay
 DRAFT_RETRY_SELDOM = 16  # the interval doubles up to this
+PLAIN_EVERY = 100  # at most 1% of steps go into knowing what drafts are compared with
+PLAIN_FIRST = 3  # that interval at the beginning; it doubles
 HOPE = 50.0  # drafts for which it is believed that drafting saves a whole step
 
 # Draft gate:

@@ -28,6 +28,8 @@ from paceline.policy.constants import (
     LEAST_NODES,
     LEVEL_SHARE,
     LEVEL_SMOOTHING,
+    PLAIN_EVERY,
+    PLAIN_FIRST,
     UNSHARED_TOKEN,
 )
 from paceline.policy.controller import Controller, ControllerContext
@@ -226,6 +228,23 @@ def _best(gains: List[float], rate: float, seconds: List[float]) -> int:
     return left.index(max(left))
 
 
+class _Worth:
+    # Whether to draft, and how much, in batches of about one size.
+
+    def __init__(self, hope: float) -> None:
+        self.gate = DraftGate(hope, HOPE, DRAFT_RETRY, DRAFT_RETRY_SELDOM)
+        self.cost = DraftCost()  # of the drafts of a step
+        self.sizing = Sizing()
+        self.drafted = 0  # steps with drafts since one without
+        self.most = PLAIN_FIRST  # of those; doubles
+
+    def step(self, drafted: bool) -> None:
+        """Count a step with or without drafts."""
+        if not drafted and self.drafted >= self.most:
+            self.most = min(2 * self.most, PLAIN_EVERY)
+        self.drafted = self.drafted + 1 if drafted else 0
+
+
 class CostModelController(Controller):
     """Choose the number of nodes per step from c(n), draft cost and calibrated acceptance."""
 
@@ -256,13 +275,11 @@ class CostModelController(Controller):
         self._acceptance = AcceptanceEstimates()
         self._chains = Chains(self._limit, chain_acceptance, draft_level_seconds)
         self._next = chain_acceptance
-        # Hopeful, until drafts have been seen.
-        self._gate = DraftGate(costs.time(1), HOPE, DRAFT_RETRY, DRAFT_RETRY_SELDOM)
-        self._cost = DraftCost()  # of the drafts of a step
+        self._worths: dict[int, _Worth] = {}  # by size of the batch, in powers of two
+        self._worth = self._worth_of(1)  # in this step
         self._scored = True
         self._asked = True
         self._verified = nodes  # of the largest draft of the last step
-        self._sizing = Sizing()
         self._choosing = 0.0  # seconds that it took to choose from the last drafts
 
     @classmethod
@@ -273,16 +290,20 @@ class CostModelController(Controller):
     def budgets(self, sequences: List[Sequence]) -> list[Budget]:
         if not self._scored:
             return self._chains.budgets(sequences, self.costs, self.beside)
-        if len(sequences) > 1 and not self._cost.begun:
-            self._gate.gain.total = 0.0  # in a batch drafts must pay from the start
-        self._asked = self._gate.open(self._cost.value)
+        worth = self._worth = self._worth_of(len(sequences))
+        opened = worth.gate.open(worth.cost.value)
+        # What rows cost now is seen only beside steps without any.
+        self._asked = opened and worth.drafted < worth.most
         if not self._asked:
             return [_NOTHING] * len(sequences)
         # Twice what was verified last: a draft in good text grows to the limit in two steps.
         nodes = min(self._limit.nodes, max(LEAST_NODES, 2 * self._verified))
-        least = self._least(len(sequences))
+        roots = len(sequences)
+        plain, one_more = self.costs.span(roots, 1, roots)
+        row = (one_more - plain) / plain
+        least = self._least(roots * row, plain)
         depth, score = self._limit.depth, self._acceptance.score
-        return [Budget(nodes, depth, score(s, least)) for s in sequences]
+        return [Budget(nodes, depth, score(s, least), row) for s in sequences]
 
     def select(self, sequences: List[Sequence], drafts: List[TokenTree]) -> list[TokenTree]:
         begin = perf_counter()
@@ -294,7 +315,7 @@ class CostModelController(Controller):
         roots = len(sequences)
         if self._idle_step:
             self._verified = 0
-            self._sizing.choose([float(roots)], roots, self.costs, self.beside)
+            self._worth.sizing.choose([float(roots)], roots, self.costs, self.beside)
             return list(drafts)
         found = any(map(len, drafts))
         if found:
@@ -325,7 +346,15 @@ class CostModelController(Controller):
         return out
 
     def _choose(self, gains: list[float], roots: int) -> int:
-        return self._sizing.choose(gains, roots, self.costs, self.beside, self._cost.value)
+        worth = self._worth
+        return worth.sizing.choose(gains, roots, self.costs, self.beside, worth.cost.value)
+
+    def _worth_of(self, roots: int) -> _Worth:
+        size = (roots - 1).bit_length()
+        if size not in self._worths:
+            # Alone hopeful, until drafts have been seen; in a batch they must pay from the start.
+            self._worths[size] = _Worth(0.0 if size else self.costs.time(1))
+        return self._worths[size]
 
     def observe(
         self,
@@ -336,33 +365,32 @@ class CostModelController(Controller):
         forward_seconds: float,
     ) -> None:
         begin = perf_counter()
-        if self._idle_step:
-            return  # plain decoding: nothing was seen that could change a choice
+        worth, drafted = self._worth, sum(map(len, drafts))
         if not self.beside:
-            rows = len(sequences) + sum(map(len, drafts))
-            self.costs.observe(rows, forward_seconds, len(sequences))
+            self.costs.observe(len(sequences) + drafted, forward_seconds, len(sequences))
+        worth.step(drafted > 0)
+        if self._idle_step:
+            return  # plain decoding
         if not self._scored:
             self._chains.learn(sequences, drafts, verdicts, draft_seconds / self.costs.pace)
             return
         self._acceptance.learn(sequences, drafts, verdicts)
         spent = draft_seconds + self._choosing + perf_counter() - begin
         # What is saved was estimated: a machine that is held up takes longer for both.
-        self._cost.add(spent / self.costs.pace)
+        worth.cost.add(spent / self.costs.pace)
         # Drafts stand for all steps since the last ones, as far as so few can.
-        saved, roots = self._sizing.saved, len(sequences)
-        self._gate.learn(saved, min(self._gate.steps * roots, DRAFT_RETRY_SELDOM))
-        self._gate.retry(saved > self._cost.value, roots)
+        saved, roots = worth.sizing.saved, len(sequences)
+        worth.gate.learn(saved, min(worth.gate.steps * roots, DRAFT_RETRY_SELDOM))
+        worth.gate.retry(saved > worth.cost.value, roots)
 
     def close(self, sequence: Sequence) -> None:
         self._acceptance.close(sequence)
         self._chains.close(sequence)
 
-    def _least(self, roots: int) -> float:
+    def _least(self, row: float, plain: float) -> float:
         # Least acceptance probability of a token worth drafting on after: the next must gain
         # more than its drafting and its row cost.
-        plain, one_more = self.costs.span(roots, 1, roots)
-        row = one_more - plain
-        return (roots * row + LEVEL_SHARE * self._cost.value) / plain / self._next
+        return (row + LEVEL_SHARE * self._worth.cost.value / plain) / self._next
 
     @property
     def _idle_step(self) -> bool:

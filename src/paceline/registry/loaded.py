@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from paceline.core.processor import cores
 from paceline.core.target import RuntimeOptions, Target
 from paceline.models.source import ModelSource
 from paceline.models.text import Tokenizer
-from paceline.policy.cost import COST_FORMAT, CostModel, load_or_measure
+from paceline.policy.cost import CAREFUL, COST_FORMAT, QUICK, CostModel, load_or_measure
 from paceline.version import __version__
 
 
@@ -27,7 +28,10 @@ class Loaded:
 
     @property
     def place(self) -> dict[str, object]:
-        """Key of measured costs and tuned choices: model, runtime settings and machine."""
+        """Key of measured costs and tuned choices: model, runtime settings and machine.
+
+        The longest context is left out: it changes neither.
+        """
         capabilities = self.target.capabilities
         kv = capabilities.kv_precision
         return {
@@ -36,18 +40,26 @@ class Loaded:
             "runtime": capabilities.runtime,
             "device": capabilities.device,
             "precision": capabilities.precision,
-            "context": capabilities.max_context,
             "machine": f"{platform.machine()}-{_processor()}-{os.cpu_count()}-"
-            f"{self.options.threads}",
+            f"{min(self.options.threads or cores(), cores())}",
         }
 
     @cached_property
     def costs(self) -> CostModel:
-        """Forward cost c(n) on this machine, cached on disk; measured at first use."""
-        return load_or_measure(
-            self.target,
-            {"version": f"{__version__}.{COST_FORMAT}", **self.place},
-        )
+        """Forward cost c(n) on this machine: kept from earlier runs, else measured in a second or
+        two and learned while decoding.
+        """
+        return self._costs(QUICK)
+
+    @cached_property
+    def measured_costs(self) -> CostModel:
+        """The same for reports, measured with care; what is loaded after it starts from it."""
+        self.__dict__["costs"] = costs = self._costs(CAREFUL)
+        return costs
+
+    def _costs(self, within: float) -> CostModel:
+        key = {"version": f"{__version__}.{COST_FORMAT}", **self.place}
+        return load_or_measure(self.target, key, within)
 
 
 def _processor() -> str:

@@ -25,7 +25,7 @@ TEMPERATURE_KINDS: tuple[Kind, ...] = get_args(Kind)
 # Raised when the meaning of a choice changes; older files are then ignored.
 _FORMAT = 2
 
-# Key of a choice. The longest context is omitted: it does not change the best sizes.
+# Key of a choice.
 _PLACE = ("model", "runtime", "device", "precision", "machine")
 
 

@@ -38,7 +38,7 @@ def set_up(text: bool) -> None:
     handler.setFormatter(
         logging.Formatter("%(asctime)s %(levelname)s %(message)s") if text else JsonLines()
     )
-    for name in ("paceline.serving", "uvicorn"):
+    for name in ("paceline", "uvicorn"):
         log = logging.getLogger(name)
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)
