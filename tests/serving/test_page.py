@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import json
 import re
 import socket
 import threading
@@ -185,6 +186,7 @@ def page(window: Page, site: Site) -> Iterator[Page]:
     window.open(site.url)
     window.until("$('model').textContent === 'tables'")
     yield window
+    window.run("localStorage.clear(); turns = []")
     assert [line for line in window.console if "recommendation" not in line] == []
 
 
@@ -200,7 +202,7 @@ def answer(page: Page) -> str:
 
 
 IDLE = "!document.body.classList.contains('busy')"
-DONE = f"document.querySelectorAll('.note button').length === 2 && {IDLE}"
+DONE = f"document.querySelectorAll('.again').length === 2 && {IDLE}"
 
 
 @needs_browser
@@ -214,7 +216,12 @@ def test_an_answer_is_shown_as_text_with_code_and_drafters(page: Page) -> None:
     )
     code = "def f(x): return x + 1\n\ndef f(x): return x + 1"
     last = SCRIPT.rsplit("\n", 1)[1]
-    assert shown == [["P", f"Look: {EVIL} and x + 1."], ["PRE", code], ["P", last]]
+    assert shown == [
+        ["P", f"Look: {EVIL} and x + 1."],
+        ["DIV", f"pythonCopy{code}"],
+        ["P", last],
+    ]
+    assert page.run("document.querySelector('pre').textContent") == code
     assert page.run("document.querySelector('p code').textContent") == "x + 1"
     assert page.run("document.title") == "paceline"
     assert page.run("document.querySelectorAll('img, article script').length") == 0
@@ -222,7 +229,7 @@ def test_an_answer_is_shown_as_text_with_code_and_drafters(page: Page) -> None:
         "drafted by prompt-lookup"
     )
     assert page.run("$('legend').textContent") == "Drafted by prompt-lookup"
-    note = page.run("document.querySelector('.note').firstChild.textContent")
+    note = page.run("document.querySelector('.assistant .note').firstChild.textContent")
     assert re.fullmatch(
         r"\d+ tokens · [\d.]+ tokens/s · [\d.]+ tokens per forward · "
         r"\d+ % of drafted tokens accepted · seed \d+",
@@ -236,7 +243,7 @@ def test_regenerated_with_the_same_seed_or_another(page: Page) -> None:
     page.until(DONE)
     seed = page.run("turns.at(-1).seed")
     for number, same in ((0, True), (1, False)):
-        page.run(f"document.querySelectorAll('.note button')[{number}].click()")
+        page.run(f"document.querySelectorAll('.again')[{number}].click()")
         page.until(f"document.querySelectorAll('.user').length === 1 && {DONE}")
         assert (page.run("turns.at(-1).seed") == seed) == same
         assert answer(page) == SCRIPT
@@ -254,7 +261,7 @@ def test_the_stop_button_ends_the_request_and_keeps_what_came(page: Page, site: 
     assert part
     assert SCRIPT.startswith(part)
     assert part != SCRIPT
-    assert "stopped" in page.run("document.querySelector('.note').textContent")
+    assert "stopped" in page.run("document.querySelector('.assistant .note').textContent")
     site.target.free.set()
     site.emptied()
 
@@ -265,7 +272,7 @@ def test_a_conversation_outlives_a_reload_and_new_chat_ends_it(page: Page, site:
     page.until(DONE)
     page.open(site.url)
     assert answer(page) == SCRIPT
-    assert page.run("document.querySelector('.user').textContent") == "You: the quick"
+    assert page.run("document.querySelector('.said').textContent") == "the quick"
     page.run("$('new').click()")
     assert page.run("$('turns').children.length") == 0
     page.until("$('model').textContent === 'tables'")
@@ -280,8 +287,8 @@ def test_a_key_is_asked_for_and_nothing_is_lost(window: Page) -> None:
         window.until("$('model').textContent.includes('API key')")
         say(window)
         window.until("document.querySelector('.error')?.textContent.includes('API key')")
-        assert window.run("document.querySelector('.user').textContent") == "You: the quick"
-        window.run("fields.key.value = 'secret'; document.querySelector('.note button').click()")
+        assert window.run("document.querySelector('.said').textContent") == "the quick"
+        window.run("fields.key.value = 'secret'; document.querySelector('.again').click()")
         window.until(DONE)
         assert answer(window) == SCRIPT
     finally:
@@ -326,7 +333,7 @@ def test_broken_connections_are_told(page: Page, reply: str, part: str) -> None:
     say(page)
     page.until(f"document.querySelector('.error')?.textContent && {IDLE}")
     assert part in page.run("document.querySelector('.error').textContent")
-    assert page.run("document.querySelector('.note button').textContent") == "Try again"
+    assert page.run("document.querySelector('.again').textContent") == "Try again"
 
 
 @needs_browser
@@ -352,6 +359,7 @@ def test_settings_are_sent(page: Page) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_sources": True,
+        "return_token_ids": True,
     }
     page.run("fields.seed.value = '-1'")
     say(page, "again")
@@ -375,3 +383,169 @@ def test_keys_and_a_narrow_phone(page: Page) -> None:
     assert page.run("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
     page.run("$('open').click()")
     assert page.run("$('drawer').getBoundingClientRect().left") >= 0
+
+
+SHOWN = {
+    "**bold** *it* _it_ ~~gone~~ `a*b*`": "<p><strong>bold</strong> <em>it</em> <em>it</em> "
+    "<del>gone</del> <code>a*b*</code></p>",
+    "# One\n## Two": "<h2>One</h2><h3>Two</h3>",
+    "- a\n  - b\n- c": "<ul><li>a<ul><li>b</li></ul></li><li>c</li></ul>",
+    "3. a\n4. **b**": '<ol start="3"><li>a</li><li><strong>b</strong></li></ol>',
+    "> so\n> it": "<blockquote><div>so</div><div>it</div></blockquote>",
+    "a\n\n---\nb": "<p>a</p><hr><p>b</p>",
+    "|a|b|\n|-|-|\n|1|*2*|": '<div class="table" tabindex="0"><table><thead><tr><th>a</th>'
+    "<th>b</th></tr></thead><tbody><tr><td>1</td><td><em>2</em></td></tr></tbody></table></div>",
+    "[x](https://a.b/c)": '<p><a href="https://a.b/c" target="_blank" '
+    'rel="noopener noreferrer nofollow">x</a></p>',
+    "2 * 3 * 4, a_b_c, **open": "<p>2 * 3 * 4, a_b_c, **open</p>",
+    "\\*plain\\*": "<p>*plain*</p>",
+}
+MADE = {"p", "hr", "h2", "ul", "ol", "li", "blockquote", "div", "table", "thead", "tbody", "tr"}
+MADE |= {"th", "td", "a", "strong", "em", "del", "code", "pre", "button", "span"}
+NASTY = [
+    EVIL,
+    "[x](javascript:alert(1)) [y](data:text/html,<script>1</script>) [z](JaVaScRiPt:1)",
+    "![x](https://evil.example/a.png)",
+    '[**<img src=x onerror=1>**](https://a.b/"onclick="1)',
+    "| <script>1</script> | <img src=x> |\n|-|-|\n| <svg onload=1> | `<b>` |",
+    "# <iframe src=x>\n- <style>*{}</style>\n> <form action=x>",
+    "```<script>\n</code></pre><script>1</script>\n```",
+    "*" * 3000 + "_" * 3000 + "[" * 3000 + "`" * 3001,
+    ("> " * 500 + "x\n") * 5 + "- " * 500 + "\n" + "|" * 3000,
+]
+
+
+@needs_browser
+def test_markdown_is_shown_and_makes_nothing_else(page: Page) -> None:
+    def drawn(text: str) -> str:
+        page.run(
+            f"box = document.createElement('div'), drawPart(box, {{text: {json.dumps(text)}, "
+            "runs: [[1e9, -1]]})"
+        )
+        html: str = page.run("box.innerHTML")
+        return html
+
+    for text, html in SHOWN.items():
+        assert drawn(text) == html
+    for text in NASTY:
+        drawn(text)
+        made = set(page.run("[...box.querySelectorAll('*')].map(n => n.localName)"))
+        assert made <= MADE
+        assert set(page.run("[...box.querySelectorAll('a')].map(n => n.protocol)")) <= {"https:"}
+    assert page.run("document.title") == "paceline"
+    page.run("delete window.box")
+
+
+@needs_browser
+def test_a_cut_answer_says_so_and_goes_on_exactly(page: Page, site: Site) -> None:
+    page.run("fields.max_tokens.value = '9'")
+    say(page)
+    page.until(DONE)
+    assert "cut" in page.run("document.querySelector('.assistant .note').textContent")
+    part = answer(page)
+    assert SCRIPT.startswith(part)
+    assert part != SCRIPT
+    page.run("fields.max_tokens.value = '4000'")
+    go_on = "[...document.querySelectorAll('button')].find(b => b.textContent === 'Continue')"
+    page.run(f"{go_on}.click()")
+    page.until(f"turns.at(-1).answer.text.length > 100 && {DONE}")
+    assert answer(page) == SCRIPT
+    assert page.run(f"{go_on} === undefined")
+    page.run("fields.max_tokens.value = '1024'")
+
+
+@needs_browser
+def test_a_chat_that_outgrows_its_context_can_be_mended(page: Page) -> None:
+    say(page, "one")
+    page.until(DONE)
+    say(page, "two")
+    page.until(f"turns.length === 4 && {DONE}")
+    page.run(
+        "kept = window.fetch; window.fetch = async (url, o) => o.body ? new Response("
+        "JSON.stringify({error: {message: 'too long', code: 'context_length_exceeded'}}), "
+        "{status: 400}) : kept(url, o)"
+    )
+    say(page, "three")
+    page.until("document.querySelector('.error:not([hidden])')?.textContent.includes('longer')")
+    names = page.run(
+        "[...document.querySelectorAll('.assistant:last-child button')].map(b => b.textContent)"
+    )
+    assert names[:4] == ["Edit message", "Delete message", "Leave out the oldest", "New chat"]
+    page.run(
+        "window.fetch = (url, o) => { if (o?.body) sent = JSON.parse(o.body).messages; "
+        "return kept(url, o); }"
+    )
+    page.run(
+        "[...document.querySelectorAll('button')].find("
+        "b => b.textContent === 'Leave out the oldest').click()"
+    )
+    page.until(f"turns.length === 6 && {DONE}")
+    assert [each["content"] for each in page.run("sent")][::2] == ["two", "three"]
+    page.run("document.querySelectorAll('.user .note button')[3].click()")  # edit the second
+    page.run("document.querySelector('.editing textarea').value = 'other'")
+    page.run("document.querySelector('.editing button').click()")
+    page.until(f"turns.length === 4 && {DONE}")
+    assert [each["content"] for each in page.run("sent")] == ["other"]
+    page.run("document.querySelectorAll('.user .note button')[1].click()")  # delete the first
+    page.until("turns.length === 2")
+
+
+@needs_browser
+def test_chats_are_kept_and_deleted_and_none_waits_for_ever(page: Page, site: Site) -> None:
+    site.target.free.clear()
+    say(page, "held")
+    page.until("turns.at(-1).live")
+    page.open(site.url)
+    site.target.free.set()
+    page.until("document.querySelector('.assistant .note')?.textContent.includes('closed')")
+    page.run("$('new').click()")
+    say(page, "second")
+    page.until(DONE)
+    page.run("sessionStorage.clear(); window.onpagehide = null")
+    page.open(site.url)
+    assert page.run("turns.length") == 0
+    page.run("$('chats').click()")
+    titles = "[...document.querySelectorAll('#past li button:first-child')].map(b => b.textContent)"
+    assert page.run(titles) == ["second", "held"]
+    page.run("document.querySelector('#past button').click()")
+    assert answer(page) == SCRIPT
+    page.run("$('chats').click(); document.querySelectorAll('#past button')[1].click()")
+    assert page.run(titles) == ["held"]
+    page.run("$('shut').click()")
+    assert page.run("turns.length") == 0
+
+
+@needs_browser
+def test_no_room_is_told(page: Page) -> None:
+    page.run(
+        "Storage.prototype.setItem = () => { throw new DOMException('', 'QuotaExceededError') }"
+    )
+    say(page)
+    page.until(DONE)
+    assert "no room" in page.run("$('full').textContent")
+    assert answer(page) == SCRIPT
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("tools", "place"),
+    [
+        ("[{]", "line 1, column 3"),
+        ('[\n {"a": 1,}\n]', "line 2, column 10"),
+        ("[", "line 1, column 2"),
+        ("{}", "must be a list"),
+        ("tools", "line 1, column"),
+    ],
+)
+def test_saved_tools_that_are_no_json_are_told_with_their_place(
+    page: Page, tools: str, place: str
+) -> None:
+    page.run(f"fields.tools.value = {json.dumps(tools)}; save()")
+    page.run("window.onpagehide = null")
+    page.open(page.run("location.href"))
+    page.until("$('model').textContent === 'tables'")
+    say(page)
+    assert page.run("$('drawer').open") is True
+    assert place in page.run("$('told').textContent")
+    assert page.run("turns.length") == 0
+    page.run("$('close').click()")
