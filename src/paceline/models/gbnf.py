@@ -9,6 +9,7 @@ from paceline.errors import InvalidOption
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_TOKEN = re.compile(r"(!?)<\[(\d+)\]>")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _WIDTHS = {"x": 2, "u": 4, "U": 8}
 _PLAIN = '\\"[]/'
@@ -48,7 +49,8 @@ class _Reader:
         for name in ("root", *self._used):
             if name not in rules:
                 raise InvalidOption(f"the GBNF grammar has no rule {name!r}: add it")
-        self.lines = ["start: g_root", *(f"{_rule(name)}: {way}" for name, way in rules.items())]
+        self.lines = ['NOTHING: "a" & "b"', "start: g_root"]
+        self.lines += [f"{_rule(name)}: {way}" for name, way in rules.items()]
 
     def _wrong(self, what: str) -> InvalidOption:
         line = self._text.count("\n", 0, self._at) + 1
@@ -88,6 +90,9 @@ class _Reader:
             elif char == ".":
                 self._at += 1
                 parts.append(r"/(?s:.)/")
+            elif token := _TOKEN.match(self._text, self._at):
+                self._at = token.end()
+                parts.append(f"<[{'^' if token[1] else ''}{token[2]}]>")
             elif char == "(":
                 self._at += 1
                 self._skip(_LINES)
@@ -99,7 +104,8 @@ class _Reader:
             elif char in "*+?{":
                 if not parts:
                     raise self._wrong("nothing stands before the repetition")
-                parts[-1] = f"({parts[-1]}){self._repetition()}"
+                many = self._repetition()
+                parts[-1] = '("")' if many == "{0}" else f"({parts[-1]}){many}"
             elif _NAME.match(self._text, self._at):
                 name = self._name()
                 self._used.append(name)
@@ -118,7 +124,10 @@ class _Reader:
         self._at = found.end()
         if found[1] is None:
             return found[0]
-        return f"{{{found[1]}}}" if not found[2] else f"{{{found[1]},{found[3]}}}"
+        low, high = int(found[1]), found[3] if found[2] else found[1]
+        if high and int(high) < max(low, 1):
+            return "{0}"
+        return f"{{{low},{high}}}"
 
     def _char(self) -> int:
         # One character of a text or of a class, with its escapes.
@@ -162,12 +171,10 @@ class _Reader:
             ):
                 self._at += 1
                 last = self._char()
-            if first > last:
-                raise self._wrong("the range is empty")
-            parts.append(rf"\x{{{first:x}}}-\x{{{last:x}}}")
+            parts += [rf"\x{{{first:x}}}-\x{{{last:x}}}"] if first <= last else []
         self._at += 1
         if not parts:
-            return r"/(?s:.)/" if negate else '("a" & "b")'
+            return r"/(?s:.)/" if negate else "NOTHING"
         return f"/[{'^' if negate else ''}{''.join(parts)}]/"
 
 
