@@ -56,6 +56,8 @@ CONSTRAINTS: list[Constraint | None] = [
     GRAMMARS.lark('start: "a" | "(" start ")"'),
     None,
     GRAMMARS.json(),
+    GRAMMARS.behind(("fox", "dog")).json_schema(SCHEMA, compact=True),
+    GRAMMARS.behind(("fox", "dog"), opened=True).choice(["lazy", "brown"]),
 ]
 
 

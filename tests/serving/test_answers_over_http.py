@@ -28,10 +28,10 @@ TOOLS: list[Json] = [{"type": "function", "function": {"name": "add", "parameter
 THINKING = engines.TOKENIZER.chat_template + "{# <think> </think> #}"
 
 
-def speaking(text: str) -> Engine:
-    """An engine that answers any chat with `text`."""
+def speaking(text: str, opening: str = "") -> Engine:
+    """An engine that answers any chat with `text`; its prompts end with `opening`."""
     script = [*engines.TOKENIZER.encode(text), engines.EOS]
-    head = engines.TOKENIZER.encode("<|im_start|>assistant\n")
+    head = engines.TOKENIZER.encode(f"<|im_start|>assistant\n{opening}")
 
     def logits(context: tuple[int, ...]) -> Any:
         turns = [at for at, token in enumerate(context) if token == head[0]]
@@ -41,7 +41,7 @@ def speaking(text: str) -> Engine:
         return row
 
     tokenizer = Tokenizer(
-        engines.TOKENIZER.core, eos_token_ids=(engines.EOS,), chat_template=THINKING
+        engines.TOKENIZER.core, eos_token_ids=(engines.EOS,), chat_template=THINKING + opening
     )
     return engines.make(engines.Target(logits, 2000), tokenizer=tokenizer)
 
@@ -302,6 +302,44 @@ def test_a_call_that_the_model_begins_is_one_of_the_tools() -> None:
 
     said = run(loosely, speaking(f"I look: {wrong}"))["message"]
     assert said["tool_calls"][0]["function"]["name"] == "add"  # all else is held
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_reasoning_comes_before_a_held_answer(opened: bool) -> None:
+    """Whatever holds it; the prompt may open the reasoning, and the request leave it out."""
+    thought = 'well: {"a" 3} <tool_call>\n{"name": "sub"'
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    asked: list[tuple[Json, str]] = [
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, '{"a": 1}'),
+        ({"guided_grammar": 'root ::= "{\\"a\\": " [0-9]+ "}"'}, '{"a": 1}'),
+        ({"guided_regex": r'\{"a": \d\}'}, '{"a": 1}'),
+        ({"tools": TOOLS, "tool_choice": "required"}, call),
+        ({"tools": TOOLS}, call),
+    ]
+    body: Json = {"messages": [{"role": "user", "content": "1"}], "temperature": 0}
+    for fields, said in asked:
+        tag = "" if opened else "<think>"
+        engine = speaking(f"{tag}{thought}</think>\n\n{said}", "<think>" if opened else "")
+
+        async def asks(client: Client, fields: Json = fields) -> Json:
+            answer: Json = await client.ask(CHATS, body | fields | {"max_tokens": 300})
+            return answer["choices"][0]["message"]  # type: ignore[no-any-return]
+
+        message = run(asks, engine)
+        assert message["reasoning_content"] == thought
+        if "tools" in fields:
+            [one] = message["tool_calls"]
+            assert one["function"]["arguments"] == '{"a": 1}'
+        else:
+            assert message["content"] == '{"a": 1}'
+    off = {"chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 8} | asked[0][0]
+
+    async def without(client: Client) -> Json:
+        return await client.ask(CHATS, body | off)
+
+    if not opened:
+        said = run(without, engine)["choices"][0]["message"]["content"]
+        assert said.startswith("{")
 
 
 def test_a_wrong_grammar_is_refused_with_its_field() -> None:

@@ -176,7 +176,8 @@ class Grammars:
         if not tokenizer.eos_token_ids:
             raise InvalidOption("the tokenizer names no end token, which grammars need")
         self._compile = lru_cache(_KEPT)(self._compiled)
-        self._reasoning = ""
+        self._reasoning = ""  # the grammar around these, if they stand behind reasoning
+        self._tags: tuple[str, str] | None = None  # of reasoning that text may hold
         self._words  # noqa: B018 (raises)
 
     def behind(self, reasoning: tuple[str, str], opened: bool = False) -> Grammars:
@@ -186,6 +187,7 @@ class Grammars:
         """
         other = copy(self)
         first, last = map(self._spelled, reasoning)
+        other._tags = None if opened or "<[" in first else reasoning
         thought = f"TEXT {last} | " if "<[" in last else ""
         other._reasoning = "\n".join(
             [
@@ -311,15 +313,18 @@ class Grammars:
             lines = [
                 f"start: {'(head rest)* tail' if parallel else 'tail | head rest'}",
                 f"head: {f'TEXT {token} | ' if '<[' in token else ''}spelled",
-                f"spelled[lazy]: TEXT {_quoted(opening)}",
+                f"spelled[lazy]: {'CLOSED' if self._tags else 'TEXT'} {_quoted(opening)}",
                 f"rest: {rest} {row} {spell(end)}",
                 "tail: TEXT",
                 _TEXT,
+                *_closed(self._tags),
             ]
         else:
             lines = [f"start: {spell(begin)} {row} {spell(end)}"]
         lines += [f"call: {' | '.join(calls)}", *rows]
-        return self._by_lark(lines, "the tools' grammar", unheld)
+        # Reasoning that begins as text does is part of the text.
+        around = "" if mode == "auto" and self._tags else self._reasoning
+        return self._by_lark(lines, "the tools' grammar", unheld, around)
 
     @cached_property
     def _words(self) -> llguidance.LLTokenizer:
@@ -332,9 +337,16 @@ class Grammars:
                 f"grammars do not read this tokenizer ({_one_line(str(error))}): decode without"
             ) from error
 
-    def _by_lark(self, lines: Sequence[str], named: str, unheld: Iterable[str] = ()) -> Grammar:
+    def _by_lark(
+        self,
+        lines: Sequence[str],
+        named: str,
+        unheld: Iterable[str] = (),
+        around: str | None = None,
+    ) -> Grammar:
         made = self._library.LLMatcher.grammar_from_lark("\n".join(["%llguidance {}", *lines]))
-        return self._compile(made, named, tuple(unheld), self._reasoning)
+        around = self._reasoning if around is None else around
+        return self._compile(made, named, tuple(unheld), around)
 
     def _compiled(self, made: str, named: str, unheld: tuple[str, ...], reasoning: str) -> Grammar:
         # Copies of one matcher would share what they have worked out, and the limits of that: one
@@ -398,6 +410,15 @@ def _function(tool: Mapping[str, Any]) -> tuple[str, Any, bool]:
     if not free and schema.get("type", "object") == "object":
         return name, _NO_ARGUMENTS, True
     return name, schema, held.get("strict") is True
+
+
+def _closed(tags: tuple[str, str] | None) -> list[str]:
+    # A terminal of text in which reasoning that was opened is closed.
+    if tags is None:
+        return []
+    first, last = map(_quoted, tags)
+    free = f"(TEXT & ~(TEXT {first} TEXT))"
+    return [f"CLOSED: {free} ({first} (TEXT & ~(TEXT {last} TEXT)) {last} {free})*"]
 
 
 def _schema(given: Any, named: str) -> Any:
