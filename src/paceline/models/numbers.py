@@ -12,7 +12,7 @@ from paceline.models.patterns import blocks
 # The largest float64. Beyond it readers of JSON see infinity.
 _LARGEST = Decimal("1.7976931348623157e308")
 _LONG = 40  # digits on a side of the point, beyond which scientific notation alone is compared
-_MANY = 400  # numbers that are written out
+_MANY = 1100  # numbers that are written out
 _FREE = r"(?:\.[0-9]+)?"
 
 

@@ -33,7 +33,6 @@ _DIGITS: Ranges = [(48, 57)]
 _WORDS: Ranges = [(48, 57), (65, 90), (95, 95), (97, 122)]
 _SPACES: Ranges = [(9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A)]
 _SPACES += [(0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000)]
-_SPACES += [(0xFEFF, 0xFEFF)]
 _BREAKS: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _MANY = 60  # ranges of a class beyond which its characters are not also written by number
 

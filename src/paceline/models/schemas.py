@@ -42,7 +42,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 # What `_plain` leaves for rules. Names with a blank are our own.
 _HELD = frozenset(_KINDS) - {"$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"}
-_HELD |= {"format", "const", "not in", "not pattern", "not here"}
+_HELD |= {"format", "const", "not in", "not pattern", "not here", "not whole"}
+_APPLIED = {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"}
 _NEVER: dict[str, Any] = {"uniqueItems": False, "minContains": 0}
 _NOTHING = '"a" & "b"'
 _MOST_RULES = 30_000
@@ -300,6 +301,10 @@ class SchemaRules:
                 read[key] = {**read.get(key, {}), name: needed}
         if read.get("required") in (True, False):  # draft 3, and OpenAPI's parameters
             del read["required"]
+        if not _APPLIED & read.keys():  # nothing else looks at members and items
+            for old, new in (("Properties", "additionalProperties"), ("Items", "items")):
+                if f"unevaluated{old}" in read:
+                    read.setdefault(new, read.pop(f"unevaluated{old}"))
         for key in [key for key, value in read.items() if value is None and key in _KINDS]:
             del read[key]  # as serializers write what is not set
         if isinstance(read.get("type"), list | str):
@@ -388,10 +393,9 @@ class SchemaRules:
             return [{"not in": value if key == "enum" else [value]}]
         if key == "type":
             types = {value} if isinstance(value, str) else set(value)
-            if "integer" in types and "number" not in types:
-                return None
             types |= {"integer"} if "number" in types else set()
-            return [{"type": [name for name in _TYPES if name not in types]}]
+            others: dict[str, Any] = {"type": [name for name in _TYPES if name not in types]}
+            return [others | ({"not whole": True} if "integer" in types else {})]
         if key == "required":
             return [{"type": "object", "not here": [name]} for name in value]
         if key == "not here":
@@ -491,7 +495,7 @@ class SchemaRules:
                 self._never("its values do not fit")
             return self._literals(values) if values else None
         types = self._types(bases)
-        if "number" in types:
+        if "number" in types or any(base.get("not whole") for base in bases):
             types.discard("integer")
         made = [
             self._number(bases, kind) if kind in ("integer", "number") else
@@ -545,6 +549,8 @@ class SchemaRules:
                     good = _SIZED[key[3:]] != kind or len(value) >= rule
                 elif key in ("maxLength", "maxItems", "maxProperties"):
                     good = _SIZED[key[3:]] != kind or len(value) <= rule
+                elif key == "not whole":
+                    good = kind != "integer"
                 elif key == "required" and kind == "object":
                     good = set(rule) <= set(value)
                 elif key == "not here" and kind == "object":
@@ -652,6 +658,8 @@ class SchemaRules:
             least, most = (None if bound is None else bound.value for bound in (low, high))
             self._never(f"no number lies between minimum {least} and maximum {most}")
             return None
+        if any(base.get("not whole") for base in bases):
+            made = rf"({made} & ~/-?[0-9]+(?:\.0+)?/ & ~/(?s:.)*[eE](?s:.)*/)"
         for base in bases:
             for value in base.get("not in", ()):
                 if _kind(value) in ("integer", "number"):
