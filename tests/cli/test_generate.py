@@ -166,8 +166,16 @@ def test_ctrl_c_prints_what_there_is(
         assert "5 tokens at" in outcome.err
 
 
-def chat(command: Command, monkeypatch: pytest.MonkeyPatch, text: str, *options: str) -> list[str]:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+def chat(
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    *options: str,
+    terminal: bool = False,
+) -> list[str]:
+    stdin = io.StringIO(text)
+    stdin.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", stdin)
     outcome = command("chat", "--max-new-tokens", "6", *options)
     assert outcome.code == 0
     return [outcome.out, outcome.err]
@@ -195,7 +203,9 @@ def test_chat_says_that_the_context_is_full(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = "fox\n" + "word " * 200 + "\nfox\n"
-    _, err = chat(command, monkeypatch, text, "--max-context", "400", "--nodes", "2")
+    monkeypatch.setattr("builtins.input", lambda _: sys.stdin.readline() or "/quit")
+    options = ("--max-context", "400", "--nodes", "2")
+    _, err = chat(command, monkeypatch, text, *options, terminal=True)  # a script would end
     assert "shorten the prompt (/reset starts anew)" in err
     assert err.count("6 tokens at") == 2  # the turn that failed left the others alone
 

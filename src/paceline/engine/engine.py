@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, overload
 
 from paceline.core.constraint import Constraint
 from paceline.core.metrics import GenerationStats
-from paceline.core.options import require
+from paceline.core.options import check_text, require
 from paceline.core.types import (
     UNLIMITED,
     Denoising,
@@ -255,6 +255,7 @@ class Engine:
         ids = token_ids(prompt, self.tokenizer, target.vocab_size, raw, system)
         if resume:
             resume = token_ids(resume, self.tokenizer, target.vocab_size, True, None)
+        check_text("prediction", prediction, PromptError)
         if prediction:
             known = self.tokenizer.encode(prediction) if isinstance(prediction, str) else prediction
             speculation = replace(speculation, prediction=tuple(known))

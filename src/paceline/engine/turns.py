@@ -7,13 +7,16 @@ process that was forked off goes on from the last whole turn.
 from __future__ import annotations
 
 import os
-import signal
 import threading
+from importlib import import_module
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from paceline.errors import EngineFailed
+
+# What `signal` is over, without its enumerations: they take longer than all else of a turn.
+_signals: Any = import_module("_signal")
 
 
 class Turns:
@@ -77,10 +80,10 @@ class _Held:
         self._before: Any = None
         self._pressed: list[tuple[int, FrameType | None]] = []
         if threading.current_thread() is threading.main_thread():
-            before = signal.getsignal(signal.SIGINT)
+            before = _signals.getsignal(_signals.SIGINT)
             if callable(before):
                 self._before = before
-                signal.signal(signal.SIGINT, self._press)
+                _signals.signal(_signals.SIGINT, self._press)
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         self._pressed.append((number, frame))
@@ -89,7 +92,7 @@ class _Held:
 
     def release(self, told: bool = False) -> None:
         if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+            _signals.signal(_signals.SIGINT, self._before)
             if self._pressed and not told:
                 self._before(*self._pressed.pop())
 
