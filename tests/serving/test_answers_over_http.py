@@ -304,6 +304,32 @@ def test_a_call_that_the_model_begins_is_one_of_the_tools() -> None:
     assert said["tool_calls"][0]["function"]["name"] == "add"  # all else is held
 
 
+def test_an_equal_call_ends_the_list_and_a_cut_one_is_not_whole() -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    one, two = call, call.replace("1", "2")
+    body: Json = {"messages": [{"role": "user", "content": "1"}], "temperature": 0, "tools": TOOLS}
+    body |= {"tool_choice": "required", "chat_template_kwargs": {"enable_thinking": False}}
+    for said, count, most, reason in (
+        ("\n".join([one] * 4), 1, 300, "tool_calls"),
+        ("\n".join([one, two, one, two]), 2, 300, "tool_calls"),
+        ("\n".join([one, two]), 2, 300, "tool_calls"),
+        ("\n".join([one] * 4), 1, 50, None),  # somewhere within the second or third
+    ):
+
+        async def asks(client: Client, most: int = most) -> tuple[Json, list[Json]]:
+            asked = body | {"max_tokens": most}
+            return await client.ask(CHATS, asked), await client.stream(CHATS, asked)
+
+        whole, chunks = run(asks, speaking(said))
+        [choice] = whole["choices"]
+        given = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+        assert given == ['{"a": 1}', '{"a": 2}'][:count]
+        assert reason is None or choice["finish_reason"] == reason
+        parts = [d for c in chunks for d in c["choices"][0]["delta"].get("tool_calls", [])]
+        assert "".join(part["function"]["arguments"] for part in parts) == "".join(given)
+        assert chunks[-1]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
 @pytest.mark.parametrize("opened", [False, True])
 def test_reasoning_comes_before_a_held_answer(opened: bool) -> None:
     """Whatever holds it; the prompt may open the reasoning, and the request leave it out."""

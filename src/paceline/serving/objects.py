@@ -38,6 +38,8 @@ class Choice:
         self.begun = False
         self.offset = 0  # of the next token in `text_offset`
         self.completion: Completion | None = None
+        self.repeats = False  # a call came again, which ends the list of calls
+        self._alike: list[Delta] = []  # of a call that is so far like one before
         self._parser = parser
         before = parser.feed(resumed) if parser is not None else []
         self._called = [delta for delta in before if delta.name]
@@ -54,18 +56,48 @@ class Choice:
             deltas = self._parser.feed(event.text)
             if self.completion is not None:
                 deltas += self._parser.finish()
+            deltas = self._fresh(deltas)
         for delta in deltas:
             if delta.kind == "content":
                 self.content += delta.text
             elif delta.kind == "reasoning":
                 self.reasoning += delta.text
             else:
-                if delta.name or not self.calls:  # or the rest of one that was begun before
-                    head = delta if delta.name else self._called[-1]
-                    function = {"name": head.name, "arguments": ""}
-                    self.calls.append({"id": head.id, "type": "function", "function": function})
-                self.calls[-1]["function"]["arguments"] += delta.text
+                self._add_call(delta)
         return deltas
+
+    def _add_call(self, delta: Delta) -> None:
+        if delta.name or not self.calls:  # or the rest of one that was begun before
+            head = delta if delta.name else self._called[-1]
+            function = {"name": head.name, "arguments": ""}
+            self.calls.append({"id": head.id, "type": "function", "function": function})
+        self.calls[-1]["function"]["arguments"] += delta.text
+
+    def _fresh(self, deltas: Sequence[Delta]) -> list[Delta]:
+        # A weak model repeats its call until it is stopped: a call is held back while it is like
+        # one before, and the list ends where it is the same.
+        out: list[Delta] = []
+        known = [(c["function"]["name"], c["function"]["arguments"]) for c in self.calls]
+        for delta in deltas:
+            if self._alike and (delta.kind != "call" or delta.name):
+                self._alike, self.repeats = [], True
+            if self.repeats:
+                continue
+            if delta.kind == "call" and (delta.name or self._alike):
+                self._alike.append(delta)
+                name, text = self._alike[0].name, "".join(each.text for each in self._alike)
+                same = [given for called, given in known if called == name]
+                if not any(given.startswith(text) for given in same):
+                    out, self._alike = [*out, *self._alike], []
+                    known.append((name, text))
+            else:
+                out.append(delta)
+                if delta.kind == "call" and known:
+                    known[-1] = known[-1][0], known[-1][1] + delta.text
+        if self.completion is not None and self._alike:
+            text = "".join(each.text for each in self._alike)
+            self.repeats, self._alike = text in (given for _, given in known), []
+        return out
 
     @property
     def finish_reason(self) -> str | None:
@@ -73,7 +105,7 @@ class Choice:
             return None
         reason = _FINISH[self.completion.finish_reason]
         called = self._parser is not None and self._parser.calls > 0
-        return "tool_calls" if called and reason == "stop" else reason
+        return "tool_calls" if called and (reason == "stop" or self.repeats) else reason
 
     def stop_reason(self, stop_tokens: Sequence[int]) -> int | None:
         """The token of `stop_tokens` that ended the text, if one did."""
