@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from math import ceil, floor, gcd
+from math import ceil, floor
 from typing import NamedTuple
 
 from paceline.models.patterns import blocks
@@ -224,12 +224,3 @@ def _mantissa(bound: Bound, beside: Callable[[str, Bound], str]) -> str:
     if rest or not bound.strict:
         parts.append(f"{first}{_below(rest, bound)}")
     return "|".join(parts)
-
-
-def common_step(steps: list[Decimal]) -> int:
-    """Return the integer whose multiples are the integers that are multiples of all steps."""
-    out = 1
-    for step in steps:
-        top = step.as_integer_ratio()[0]
-        out = out * top // gcd(out, top)
-    return out

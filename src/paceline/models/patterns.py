@@ -335,15 +335,9 @@ def _width(node: Any) -> int:
 
 
 def _category(name: Any) -> Ranges:
-    plain = {op.CATEGORY_DIGIT: _DIGITS, op.CATEGORY_WORD: _WORDS, op.CATEGORY_SPACE: _SPACES}
-    if name in plain:
-        return plain[name]
-    others = {
-        op.CATEGORY_NOT_DIGIT: _DIGITS,
-        op.CATEGORY_NOT_WORD: _WORDS,
-        op.CATEGORY_NOT_SPACE: _SPACES,
-    }
-    return _complement(others[name])
+    kind = str(name).lower()
+    ranges = _DIGITS if "digit" in kind else _WORDS if "word" in kind else _SPACES
+    return _complement(ranges) if "not" in kind else ranges
 
 
 def _merged(ranges: Ranges) -> Ranges:

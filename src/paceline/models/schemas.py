@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from itertools import combinations
+from math import lcm
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -644,7 +645,7 @@ class SchemaRules:
                     if "multipleOf" in base:
                         self._tell(base, "multipleOf")
         if kind == "integer":
-            step = numbers.common_step(steps)
+            step = lcm(*(each.as_integer_ratio()[0] for each in steps))
             try:
                 made = numbers.integer(low, high, step)
             except NotImplementedError:
@@ -715,9 +716,6 @@ class SchemaRules:
         hits = [b for b in bases if "contains" in b and b.get("minContains") != 0]
         unique = [b for b in bases if b.get("uniqueItems")]
         if unique and most > 1:
-            states = None if placed or hits else self._unique(bases, least, most, comma, end)
-            if states is not None:
-                return f"{begin} {states}"
             self._tell(unique[0], "uniqueItems")
         for base in bases:
             if "maxContains" in base and "contains" in base:
@@ -769,36 +767,6 @@ class SchemaRules:
         if not held:
             out += [b["unevaluatedItems"] for b in bases if "unevaluatedItems" in b]
         return out
-
-    def _unique(
-        self, bases: Sequence[Any], least: int, most: int, comma: str, end: str
-    ) -> str | None:
-        # Rows of different values, of few: a rule for each set of those that are left.
-        found = self._flat(self._items(bases, 0))
-        values = None
-        if found is not None and not found[1]:
-            values = self._values(found[0])
-            if values is None and self._types(found[0]) <= {"null", "boolean"}:
-                values = [None, True, False]
-        if values is None or found is None or len(values) > 7:
-            return None
-        distinct: list[Any] = []
-        for each in values:
-            if self._fits(each, found[0]) and not any(_same(each, other) for other in distinct):
-                distinct.append(each)
-        size = len(distinct)
-        names = {left: self._new() for left in range(2**size)}
-        for left, name in names.items():
-            said = size - left.bit_count()
-            ways = [end] if said >= least else []
-            if said < most:
-                ways += [
-                    f"{comma if said else ''} ({self._literal(v)}) {names[left & ~(1 << i)]}"
-                    for i, v in enumerate(distinct)
-                    if left >> i & 1
-                ]
-            self.lines.append(f"{name}: {' | '.join(ways) or self._term(_NOTHING)}")
-        return names[2**size - 1]
 
     def _members(self, bases: Sequence[Any], name: str) -> list[Schema]:
         # The schemas of a member of this name.
