@@ -454,13 +454,39 @@ def test_one_forward_per_level_for_the_whole_batch() -> None:
     assert small.batches == [2, 1, 1]
 
 
-def test_a_different_vocabulary_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="6 tokens and the target 7"):
-        DraftModel(TabularTarget(SMALL.logits, VOCABULARY), 7, SharedNoise([1]))
-    target = TabularTarget(BIG.logits, VOCABULARY)
-    small = TabularTarget(TINY[0].logits, 3)
-    with pytest.raises(InvalidOption, match="3 tokens and the target 6"):
-        DraftModel.create(DrafterContext(target.capabilities, lambda: small))
+@pytest.mark.parametrize("rows", [VOCABULARY - 2, VOCABULARY - 1, VOCABULARY + 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_of_another_size_drafts_what_both_have(rows: int, temperature: float) -> None:
+    """The same vocabulary, padded otherwise: ids that one lacks are neither drafted nor read."""
+    drafted: list[int] = []
+
+    class Padded(Watched):
+        """The target's own table; what that lacks would be the likeliest."""
+
+        def forward(self, passes: List[Pass]) -> list[Output]:
+            for each in passes:
+                drafted.extend(() if each.draft is None else each.draft.tokens)
+                assert max(each.pending) < rows
+            out = super().forward(passes)
+            for each in out:
+                each.logits[:, VOCABULARY:] = 99.0
+            return out
+
+    def logits(path: tuple[int, ...]) -> LogitArray:
+        wide = np.zeros(rows, np.float32)
+        shared = min(rows, VOCABULARY)
+        wide[:shared] = BIG.logits(path)[:shared]
+        return wide
+
+    model = TabularModel(VOCABULARY, 2, seed=1)
+    small = Padded(model)
+    TabularTarget.__init__(small, logits, rows)
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([1, 2]))
+    params = SamplingParams(temperature=temperature, max_new_tokens=40, seed=3)
+    [sequence] = decode(decoder_of(drafter, Coupled()), [[5, 1]], params)
+    assert [sequence.generated] == plain([[5, 1]], params, Coupled())
+    assert sequence.stats.accepted_tokens > 5
+    assert all(token < min(rows, VOCABULARY) for token in drafted)
 
 
 @pytest.mark.parametrize("width", [1, 2])

@@ -14,7 +14,7 @@ from tests.helpers.tiny_model import random_tensors, save_directory, save_gguf, 
 
 from paceline.errors import ModelError
 from paceline.models import source as module
-from paceline.models.source import FirstLayers, resolve
+from paceline.models.source import FirstLayers, resolve, smaller_sibling
 
 CONFIG = tiny_config("qwen3")
 
@@ -110,3 +110,41 @@ def test_the_alias_is_pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = save_gguf(tmp_path / "m.gguf", CONFIG)
     monkeypatch.setattr(module, "pull", lambda **_: path)
     assert resolve("smollm2-135m").name == "smollm2-135m"
+
+
+def test_a_model_in_several_files_is_the_whole(tmp_path: Path) -> None:
+    """By any part; cut by the gguf package."""
+    whole = resolve(str(save_gguf(tmp_path / "whole.gguf", tiny_config())))
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    save_gguf(folder / "x.gguf", tiny_config(), split=5)
+    parts = sorted(folder.glob("*.gguf"))
+    assert [part.name for part in parts] == [f"x-0000{i}-of-00004.gguf" for i in range(1, 5)]
+    for part in parts:
+        found = resolve(str(part))
+        assert (found.name, found.path) == ("x", parts[0])
+        assert found.fingerprint == whole.fingerprint
+        assert found.config == whole.config
+        assert found.tokenizer().fingerprint == whole.tokenizer().fingerprint
+    for name in ("embed", "norm", "layers.0.q", "layers.1.down"):
+        assert np.array_equal(found.weights()[name], whole.weights()[name])
+        if name != "norm":
+            mine, theirs = (each.weights().stored(name).blocks for each in (found, whole))
+            assert np.array_equal(mine, theirs)
+    assert smaller_sibling(found) is None  # none of its own parts
+    parts[2].unlink()
+    with pytest.raises(ModelError, match=r"x-00003-of-00004\.gguf is not beside it"):
+        resolve(str(parts[3]))
+    parts[0].rename(folder / "renamed.gguf")
+    with pytest.raises(ModelError, match="one of 4 files of a model: keep their names"):
+        resolve(str(folder / "renamed.gguf"))
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    directory = save_directory(tmp_path / "hf", tiny_config())
+    (directory / "model.safetensors").rename(directory / "model-00001-of-00002.safetensors")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"lacks model-00002-of-00002\.safetensors, one of the 2"):
+        resolve(str(directory)).weights()

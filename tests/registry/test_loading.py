@@ -195,7 +195,7 @@ def test_a_cascade_needs_the_same_vocabulary(loaded: Loaded, tmp_path: Path) -> 
     other = str(save_directory(tmp_path / "other", tiny_config(vocab_size=300)))
     with pytest.raises(InvalidOption) as caught:
         make_engine(loaded, drafter="cascade", draft_model=other, progress=False)
-    assert "different vocabularies" in one_line(caught.value)
+    assert "300 tokens and the target 320" in one_line(caught.value)
 
 
 @pytest.mark.parametrize("drafter", ["draft-model", "string-level", "omnidraft", "auto"])
@@ -227,6 +227,16 @@ def test_a_draft_model_is_loaded_like_its_target(model: str) -> None:
     assert str(source.path) == model
     assert (found.threads, found.max_context) == (2, 100)
     assert found.precision is None  # the draft model's own default
+
+
+def test_more_context_than_the_model_reads_is_refused(model: str) -> None:
+    for asked, refused in ((256, False), (257, True), (10**6, True)):
+        options = RuntimeOptions(max_context=asked)
+        if refused:
+            with pytest.raises(InvalidOption, match=rf"max_context is {asked}, but .* 256 tokens"):
+                load_model(model, runtime="tabular", options=options, progress=False)
+        else:
+            load_model(model, runtime="tabular", options=options, progress=False)
 
 
 def test_a_missing_draft_model_is_a_model_error(loaded: Loaded) -> None:
@@ -362,7 +372,7 @@ def test_a_context_without_room_is_refused(context: int, model: str) -> None:
         load(model, runtime="tabular", max_context=context, progress=False)
 
 
-@pytest.mark.parametrize("context", [2, 20, 300])
+@pytest.mark.parametrize("context", [2, 20, 256])
 def test_short_contexts_work_with_the_cost_model(context: int, model: str) -> None:
     engine = load(model, runtime="tabular", max_context=context, progress=False)
     out = engine.generate([5], ignore_eos=True, max_new_tokens=30)

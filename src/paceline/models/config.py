@@ -249,7 +249,6 @@ _CHANGES = re.compile(
 )
 _NEUTRAL = {
     "attention.causal": True,
-    "attention.scale": 0.0,
     "expert_gating_func": 1,  # softmax
     "expert_weights_norm": True,
     # llama.cpp reads these of no family here.
@@ -281,6 +280,8 @@ class Entries:
             **_NEUTRAL,
             "attention.value_length": config.head_dim,
             "rope.dimension_count_swa": config.rotated or config.head_dim,
+            "embedding_scale": config.embedding_scale,
+            "attention.scale": config.attention_scale or config.head_dim**-0.5,
         }
         for key, value in self._metadata.items():
             name = key.removeprefix(self._prefix)
@@ -288,8 +289,9 @@ class Entries:
                 continue
             if name == "attention.sliding_window" and int(value) >= config.max_context:
                 continue
-            neutral = isinstance(value, str | bool | int | float) and (
-                not value or value == same.get(name, 1.0 if "scale" in name else None)
+            usual = same.get(name, 1.0 if "scale" in name else 0)
+            neutral = isinstance(value, int | float) and (
+                not value or math.isclose(value, usual, rel_tol=1e-6)
             )
             if not neutral or (name == "attention.causal" and not value):
                 raise _unsupported(f"{key} {value}")
@@ -422,22 +424,19 @@ def _gguf_extension(
     factor = float(get("rope.scale_linear", 0.0) if found is None else found) or 1.0
     get("rope.scale_linear", None)
     times = float(get("rope.scaling.attn_factor", 1.0))
-    rope: dict[str, Any] = {
-        "factor": factor,
-        "original_max_position_embeddings": get("rope.scaling.original_context_length", context)
-        or context,
-    }
+    original = get("rope.scaling.original_context_length", context) or context
     given: Sequence[float] | None = None
     long = divisors.get("rope_factors_long.weight")
     if "rope_freqs.weight" in divisors:
         given = divisors["rope_freqs.weight"]
     elif long is not None:
         short = divisors["rope_factors_short.weight"]
-        given = long if context > rope["original_max_position_embeddings"] else short
+        given = long if context > original else short
     extended: Sequence[float] | None = None
     if kind == "yarn":
         if given is not None:
             raise _unsupported("yarn beside factors by frequency")
+        rope = {"factor": factor, "original_max_position_embeddings": original}
         extended, attention = _yarn(rope, base, rotated)
         times *= attention
     elif kind in ("linear", "longrope", "none"):

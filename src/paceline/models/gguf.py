@@ -133,11 +133,6 @@ class GGUFFile:
         if len(parts) > 1 and len(self.tensors) != self.metadata.get("split.tensors.count"):
             raise self._damaged(f"its parts have {len(self.tensors)} tensors")
 
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(len(part._data) for part in self._parts)
-
     @cached_property
     def config(self) -> ModelConfig:
         """The model's config; raises ModelError for unsupported families."""

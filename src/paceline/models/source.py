@@ -127,11 +127,6 @@ class GGUFSource:
         return replace(config, denoises=found)
 
     @property
-    def size(self) -> int:
-        """Bytes of the file, or of all its parts."""
-        return self._file.size
-
-    @property
     def fingerprint(self) -> str:
         return self._file.fingerprint
 
@@ -277,7 +272,7 @@ def smaller_sibling(source: ModelSource) -> Path | None:
         return None
     files = [each for each in source.path.parent.glob("*.gguf") if len(parts_of(each)) == 1]
     sizes = {path: path.stat().st_size for path in files}
-    most = source.size // 5
+    most = sum(part.stat().st_size for part in parts_of(source.path)) // 5
     for path in sorted((path for path, size in sizes.items() if size <= most), key=sizes.get):  # type: ignore[arg-type]
         try:
             if source.has_vocabulary_of(GGUFFile(path)):

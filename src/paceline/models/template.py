@@ -45,6 +45,12 @@ def _marks(text: str) -> bytes:
     return text._marks if isinstance(text, Traced) else MIXED * len(text)
 
 
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return (*value, *value.values())
+    return value if isinstance(value, list | tuple) else ()
+
+
 def _written(text: str, *sources: Any) -> str:
     # What became of strings in a way that is not followed: marked if one wrote them all.
     found: set[int] = set()
@@ -52,11 +58,8 @@ def _written(text: str, *sources: Any) -> str:
     def look(value: Any) -> None:
         if isinstance(value, Traced):
             found.update(value._marks)
-        elif isinstance(value, Mapping):
-            look([*value, *value.values()])
-        elif isinstance(value, list | tuple):
-            for each in value:
-                look(each)
+        for each in _inside(value):
+            look(each)
 
     look(sources)
     if not found:
@@ -73,6 +76,25 @@ def _mixing(name: str) -> Any:
         return Traced(text, self._marks) if same else _written(text, self, args, options)
 
     return functools.wraps(method)(mixed)
+
+
+def _cutting(name: str) -> Any:
+    method = getattr(str, name)
+
+    def cut(self: Traced, *args: Any, **options: Any) -> Any:
+        parts = method(self, *args, **options)
+        if isinstance(parts, tuple):
+            return tuple(self._parts(parts, ""))
+        lines = name == "splitlines"
+        return self._parts(parts, None if lines else (*args, options.get("sep"))[0])
+
+    return functools.wraps(method)(cut)
+
+
+_CUTS = "split rsplit splitlines partition rpartition"
+_OTHERS = (
+    "__mod__ lower upper title capitalize casefold swapcase ljust rjust center zfill expandtabs"
+)
 
 
 class Traced(str):
@@ -122,21 +144,6 @@ class Traced(str):
             return _written(text, self, new)
         return Traced(text, Traced(new, _marks(new)).join(self.split(old, count))._marks)  # type: ignore[attr-defined]
 
-    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._parts(str.split(self, sep, maxsplit), sep)
-
-    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._parts(str.rsplit(self, sep, maxsplit), sep)
-
-    def splitlines(self, keepends: bool = False) -> list[str]:
-        return self._parts(str.splitlines(self, keepends), None)
-
-    def partition(self, sep: str) -> Any:
-        return tuple(self._parts(str.partition(self, sep), ""))
-
-    def rpartition(self, sep: str) -> Any:
-        return tuple(self._parts(str.rpartition(self, sep), ""))
-
     def strip(self, chars: str | None = None) -> str:
         return self.lstrip(chars).rstrip(chars)
 
@@ -161,25 +168,9 @@ class Traced(str):
             at += len(part) + len(gap or "")
         return out
 
-    lower, upper, title, capitalize, casefold, swapcase = map(
-        _mixing, ("lower", "upper", "title", "capitalize", "casefold", "swapcase")
-    )
-    ljust, rjust, center, zfill, expandtabs, translate = map(
-        _mixing, ("ljust", "rjust", "center", "zfill", "expandtabs", "translate")
-    )
-
-    def __mod__(self, given: Any) -> str:
-        filled = self._filled("%s", "%", given if isinstance(given, tuple) else (given,))
-        text = str.__mod__(self, given)
-        return _written(text, self, given) if filled is None else filled
-
-    def _filled(self, hole: str, sign: str, values: Sequence[Any]) -> str | None:
-        # Values in the holes of a plain format; None if it is not plain.
-        first, *parts = self.split(hole)
-        if len(parts) != len(values) or any(sign in part for part in (first, *parts)):
-            return None
-        pairs = zip(map(str, values), parts, strict=True)
-        return _concat([first, *(each for pair in pairs for each in pair)])
+    locals().update({name: _cutting(name) for name in _CUTS.split()})
+    # The other methods are followed as far as one wrote all.
+    locals().update({name: _mixing(name) for name in _OTHERS.split()})
 
 
 def traced(value: Any, mark: bytes) -> Any:
@@ -214,12 +205,8 @@ def recalled(content: Any, tags: tuple[str, str]) -> Any:
 
 def spells(value: Any, token: str) -> bool:
     """Return whether strings in a value hold a token, or a part of one at an end, in any case."""
-    if isinstance(value, Mapping):
-        return any(spells(each, token) for each in (*value, *value.values()))
-    if isinstance(value, list | tuple):
-        return any(spells(each, token) for each in value)
     if not isinstance(value, str):
-        return False
+        return any(spells(each, token) for each in _inside(value))
     text, token = str.casefold(str.__str__(value)), token.casefold()
     parts = range(1, len(token))
     return token in text or any(
@@ -262,18 +249,6 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        function = super().wrap_str_format(value)
-        string = getattr(value, "__self__", None)
-        if function is None or not isinstance(string, Traced) or value.__name__ != "format":
-            return function
-
-        def filled(*args: Any, **options: Any) -> str:
-            plain = string._filled("{}", "{", args) if "}}" not in string else None
-            return plain or _written(function(*args, **options), string, args, options)
-
-        return filled
-
     @staticmethod
     def own(value: Any) -> Any:
         return traced(value, OWN)
@@ -309,6 +284,8 @@ class ChatTemplate:
         # Marks of what the model wrote, for training; they print nothing.
         source = re.sub(r"({%-?\s*)generation(\s*-?%})", r"\1if true\2", source)
         source = re.sub(r"({%-?\s*)endgeneration(\s*-?%})", r"\1endif\2", source)
+        # Qwen2.5-Coder's shows its model a call in doubled braces, as of a format string.
+        source = re.sub(r'\{(\{\\?"name\\?": <[^{}]*>\})\}', r"\1", source)
         self.reads = meta.find_undeclared_variables(environment.parse(source))
         self._template = environment.from_string(source)
 
@@ -351,13 +328,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Unlike jinja2's own filter this one does not escape HTML.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+    options: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise_exception(message: str) -> None:

@@ -94,6 +94,13 @@ def test_a_whole_answer_of_every_part() -> None:
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>'),  # one brace lost
         (HERMES, '{"name": "f", "arguments": {"a": 1}}'),
         (HERMES, '```json\n{"name": "f", "arguments": {"a": 1}}\n```\n'),
+        (HERMES, '<tool_call>\n{{"name": "f", "arguments": {"a": 1}}}\n</tool_call>'),
+        (HERMES, '<tool_call>\n{{"name": "f", "arguments": {{"a": 1}}}}\n</tool_call>'),
+        (HERMES, '{{"name": "f", "arguments": {"a": 1}}}'),
+        (HERMES, '<tools>\n{"name": "f", "arguments": {"a": 1}}\n</tools>'),
+        (HERMES, '<function_call>{"name": "f", "arguments": {"a": 1}}</function_call>'),
+        (MISTRAL, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'),
+        (LLAMA, '```json\n{"name": "f", "parameters": {"a": 1}}\n```'),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}'),
         (LLAMA, '\n{"type": "function", "name": "f", "parameters": {"a": 1}}'),
         (LLAMA, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}'),
@@ -116,6 +123,7 @@ def test_a_call_of_every_family(style: Style, text: str) -> None:
         (HERMES, '<tool_call>{"name":"f"}<tool_call>{"name":"f"}'),
         (HERMES, '```json\n[{"name":"f"}, {"name":"f"}]\n```'),
         (HERMES, '```json\n{"name":"f"}\n```\n<tool_call>{"name":"f"}\n</tool_call>'),
+        (HERMES, '<tool_call>{{"name":"f"}}\n</tool_call>\n<tool_call>{{"name":"f"}}</tool_call>'),
         (LLAMA, '{"name": "f"}; {"name": "f"}'),
         (MISTRAL, '[TOOL_CALLS] [{"name":"f"}, {"name":"f"}]'),
         (MISTRAL, '[TOOL_CALLS] [{"name":"f"}] [TOOL_CALLS] [{"name":"f"}]'),
@@ -135,7 +143,7 @@ def test_several_calls_and_calls_without_arguments(style: Style, text: str) -> N
         "a < b <tool_cal",
         "<tool_call>[[{",
         "<tool_call> f(1) </tool_call>",
-        '<tool_call>{{"name": "f"}}</tool_call>',
+        '<tool_call>{{"name": "g"}}</tool_call>',
         '<tool_call>{"name": "f", "arguments": ',
         '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
@@ -149,7 +157,16 @@ def test_several_calls_and_calls_without_arguments(style: Style, text: str) -> N
         '<tool_call>{}</tool_call> <tool_call>{"x": 1}',
         '{"city": "f"} ',
         'x {"name": "f"}',
-        'x\n```json\n{"name": "f"}\n```',
+        'x\n```json\n{"name": "Bob"}\n```',
+        '<tools>{"type": "function", "function": {"name": "f"}}</tools>',
+        "f(1)",
+        "f(a)",
+        "f(**{})",
+        "f(a=f)",
+        'f(a="x',
+        "[f",
+        "a f(a=1)",
+        "<function_call>f(a=1)</function_call>",
         '```json\n{"a": 1}\n```',
         '```js\n{"name": "f"}\n```',
         '[{"name": "f"}]',
@@ -157,6 +174,12 @@ def test_several_calls_and_calls_without_arguments(style: Style, text: str) -> N
 )
 def test_what_is_no_call_is_content(text: str) -> None:
     assert parse(HERMES, text) == Answer("", text, (), 0)
+
+
+def test_calls_behind_a_sentence() -> None:
+    for opened, closed in (("<tools>", "</tools>"), ("```json", "```")):
+        text = f'I look it up:\n{opened}\n{{"name": "f", "arguments": {{"a": 1}}}}\n{closed}'
+        assert parse(HERMES, text) == Answer("", "I look it up:", (("f", '{"a": 1}'),), 1)
 
 
 def test_without_tools_all_is_content() -> None:

@@ -103,6 +103,12 @@ class CallReader:
     def done(self) -> bool:
         return self._json.state == "done"
 
+    @property
+    def opening(self) -> bool:
+        """Whether nothing but the brace of the object, or of its arguments, was read."""
+        inside = 2 if self._key in _ARGUMENTS else 1
+        return self._json.state == "key" and self._json.depth == inside
+
     def feed(self, char: str) -> bool:
         """Add a character; False if the object is no call with it."""
         reader = self._json

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
@@ -36,20 +36,27 @@ def call_id(request: str, index: int) -> str:
     return hashlib.sha256(f"{request}:{index}".encode()).hexdigest()[:9]
 
 
-_FENCE = "```json"  # around a call at the beginning of an answer; Qwen's coders write it
+# Marks that models write around calls, whatever their template shows them, and what ends them.
+_MARKS = {
+    "<tool_call>": "</tool_call>",
+    "<tools>": "</tools>",
+    "<function_call>": "</function_call>",
+    "```json": "```",
+}
 
 
-def _run_before(marker: str) -> re.Pattern[str]:
-    first = re.escape(marker[:1])
-    return re.compile(rf"[^{first}]*[^{first}{SPACE}]" if marker else ".+", re.DOTALL)
+def _run_before(markers: Iterable[str]) -> re.Pattern[str]:
+    first = "".join(sorted({re.escape(marker[:1]) for marker in markers}))
+    return re.compile(rf"[^{first}]*[^{first}{SPACE}]" if first else ".+", re.DOTALL)
 
 
 class AnswerParser:
     """Parse one answer.
 
     A call is given out once its name and the first character of its arguments are read. What
-    cannot become a call is content, markers included. White space before a call and after the last
-    one is left out, and so are line breaks next to tags of reasoning.
+    cannot become a call is content, markers included. Doubled braces are read as single ones.
+    White space before a call and after the last one is left out, and so are line breaks next to
+    tags of reasoning.
 
     To parse an answer that continues a message, feed that message first and drop its deltas.
 
@@ -74,11 +81,11 @@ class AnswerParser:
         """
         self.calls = 0
         self._names = frozenset(names)
-        self._begin = style.begin if names else ""
-        self._style = style
+        own = {style.begin: style.end} if style.begin else {}
+        self._marks_of_calls = {**_MARKS, **own} if names else {}
         self._end = style.end  # of the calls that are read
         self._think = style.think or ("", "")
-        self._runs = [_run_before(marker) for marker in (self._begin, self._think[1])]
+        self._runs = [_run_before(each) for each in (self._marks_of_calls, [self._think[1]])]
         self._request = request
         self._out: list[Delta] = []
         # Read and not yet given out: the text of what may become a call; then white space, and
@@ -91,6 +98,7 @@ class AnswerParser:
         self._listed = False
         self._index = 0
         self._call = CallReader()
+        self._doubled = False  # braces of the call that is read
         self._given = False
         self._state: Callable[[str], None] = self._text
         if style.think is not None:
@@ -150,11 +158,11 @@ class AnswerParser:
             self._space.append(char)
         elif not self._held and char == "{" and self._names and not self._said:
             self._open(char)
-        elif self._marks(char, self._begin, _FENCE if self._names and not self._said else ""):
+        elif self._marks(char, *self._marks_of_calls):
             if not self._held:
                 self._pending = [*self._space, self._marker]
                 self._space.clear()
-                self._end = "```" if self._marker == _FENCE else self._style.end
+                self._end = self._marks_of_calls.get(self._marker, "")
                 self._state = self._opened
         else:
             self._say("content")
@@ -170,6 +178,10 @@ class AnswerParser:
 
     def _object(self, char: str) -> None:
         call = self._call
+        if char == "{" and call.opening:  # braces are doubled
+            self._pending.append(char)
+            self._doubled = True
+            return
         if not call.feed(char) or (call.name is not None and call.name not in self._names):
             self._fail(char)
             return
@@ -187,6 +199,8 @@ class AnswerParser:
     def _after(self, char: str) -> None:
         if not self._held and char in SPACE:
             self._space.append(char)
+        elif not self._held and self._doubled and char == "}":
+            self._space.clear()
         elif not self._held and self._listed and char == "]":
             self._listed = False
             self._space.clear()
@@ -245,7 +259,7 @@ class AnswerParser:
     def _open(self, char: str) -> None:
         self._pending += self._space
         self._space.clear()
-        self._call = CallReader()
+        self._call, self._doubled = CallReader(), False
         self._state = self._object
         self._object(char)
 
