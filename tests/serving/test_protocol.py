@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -105,3 +107,24 @@ FIELDS = st.dictionaries(
 def test_any_fields_are_read_or_refused(fields: dict[str, Any]) -> None:
     with suppress(BadRequest):
         decode(ChatRequest, json.dumps(USER | fields).encode())
+
+
+def test_threads_may_read_first_bodies_at_once() -> None:
+    """In processes of their own: a type is read once, and what goes wrong ends the process."""
+    code = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from paceline.serving.protocol import ChatRequest, CompletionRequest, ResponsesRequest, decode
+bodies = [(ChatRequest, b'{"messages": [{}]}'), (CompletionRequest, b'{"prompt": "x"}')] * 4
+bodies += [(ResponsesRequest, b'{"input": "x"}')] * 4
+sys.setswitchinterval(1e-6)
+begin = Barrier(12)
+def read(each):
+    begin.wait()
+    return decode(*each)
+with ThreadPoolExecutor(12) as pool:
+    assert len(list(pool.map(read, bodies))) == 12
+"""
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
+from threading import Lock
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -271,6 +273,7 @@ _NEUTRAL = {
 }
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 T = TypeVar("T", bound=Struct)
+_BUILDING = Lock()
 
 FIELDS = frozenset(
     name
@@ -288,6 +291,8 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
             `strict`, is unknown.
     """
     hidden: list[str] = []
+    with _BUILDING:
+        _build(kind)
     try:
         fields = msgspec.json.decode(data)
         if not isinstance(fields, dict):
@@ -313,6 +318,13 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
     if strict and ignored:
         raise BadRequest(f"{ignored[0]}: the field is unknown: leave it out", ignored[0])
     return body, ignored
+
+
+@cache
+def _build(kind: type[Struct]) -> None:
+    # msgspec reads a type at its first use, and two threads that do so at once end the process.
+    with suppress(msgspec.ValidationError):
+        msgspec.convert({}, kind)
 
 
 def _unhidden(fields: Json) -> list[str]:
