@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import re
 import subprocess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -18,6 +20,7 @@ from paceline.core.types import SamplingParams
 from paceline.drafters.base import Drafter, NoDrafter
 from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
+from paceline.networks import catalogue
 from paceline.policy.controller import Fixed
 from paceline.proof.tabular import TabularModel, TabularTarget
 from paceline.registry import table as registry
@@ -52,6 +55,103 @@ def test_ci_script_parses() -> None:
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted(ROOT.glob("docs/*.md")))]
 LIVING = [path for path in PAGES if path != "docs/journal.md"]
 """Pages about the code as it is; the journal is history."""
+
+
+def sources() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in (ROOT / "src/paceline").rglob("*.py")}
+
+
+def test_docstrings_name_what_there_is() -> None:
+    """`module.name`, `Class.member`, `file.py`, and the fields of "Attributes:"."""
+    names: dict[str, set[str]] = {}
+    members: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    trees = sources()
+    for path, tree in trees.items():
+        stem = path.parent.name if path.stem == "__init__" else path.stem
+        names.setdefault(path.parent.name, set()).add(path.stem)
+        names.setdefault(path.parent.parent.name, set()).add(path.parent.name)
+        for node in ast.walk(tree):
+            match node:
+                case ast.ClassDef():
+                    names.setdefault(stem, set()).add(node.name)
+                    bases.setdefault(node.name, set()).update(
+                        re.split(r"[.\[]", ast.unparse(base))[0] for base in node.bases
+                    )
+                    members.setdefault(node.name, set()).update(
+                        getattr(each, "name", None) or getattr(each, "id", None) or each.attr
+                        for each in ast.walk(node)
+                        if isinstance(each, ast.FunctionDef)
+                        or (
+                            isinstance(each, ast.Name | ast.Attribute)
+                            and isinstance(each.ctx, ast.Store)
+                        )
+                    )
+                case ast.FunctionDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                    names.setdefault(stem, set()).add(name)
+
+    def has(name: str, member: str) -> bool:
+        return member in members[name] or any(
+            has(base, member) for base in bases[name] if base in members and base != name
+        )
+
+    wrong = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                continue
+            text = ast.get_docstring(node) or ""
+            for first, then in re.findall(r"`(?:\w+\.)*(\w+)\.(\w+)`", text):
+                if then == "py":
+                    files = [*trees, *ROOT.glob("*.py")]
+                    good = any(each.stem == first for each in files)
+                elif then in ("json", "jsonl"):
+                    continue
+                elif first in members:
+                    good = has(first, then)
+                else:
+                    good = first not in names or first == "paceline" or then in names[first]
+                if not good:
+                    wrong.append(f"{path.name}: {first}.{then}")
+            section = re.search(r"Attributes:\n((?:    .*\n?|\n)+)", text)
+            if section and isinstance(node, ast.ClassDef):
+                fields = re.findall(r"^    (\w+): ", section[1], re.MULTILINE)
+                wrong += [f"{path.name}: {node.name}.{f}" for f in fields if not has(node.name, f)]
+    assert wrong == []
+
+
+def taken(kind: registry.Kind, name: str) -> set[str]:
+    """Keys of options that a method may have: parameters, and texts in the code beside it."""
+    factory = registry.find(kind, name).load()
+    network = [catalogue.find(name)] if kind == "drafter" and name in catalogue.names() else []
+    kinds = [each for each in inspect.getmro(factory) if each.__module__.startswith("paceline")]
+    found = {key for each in (factory, *network) for key in inspect.signature(each).parameters}
+    for each in kinds:
+        file = Path(inspect.getfile(each))
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.arg(arg=key) | ast.AnnAssign(target=ast.Name(id=key)):
+                    found.add(key)
+        for path in file.parent.glob("*.py"):
+            found |= set(re.findall(r'"(\w+)"', path.read_text()))
+    return found
+
+
+def test_expressions_in_the_documents_parse() -> None:
+    """Methods with options, as `NAME:key=value`, in prose and in the tables of results."""
+    texts = {path: (ROOT / path).read_text() for path in LIVING}
+    kinds = get_args(registry.Kind)
+    seen = 0
+    for path, text in texts.items():
+        for name, keys in re.findall(r"[`> ]([a-z][a-z0-9-]+):((?:[a-z_]+=[^,`> |]+,?)+)", text):
+            found = [kind for kind in kinds if name in registry.names(kind)]
+            if not found:
+                continue
+            known = {key for kind in found for key in taken(kind, name)}
+            asked = set(re.findall(r"(?:^|,)([a-z_]+)=", keys))
+            assert asked <= known, f"{path}: {name}:{keys}"
+            seen += 1
+    assert seen > 40
 
 
 def anchors(path: Path) -> set[str]:

@@ -15,6 +15,7 @@ from tests.verifiers.lossy_runs import HIDDEN, restless
 from paceline.registry import loading
 from paceline.zoo.heads import grading
 from paceline.zoo.heads import training as module
+from paceline.zoo.heads.command import JudgeOptions, PivotOptions
 from paceline.zoo.heads.verifiers import load_head
 
 MARGIN = {"judge": "0.8", "pivot": "0.45"}
@@ -120,6 +121,17 @@ def test_missing_prompts_are_one_line(command: Command, tmp_path: Path) -> None:
     assert "cannot read prompts" in done.err
 
 
+def test_graded_answers_go_on_to_their_end_by_default() -> None:
+    for options in (JudgeOptions, PivotOptions):
+        plain, graded, set_by_hand = (
+            options(prompts=[], **given).sized()
+            for given in ({}, {"graded": True}, {"graded": True, "new_tokens": 90, "ahead": 7})
+        )
+        assert (plain.new_tokens, plain.ahead) == (64, 12)
+        assert graded.ahead == graded.new_tokens >= 256
+        assert (set_by_hand.new_tokens, set_by_hand.ahead) == (90, 7)
+
+
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
     """Word problems and functions, in one file."""
@@ -145,7 +157,12 @@ def test_graded_labels_follow_the_tests_of_functions(
     monkeypatch.setattr(grading, "passes", passes)
     done = command(*arguments(kind, problems, "--graded", "--json"))
     assert done.code == 0, done.err
-    assert 0 < json.loads(done.out)["held_out"]["base_rate"] < 1
+    report = json.loads(done.out)
+    assert 0 < report["held_out"]["base_rate"] < 1
+    # Four tokens behind a mismatch reach no end, and that is told.
+    assert 0 < report["cut"]["cut"] <= report["cut"]["continuations"]
+    told = command(*arguments(kind, problems, "--graded"))
+    assert "continuations, cut by --ahead 4: raise these" in told.out
     assert len(set(asked)) == len(TEXTS)
     problems.with_name(f"{kind}.examples.safetensors").unlink()
     monkeypatch.setattr(grading, "passes", lambda code, tests: True)

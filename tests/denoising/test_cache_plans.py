@@ -206,9 +206,9 @@ def test_a_refreshed_cache_after_a_cut():
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ("window:width=2,active=4", "active must be from 1 to width"),
-        ("dual:warm=0", "warm must be 1"),
-        ("freecache:span=-1", "span must be 0"),
+        ("window:width=2,active=4", "active must be from 1 to 2, which is width"),
+        ("dual:warm=0", "warm must be from 1"),
+        ("freecache:span=-1", "span must be from 0"),
     ],
 )
 def test_options_out_of_range_are_named(plan, message):

@@ -17,6 +17,23 @@ from paceline.errors import InvalidOption
 
 MASK = 319
 PROMPTS = ["the quick", "dog", "12 34 567", "def f(x): return", "lazy lazy lazy dog", "fox"]
+# What a client asks for, and what it is told: files are the operator's, and all has a bound.
+WRONG = {
+    '{"sampler": "threshold:tau=-3"}': "tau must be",
+    '{"sampler": "filter:weights=/etc/hostname"}': "names a file",
+    '{"sampler": "freedave>filter:weights=/nowhere,tau=0.5"}': "names a file",
+    '{"sampler": "filter:tau=nan"}': "tau must be 0 or more, and below 1",
+    '{"sampler": "dream:steps=1000000000"}': "steps must be from 1 to 65536",
+    '{"sampler": "counts:steps=1000000000"}': "steps must be",
+    '{"sampler": "remask:rounds=100000>counts"}': "rounds must be from 0 to 64",
+    '{"sampler": "tidar:width=100000"}': "width must be from 1 to 32",
+    '{"sampler": "freedave:width=100000>counts"}': "width must be",
+    '{"sampler": "credit>credit>counts"}': "stands twice",
+    '{"sampler": "speculative>guided"}': "use freedave>guided",
+    '{"cache": "dual:every=inf"}': "every of cache 'dual' must be a whole number",
+    '{"samplr": "counts"}': "samplr",
+    '{"block": 0}': "block",
+}
 OPTIONS = (
     Denoising("counts"),
     Denoising("threshold:tau=0.02", block=4),
@@ -151,6 +168,22 @@ def test_requests_that_make_no_sense_are_refused(models):
         engine.prepare("dog", denoising=Denoising("x"))
     with pytest.raises(InvalidOption, match="drafter, verifier, controller"):
         load(models["block"], sampler="counts", drafter="recycling")
+    for sampler in ("filter:tau=2", "counts>counts", "credit>guided"):
+        with pytest.raises(InvalidOption):  # before anything is loaded
+            paceline.load("/nowhere", sampler=sampler)
+    # Before decoding: by a constraint, and by the size of the canvas.
+    full, rule = load(models["full"]), load(models["full"]).grammar.regex("a+")
+    for sampler, match in (
+        ("remask>counts", "a constraint cannot follow"),
+        ("speculative>counts", "use freedave>counts"),
+        ("freedave>remask>counts", "a constraint cannot follow"),
+    ):
+        asked: dict[str, Any] = {"temperature": 1.0, "constraint": rule}
+        with pytest.raises(InvalidOption, match=match):
+            full.prepare("dog", denoising=Denoising(sampler), **asked)
+    for sampler in ("filter", "freedave>filter", "credit>filter"):
+        with pytest.raises(InvalidOption, match="blocks of 20 places, not 32: set block"):
+            full.prepare("dog", max_new_tokens=32, denoising=Denoising(sampler))
 
 
 def test_per_request_samplers_and_steps_over_http(models):
@@ -170,9 +203,9 @@ def test_per_request_samplers_and_steps_over_http(models):
             for fill in event.get("paceline", {}).get("fills", ()):
                 places[fill["at"]] = fill["text"]
         assert sorted(places) == list(range(12))
-        wrong = {"denoising": {"sampler": "threshold:tau=-3"}}
-        refused = await client.post("/v1/completions", body | wrong)
-        assert refused.status_code == 400
-        assert "tau must be" in refused.json()["error"]["message"]
+        for asked, told in WRONG.items():
+            wrong = {"denoising": json.loads(asked)}
+            error = await client.refused("/v1/completions", body | wrong)
+            assert told in error["message"], asked
 
     run(ask, engine)

@@ -65,6 +65,80 @@ def test_parallel_rules_have_a_law_that_is_not_the_joint(sampler):
     assert divergence(distribution, target.joint) > 1e-6
 
 
+def ending(index: int, **facts: object) -> TableDenoiser:
+    """A table in which the second symbol ends the answer."""
+    made = table(index, **facts)
+    made.end = 1
+    return made
+
+
+def answer(text: tuple[int, ...]) -> tuple[int, ...]:
+    return text[: text.index(1) + 1] if 1 in text else text
+
+
+@pytest.mark.parametrize("cut", ["fill", "cut"])
+@pytest.mark.parametrize(
+    "sampler", [*ONE_BY_ONE[:2], *PARALLEL, "freedave>factor", "speculative>factor"]
+)
+def test_with_an_end_token_it_is_that_of_the_answer_or_is_not_told(sampler, cut):
+    target = ending(1)
+    # The rule's own distribution of texts, of which the places behind the end are no part.
+    whole = enumerated(table(1), sampler.removeprefix("freedave>").removeprefix("speculative>"))
+    law: dict[tuple[int, ...], float] = {}
+    for text, q in whole.items():
+        law[answer(text)] = law.get(answer(text), 0.0) + q
+    told = silent = 0
+    for seed in range(40):
+        sequence = decode(target, sampler, temperature=1.0, seed=seed, ending=cut)
+        found, text = sequence.stats.log_likelihood, tuple(sequence.generated)
+        behind = any(
+            fill.place >= target.begin + len(text) for fill in sequence.work.process.canvas.trace
+        )
+        assert (found is None) == behind
+        if found is None:
+            silent += 1
+        elif not sampler.startswith(("dream", "counts:by=random")):
+            assert exp(found) == pytest.approx(law[text], rel=1e-9)
+            told += 1
+    assert silent, "an end token before the last place leaves fills behind it"
+    assert told or sampler.startswith(("dream", "counts:by=random"))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "attention"),
+    [
+        ("assd", "order"),
+        ("assd:width=1", "order"),
+        ("tidar", "full"),
+        ("tidar:verifier=rejection", "full"),
+        ("linear-spec", "full"),
+        ("lexical-units:tau=1", "full"),
+    ],
+)
+def test_from_left_to_right_every_answer_is_told(sampler, attention):
+    target = ending(1, attention=attention, autoregressive=True)
+    shorter = 0
+    for seed in range(40):
+        sequence = decode(target, sampler, temperature=1.0, seed=seed)
+        text = sequence.generated
+        law = float(target.joint[tuple(text)].sum())
+        assert exp(sequence.stats.log_likelihood) == pytest.approx(law, rel=1e-9)
+        shorter += len(text) < 4
+    assert shorter > 10
+    assert decode(target, sampler).stats.log_likelihood is None, "greedy"
+
+
+def test_a_window_that_filled_behind_the_end_tells_nothing():
+    target, silent = ending(1, attention="order"), 0
+    for seed in range(40):
+        sequence = decode(target, "wedlm:window=4>entropy:tau=1", temperature=1.0, seed=seed)
+        trace = sequence.work.process.canvas.trace
+        behind = any(f.place >= target.begin + len(sequence.generated) for f in trace)
+        assert (sequence.stats.log_likelihood is None) == behind
+        silent += behind
+    assert 0 < silent < 40
+
+
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_a_window_in_the_order_of_filling_has_a_law(window):
     target = table(1, attention="order")

@@ -5,6 +5,7 @@ as one place a step, or as plain autoregressive decoding by the other decoder.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.registry.samplers import RegisteredParts
+from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
 
 torch = pytest.importorskip("torch")
@@ -40,6 +42,10 @@ def target(runtime: str, facts: Denoises) -> Any:
 
 def texts(made: Any, sampler: str, cache: str | None = None, **params: Any) -> list[list[int]]:
     """Decode both prompts together."""
+    return [each.generated for each in decoded(made, sampler, cache, **params)]
+
+
+def decoded(made: Any, sampler: str, cache: str | None = None, **params: Any) -> list[Sequence]:
     facts = made.capabilities.denoises
     decoder = DenoisingDecoder(made, facts, StopRules((), 256), RegisteredParts())
     options = Denoising(sampler, cache=cache)
@@ -48,7 +54,9 @@ def texts(made: Any, sampler: str, cache: str | None = None, **params: Any) -> l
         for i, prompt in enumerate(PROMPTS)
     ]
     finish(decoder, batch)
-    return [each.generated for each in batch]
+    for each in batch:
+        decoder.close(each)
+    return batch
 
 
 @pytest.mark.parametrize("runtime", ["cpu", "torch"])
@@ -59,15 +67,31 @@ def texts(made: Any, sampler: str, cache: str | None = None, **params: Any) -> l
         Denoises(MASK, "full", shifted=True),
         Denoises(MASK, "block", 4),
         Denoises(MASK, "block", 4, shifted=True),
+        Denoises(MASK, "block", 4, autoregressive=True),
     ],
     ids=str,
 )
 def test_freedave_has_the_rules_texts(runtime: str, facts: Denoises) -> None:
-    made = target(runtime, facts)
-    for params in PARAMS:
-        for rule in ("counts", "threshold:tau=0.05"):
-            alone = texts(made, rule, **params)
-            assert texts(made, f"freedave>{rule}", **params) == alone
+    made, rules, saved = target(runtime, facts), ["counts", "threshold:tau=0.05"], 0
+    if runtime == "cpu":
+        rules += ["dream:steps=8", "genmol", "revise>counts:per_step=2", "credit>factor", "entropy"]
+        rules += ["guided:top=4"] * facts.autoregressive
+        rules += ["remask:rounds=2>counts"] * (facts.attention == "full")
+    caches = ["none"] if facts.attention == "full" else ["exact"]
+    if runtime == "cpu" and facts == Denoises(MASK, "full"):
+        caches += ["prefix", "dual:radius=1", "freecache:span=2", "window:width=6,active=3,cycle=3"]
+    for rule, cache, params in product(rules, caches, PARAMS):
+        if cache not in (caches[0], "dual:radius=1") and rule not in rules[:2]:
+            continue
+        if cache != "none" and "remask" in rule:
+            continue
+        alone = decoded(made, rule, cache, **params)
+        ahead = decoded(made, f"freedave>{rule}", cache, **params)
+        for one, other in zip(alone, ahead, strict=True):
+            assert other.generated == one.generated, (rule, cache, params)
+            assert other.stats.target_forwards <= one.stats.target_forwards, (rule, cache, params)
+            saved += one.stats.target_forwards - other.stats.target_forwards
+    assert saved > 0
     assert texts(made, "speculative>counts") == texts(made, "counts")
 
 

@@ -170,9 +170,9 @@ def test_no_rounds_are_the_inner_rule_and_caches_are_refused():
     [
         ("order", {"shifted": True}, "wedlm>counts", "masks that predict their own place"),
         ("full", {}, "wedlm>counts", "is for attention order"),
-        ("order", {}, "wedlm>revise>counts", "inner must be a rule that changes nothing"),
+        ("order", {}, "wedlm>revise>counts", "changes what it has filled"),
         ("block", {}, "remask>counts", "is for attention full"),
-        ("block", {}, "guided:top=0", "top must be 1"),
+        ("block", {}, "guided:top=0", "top must be from 1"),
     ],
 )
 def test_models_that_a_process_does_not_serve_are_named(attention, facts, sampler, message):

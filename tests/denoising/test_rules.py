@@ -222,12 +222,12 @@ def test_alg_temp_draws_places_by_their_softmax():
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
-        ("dream:steps=0", "steps must be 1 or more"),
-        ("dream:alg_temp=-1", "alg_temp must be 0"),
-        ("factor:factor=-1", "factor must be 0"),
-        ("hierarchical:low=0.9,high=0.5", "low must be from 0 to high"),
-        ("local-leap:radius=-1", "radius must be 0"),
-        ("entropy:penalty=-1", "penalty must be 0"),
+        ("dream:steps=0", "steps must be from 1"),
+        ("dream:alg_temp=-1", "alg_temp must be from 0"),
+        ("factor:factor=-1", "factor must be from 0"),
+        ("hierarchical:low=0.9,high=0.5", "low must be from 0 to 0.5"),
+        ("local-leap:radius=-1", "radius must be from 0"),
+        ("entropy:penalty=-1", "penalty must be from 0"),
     ],
 )
 def test_options_out_of_range_are_named(sampler, message):

@@ -147,7 +147,7 @@ def test_steps_show_what_is_filled():
     ("options", "message"),
     [
         (Denoising("nonsense"), "sampler 'nonsense' is unknown"),
-        (Denoising("threshold:tau=-1"), "tau must be 0"),
+        (Denoising("threshold:tau=-1"), "tau must be from 0"),
         (Denoising("counts>counts"), "does not go into"),
         (Denoising(block=3), "block 3 does not divide 4"),
         (Denoising(cache="nonsense"), "cache 'nonsense' is unknown"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -209,14 +208,6 @@ def test_a_cut_at_the_end_token_asks_less_for_the_same_text(sampler):
         assert cut.generated == plain.generated
         saved += plain.stats.position_evaluations - cut.stats.position_evaluations
     assert saved > 0
-
-
-def test_every_pair_of_wrapper_and_rule_runs(tmp_path):
-    target = table(1, attention="block", block=3)
-    rules = [*INNER, "dream", "factor", "entropy", "entropy-bound", "hierarchical"]
-    for wrapper, rule in product(("credit", "prophet", "revise", "credit>prophet"), rules):
-        found = decode(target, f"{wrapper}>{rule}", temperature=0.7, seed=1)
-        assert len(found.generated) == 6
 
 
 def test_a_view_with_other_scores_keeps_what_is_filled():

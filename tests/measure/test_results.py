@@ -11,7 +11,10 @@ import pytest
 
 from paceline.errors import InvalidOption
 from paceline.measure import results as results_pages
+from paceline.measure.claims import changes, lines
+from paceline.measure.methods import TITLES
 from paceline.measure.results import TOPICS, dump, expected, fill, load, main, record, render, stale
+from paceline.registry.samplers import make_plan, make_sampler
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "results"
@@ -129,6 +132,50 @@ def test_malformed_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / "made.json").write_text(broken)
         with pytest.raises(InvalidOption, match=fault):
             load(tmp_path)
+
+
+def test_samplers_in_the_tables_are_those_of_today() -> None:
+    """Those of methods say themselves what has changed: `changes`."""
+    seen = 0
+    for result in load(FOLDER / "data").values():
+        if "sampler" not in result["columns"]:
+            continue
+        for row in result["rows"]:
+            sampler, *parts = str(row[result["columns"].index("sampler")]).split(", ")
+            if sampler != "autoregressive":
+                make_sampler(sampler)
+                seen += 1
+            for part in parts:
+                if part.startswith("cache "):
+                    make_plan(part.removeprefix("cache "))
+    assert seen > 60
+
+
+def test_a_table_of_methods_says_what_is_older_than_the_code() -> None:
+    one, two, *rest = lines()
+    figures = ["", "", "1.5", *[""] * (len(TITLES) - 5)]
+    rows = [[line.system, f"`{line.shown(False)}`", *figures] for line in (two, *rest)]
+    table = {"columns": list(TITLES), "rows": rows}
+    assert changes(table) == f"Not in it: {one.system}."
+    rows[0][1] = f"`{two.drafter}:gone=1`"
+    assert f"{two.system} was `{two.drafter}:gone=1` and is `" in changes(table)
+    rows[1][0] = "An old one"
+    assert "An old one (`" in changes(table)
+    assert "is no line any more" in changes(table)
+    assert changes({"columns": ["a", "b"], "rows": []}) == ""
+
+
+def test_claims_in_the_tables_are_those_of_today() -> None:
+    claims = {line.system: line.claim for line in lines()}
+    seen = 0
+    for result in load(FOLDER / "data").values():
+        if result["columns"][:2] != list(TITLES[:2]):
+            continue
+        for row in result["rows"]:
+            if row[0] in claims:
+                assert row[result["columns"].index("the paper's claim")] == claims[row[0]], row[0]
+                seen += 1
+    assert seen > 100
 
 
 def test_topics_are_at_most_ten() -> None:

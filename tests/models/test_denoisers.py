@@ -511,6 +511,11 @@ def test_an_incomplete_config_names_the_entry(tmp_path: Path) -> None:
         ({"model_type": "sdar_moe"}, "SDAR-MoE models are mixtures of experts"),
         ({"model_type": "diffusion_gemma"}, "DiffusionGemma starts from random tokens"),
         ({"model_type": "x", "architectures": ["MinistralDLM"]}, "Nemotron diffusion models"),
+        ({"model_type": "nemotron_labs_diffusion"}, "Nemotron diffusion models"),
+        (
+            {"model_type": "x", "architectures": ["NemotronLabsDiffusionModel"]},
+            "Nemotron diffusion models",
+        ),
     ],
 )
 def test_other_denoisers_are_refused_in_a_sentence(

@@ -1,4 +1,7 @@
-"""Networks learn a text from what they read, features or tokens, and cannot from anything else."""
+"""Networks learn a text from what they read, features or tokens, and cannot from anything else.
+
+That they are the networks of their papers is said in `test_mechanisms.py`, with wrong ones beside.
+"""
 
 from __future__ import annotations
 

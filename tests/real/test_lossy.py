@@ -42,7 +42,8 @@ def model() -> Loaded:
 
 @pytest.fixture(scope="module")
 def named(model: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Puts head files into a rule's name: `{yes}` finds everything of its class, `{no}` nothing."""
+    """Puts head files into a rule's name: `{yes}` finds everything of its class, `{no}` nothing,
+    `{some}` what a random direction of the hidden state says."""
     folder = tmp_path_factory.mktemp("heads")
     width = model.target.capabilities.hidden_size
     for kind, features in (("judge", width), ("pivot", width + 4)):
@@ -50,10 +51,12 @@ def named(model: Loaded, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
             metadata = {"kind": kind, "model": model.source.fingerprint}
             head = LinearHead(np.zeros(features, np.float32), bias, metadata)
             save_head(folder / f"{kind}-{answer}", head)
+        random = np.random.default_rng(1).normal(size=features).astype(np.float32)
+        save_head(folder / f"{kind}-some", LinearHead(random, 0.0, metadata))
 
     def name(rule: str) -> str:
         place = folder / rule.partition(":")[0]
-        return rule.format(yes=f"{place}-yes", no=f"{place}-no")
+        return rule.format(yes=f"{place}-yes", no=f"{place}-no", some=f"{place}-some")
 
     return name
 
@@ -75,6 +78,15 @@ def test_limits_give_the_text_of_plain_decoding(model, named, rules, options):
     plain = texts(model, "none", "coupled", **options)
     for rule in rules:
         assert texts(model, "recycling", named(rule), **options) == plain, rule
+
+
+@pytest.mark.parametrize("rule", ["judge", "pivot"])
+def test_a_head_that_looks_at_the_state_says_yes_to_some_and_no_to_others(model, named, rule):
+    found = [
+        texts(model, "recycling", named(f"{rule}:head={{{head}}}"), max_new_tokens=24)
+        for head in ("yes", "no", "some")
+    ]
+    assert found[0] != found[1] != found[2] != found[0]
 
 
 @pytest.mark.parametrize("rule", LOSSY)

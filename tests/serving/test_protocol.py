@@ -39,6 +39,8 @@ def wrong(fields: dict[str, Any], strict: bool = False) -> BadRequest:
         ({"messages": []}, "messages"),
         ({"messages": None}, "messages"),
         ({"speculation": {"nodes": 0}}, "speculation.nodes"),
+        ({"speculation": {"node": 3}}, "speculation"),
+        ({"denoising": {"samplr": "counts"}}, "denoising"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"best_of": 2}, "best_of"),

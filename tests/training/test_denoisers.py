@@ -304,7 +304,14 @@ def test_without_certainty_the_loss_is_cross_entropy_and_own_answers_need_weight
     sure = DenoiserTraining(recipe("full", certainty=1.0), start=start)
     [batch] = plain.batches(0)
     [(loss, _)], [(more, _)] = plain.losses(batch), sure.losses(batch)
-    assert float(more) >= float(loss)
+    # Nothing else is between the two, and it is there.
+    packed = training.pack(training.noised(batch, sure.recipe, sure.step))
+    counted = packed.weights > 0
+    hidden = packed.tokens[counted] == MASK
+    logits = sure.module(packed.tokens, packed.positions, packed.sees)[counted][hidden]
+    term = training.certainty_loss(logits, packed.labels[counted][hidden])
+    assert float(term) > 0.01
+    assert float(more) - float(loss) == pytest.approx(float(term), rel=1e-4)
     with pytest.raises(InvalidOption, match="own answers are written by weights"):
         DenoiserTraining(recipe("full", own=4))
     written = DenoiserTraining(recipe("full", own=4), start=start)

@@ -334,7 +334,7 @@ def test_verification_goes_on_from_the_shallow_states() -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_drafting_halts_at_a_doubtful_token(at: int) -> None:
-    """The second exit: nothing is run behind the token that ends the draft."""
+    """The second exit: the token that ends the draft is verified, and nothing is run behind it."""
     target = Watched(cpu())
     drafter = double_exit(target)  # type: ignore[arg-type]
     asked: list[float] = []
@@ -345,10 +345,11 @@ def test_drafting_halts_at_a_doubtful_token(at: int) -> None:
 
     drafter._stops = stops  # type: ignore[method-assign]
     _, draft, calls = drafted(drafter, target)
-    assert len(draft) == at
-    assert [layers for layers, _, _ in calls if layers == (0, 1)] == [(0, 1)] * (at + 1)
+    assert len(draft) == at + 1
+    # Root, tokens, and the last one for verification.
+    assert [layers for layers, _, _ in calls if layers == (0, 1)] == [(0, 1)] * (at + 2)
     strict = double_exit(target, stop=1.0)  # type: ignore[arg-type]
-    assert len(drafted(strict, target)[1]) == 0
+    assert len(drafted(strict, target)[1]) == 1
     assert len(drafted(double_exit(target), target)[1]) == 4  # type: ignore[arg-type]
 
 

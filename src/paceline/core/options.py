@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
 
 from paceline.errors import InvalidOption, PacelineError
+
+# An option that names a file: whoever starts the engine gives it, never a request.
+File = NewType("File", str)
 
 # Parser and description by the type that a constructor declares.
 _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
@@ -14,6 +17,7 @@ _READERS: dict[Any, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
     bool: ({"true": True, "false": False}.__getitem__, "true or false"),
     str: (str, "text"),
+    File: (str, "a file"),
 }
 
 
@@ -32,19 +36,21 @@ def split_options(text: str, kind: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
-def arguments(factory: type, kind: str, options: Mapping[str, str], *given: str) -> dict[str, Any]:
+def arguments(
+    factory: type, kind: str, options: Mapping[str, str], *given: str, files: bool = True
+) -> dict[str, Any]:
     """Parse options by the types that a constructor declares, except for the `given` arguments.
 
-    Raises InvalidOption if the constructor has no such option, or the text has the wrong type.
+    Raises InvalidOption if the constructor has no such option, the text has the wrong type, or it
+    names a file and `files` are not allowed.
     """
     if not options:
         return {}
     name = getattr(factory, "name", factory.__name__)
     hints = get_type_hints(factory.__init__)  # type: ignore[misc]  # of the class, not an instance
+    parameters = inspect.signature(factory).parameters
     readers = {
-        each: _reader(hints[each])
-        for each in inspect.signature(factory).parameters
-        if each in hints and each not in given
+        each: _reader(hints[each]) for each in parameters if each in hints and each not in given
     }
     known = {each: reader for each, reader in readers.items() if reader is not None}
     out = {}
@@ -59,6 +65,10 @@ def arguments(factory: type, kind: str, options: Mapping[str, str], *given: str)
             raise InvalidOption(
                 f"option {key} of {kind} '{name}' must be {value}, not {text!r}"
             ) from error
+        if not files and hints[key] is File and text != parameters[key].default:
+            raise InvalidOption(
+                f"option {key} of {kind} '{name}' names a file, as no request may: leave it out"
+            )
     return out
 
 
@@ -67,6 +77,14 @@ def _reader(hint: Any) -> tuple[Callable[[str], Any], str] | None:
         choices = get_args(hint)
         return dict(zip(choices, choices, strict=True)).__getitem__, " or ".join(choices)
     return _READERS.get(hint)
+
+
+def within(name: str, value: float, low: float, high: float, note: str = "") -> None:
+    """Raise InvalidOption unless `low <= value <= high`; NaN is in no range. `note` explains."""
+    if not low <= value <= high:
+        raise InvalidOption(
+            f"{name} must be from {low} to {high}{note and ', '}{note}, not {value!r}"
+        )
 
 
 def require(good: bool, name: str, value: object, rule: str) -> None:

@@ -322,7 +322,7 @@ class SamplingParams:
         forced_tokens: output index (0 = first generated token) to token id.
         stop: strings that end the text, cut from it.
         stop_token_ids: ids that end generation, beside the model's own end tokens.
-        stop_loops: end on repetition (`loops.ends_in_loop`).
+        stop_loops: end on repetition (`stopping.ends_in_loop`).
         logprobs: number of most likely tokens to report (log-softmax of raw logits); 0 reports
             only the committed token, None nothing.
         max_new_tokens: most tokens to generate; 0 only with `prompt_logprobs`.

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.denoising.caches import CachePlan, Plan
 from paceline.denoising.canvas import Canvas
+
+# Places and steps, at most.
+MOST = 65536
 
 
 class Prefix(CachePlan):
@@ -38,7 +41,7 @@ class FreeCache(Prefix):
 
     def __init__(self, span: int = 0) -> None:
         """Set how many places before a block are asked again at its first forward."""
-        require(span >= 0, "span", span, "0 (kept for good) or more")
+        within("span", span, 0, MOST, "0 to keep all for good")
         self._span = span
 
 
@@ -60,9 +63,9 @@ class Dual(CachePlan):
             radius: places around the block that are asked with it.
             warm: first forwards of a block, which ask everything.
         """
-        require(every >= 0, "every", every, "0 (at new blocks) or more")
-        require(radius >= 0, "radius", radius, "0 or more")
-        require(warm >= 1, "warm", warm, "1 or more")
+        within("every", every, 0, MOST, "0 for new blocks alone")
+        within("radius", radius, 0, MOST)
+        within("warm", warm, 1, MOST)
         self._every, self._radius, self._warm = every, radius, warm
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:
@@ -101,8 +104,9 @@ class Window(CachePlan):
 
     def __init__(self, width: int = 64, active: int = 16, cycle: int = 32) -> None:
         """Set the masks of a phase, those that may be filled, and the forwards of a phase."""
-        require(1 <= active <= width, "active", active, f"from 1 to width, {width}")
-        require(cycle >= 1, "cycle", cycle, "1 or more")
+        within("width", width, 1, MOST)
+        within("active", active, 1, width, "which is width")
+        within("cycle", cycle, 1, MOST)
         self._width, self._active, self._cycle = width, active, cycle
 
     def plan(self, canvas: Canvas, held: Sequence[int], fresh: bool) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,10 @@ class Canvas:
     def put(self, place: int, token: int, logprob: float = 0.0) -> None:
         self.tokens[place] = token
         self.trace.append(Fill(self.step, place, token, logprob))
+
+    def logprob(self, end: int) -> float:
+        """Return the sum of log-probabilities, in nats, of what was put before place `end`."""
+        return fsum(fill.logprob for fill in self.trace if fill.place < end)
 
     def run(self) -> int:
         """Return the first masked place from the frontier on, or the length."""

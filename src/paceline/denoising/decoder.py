@@ -11,7 +11,7 @@ from paceline.core.target import Block, BlockTarget
 from paceline.core.types import Denoises, Denoising, SamplingParams
 from paceline.denoising.caches import CachePlan
 from paceline.denoising.distributions import Distributions
-from paceline.denoising.process import Context, Process, Sampler
+from paceline.denoising.process import Context, Process, Sampler, Terms
 from paceline.denoising.unmasking import block_sizes, check_parts
 from paceline.engine.decoder import Commit
 from paceline.engine.memory import memory_of
@@ -74,11 +74,15 @@ class DenoisingDecoder:
     def isolate(self) -> None:
         self._isolated = True
 
-    def check(self, params: SamplingParams, denoising: Denoising | None) -> None:
+    def check(
+        self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
+    ) -> None:
         options = self._options(denoising)
         sampler = self._parts.sampler(options, self.facts)
-        check_parts(sampler, self._parts.plan(options, self.facts), self.facts)
-        block_sizes(self.facts, options, params.max_new_tokens)
+        room = min(params.max_new_tokens, self.target.capabilities.max_context)
+        size = min(room, block_sizes(self.facts, options, room)[0])
+        plan = self._parts.plan(options, self.facts)
+        check_parts(sampler, Terms(self.facts, plan, params, size, constrained))
         if params.logprobs is not None and params.forced_tokens:
             raise InvalidOption(
                 "logprobs do not go with forced_tokens, whose places are never asked: leave out one"
@@ -195,7 +199,7 @@ class DenoisingDecoder:
         sequence.sources += [None] * kept
         sequence.finish_reason = reason
         if reason is not None:
-            sequence.stats.log_likelihood = process.log_likelihood
+            sequence.stats.log_likelihood = process.log_likelihood(len(sequence.tokens))
         sequence.stats.committed_tokens += kept
         fills = self._fills(sequence.work) if sequence.work.shows else ()
         return Commit(sequence, tuple(tokens), (None,) * kept, reason, fills=fills)

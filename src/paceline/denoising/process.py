@@ -16,6 +16,7 @@ from paceline.core.types import (
     IntArray,
     LogitArray,
     ProbArray,
+    SamplingParams,
     TokenLogprob,
 )
 from paceline.denoising.caches import CachePlan
@@ -33,7 +34,7 @@ class View:
         canvas: before the step.
         places: int64 `[masked]`, masked places of the block, ascending.
         scores: float64 `[masked, vocabulary]`, logits after penalties and bans.
-        distributions: float64 `[masked, vocabulary]`, the distributions of sampling.
+        probs: float64 `[masked, vocabulary]`, the distributions of sampling.
         picks: int64 `[masked]`, most likely tokens, or draws.
         filled: the same for the block's filled places that are not pinned, if the rule reads them.
         randomness: of the request.
@@ -156,9 +157,8 @@ class Process(Protocol):
     @property
     def logprobs(self) -> dict[int, TokenLogprob]: ...
 
-    @property
-    def log_likelihood(self) -> float | None:
-        """Log-probability, in nats, of what was filled; None if the trace does not tell it."""
+    def log_likelihood(self, end: int) -> float | None:
+        """Log-probability, in nats, of the answer up to place `end`; None if it cannot be told."""
         ...
 
     def ask(self) -> Ask:
@@ -174,15 +174,41 @@ class Process(Protocol):
         ...
 
 
+class Terms(NamedTuple):
+    """What is known of a request before it is decoded.
+
+    Attributes:
+        facts: of the model.
+        plan: which keys are kept.
+        params: of the request.
+        block: places that are filled together, at most.
+        constrained: whether a constraint holds the text.
+    """
+
+    facts: Denoises
+    plan: CachePlan
+    params: SamplingParams
+    block: int
+    constrained: bool
+
+
 class Sampler(Protocol):
     """What `--sampler` names. Constructor arguments are its options.
 
-    A wrapper takes a rule, `inner`, as first argument: `prophet>threshold:tau=0.9`. `needs` are
-    the attentions of models that it can serve.
+    A wrapper takes a rule, `inner`, as first argument: `prophet>threshold:tau=0.9`.
+
+    Attributes:
+        needs: attentions of models that it can serve.
+        ignores_draws: which places are filled depends on distributions and seed alone, not on what
+            was drawn. Then a text has a likelihood.
     """
 
     name: ClassVar[str]
     needs: tuple[Attention, ...]
+    ignores_draws: bool = True
+
+    def check(self, terms: Terms) -> None:
+        """Raise InvalidOption if model or request are not for it, beyond `needs`."""
 
     def process(self, context: Context) -> Process:
         """Return the process of a request."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
-from math import fsum
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -22,9 +21,8 @@ from paceline.core.types import (
     ProbArray,
     TokenLogprob,
 )
-from paceline.denoising.caches import CachePlan
 from paceline.denoising.canvas import Ask, Canvas, tokens_at, visible
-from paceline.denoising.process import Choice, Context, Process, Sampler, View
+from paceline.denoising.process import Choice, Context, Sampler, Terms, View
 from paceline.errors import InvalidOption, PacelineError
 from paceline.sampling.sampler import logprobs, peak_of
 
@@ -50,8 +48,9 @@ def block_sizes(facts: Denoises, options: Denoising, room: int) -> tuple[int, in
     return size, span
 
 
-def check_parts(sampler: Sampler, plan: CachePlan, facts: Denoises) -> None:
-    """Raise InvalidOption if a sampler or a plan is for models of another attention."""
+def check_parts(sampler: Sampler, terms: Terms) -> None:
+    """Raise InvalidOption if a sampler or a plan is not for a model or a request."""
+    facts, plan = terms.facts, terms.plan
     for kind, name, served in (
         ("sampler", sampler.name, sampler.needs),
         ("cache", plan.name, plan.serves),
@@ -65,13 +64,16 @@ def check_parts(sampler: Sampler, plan: CachePlan, facts: Denoises) -> None:
         raise InvalidOption(
             f"cache '{plan.name}' is not for models whose rows speak of the next place: use another"
         )
-    if getattr(sampler, "verifies", False) and not facts.autoregressive:
+    sampler.check(terms)
+
+
+def check_clean_rows(name: str, facts: Denoises) -> None:
+    """Raise InvalidOption if clean rows do not predict the next token, as sampler `name` needs."""
+    if not facts.autoregressive:
         raise InvalidOption(
-            f"sampler '{sampler.name}' is for models whose clean rows predict the next token, and "
+            f"sampler '{name}' is for models whose clean rows predict the next token, and "
             "this one's do not: use another sampler"
         )
-    if isinstance(sampler, Rule):
-        sampler.check(facts, plan)
 
 
 def constrain(
@@ -93,7 +95,7 @@ def constrain(
         scores[index, ~constraint.mask(said)] = -np.inf
 
 
-class Rule:
+class Rule(Sampler):
     """A sampler that fills places of blocks by a rule, in the standard process.
 
     Attributes:
@@ -101,9 +103,9 @@ class Rule:
         monotone: what is filled never changes.
         fresh: picks are drawn anew at each step, for rules that look at what was drawn. Else the
             noise of a place is fixed.
-        ignores_draws: which places are filled depends on distributions and seed alone, not on what
-        was drawn.
-            Then a text has a likelihood.
+        scheduled: steps of a block are planned when it begins, so a block must not move.
+        standard: its process is the standard one. Others do not go into a `Wrapper`, which changes
+            what a rule sees and chooses, and knows no other process.
         needs: attentions that it can serve.
     """
 
@@ -111,11 +113,9 @@ class Rule:
     reads_filled: bool = False
     monotone: bool = True
     fresh: bool = False
-    ignores_draws: bool = True
+    scheduled: bool = False
+    standard: ClassVar[bool] = True
     needs: tuple[Attention, ...] = ("full", "block")
-
-    def check(self, facts: Denoises, plan: CachePlan) -> None:
-        """Raise InvalidOption if model or plan lack what the rule needs beyond `needs`."""
 
     def begin(self, canvas: Canvas) -> Any:
         """Return the state of a new block."""
@@ -128,20 +128,31 @@ class Rule:
     def choose(self, view: View, state: Any) -> Choice:
         raise NotImplementedError
 
-    def process(self, context: Context) -> Process:
+    def process(self, context: Context) -> Unmasking:
         return Unmasking(context, self)
+
+
+def goes(wrapper: str, inner: Rule, fits: bool, why: str) -> None:
+    """Raise InvalidOption unless a rule fits into a wrapper; `why` says what of it does not."""
+    if not fits:
+        raise InvalidOption(
+            f"sampler '{wrapper}' does not go around '{inner.name}', which {why}: leave out one"
+        )
 
 
 class Wrapper(Rule):
     """A rule around another; what it does not change is the inner rule's."""
 
     def __init__(self, inner: Rule) -> None:
+        """Take over what the rule declares; InvalidOption if its process is not the standard."""
+        goes(self.name, inner, inner.standard, "has steps of its own")
         self.inner = inner
         self.reads_filled, self.monotone = inner.reads_filled, inner.monotone
         self.fresh, self.ignores_draws, self.needs = inner.fresh, inner.ignores_draws, inner.needs
+        self.scheduled = inner.scheduled
 
-    def check(self, facts: Denoises, plan: CachePlan) -> None:
-        self.inner.check(facts, plan)
+    def check(self, terms: Terms) -> None:
+        self.inner.check(terms)
 
     def begin(self, canvas: Canvas) -> Any:
         return self.inner.begin(canvas)
@@ -158,11 +169,12 @@ class Unmasking:
 
     def __init__(self, context: Context, rule: Rule) -> None:
         """Begin; InvalidOption if rule or plan are for models of another attention."""
-        facts, plan = context.facts, context.plan
-        check_parts(rule, plan, facts)
-        self.context, self.rule, self.plan = context, rule, plan
-        self.size, self.span = block_sizes(facts, context.options, context.room)
-        self.exact = plan.exact
+        self.context, self.rule, self.plan = context, rule, context.plan
+        self.size, self.span = block_sizes(context.facts, context.options, context.room)
+        params, constrained = context.request.params, context.request.constraint is not None
+        size = min(self.size, context.room)
+        check_parts(rule, Terms(context.facts, self.plan, params, size, constrained))
+        self.exact = self.plan.exact
         self.restart()
 
     def restart(self) -> None:
@@ -180,19 +192,20 @@ class Unmasking:
             canvas.span = range(len(canvas.tokens))
         self._to_block(canvas.begin // self.size * self.size if self._aligned else canvas.begin)
 
-    @property
-    def log_likelihood(self) -> float | None:
-        """Log q, in nats, of the text under its sampler: a sum over the trace.
+    def log_likelihood(self, end: int) -> float | None:
+        """Log q, in nats, of the answer under its sampler: a sum over the trace.
 
         If a rule looks at distributions alone, the text says which places were filled at each step,
         and its probability is the product of its tokens' at their steps. None for other rules, for
-        greedy texts, and under a constraint, which looks at what was drawn. For random orders it is
-        that of the text given the seed's order.
+        greedy texts, under a constraint, which looks at what was drawn, and where places behind the
+        answer were filled, which could have held anything else. For random orders it is that of
+        the text given the seed's order.
         """
         told = self.rule.ignores_draws and self._constraint is None
-        if not told or self.context.distributions.greedy:
+        trace = self.canvas.trace
+        if not told or self.context.distributions.greedy or any(f.place >= end for f in trace):
             return None
-        return fsum(fill.logprob for fill in self.canvas.trace)
+        return self.canvas.logprob(end)
 
     def forget(self) -> None:
         if not self.exact:
@@ -316,9 +329,14 @@ class Unmasking:
         """Return the view of places with these scores."""
         distributions = self.context.distributions
         found = distributions(scores)
-        picks = distributions.picks(found, places, self.canvas.step + 1 if self.rule.fresh else 0)
+        picks = distributions.picks(found, places, self.canvas.step + 1 if self.anew else 0)
         randomness = self.context.request.randomness
         return View(self.canvas, places, scores, found, picks, randomness, redraw=self.drawn)
+
+    @property
+    def anew(self) -> bool:
+        """Whether picks are drawn anew at this step."""
+        return self.rule.fresh
 
     def fill(self, view: View) -> None:
         """Let the rule choose, and put its tokens."""

@@ -44,7 +44,7 @@ class DrafterContext:
             vocabulary is not the target's.
         accepts: draft kinds that the verifier takes; None stands for deterministic drafts.
         shape: whether the verifier takes trees or chains only.
-        follows_noise: whether drafts made with the target's Gumbel noise are accepted more often.
+        gumbel_coupled: whether drafts made with the target's Gumbel noise are accepted more often.
         options: the user's options, as text.
         model: fingerprint of the target's weights.
         run_network: prepares a drafter network to run; None if the runtime cannot.

@@ -58,7 +58,9 @@ class Decoder(Protocol):
         """From now on report the error of a sequence in its commit."""
         ...
 
-    def check(self, params: SamplingParams, denoising: Denoising | None) -> None:
+    def check(
+        self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
+    ) -> None:
         """Raise InvalidOption for requests that this decoder cannot serve."""
         ...
 

@@ -244,7 +244,7 @@ class Engine:
         require(sample >= 0, "sample", sample, "0 or more")
         target = self.decoder.target.capabilities
         params = parameters(params or SamplingParams(), options, target.vocab_size)
-        self.decoder.check(params, denoising)
+        self.decoder.check(params, denoising, constraint is not None)
         if pooling is not None:
             if pooling not in ("last", "mean") or not getattr(self.decoder, "pools", False):
                 raise InvalidOption(

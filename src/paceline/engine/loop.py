@@ -88,7 +88,9 @@ class AutoregressiveDecoder:
         """From now on report the error of a sequence in its commit."""
         self._drafting.strict = False
 
-    def check(self, params: SamplingParams, denoising: Denoising | None) -> None:
+    def check(
+        self, params: SamplingParams, denoising: Denoising | None, constrained: bool = False
+    ) -> None:
         if denoising is not None:
             raise InvalidOption(
                 "denoising is for models that fill a canvas, loaded with a sampler: leave it out"

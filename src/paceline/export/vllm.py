@@ -33,7 +33,7 @@ from paceline.networks.weights import Trained, load_network
 
 
 def draft_lm_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:
-    """Build the directory; arguments as for `eagle3.eagle3_layout`, of class `DraftLM`.
+    """Build the directory; arguments as for `eagle3_layout`, of class `DraftLM`.
 
     Includes the target's embedding and LM head; `verifier` is not written.
     """
@@ -70,7 +70,7 @@ def draft_lm_layout(trained: Trained, target: ModelSource, verifier: str) -> Lay
 
 
 def medusa_layout(trained: Trained, target: ModelSource, verifier: str) -> Layout:
-    """Build the directory of Medusa heads; arguments as for `eagle3.eagle3_layout`.
+    """Build the directory of Medusa heads; arguments as for `eagle3_layout`.
 
     `verifier` is not written: the config has no entry for it. The LM head is a full one: vLLM 0.32
     reads trimmed ones, but refuses their vocabulary map.

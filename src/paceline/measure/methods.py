@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from paceline.core.options import split_options
 from paceline.core.types import SamplingParams
-from paceline.drafters.combine.merged import Way
 from paceline.engine.memory import keep_apart
 from paceline.errors import InvalidOption, PacelineError
 from paceline.measure import report, results
 from paceline.measure.agent import Dialogues
+from paceline.measure.claims import Line, lines, told
 from paceline.measure.prompts import BUILT_IN, BenchPrompt, spread
 from paceline.measure.run import Record, read_alike, run, warm_up
 from paceline.networks.weights import read_metadata, shipped_file
-from paceline.registry import loading, table
+from paceline.registry import loading
 from paceline.registry.loaded import Loaded
-from paceline.trees.choice import named_expansion
-
-DRAFT = "{draft}"
-"""In a drafter's name: the draft model, or a trained drafter where none is given."""
 
 PAPER, HERE = "paper", "here"
 """Draft sizes: those of the paper, or those that the cost model finds to pay."""
@@ -47,67 +41,6 @@ TITLES = (
     "the paper's claim",
     "what differs",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A system: how it runs, what its paper claims, and why the figures differ."""
-
-    system: str
-    drafter: str
-    claim: str
-    why: str
-    verifier: str = "auto"
-    controller: str = "auto"
-    temperature: float = 0.0
-    nodes: int | None = None
-    depth: int | None = None
-    work: str | None = None
-
-    def named(self, draft: bool) -> str:
-        """Return the drafter as the command line writes it, with a draft model or without."""
-        return self.drafter.replace(DRAFT, "draft-model" if draft else "eagle3")
-
-    @property
-    def configuration(self) -> str:
-        """Return the options of `paceline bench` that the paper's sizes have."""
-        sizes = {"verifier": self.verifier, "controller": self.controller}
-        shown = [f"--{key} {value}" for key, value in sizes.items() if value != "auto"]
-        shown += [f"--{key} {getattr(self, key)}" for key in ("nodes", "depth") if self.sized(key)]
-        return " ".join([self.drafter, *shown])
-
-    def sized(self, key: str) -> bool:
-        return getattr(self, key) is not None
-
-    @property
-    def guarantee(self) -> str:
-        """Return what the registry says of the rule, and of the drafter where that is lossless."""
-        name = split_options("coupled" if self.verifier == "auto" else self.verifier, "verifier")[0]
-        found = table.find("verifier", name).guarantee
-        return "lossless" if found.startswith("lossless at") else found.split(":")[0]
-
-    def methods(self) -> Iterator[tuple[table.Kind, str]]:
-        """Yield kind and name of every method that the line uses."""
-        for part in re.split(r"[+>|]", self.drafter.replace(DRAFT, "draft-model")):
-            name, options = split_options(part, "drafter")
-            if name not in get_args(Way):
-                yield "drafter", name
-            if "growth" in options:
-                yield "growth", named_expansion(options["growth"]).name
-        if self.verifier != "auto":
-            yield "verifier", split_options(self.verifier, "verifier")[0]
-        if self.controller != "auto":
-            yield "controller", self.controller
-
-
-def _told() -> dict[str, Any]:
-    text = files("paceline.measure").joinpath("claims.toml").read_text("utf-8")
-    return tomllib.loads(text)
-
-
-def lines() -> list[Line]:
-    """Return all lines, in the order of the page."""
-    return [Line(**each) for each in _told()["line"]]
 
 
 def chosen(only: Sequence[str], skip: Sequence[str], given: Sequence[str] = ()) -> list[Line]:
@@ -192,10 +125,10 @@ def prompts(line: Line, limit: int) -> list[BenchPrompt]:
     """Return the prompts of a line, `limit` of them or fewer."""
     if line.work is None:
         return spread(BUILT_IN, limit)
-    told = _told()["prompts"][line.work]
+    texts = told()["prompts"][line.work]
     return [
         BenchPrompt(f"{line.work}-{number}", line.work, (text,))
-        for number, text in enumerate(told[:limit], 1)
+        for number, text in enumerate(texts[:limit], 1)
     ]
 
 
@@ -298,7 +231,7 @@ def rows(of: Sequence[Line], found: Mapping[Cell, dict[str, Any]], draft: bool) 
         out.append(
             [
                 line.system,
-                f"`{_folders(line.configuration.replace(line.drafter, line.named(draft)))}`",
+                f"`{_folders(line.shown(draft))}`",
                 line.guarantee,
                 f"{mode}, {line.work or 'mix'}",
                 *_figures(first),

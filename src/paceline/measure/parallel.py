@@ -20,6 +20,7 @@ from paceline.engine.engine import Completion, Engine
 from paceline.errors import InvalidOption
 from paceline.measure import parallel_tasks as tasks
 from paceline.measure.kept import Kept
+from paceline.registry.samplers import make_sampler
 
 AUTOREGRESSIVE = "autoregressive"
 
@@ -65,8 +66,9 @@ class Record:
         forwards: of the target; one that serves eight canvases counts for each of them.
         positions: rows of these forwards.
         seconds: of wall time, for all cases together.
-        log_q: log-probability of the texts under the sampler, at temperature 1; None for samplers
-            whose trace does not say it.
+        log_q: log-probability of the texts' tokens at their steps, at temperature 1: of the texts
+            under the sampler, but for what was filled behind their ends, which makes the KL
+            divergence a bound from above. None for samplers that look at what they draw.
         log_p: the same under the model's autoregressive stream, or None.
     """
 
@@ -145,7 +147,7 @@ class Bench:
         engine = self._left if left else self._canvas
         assert engine is not None
         given: dict[str, Any] = {} if left else {"denoising": setting.denoising}
-        if self._temperature and left:
+        if self._temperature:
             given["logprobs"] = 0
         prepared = [
             engine.prepare(
@@ -165,13 +167,10 @@ class Bench:
         seconds = perf_counter() - begin
         grades = [tasks.grade(case, each.text) for case, each in zip(found, done, strict=True)]
         rows = sum(each.stats.position_evaluations for each in done)
-        likely: float | None
         if left:  # its prompts are read in rows, too
             rows = sum(each.prompt_tokens - 1 + len(each.token_ids) for each in done)
-            likely = sum(each.logprob for one in done for each in one.logprobs)
-        else:
-            told = [each.stats.log_likelihood for each in done]
-            likely = None if None in told else sum(each for each in told if each is not None)
+        told = self._temperature and (left or make_sampler(setting.sampler).ignores_draws)
+        likely = sum(each.logprob for one in done for each in one.logprobs) if told else None
         return Record(
             setting.label,
             cell,

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.core.cache import write_atomically
 from paceline.errors import InvalidOption
+from paceline.measure.claims import changes
 from paceline.measure.machine import machine
 
 TOPICS = {
@@ -33,7 +34,7 @@ TOPICS = {
 """Title by topic, in the order of the overview. A topic is a page."""
 
 FIELDS = ("title", "topic", "date", "commit", "machine", "command", "columns", "rows")
-OPTIONAL = ("figures", "note")
+OPTIONAL = ("figures", "note", "since")
 MAX_FIGURES = 4
 
 _BLOCK = re.compile(r"<!-- results:([\w-]+) -->\n(.*?)<!-- /results -->", re.DOTALL)
@@ -83,10 +84,12 @@ def validate(name: str, result: Result) -> None:
         raise InvalidOption(f"result {name}: needs {FIELDS}, may have {OPTIONAL}, has {list(keys)}")
     columns, rows, date = result["columns"], result["rows"], result["date"]
     cells = [cell for row in [columns, *rows, figures.values()] for cell in row]
-    texts = [result.get(key, "") for key in ("title", "machine", "command", "note")] + list(columns)
+    texts = [
+        result.get(key, "") for key in ("title", "machine", "command", "note", "since")
+    ] + list(columns)
     faults = {
         f"unknown topic {result['topic']!r}": result["topic"] not in TOPICS,
-        "a title, machine, command, note or column is not text": not _are(str, *texts),
+        "a title, machine, command, note, since or column is not text": not _are(str, *texts),
         "the commit is neither text nor null": not _are(str | None, result["commit"]),
         "the date is not ISO": date is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d", date),
         "a row is not as long as the columns": {len(row) for row in rows} != {len(columns)},
@@ -144,6 +147,7 @@ def render(data_dir: Path) -> dict[str, str]:
     pages["index.md"] = (
         "# Results\n\nGenerated from [data](data) by `python -m paceline.measure.results`. "
         "What was tried, and what did not help, is in the [journal](../journal.md). "
+        "A table that is older than the code says below what has changed since. "
         "Dates up to 2026-11-24 are those of the first CPU engine, with int8 weights.\n\n"
         + table(columns, overview)
     )
@@ -208,7 +212,9 @@ def _section(name: str, result: Result) -> str:
     parts = [f"## {result['title']}\n", f"{', '.join(about)}. Block name: `{name}`.\n"]
     parts += [f"    {line}" for line in result["command"].splitlines()]
     parts += ["", table(result["columns"], result["rows"])]
-    return "\n".join(parts + ([f"{result['note'].strip()}\n"] if result.get("note") else []))
+    parts += [f"{result['note'].strip()}\n"] if result.get("note") else []
+    since = " ".join(filter(None, [result.get("since"), changes(result)]))
+    return "\n".join(parts + ([f"**Since this was measured:** {since}\n"] if since else []))
 
 
 def _overview(heading: str, result: Result) -> list[Cell]:

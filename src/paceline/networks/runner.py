@@ -16,7 +16,7 @@ from paceline.networks.base import Network
 class Noise(NamedTuple):
     """Gumbel noise of the target's tokens, for drafts coupled to them.
 
-    `keys` has 16 bytes per position (`noise.GumbelNoise.key`), from the one after the root on.
+    `keys` has 16 bytes per position (`gumbel.GumbelNoise.key`), from the one after the root on.
     """
 
     keys: bytes

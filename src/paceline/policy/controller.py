@@ -8,11 +8,14 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from paceline.core.options import arguments
+from paceline.core.options import arguments, require
 from paceline.core.types import Budget, TokenTree, Verdict
 from paceline.errors import InvalidOption
 from paceline.policy.cost import CostModel
 from paceline.sampling.sequence import Sequence
+
+# Nodes or levels of a draft.
+MOST = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,11 @@ class ControllerContext:
         """Return the requested size, one figure standing for both if alone; None without any.
 
         Raises:
-            InvalidOption: a size below 1.
+            InvalidOption: a size below 1, or beyond what any draft has.
         """
         for name, value in (("nodes", self.nodes), ("depth", self.depth)):
-            if value is not None and value < 1:
-                raise InvalidOption(f"{name} must be 1 or more, not {value}")
+            if value is not None:
+                require(1 <= value <= MOST, name, value, f"1 or more, and at most {MOST}")
         nodes, depth = self.nodes or self.depth, self.depth or self.nodes
         return None if nodes is None or depth is None else Budget(nodes, depth)
 

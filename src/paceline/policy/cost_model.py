@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from paceline.core import tree as trees
+from paceline.core.options import within
 from paceline.core.types import ROOT, Budget, TokenTree, Verdict
 from paceline.policy.acceptance import AcceptanceEstimates, ChainReach
 from paceline.policy.constants import (
@@ -270,6 +271,8 @@ class CostModelController(Controller):
                 scores, and for tokens after those that were drafted.
             draft_level_seconds: prior cost of one more drafted level.
         """
+        within("chain_acceptance", chain_acceptance, 0, 1)
+        within("draft_level_seconds", draft_level_seconds, 0, 1e3)
         self.costs = costs
         self._limit = Budget(nodes, depth)
         self._acceptance = AcceptanceEstimates()

@@ -316,7 +316,7 @@ def k_seq(p: Distribution, q: Distribution, drafts: int) -> float:
 def by_token(chain: MeasuredChain) -> float:
     """Return the expected accepted tokens of a drawn chain under token rejection.
 
-    Never more than block verification (`path_count.accepted` with one path).
+    Never more than block verification (`multipath_block.accepted` with one path).
     """
     reached, total = 1.0, 0.0
     for token, q, p in zip(chain.tokens, chain.draft, chain.target, strict=True):

@@ -204,7 +204,7 @@ def shifted(probs: ProbArray, heavy: BoolArray, bias: float) -> ProbArray:
 def detectable_fit(
     cells: Cells, samples: int, level: float, power: float, resamples: int, seed: int
 ) -> float | None:
-    """Return the least bias that `statistics.fit` detects with probability `power`, or None."""
+    """Return the least bias that `fit` detects with probability `power`, or None."""
     heavy = halves(cells.probs)
     generator = np.random.default_rng(seed)
     null = deviance(generator.multinomial(samples, cells.probs, resamples), cells.probs)
@@ -221,7 +221,7 @@ def detectable_fit(
 def detectable_difference(
     features: Features, first: int, test: TwoSample, level: float, power: float, seed: int
 ) -> float | None:
-    """Return the least bias at the worst position that `statistics.compare` detects, or None.
+    """Return the least bias at the worst position that `compare` detects, or None.
 
     Both samples are resampled from all sequences, the first (of `first`) with the distribution at
     one position shifted. `level` is after correction for other tests.
@@ -297,7 +297,7 @@ class Plan:
 
     Attributes:
         prompts: JSONL file of chat prompts for the greedy test; None for the built-in ones.
-        law_prompts: raw texts for the distribution tests.
+        check_prompts: raw texts for the distribution tests.
         samples: per text and setting of speculation.
         tokens: length of sampled continuations, at least 2: the last token is never drafted.
         level: familywise false alarm probability of the distribution tests.

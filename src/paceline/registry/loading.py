@@ -24,7 +24,12 @@ from paceline.networks.weights import shipped_file
 from paceline.registry import table as registry
 from paceline.registry.assembly import SpeculationBuilder
 from paceline.registry.loaded import Loaded
-from paceline.registry.samplers import DEFAULT_SAMPLERS, RegisteredParts
+from paceline.registry.samplers import (
+    DEFAULT_SAMPLERS,
+    RegisteredParts,
+    make_plan,
+    make_sampler,
+)
 from paceline.registry.tuned_choice import Configuration
 from paceline.verifiers.base import VerifierContext
 from paceline.version import __version__
@@ -289,7 +294,7 @@ def _canvas_engine(
         )
     stops = StopRules((*loaded.tokenizer.eos_token_ids, *facts.ends), capabilities.max_context)
     decoder = DenoisingDecoder(target, facts, stops, RegisteredParts(), canvas)
-    decoder.check(SamplingParams(), None)
+    decoder.check(SamplingParams(max_new_tokens=1), None)  # requests come with their own size
     config = {
         **_described(loaded),
         "sampler": canvas.sampler or DEFAULT_SAMPLERS[facts.attention],
@@ -362,6 +367,10 @@ def load(
     options = RuntimeOptions(
         device, precision, threads, max_context, kv_tokens, prefix_tokens, kv_precision
     )
+    if sampler is not None and sampler != AUTOREGRESSIVE:
+        make_sampler(sampler)  # a mistake is told before anything is loaded
+    if canvas_cache is not None:
+        make_plan(canvas_cache)
     loaded = load_model(
         model, runtime=runtime, options=options, denoiser=denoiser, progress=progress
     )

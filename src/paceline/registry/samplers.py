@@ -23,11 +23,15 @@ DEFAULT_SAMPLERS: dict[Attention, str] = {
 }
 
 
-def make_sampler(expression: str) -> Sampler:
-    """Build a sampler; InvalidOption names the part that is wrong."""
+def make_sampler(expression: str, files: bool = True) -> Sampler:
+    """Build a sampler; InvalidOption names the part that is wrong.
+
+    Without `files` options that name a file are refused, too.
+    """
     made: Any = None
+    names: set[str] = set()
     for text in reversed(expression.split(">")):
-        factory, options = _found("sampler", text.strip())
+        factory, options = _found("sampler", text.strip(), files)
         wraps = "inner" in inspect.signature(factory).parameters
         if wraps and made is None:
             raise InvalidOption(
@@ -36,6 +40,9 @@ def make_sampler(expression: str) -> Sampler:
         if made is not None and not (wraps and isinstance(made, Rule)):
             other = made.name if wraps else factory.name
             raise InvalidOption(f"sampler '{other}' does not go into {expression!r}: leave it out")
+        if factory.name in names:
+            raise InvalidOption(f"sampler '{factory.name}' stands twice: leave one out")
+        names.add(factory.name)
         made = factory(made, **options) if wraps else factory(**options)
     sampler: Sampler = made
     return sampler
@@ -43,15 +50,15 @@ def make_sampler(expression: str) -> Sampler:
 
 def make_plan(text: str) -> CachePlan:
     """Build a cache plan; InvalidOption names the part that is wrong."""
-    factory, options = _found("cache", text)
+    factory, options = _found("cache", text, True)
     plan: CachePlan = factory(**options)
     return plan
 
 
-def _found(kind: Literal["sampler", "cache"], text: str) -> tuple[Any, dict[str, Any]]:
+def _found(kind: Literal["sampler", "cache"], text: str, files: bool) -> tuple[Any, dict[str, Any]]:
     name, options = split_options(text, kind)
     factory = registry.find(kind, name).load()
-    return factory, arguments(factory, kind, options, "inner")
+    return factory, arguments(factory, kind, options, "inner", files=files)
 
 
 class RegisteredParts:

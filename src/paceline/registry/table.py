@@ -142,7 +142,7 @@ BUILT_IN: tuple[Method, ...] = (
         "drafter",
         LOSSLESS,
         "features; weights for the model (paceline train drafter)",
-        "EAGLE-3, Li et al. 2025, arXiv:2503.01840",
+        "after EAGLE-3, Li et al. 2025, arXiv:2503.01840",
         "paceline.drafters.network.drafter:eagle3",
     ),
     Method(
@@ -599,7 +599,7 @@ BUILT_IN: tuple[Method, ...] = (
         "sampler",
         "lossless: the model's own autoregressive decoding",
         "a denoiser whose clean rows predict the next token",
-        "TiDAR, Liu et al. 2025, arXiv:2511.08923",
+        "after TiDAR, Liu et al. 2025, arXiv:2511.08923",
         "paceline.denoising.samplers.self_verified:Tidar",
     ),
     Method(

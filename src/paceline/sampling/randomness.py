@@ -1,6 +1,6 @@
 """Counter-based randomness: each draw is a function of the request's seed and the draw's name.
 
-Draws depend neither on batching nor on acceptance. A scripted oracle (`paceline.exactness`) can
+Draws depend neither on batching nor on acceptance. A scripted oracle (`paceline.proof`) can
 replace this to enumerate all branches of a verifier.
 """
 

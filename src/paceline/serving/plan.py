@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from paceline.core.constraint import Constraint
 from paceline.core.types import Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
+from paceline.registry.samplers import make_sampler
 from paceline.serving.holding import Calls, hold
 from paceline.serving.messages import (
     Notes,
@@ -229,6 +230,8 @@ def _plan(
     if isinstance(body, Several) and body.prediction is not None:
         asked["prediction"] = model.tokenizer.encode(body.prediction.text)
     if body.denoising is not None:
+        if body.denoising.sampler is not None:
+            make_sampler(body.denoising.sampler, files=False)
         asked["denoising"] = Denoising(**asdict(body.denoising))
     return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)
 

@@ -48,7 +48,7 @@ class StreamOptions(Struct):
     include_obfuscation: bool | None = None
 
 
-class SpeculationLimits(Struct):
+class SpeculationLimits(Struct, forbid_unknown_fields=True):
     """Limits of drafts. They change how fast an answer comes, and nothing else.
 
     `draft_token_ids` is what the client drafted of the answer; `once` ends it with the first
@@ -80,7 +80,7 @@ class Prediction(Struct):
         return "".join(part.text for part in self.content)
 
 
-class DenoisingOptions(Struct):
+class DenoisingOptions(Struct, forbid_unknown_fields=True):
     """How a model that fills a canvas does so; see docs/diffusion.md."""
 
     sampler: Annotated[str, Meta(max_length=1000)] | None = None

@@ -63,7 +63,7 @@ def acceptance_loss(
     """Return the mean of -y log s - w (1 - y) log(1 - s) over drafted tokens, s = sigmoid(score).
 
     False acceptance costs more than false rejection, hence w > 1; InvalidOption if w <= 0. The
-    optimal s is then below y; `drafters.acceptance.unweighted` inverts that.
+    optimal s is then below y; `stopping_head.unweighted` inverts that.
 
     Args:
         scores: `[n]` logits; of a head with two outputs, their difference.

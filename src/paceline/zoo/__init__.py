@@ -79,7 +79,7 @@ METHODS: tuple[Method, ...] = (
         "lossless",
         "runtime cpu or torch; a model with the same vocabulary (--draft-model), best one that was "
         "trained to exit early (paceline train drafter s2d)",
-        "S2D, Kavehzadeh et al. 2024, arXiv:2407.01955",
+        "after S2D, Kavehzadeh et al. 2024, arXiv:2407.01955",
         "paceline.zoo.layers.sorted_exits:SortedExits",
         proof="paceline.zoo.layers.tables:SORTED",
     ),
@@ -165,7 +165,7 @@ METHODS: tuple[Method, ...] = (
         "drafter",
         "lossless",
         "runtime cpu or torch; weights for the model (paceline train drafter kangaroo)",
-        "Kangaroo, Liu et al. 2024, arXiv:2404.18911",
+        "after Kangaroo, Liu et al. 2024, arXiv:2404.18911",
         "paceline.zoo.layers.double_exit:DoubleExit",
     ),
     Method(

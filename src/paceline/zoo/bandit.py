@@ -1,4 +1,4 @@
-"""Multi-armed bandit over draft sizes 0, 1, 2, 4 ...; 0 is plain decoding (`arms.py` chooses). It
+"""Multi-armed bandit over draft sizes 0, 1, 2, 4 ...; 0 is plain decoding (`Arms` chooses). It
 reads neither scores nor measured costs; where both are good, the cost model learns faster. A
 choice is kept for a few steps, since a new forward size may cost extra.
 """

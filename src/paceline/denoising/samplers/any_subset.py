@@ -12,17 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.core.types import Attention, Distribution, IntArray, LogitArray, TokenLogprob
 from paceline.denoising.canvas import Ask, tokens_at
-from paceline.denoising.process import Context, Process
+from paceline.denoising.process import Context, Process, Sampler
 from paceline.denoising.unmasking import constrain
 from paceline.sampling.distributions import from_dense, verified
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sampler import logprobs, peak_of
 
 
-class AnySubset:
+class AnySubset(Sampler):
     """Draft places from what is decoded, then accept them in order by rejection.
 
     Two forwards a round, which fill at least two places: the first draft has the model's
@@ -34,7 +34,7 @@ class AnySubset:
 
     def __init__(self, width: int = 10) -> None:
         """Set the number of drafts; 1 fills one place a forward."""
-        require(width >= 1, "width", width, "1 or more")
+        within("width", width, 1, 256)
         self.width = width
 
     def process(self, context: Context) -> Process:
@@ -45,7 +45,6 @@ class Rounds:
     """Forwards that draft, and forwards that verify, in turn."""
 
     exact = True
-    log_likelihood: float | None = None
 
     def __init__(self, context: Context, width: int) -> None:
         self.context, self.width = context, width
@@ -85,6 +84,10 @@ class Rounds:
         self.canvas.step += 1
         self.canvas.final = self.canvas.run()
         return range(known + stood)
+
+    def log_likelihood(self, end: int) -> float | None:
+        # Each token was drawn given those before it in the order, and places ascend in it.
+        return None if self.context.distributions.greedy else self.canvas.logprob(end)
 
     def forget(self) -> None:
         self.held = 0

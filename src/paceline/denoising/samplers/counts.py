@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.core.types import ProbArray
 from paceline.denoising.canvas import Canvas
 from paceline.denoising.process import Choice, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.sampling.randomness import Draw, Purpose
+
+# Places or steps of a block, at most.
+MOST = 65536
 
 Order = Literal["confidence", "picked", "margin", "entropy", "random", "leftmost"]
 
@@ -28,11 +31,11 @@ class Counts(Rule):
             by: the largest probability, that of the pick (LLaDA; drawn anew each step), the margin
                 of the two most likely, the least entropy, chance, or from the left.
         """
-        require(per_step >= 1, "per_step", per_step, "1 or more")
-        require(steps >= 0, "steps", steps, "1 or more, or 0 to go by per_step")
+        within("per_step", per_step, 1, MOST)
+        within("steps", steps, 0, MOST, "0 to go by per_step")
         self._per_step, self._steps, self._by = per_step, steps, by
         self.fresh = by == "picked"
-        self.ignores_draws = not self.fresh
+        self.ignores_draws, self.scheduled = not self.fresh, steps > 0
 
     def begin(self, canvas: Canvas) -> list[int]:
         left = len(canvas.masked())

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.core.types import ProbArray
 from paceline.denoising.canvas import Canvas
 from paceline.denoising.process import Choice, View
@@ -30,8 +30,9 @@ class Credit(Wrapper):
         self, inner: Rule, alpha: float = 0.7, gamma: float = 0.2, beta: float = 0.8
     ) -> None:
         super().__init__(inner)
-        require(alpha >= 0, "alpha", alpha, "0 (no credits) or more")
-        require(0 <= beta <= 1, "beta", beta, "from 0 to 1")
+        within("alpha", alpha, 0, 1e6, "0 for no credits")
+        within("gamma", gamma, 0, 1e6)
+        within("beta", beta, 0, 1)
         self._alpha, self._gamma, self._beta = alpha, gamma, beta
 
     def begin(self, canvas: Canvas) -> _State:

@@ -6,11 +6,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.core.types import IntArray
 from paceline.denoising.canvas import Canvas
 from paceline.denoising.process import Choice, View, best
-from paceline.denoising.samplers.counts import chances, worth
+from paceline.denoising.samplers.counts import MOST, chances, worth
 from paceline.denoising.unmasking import Rule
 from paceline.sampling.randomness import Purpose
 
@@ -22,6 +22,7 @@ class Dream(Rule):
     """Fill a share 1 - s / t of the masks from time t to s; a step of none takes no forward."""
 
     name: ClassVar[str] = "dream"
+    scheduled = True
 
     def __init__(
         self,
@@ -36,8 +37,8 @@ class Dream(Rule):
             by: "origin" fills each place independently with this chance; the others the surest.
             alg_temp: above 0 draws places without replacement, by softmax(worth / alg_temp).
         """
-        require(steps >= 1, "steps", steps, "1 or more")
-        require(alg_temp >= 0, "alg_temp", alg_temp, "0 (the surest places) or more")
+        within("steps", steps, 1, MOST)
+        within("alg_temp", alg_temp, 0, 1e6, "0 for the surest places")
         self._times = np.linspace(1, LEAST, steps + 1)
         self._by, self._alg_temp = by, alg_temp
 

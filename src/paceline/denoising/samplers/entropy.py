@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.denoising.process import Choice, View, best
 from paceline.denoising.unmasking import Rule
 
@@ -19,7 +19,8 @@ class Entropy(Rule):
 
     def __init__(self, tau: float = 0.5, penalty: float = 0.0) -> None:
         """Set the bound; `penalty` nats are added a place right of the first mask (WeDLM)."""
-        require(penalty >= 0, "penalty", penalty, "0 or more")
+        within("tau", tau, -np.inf, np.inf, "any but NaN")
+        within("penalty", penalty, 0, 1e6)
         self._tau, self._penalty = tau, penalty
 
     def choose(self, view: View, state: None) -> Choice:

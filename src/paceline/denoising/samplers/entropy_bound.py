@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
+from paceline.core.options import within
 from paceline.denoising.process import Choice, View, best
 from paceline.denoising.unmasking import Rule
 
@@ -14,6 +17,7 @@ class EntropyBound(Rule):
     name: ClassVar[str] = "entropy-bound"
 
     def __init__(self, gamma: float = 0.1) -> None:
+        within("gamma", gamma, -np.inf, np.inf, "any but NaN")
         self._gamma = gamma
 
     def choose(self, view: View, state: None) -> Choice:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.denoising.process import Choice, View, best
 from paceline.denoising.unmasking import Rule
 
@@ -18,7 +18,7 @@ class Factor(Rule):
 
     def __init__(self, factor: float = 1.0) -> None:
         """Set the factor. At 1 the places' argmaxes are that of their joint (theorem 1)."""
-        require(factor >= 0, "factor", factor, "0 (one place a step) or more")
+        within("factor", factor, 0, np.inf, "0 for one place a step")
         self._factor = factor
 
     def choose(self, view: View, state: None) -> Choice:

@@ -7,15 +7,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.core.types import Attention, IntArray, LogitArray, TokenLogprob
 from paceline.denoising.canvas import Ask, Canvas
-from paceline.denoising.process import Context, Process
-from paceline.denoising.unmasking import Rule, Unmasking
-from paceline.errors import InvalidOption, PacelineError
+from paceline.denoising.process import Context, Process, Sampler, Terms
+from paceline.denoising.unmasking import Rule, Unmasking, goes
+from paceline.errors import PacelineError
+
+# Rows of a forward, at most: what each sees is a square of them.
+ROWS = 4096
 
 
-class FreeDave:
+class FreeDave(Sampler):
     """Draft the rule's next steps from what is known, and check all of them in one forward.
 
     A step stands if the rule asks for exactly the rows that its draft asked for. The text is that
@@ -27,22 +30,16 @@ class FreeDave:
 
     def __init__(self, inner: Rule, width: int = 4) -> None:
         """Wrap a rule; `width` is the number of drafts, each a copy of the block's rows."""
-        require(width >= 1, "width", width, "1 or more")
-        self.inner, self.width = inner, width
+        within("width", width, 1, 64)
+        self.needs = tuple(each for each in self.needs if each in inner.needs)
+        goes(self.name, inner, bool(self.needs), "moves its block")
+        self.inner, self.width, self.ignores_draws = inner, width, inner.ignores_draws
+
+    def check(self, terms: Terms) -> None:
+        self.inner.check(terms)
 
     def process(self, context: Context) -> Process:
-        return Lookahead(unmasking(self, self.inner, context), self.width)
-
-
-def unmasking(sampler: FreeDave, inner: Rule, context: Context) -> Unmasking:
-    """Return the process of a rule; InvalidOption if it has one of its own."""
-    process = inner.process(context)
-    if not isinstance(process, Unmasking):
-        raise InvalidOption(
-            f"sampler '{sampler.name}' wraps rules that fill blocks step by step, and "
-            f"'{inner.name}' does not: use it alone"
-        )
-    return process
+        return Lookahead(self.inner.process(context), self.width)
 
 
 class Lookahead:
@@ -62,16 +59,16 @@ class Lookahead:
     def logprobs(self) -> dict[int, TokenLogprob]:
         return self.process.logprobs
 
-    @property
-    def log_likelihood(self) -> float | None:
-        return self.process.log_likelihood
+    def log_likelihood(self, end: int) -> float | None:
+        return self.process.log_likelihood(end)
 
     def ask(self) -> Ask:
         # A forward that changes the cache has no drafts: they would not see what it keeps.
         first = self.process.ask()
         asks = [first] if changes_cache(self.process) else [first, *(d.ask() for d in self.drafts)]
-        self._asks = asks
-        return side_by_side(asks)
+        self._asks = asks = asks[: max(1, ROWS // len(first.tokens))]
+        held = len(self.process.held) if first.drop is None else first.drop
+        return side_by_side(asks, held)
 
     def take(self, logits: LogitArray) -> Sequence[int]:
         kept: Sequence[int] = ()
@@ -140,28 +137,24 @@ def wanted(ask: Ask) -> IntArray:
 
 def same(one: Ask, other: Ask) -> bool:
     """Return whether two forwards over one cache have the same logits."""
-    return one.drop == other.drop and all(
-        np.array_equal(mine, theirs)
-        for mine, theirs in (
-            (one.tokens, other.tokens),
-            (one.places, other.places),
-            (one.sees, other.sees),
-            (wanted(one), wanted(other)),
-        )
-    )
+    one, other = (ask._replace(wanted=wanted(ask)) for ask in (one, other))
+    # None is equal to itself alone.
+    return all(np.array_equal(*pair) for pair in zip(one, other, strict=True))  # type: ignore[arg-type]
 
 
-def side_by_side(asks: Sequence[Ask]) -> Ask:
-    """Return the rows of all, each of which sees the cache and its own ask alone."""
+def side_by_side(asks: Sequence[Ask], held: int) -> Ask:
+    """Return the rows of all, each of which sees its own ask, and of `held` keys what it asks."""
+    if len(asks) == 1:
+        return asks[0]
     starts = np.cumsum([0, *(len(ask.tokens) for ask in asks)])
     sees = np.zeros((starts[-1], starts[-1]), dtype=np.bool_)
     for start, stop, ask in zip(starts, starts[1:], asks, strict=False):
         sees[start:stop, start:stop] = ask.sees
-    return Ask(
-        np.concatenate([ask.tokens for ask in asks]),
-        np.concatenate([ask.places for ask in asks]),
-        sees,
-        np.concatenate([wanted(ask) + at for at, ask in zip(starts, asks, strict=False)]),
-        None,
-        asks[0].drop,
+    cached = [np.full(len(a.tokens), held) if a.cached is None else a.cached for a in asks]
+    return asks[0]._replace(
+        tokens=np.concatenate([ask.tokens for ask in asks]),
+        places=np.concatenate([ask.places for ask in asks]),
+        sees=sees,
+        wanted=np.concatenate([wanted(ask) + at for at, ask in zip(starts, asks, strict=False)]),
+        cached=np.concatenate(cached),
     )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from paceline.core.options import require
-from paceline.core.types import Denoises, LogitArray, TokenLogprob
-from paceline.denoising.caches import CachePlan
+from paceline.core.options import within
+from paceline.core.types import LogitArray, TokenLogprob
 from paceline.denoising.canvas import Ask, tokens_at, visible
-from paceline.denoising.process import Choice, Context, Process, View, best
-from paceline.denoising.samplers.counts import chances
+from paceline.denoising.process import Choice, Context, Terms, View, best
+from paceline.denoising.samplers.counts import MOST, chances
 from paceline.denoising.unmasking import Rule, Unmasking, Wrapper
 from paceline.errors import InvalidOption
 from paceline.sampling.randomness import Draw, Purpose
@@ -28,8 +27,8 @@ class GenMol(Rule):
     ignores_draws = False
 
     def __init__(self, randomness: float = 0.5, per_step: int = 1) -> None:
-        require(randomness >= 0, "randomness", randomness, "0 or more")
-        require(per_step >= 1, "per_step", per_step, "1 or more")
+        within("randomness", randomness, 0, 1e6)
+        within("per_step", per_step, 1, MOST)
         self._randomness, self._per_step = randomness, per_step
 
     def choose(self, view: View, state: None) -> Choice:
@@ -48,32 +47,33 @@ class Remask(Wrapper):
     """
 
     name: ClassVar[str] = "remask"
+    standard = False
 
     def __init__(
         self, inner: Rule, rounds: int = 8, span: int = 4, objective: Objective | None = None
     ) -> None:
         """Set how often, and how many places; `objective` takes the answer's tokens."""
         super().__init__(inner)
-        require(rounds >= 0, "rounds", rounds, "0 or more")
-        require(span >= 1, "span", span, "1 or more")
+        within("rounds", rounds, 0, 64)
+        within("span", span, 1, MOST)
         self.rounds, self.span, self.objective = rounds, span, objective
         self.needs = ("full",)
-        self.fresh, self.monotone, self.ignores_draws = True, False, False
+        self.monotone, self.ignores_draws = False, False
 
-    def check(self, facts: Denoises, plan: CachePlan) -> None:
-        super().check(facts, plan)
-        if plan.name != "none":
+    def check(self, terms: Terms) -> None:
+        super().check(terms)
+        if terms.plan.name != "none":
             raise InvalidOption(
-                f"sampler 'remask' asks the whole text again, not what cache '{plan.name}' leaves "
-                "out: use cache none"
+                f"sampler 'remask' asks the whole text again, not what cache '{terms.plan.name}' "
+                "leaves out: use cache none"
             )
-
-    def process(self, context: Context) -> Process:
-        if context.request.constraint is not None:
+        if terms.constrained:
             raise InvalidOption(
                 "sampler 'remask' changes the middle of a text, which a constraint cannot follow: "
                 "leave out one of the two"
             )
+
+    def process(self, context: Context) -> Unmasking:
         return _Process(context, self)
 
 
@@ -92,6 +92,16 @@ class _Process(Unmasking):
         self.scores: list[float] = []
         self._scoring = False
         super().restart()
+
+    def fork(self) -> Self:
+        other = super().fork()
+        other.scores = list(self.scores)
+        return other
+
+    @property
+    def anew(self) -> bool:
+        # The first text is the inner rule's own.
+        return super().anew or bool(self.scores)
 
     def ask(self) -> Ask:
         if not self._scoring:
@@ -118,6 +128,8 @@ class _Process(Unmasking):
         super().settle()
         canvas, objective = self.canvas, self.rule.objective
         complete = canvas.final == len(canvas.tokens)
+        if complete and not self.rule.rounds:
+            return
         canvas.final = canvas.begin
         if complete and objective is None:
             self._scoring = True

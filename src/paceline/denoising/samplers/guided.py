@@ -7,13 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
-from paceline.core.types import Denoises, LogitArray, ProbArray
-from paceline.denoising.caches import CachePlan
+from paceline.core.options import within
+from paceline.core.types import LogitArray, ProbArray
 from paceline.denoising.canvas import Ask
-from paceline.denoising.process import Choice, Context, Process, View
-from paceline.denoising.unmasking import Rule, Unmasking
-from paceline.errors import InvalidOption
+from paceline.denoising.process import Choice, Context, Terms, View
+from paceline.denoising.unmasking import Rule, Unmasking, check_clean_rows
 
 
 class Guided(Rule):
@@ -24,12 +22,13 @@ class Guided(Rule):
 
     name: ClassVar[str] = "guided"
     ignores_draws = False
+    standard = False
 
     def __init__(self, top: int = 1, ratio: float = 0.0) -> None:
         """Set what agrees: a pick among the guide's `top` most likely tokens, or with at least
         `ratio` of the largest probability (0 leaves this out)."""
-        require(top >= 1, "top", top, "1 or more")
-        require(0 <= ratio <= 1, "ratio", ratio, "from 0 (off) to 1")
+        within("top", top, 1, 2**31)
+        within("ratio", ratio, 0, 1, "0 for off")
         self._top, self._ratio = top, ratio
 
     def agreed(self, logits: ProbArray, view: View) -> int:
@@ -47,14 +46,10 @@ class Guided(Rule):
     def choose(self, view: View, state: int) -> Choice:
         return Choice(range(max(1, state)))
 
-    def check(self, facts: Denoises, plan: CachePlan) -> None:
-        if not facts.autoregressive:
-            raise InvalidOption(
-                "sampler 'guided' needs a model whose clean rows predict the next token: use "
-                "another sampler"
-            )
+    def check(self, terms: Terms) -> None:
+        check_clean_rows(self.name, terms.facts)
 
-    def process(self, context: Context) -> Process:
+    def process(self, context: Context) -> Unmasking:
         return _Process(context, self)
 
 

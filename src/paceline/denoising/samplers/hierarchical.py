@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.denoising.process import Choice, View, best
 from paceline.denoising.unmasking import Rule
 
@@ -20,7 +20,8 @@ class Hierarchical(Rule):
     name: ClassVar[str] = "hierarchical"
 
     def __init__(self, low: float = 0.4, high: float = 0.9) -> None:
-        require(0 <= low <= high, "low", low, f"from 0 to high, {high}")
+        within("high", high, 0, np.inf)
+        within("low", low, 0, high, "which is high")
         self._low, self._high = low, high
 
     def choose(self, view: View, state: None) -> Choice:

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from safetensors.numpy import load_file
 
-from paceline.core.types import Denoises, ProbArray
-from paceline.denoising.caches import CachePlan
-from paceline.denoising.process import Choice, View, best
+from paceline.core.options import File, require
+from paceline.core.types import ProbArray
+from paceline.denoising.process import Choice, Terms, View, best
 from paceline.denoising.unmasking import Rule
 from paceline.errors import InvalidOption
 
-SHIPPED = "lists-mdm"
+SHIPPED = File("lists-mdm")
 NAMES = ("in.weight", "in.bias", "out.weight", "out.bias")
 
 
@@ -39,7 +39,7 @@ class Filter(Rule):
 
     name: ClassVar[str] = "filter"
 
-    def __init__(self, weights: str = SHIPPED, tau: float = 0.9) -> None:
+    def __init__(self, weights: File = SHIPPED, tau: float = 0.9) -> None:
         """Read a safetensors file: `in.weight` `[hidden, block]`, `in.bias`, `out.weight`
         `[block, hidden]`, `out.bias`.
 
@@ -50,6 +50,7 @@ class Filter(Rule):
         Raises:
             InvalidOption: the file is missing, or holds something else.
         """
+        require(0 <= tau < 1, "tau", tau, "0 or more, and below 1")
         try:
             held = _read(weights)
             a, b, c, d = (held[name].astype(np.float64) for name in NAMES)
@@ -60,11 +61,17 @@ class Filter(Rule):
                 f"filter weights {weights} cannot be read ({error}): give "
                 f"a safetensors file with {', '.join(NAMES)}"
             ) from error
-        self._layers, self._size, self._tau = (a, b, c, d), len(d), tau
+        self._layers, self._size = (a, b, c, d), len(d)
+        self._bound = np.log(tau / (1 - tau)) if tau else -np.inf
         self._shipped = weights == SHIPPED
 
-    def check(self, facts: Denoises, plan: CachePlan) -> None:
-        if self._shipped and facts.attention != "full":
+    def check(self, terms: Terms) -> None:
+        if terms.block > self._size:
+            raise InvalidOption(
+                f"the filter is for blocks of {self._size} places, not {terms.block}: set block to "
+                f"{self._size} or less"
+            )
+        if self._shipped and terms.facts.attention != "full":
             raise InvalidOption(
                 f"the filter in the package was trained for {SHIPPED}, whose rows see all: train "
                 "one with `paceline train canvas-filter` and give filter:weights=FILE"
@@ -72,13 +79,8 @@ class Filter(Rule):
 
     def choose(self, view: View, state: None) -> Choice:
         seen = features(view)
-        if len(seen) > self._size:
-            raise InvalidOption(
-                f"the filter is for blocks of {self._size} places, not {len(seen)}: set block to "
-                f"{self._size} or less"
-            )
         a, b, c, d = self._layers
         hidden = np.maximum(a[:, : len(seen)] @ seen + a[:, len(seen) :].sum(axis=1) + b, 0)
         scores = (c @ hidden + d)[view.places - view.canvas.block.start]
-        right = np.flatnonzero(scores > np.log(self._tau / (1 - self._tau)))
+        right = np.flatnonzero(scores > self._bound)
         return Choice(np.union1d(right, best(view.confidence)))

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from paceline.core import tree as trees
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.core.types import Attention, LogitArray
-from paceline.denoising.process import Context, Process
+from paceline.denoising.process import Context, Process, Sampler, Terms
 from paceline.denoising.samplers.self_verified import Groups
+from paceline.denoising.unmasking import check_clean_rows
 from paceline.verifiers.matching import Coupled
 
 
-class LexicalUnits:
+class LexicalUnits(Sampler):
     """Commit the model's own next token, and behind it the masks' tokens while they are sure.
 
     How far that goes depends on distributions alone, not on what is drawn from them.
@@ -21,7 +22,6 @@ class LexicalUnits:
 
     name: ClassVar[str] = "lexical-units"
     needs: tuple[Attention, ...] = ("full", "block", "order", "causal")
-    verifies: ClassVar[bool] = True
 
     def __init__(self, width: int = 3, tau: float = 0.9) -> None:
         """Set how far to look.
@@ -30,9 +30,12 @@ class LexicalUnits:
             width: masks' tokens of a forward, at most.
             tau: least largest probability, exclusive; at 1 the text is the autoregressive one.
         """
-        require(width >= 1, "width", width, "1 or more")
-        require(0 <= tau <= 1, "tau", tau, "from 0 (all) to 1 (none)")
+        within("width", width, 1, 256)
+        within("tau", tau, 0, 1, "1 for none")
         self.width, self.tau = width, tau
+
+    def check(self, terms: Terms) -> None:
+        check_clean_rows(self.name, terms.facts)
 
     def process(self, context: Context) -> Process:
         return Units(context, self.width, self.tau)

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.denoising.process import Choice, View, best
+from paceline.denoising.samplers.counts import MOST
 from paceline.denoising.unmasking import Rule
 
 
@@ -17,7 +18,9 @@ class LocalLeap(Rule):
     name: ClassVar[str] = "local-leap"
 
     def __init__(self, tau: float = 0.9, radius: int = 4, relaxed: float = 0.75) -> None:
-        require(radius >= 0, "radius", radius, "0 (sure places alone) or more")
+        within("tau", tau, 0, np.inf)
+        within("radius", radius, 0, MOST, "0 for sure places alone")
+        within("relaxed", relaxed, 0, np.inf)
         self._tau, self._radius, self._relaxed = tau, radius, relaxed
 
     def choose(self, view: View, state: None) -> Choice:

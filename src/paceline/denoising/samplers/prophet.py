@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from paceline.core.options import within
 from paceline.denoising.process import Choice, View
 from paceline.denoising.unmasking import Rule, Wrapper
 
@@ -22,6 +23,8 @@ class Prophet(Wrapper):
         self, inner: Rule, early: float = 7.5, middle: float = 5.0, late: float = 2.5
     ) -> None:
         super().__init__(inner)
+        for name, bound in ("early", early), ("middle", middle), ("late", late):
+            within(name, bound, -np.inf, np.inf, "any but NaN")
         self._bounds = early, middle, late
 
     def choose(self, view: View, state: Any) -> Choice:

@@ -6,9 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.denoising.canvas import Canvas
 from paceline.denoising.process import Choice, View, best
+from paceline.denoising.samplers.counts import MOST
 from paceline.denoising.unmasking import Rule, Wrapper
 
 
@@ -31,11 +32,14 @@ class Revise(Wrapper):
             inner: fills masks.
             share: of the filled places, the surest.
             after: steps of a block before the first edit.
-            least: probability that a new token exceeds (LLaDA2.1: 0.9).
-            most: edits a block (LLaDA2.1: 16); 0 sets no limit.
+            least: probability that a new token exceeds (LLaDA2.1: 0.5, or 0 for speed).
+            most: edits a block; 0 sets no limit.
         """
         super().__init__(inner)
-        require(0 <= share <= 1, "share", share, "from 0 (off) to 1")
+        within("share", share, 0, 1, "0 for no edits")
+        within("after", after, 0, MOST)
+        within("least", least, 0, 1)
+        within("most", most, 0, MOST, "0 for no limit")
         self._share, self._after, self._least, self._most = share, after, least, most
         self.reads_filled, self.monotone, self.ignores_draws = True, False, False
 

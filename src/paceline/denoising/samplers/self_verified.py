@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.core.target import Output
 from paceline.core.types import (
     Attention,
@@ -23,7 +23,9 @@ from paceline.core.types import (
     TokenTree,
 )
 from paceline.denoising.canvas import Ask
-from paceline.denoising.process import Context, Process
+from paceline.denoising.process import Context, Process, Terms
+from paceline.denoising.process import Sampler as CanvasSampler
+from paceline.denoising.unmasking import check_clean_rows
 from paceline.errors import InvalidOption
 from paceline.sampling.distributions import gumbel_max
 from paceline.sampling.randomness import Draw, Purpose
@@ -36,7 +38,7 @@ Rule = Literal["coupled", "rejection", "sample-match"]
 RULES: dict[str, type[Verifier]] = {rule.name: rule for rule in (Coupled, Rejection, SampleMatch)}
 
 
-class Tidar:
+class Tidar(CanvasSampler):
     """Verify candidates and draft behind each of them, in one forward.
 
     A group of masks stands behind every candidate, for the case that it is the last to be
@@ -46,7 +48,6 @@ class Tidar:
 
     name: ClassVar[str] = "tidar"
     needs: tuple[Attention, ...] = ("full", "block", "order", "causal")
-    verifies: ClassVar[bool] = True
 
     def __init__(self, width: int = 4, verifier: Rule = "coupled", prune: float = 0.0) -> None:
         """Set how to draft and to verify.
@@ -56,9 +57,12 @@ class Tidar:
             verifier: "coupled" gives the seed's own text, others its distribution.
             prune: least product of the candidates' largest probabilities; FlexDraft's is 0.01.
         """
-        require(width >= 1, "width", width, "1 or more")
-        require(0 <= prune <= 1, "prune", prune, "from 0 (all) to 1 (none but certain ones)")
+        within("width", width, 1, 32)
+        within("prune", prune, 0, 1, "0 for all")
         self.width, self.rule, self.prune = width, RULES[verifier](), prune
+
+    def check(self, terms: Terms) -> None:
+        check_clean_rows(self.name, terms.facts)
 
     def process(self, context: Context) -> Process:
         return Groups(context, self.width, self.rule, self.prune)
@@ -77,7 +81,6 @@ class Groups:
     """Candidates after the text, and masks behind each of them."""
 
     exact = True
-    log_likelihood: float | None = None
 
     def __init__(self, context: Context, width: int, rule: Verifier, prune: float) -> None:
         self.context, self.width, self.rule, self.prune = context, width, rule, prune
@@ -94,6 +97,10 @@ class Groups:
         self._shift = int(context.facts.shifted)
         self.held = 0
         self.drafts = trees.EMPTY
+
+    def log_likelihood(self, end: int) -> float | None:
+        # From left to right: what stands behind the answer says nothing of it.
+        return None if self.context.distributions.greedy else self.canvas.logprob(end)
 
     def ask(self) -> Ask:
         return self._rows(self.drafts, [self._masks(g) for g in range(len(self.drafts) + 1)])

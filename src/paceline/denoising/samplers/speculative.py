@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from paceline.core.types import IntArray, ProbArray
-from paceline.denoising.process import Choice, Context, Process, View
-from paceline.denoising.samplers.freedave import FreeDave, Lookahead, unmasking
+from paceline.denoising.process import Choice, Context, Process, Terms, View
+from paceline.denoising.samplers.freedave import FreeDave, Lookahead
 from paceline.denoising.unmasking import Rule, Unmasking
 from paceline.errors import InvalidOption
 from paceline.sampling.distributions import from_dense, verified
@@ -36,21 +36,23 @@ class Speculative(FreeDave):
     def __init__(self, inner: Rule, width: int = 4) -> None:
         """Wrap a rule; InvalidOption if it looks at what was drawn, or changes what is filled."""
         super().__init__(inner, width)
-        if inner.fresh or not inner.monotone:
+        if not (inner.standard and inner.ignores_draws and inner.monotone):
             raise InvalidOption(
                 f"sampler '{self.name}' wraps rules that look at no draws and keep what they fill, "
                 f"unlike '{inner.name}': use freedave>{inner.name}"
             )
 
-    def process(self, context: Context) -> Process:
-        process = unmasking(self, self.inner, context)
-        if context.distributions.greedy:
-            return Lookahead(process, self.width)
-        if context.request.constraint is not None:
+    def check(self, terms: Terms) -> None:
+        super().check(terms)
+        if terms.constrained and not terms.params.greedy:
             raise InvalidOption(
                 f"sampler '{self.name}' does not know what a constraint forbids before it draws: "
                 f"use freedave>{self.inner.name}"
             )
+
+    def process(self, context: Context) -> Process:
+        if context.distributions.greedy:
+            return super().process(context)
         return Rejecting(Drawing(context, self.inner), self.width)
 
 
@@ -70,10 +72,8 @@ class Drawing(Unmasking):
     def drawn(self, scores: ProbArray, places: IntArray) -> View:
         # No picks: a rule that looked at them would fail.
         nothing: Any = np.full(len(places), np.nan)
-        randomness = self.context.request.randomness
-        return View(
-            self.canvas, places, scores, self.context.distributions(scores), nothing, randomness
-        )
+        randomness, found = self.context.request.randomness, self.context.distributions(scores)
+        return View(self.canvas, places, scores, found, nothing, randomness, redraw=self.drawn)
 
     def draw(self, view: View, choice: Choice) -> None:
         view.picks = np.full(len(view.places), -1)

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import within
 from paceline.denoising.process import Choice, View, best
+from paceline.denoising.samplers.counts import MOST
 from paceline.denoising.unmasking import Rule
 
 
@@ -17,8 +18,8 @@ class Threshold(Rule):
     name: ClassVar[str] = "threshold"
 
     def __init__(self, tau: float = 0.9, least: int = 1) -> None:
-        require(tau >= 0, "tau", tau, "0 (all) or more; above 1 fills one place a step")
-        require(least >= 1, "least", least, "1 or more")
+        within("tau", tau, 0, np.inf, "above 1 fills one place a step")
+        within("least", least, 1, MOST)
         self._tau, self._least = tau, least
 
     def choose(self, view: View, state: None) -> Choice:

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
-from paceline.core.types import Denoises, LogitArray
-from paceline.denoising.caches import CachePlan, Exact, Plan
+from paceline.core.options import within
+from paceline.core.types import LogitArray
+from paceline.denoising.caches import Exact, Plan
 from paceline.denoising.canvas import Ask, tokens_at
-from paceline.denoising.process import Context, Process
-from paceline.denoising.unmasking import Rule, Unmasking, Wrapper
+from paceline.denoising.process import Context, Terms
+from paceline.denoising.samplers.counts import MOST
+from paceline.denoising.unmasking import Rule, Unmasking, Wrapper, goes
 from paceline.errors import InvalidOption
 
 
@@ -20,23 +21,25 @@ class WeDLM(Wrapper):
     """Let the inner rule fill a window that moves with the text's first gap."""
 
     name: ClassVar[str] = "wedlm"
+    standard = False
 
     def __init__(self, inner: Rule, window: int = 6) -> None:
         super().__init__(inner)
-        require(window >= 1, "window", window, "1 or more")
-        require(inner.monotone, "inner", inner.name, "a rule that changes nothing it has filled")
+        within("window", window, 1, MOST)
+        goes(self.name, inner, inner.monotone, "changes what it has filled")
+        goes(self.name, inner, not inner.scheduled, "plans the steps of a block")
         self.window = window
         self.needs = ("order",)
 
-    def check(self, facts: Denoises, plan: CachePlan) -> None:
-        super().check(facts, plan)
-        if facts.shifted:
+    def check(self, terms: Terms) -> None:
+        super().check(terms)
+        if terms.facts.shifted:
             raise InvalidOption(
                 "sampler 'wedlm' needs masks that predict their own place, and this model's "
                 "predict the next: use another sampler"
             )
 
-    def process(self, context: Context) -> Process:
+    def process(self, context: Context) -> Unmasking:
         return _Process(context, self)
 
 

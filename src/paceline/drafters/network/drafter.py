@@ -120,7 +120,7 @@ def chains(
         wanted: a budget for each.
         lines: acceptance statistics of each.
         source: name of the drafter.
-        stop: a chain ends before the first token whose acceptance probability is below this.
+        stop: a chain ends with the first token whose acceptance probability is below this.
         runner_ups: whether remaining nodes go to runner-up tokens beside the chain's, as leaves:
             the network has computed these already.
     """
@@ -128,7 +128,7 @@ def chains(
     for chain, budget, line in zip(drafted, wanted, lines, strict=True):
         depth = min(budget.nodes, budget.depth, len(chain.tokens))
         if stop:
-            doubtful = (at for at in range(depth) if chain.chances[at] < stop)
+            doubtful = (at + 1 for at in range(depth) if chain.chances[at] < stop)
             depth = next(doubtful, depth)
         room = budget.nodes - depth if runner_ups else 0
         chances = line.acceptance(chain.chances[:depth])
@@ -185,9 +185,9 @@ class TrainedDrafter(Drafter):
 
         Args:
             runner: the network.
-            stop: a chain ends before the first token whose acceptance probability (`Chain.chances`)
+            stop: a chain ends with the first token whose acceptance probability (`Chain.chances`)
                 is below this (second early exit of Kangaroo); 0 never stops. With option `head`:
-                least probability that the whole chain is accepted (`acceptance.py`).
+                least probability that the whole chain is accepted (`stopping_head.py`).
             runner_ups: whether runner-up tokens beside the chain's are drafted too, as far as a
                 budget has more nodes than the chain.
 

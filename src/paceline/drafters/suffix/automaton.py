@@ -1,8 +1,7 @@
 """Online suffix automaton of token texts (Blumer et al. 1985), with counts and last occurrences.
 
 States number at most two per token; a token costs amortised constant time. Counts cover
-contexts of up to `depth` tokens, which bounds the work on repetition. Native kernels and the
-x.
+contexts of up to `depth` tokens, which bounds the work on repetition. The states are native.
 """
 
 from __future__ import annotations

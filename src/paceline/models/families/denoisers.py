@@ -117,17 +117,20 @@ WEDLM = Family(
 )
 DENOISERS = (LLADA, DREAM, SDAR, FAST_DLLM, WEDLM)
 
-_EXPERTS = "models are mixtures of experts, which no runtime here has: use a dense one, such as"
+_EXPERTS = "models are mixtures of experts, which fill no canvas here: use a dense one, such as"
 UNSUPPORTED = {
     **dict.fromkeys(("llada2_moe", "LLaDA2MoeModelLM"), f"LLaDA 2 {_EXPERTS} LLaDA-8B"),
     **dict.fromkeys(("lladamoe", "LLaDAMoEModelLM"), f"LLaDA-MoE {_EXPERTS} LLaDA-8B"),
     **dict.fromkeys(("sdar_moe", "SDARMoeForCausalLM"), f"SDAR-MoE {_EXPERTS} SDAR-8B"),
     **dict.fromkeys(
         ("diffusion_gemma", "DiffusionGemmaForBlockDiffusion"),
-        "DiffusionGemma starts from random tokens instead of masks and is a mixture of experts, "
-        "which no runtime here has: use a dense model with a mask token, such as LLaDA-8B",
+        "DiffusionGemma starts from random tokens instead of masks, which no sampler here does: "
+        "use a model with a mask token, such as LLaDA-8B",
     ),
-    "MinistralDLM": "Nemotron diffusion models scale queries by position and have a head of their "
-    "own, which no runtime here has: use another, such as Fast-dLLM v2",
+    **dict.fromkeys(
+        ("MinistralDLM", "nemotron_labs_diffusion", "NemotronLabsDiffusionModel"),
+        "Nemotron diffusion models scale queries by position and have a head of their own, which "
+        "no runtime here has: use another, such as Fast-dLLM v2",
+    ),
 }
 """Denoisers that do not run here, by model type and by architecture: what to say of them."""

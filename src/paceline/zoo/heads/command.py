@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import typer
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.registry.loaded import Loaded
     from paceline.training.classifier_metrics import ClassifierMetrics, Figure
     from paceline.zoo.heads.grading import Problem
-    from paceline.zoo.heads.training import ExampleStore
+    from paceline.zoo.heads.training import Cut, ExampleStore
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""
@@ -26,6 +26,7 @@ _SAVE_EVERY = 8
 
 def run(job: HeadOptions) -> None:
     """Label, fit, judge, write, report."""
+    job = job.sized()
     job.check()
     checked = o.runtime_options(precision=job.precision, threads=job.threads)
 
@@ -59,7 +60,7 @@ def run(job: HeadOptions) -> None:
     if job.draft_model:
         settings["draft_model"] = job.draft_model
     store = ExampleStore(job.examples or job.out.with_suffix(".examples.safetensors"), settings)
-    interrupted = _label(job, loaded, texts, problems, store)
+    interrupted, cut = _label(job, loaded, texts, problems, store)
     head, quality = train_head(
         job.kind,
         *store.examples(),
@@ -84,6 +85,7 @@ def run(job: HeadOptions) -> None:
                 "head": str(job.out),
                 "prompts": store.done,
                 "complete": store.done >= len(texts),
+                **({"cut": cut._asdict()} if job.graded else {}),
                 "settings": {
                     **settings,
                     **{key: getattr(job, key) for key in ("margin", "cost", "penalty")},
@@ -95,6 +97,12 @@ def run(job: HeadOptions) -> None:
     else:
         for line in _lines(job, quality, store.done, len(texts)):
             typer.echo(line)
+        if cut.cut or cut.answers:
+            typer.echo(
+                f"graded before their end: {cut.answers} answers, cut by --new-tokens "
+                f"{job.new_tokens}, and {cut.cut} of {cut.continuations} continuations, cut by "
+                f"--ahead {job.ahead}: raise these"
+            )
     if interrupted:
         raise typer.Exit(130)
 
@@ -105,15 +113,18 @@ def _label(
     texts: list[str],
     problems: list[Problem],
     store: ExampleStore,
-) -> bool:
-    """Label the prompts that are left, with a progress bar; whether Ctrl-C ended it early."""
+) -> tuple[bool, Cut]:
+    """Label the prompts that are left, with a progress bar; whether Ctrl-C ended it early, and
+    what was graded before its end."""
     from rich.console import Console
     from rich.progress import track
 
     from paceline.cli.output import interruptible
     from paceline.registry import loading
-    from paceline.zoo.heads.training import RolloutOptions, collect
+    from paceline.zoo.heads.training import Cut, RolloutOptions, collect
 
+    assert job.ahead is not None
+    assert job.new_tokens is not None
     rollouts = RolloutOptions(ahead=job.ahead, samples=job.samples, seed=job.seed)
     engines = [
         loading.make_engine(
@@ -128,6 +139,7 @@ def _label(
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
+    cut = Cut()
     with interruptible() as interrupt:
         try:
             for index in bar:
@@ -144,11 +156,12 @@ def _label(
                     grade=problems[index].grade if problems else None,
                 )
                 store.add(labelled)
+                cut = Cut(*(sum(pair) for pair in zip(cut, labelled.cut, strict=True)))
                 if store.done % _SAVE_EVERY == 0:
                     store.save()
         finally:
             store.save()
-        return bool(interrupt)
+        return bool(interrupt), cut
 
 
 def _lines(job: HeadOptions, quality: ClassifierMetrics, done: int, wanted: int) -> list[str]:
@@ -180,9 +193,17 @@ Examples = Annotated[
 ]
 Drafters = Annotated[str, typer.Option(help="Whose mistakes to label, in turn by prompt.")]
 Limit = Annotated[int | None, typer.Option(help="So many prompts, the first of the files.")]
-NewTokens = Annotated[int, typer.Option(help="Length of each answer in tokens.")]
+NewTokens = Annotated[
+    int | None, typer.Option(help="Length of each answer in tokens. Default: 64, or 512 if graded.")
+]
 PerPrompt = Annotated[int, typer.Option(help="Most mismatches labelled per prompt.")]
-Ahead = Annotated[int, typer.Option(help="Tokens that the model goes on for behind a mismatch.")]
+Ahead = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens that the model goes on for behind a mismatch. Default: 12, or if graded as "
+        "many as --new-tokens."
+    ),
+]
 Graded = Annotated[
     bool,
     typer.Option(
@@ -214,9 +235,9 @@ class HeadOptions:
     draft_model: DraftModel = None
     graded: Graded = False
     limit: Limit = None
-    new_tokens: NewTokens = 64
+    new_tokens: NewTokens = None
     per_prompt: PerPrompt
-    ahead: Ahead = 12
+    ahead: Ahead = None
     samples: int = field(init=False, default=1)
     margin: float
     cost: Cost = 2.0
@@ -246,6 +267,13 @@ class HeadOptions:
                 parts += [f"--{key.replace('_', '-')}", str(getattr(self, key))]
         return " ".join([*parts, *(["--graded"] if self.graded else [])])
 
+    def sized(self) -> Self:
+        """Return the options with lengths: only a whole answer has a grade."""
+        new_tokens, ahead = (512, None) if self.graded else (64, 12)
+        new_tokens = new_tokens if self.new_tokens is None else self.new_tokens
+        ahead = (ahead or new_tokens) if self.ahead is None else self.ahead
+        return replace(self, new_tokens=new_tokens, ahead=ahead)
+
     def check(self) -> None:
         """Raise InvalidOption if something is out of range."""
         o.check_names(self.runtime, *self.names)
@@ -257,7 +285,9 @@ class HeadOptions:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise InvalidOption(f"--{key.replace('_', '-')} must be 1 or more, not {value}")
-        if self.ahead >= self.new_tokens:
+        assert self.ahead is not None
+        assert self.new_tokens is not None
+        if not self.graded and self.ahead >= self.new_tokens:
             raise InvalidOption(f"--ahead must be less than --new-tokens, not {self.ahead}")
         if not 0 < self.held_out < 1:
             raise InvalidOption(f"--held-out must be in (0, 1), not {self.held_out}")

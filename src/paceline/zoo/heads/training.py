@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -244,7 +244,9 @@ def _grade_lost(
     def graded(tokens: Sequence[int], choose: Choose) -> list[float]:
         pairs = zip(found, tokens, strict=True)
         beginnings = [Beginning(each.position, token, choose) for each, token in pairs]
-        continued = roll_out(target, text.cache, beginnings, rollouts.ahead, text.ends)
+        room = target.capabilities.max_context - 2 - max(each.position for each in found)
+        length = min(rollouts.ahead, max(1, room))
+        continued = roll_out(target, text.cache, beginnings, length, text.ends)
         rows = zip(kept, tokens, continued, strict=True)
         return [grade([*before, token, *after.tokens]) for before, token, after in rows]
 
@@ -343,12 +345,24 @@ def train_head(
 # From prompts to labelled mismatches:
 
 
+class Cut(NamedTuple):
+    """Texts that were graded before their end: answers, and continuations, of so many."""
+
+    answers: int = 0
+    cut: int = 0
+    continuations: int = 0
+
+
+UNCUT = Cut()
+
+
 @dataclass(frozen=True, slots=True)
 class Labelled:
     """Mismatches of one prompt: float32 `[n, 4 + hidden_size]` features, float64 `[n]` losses."""
 
     features: LogitArray
     losses: ProbArray
+    cut: Cut = UNCUT
 
 
 def collect(
@@ -377,18 +391,22 @@ def collect(
         decoder.verifier = rule
     length = len(ids)
     last = length + len(answer.token_ids) - (0 if grade else rollouts.ahead)
+    cut_answers = int(grade is not None and answer.finish_reason == "length")
     if grade and not grade(answer.text):
         last = 0
     chosen = _choose([each for each in recorder.found if each.position < last], per_prompt, seed)
     target = decoder.target
 
+    ends: list[bool] = []  # of graded continuations
+
     def graded(said: Sequence[int]) -> float:
         assert grade is not None
+        ends.append(said[-1] in tokenizer.eos_token_ids)
         return grade(tokenizer.decode(list(said)))
 
     if not chosen:
         width = 4 + target.capabilities.hidden_size
-        return Labelled(np.zeros((0, width), np.float32), np.zeros(0))
+        return Labelled(np.zeros((0, width), np.float32), np.zeros(0), Cut(cut_answers))
     tokens = [*ids, *answer.token_ids]
     cache = target.open()
     try:
@@ -398,7 +416,8 @@ def collect(
         found = losses(kind, target, text, chosen, rollouts, graded if grade else None)
     finally:
         target.release(cache)
-    return Labelled(np.stack([each.features for each in chosen]), np.array(found))
+    cut = Cut(cut_answers, ends.count(False), len(ends))
+    return Labelled(np.stack([each.features for each in chosen]), np.array(found), cut)
 
 
 def _choose(found: Sequence[Mismatch], count: int, seed: int) -> list[Mismatch]:

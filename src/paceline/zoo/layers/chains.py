@@ -101,7 +101,10 @@ class SelfDrafter(Drafter):
 
     @abstractmethod
     def _stops(self, chain: GrowingChain, chance: float) -> bool:
-        """Return whether to draft no further, by the argmax's probability: before the draw."""
+        """Return whether the next token is the last, by the argmax's probability: before the draw.
+
+        A doubtful token is drafted: its layers have been run.
+        """
 
     def _limit(self, sequence: Sequence, most: int) -> int:
         # Length of the next chain, from the past alone.
@@ -134,9 +137,7 @@ class SelfDrafter(Drafter):
     def _advance(self, chains: List[GrowingChain], layers: tuple[Layer, ...]) -> None:
         for each, logits in zip(chains, self._run(chains, layers, not self._own_head), strict=True):
             chance = top_probability(logits)
-            if self._stops(each, chance):
-                each.done = True
-                continue
+            each.done = self._stops(each, chance)
             try:
                 token = self._token(each, logits)
             except PacelineError:  # the guess leads to where nothing may follow

@@ -1,9 +1,9 @@
 """Kangaroo (Liu et al. 2024, arXiv:2404.18911): first layers and an adapter draft, with both early
 exits of the paper.
 
-Drafting halts at a token of low confidence, and verification goes on from the shallow states. The
-adapter (attention with a residual, and a norm) is the one of drafter 'kangaroo'; the LM head is
-the target's.
+Drafting halts behind a token of low confidence, and verification goes on from the shallow states.
+The adapter (attention with a residual, and a norm) is the one of drafter 'kangaroo'; the LM head
+is the target's.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class DoubleExit(ExitDrafter):
             trained: weights of `network`.
             final_norm: float32 `[hidden_size]`, weights of the target's norm before the head.
             norm_eps: of that norm.
-            stop: least probability of a draft token (the paper's eta).
+            stop: a token that is less probable is the last of its draft (the paper's eta).
 
         Raises:
             InvalidOption: `stop` is no probability.

@@ -2,7 +2,7 @@
 
 First layers draft. An imitation network makes of their state what the last layer would have: one
 decoder layer, trained towards the target's last hidden state (cosine) and its distribution (KL).
-Drafting halts at a doubtful token, and verification goes on from the shallow states.
+Drafting halts behind a doubtful token, and verification goes on from the shallow states.
 """
 
 from __future__ import annotations

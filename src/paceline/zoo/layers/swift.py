@@ -55,7 +55,7 @@ class Swift(SelfDrafter):
             layers: of the target, 3 or more.
             needs_q: see `SelfDrafter`.
             skip: share of the sub-layers between first and last layer to skip.
-            stop: least probability of a draft token.
+            stop: a token that is less probable is the last of its draft.
             window: tokens of a trial.
             pause: steps from one trial to the next.
             trials: most trials; 0 keeps every second layer.

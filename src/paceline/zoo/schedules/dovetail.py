@@ -12,6 +12,6 @@ from paceline.zoo.schedules.drafting import Scheduled
 
 
 class Dovetail(Scheduled):
-    """Draft elsewhere, then verify here."""
+    """Draft elsewhere, wait, then verify here: the order alone is the paper's."""
 
     name: ClassVar[str] = "dovetail"

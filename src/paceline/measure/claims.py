@@ -1,0 +1,106 @@
+"""What papers claim, a line a system, and how it runs here: `claims.toml`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, get_args
+
+from paceline.core.options import split_options
+from paceline.drafters.combine.merged import Way
+from paceline.registry import table
+from paceline.trees.choice import named_expansion
+
+DRAFT = "{draft}"
+"""In a drafter's name: the draft model, or a trained drafter where none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A system: how it runs, what its paper claims, and why the figures differ."""
+
+    system: str
+    drafter: str
+    claim: str
+    why: str
+    verifier: str = "auto"
+    controller: str = "auto"
+    temperature: float = 0.0
+    nodes: int | None = None
+    depth: int | None = None
+    work: str | None = None
+
+    def named(self, draft: bool) -> str:
+        """Return the drafter as the command line writes it, with a draft model or without."""
+        return self.drafter.replace(DRAFT, "draft-model" if draft else "eagle3")
+
+    @property
+    def configuration(self) -> str:
+        """Return the options of `paceline bench` that the paper's sizes have."""
+        sizes = {"verifier": self.verifier, "controller": self.controller}
+        shown = [f"--{key} {value}" for key, value in sizes.items() if value != "auto"]
+        shown += [f"--{key} {getattr(self, key)}" for key in ("nodes", "depth") if self.sized(key)]
+        return " ".join([self.drafter, *shown])
+
+    def shown(self, draft: bool) -> str:
+        """Return `configuration` with the drafter that ran, with a draft model or without."""
+        return self.configuration.replace(self.drafter, self.named(draft))
+
+    def sized(self, key: str) -> bool:
+        return getattr(self, key) is not None
+
+    @property
+    def guarantee(self) -> str:
+        """Return what the registry says of the rule, and of the drafter where that is lossless."""
+        name = split_options("coupled" if self.verifier == "auto" else self.verifier, "verifier")[0]
+        found = table.find("verifier", name).guarantee
+        return "lossless" if found.startswith("lossless at") else found.split(":")[0]
+
+    def methods(self) -> Iterator[tuple[table.Kind, str]]:
+        """Yield kind and name of every method that the line uses."""
+        for part in re.split(r"[+>|]", self.drafter.replace(DRAFT, "draft-model")):
+            name, options = split_options(part, "drafter")
+            if name not in get_args(Way):
+                yield "drafter", name
+            if "growth" in options:
+                yield "growth", named_expansion(options["growth"]).name
+        if self.verifier != "auto":
+            yield "verifier", split_options(self.verifier, "verifier")[0]
+        if self.controller != "auto":
+            yield "controller", self.controller
+
+
+def told() -> dict[str, Any]:
+    """Return the file as it is."""
+    text = files("paceline.measure").joinpath("claims.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def lines() -> list[Line]:
+    """Return all lines, in the order of the page."""
+    return [Line(**each) for each in told()["line"]]
+
+
+def changes(result: Mapping[str, Any]) -> str:
+    """Say where a table of methods is older than the lines of today; empty if it is not."""
+    if list(result["columns"][:2]) != ["system", "configuration"]:
+        return ""
+    # Options of weights are the run's own.
+    rows = {row[0]: re.sub(r":weights=[^ `]*", "", row[1].strip("`")) for row in result["rows"]}
+    now = {line.system: line for line in lines()}
+    measured = {row[0]: any(row[4:-2]) for row in result["rows"]}
+    out = []
+    for system, then in rows.items():
+        if system not in now:
+            out.append(f"{system} (`{then}`) is no line any more.")
+        elif measured[system] and then not in (
+            today := {now[system].shown(draft) for draft in (True, False)}
+        ):
+            out.append(f"{system} was `{then}` and is `{min(today)}`.")
+    missing = [system for system in now if system not in rows]
+    if len(rows) > len(now) / 2:  # of all
+        out += [f"Not in it: {', '.join(missing)}."] if missing else []
+    return " ".join(out)
