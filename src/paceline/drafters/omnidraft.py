@@ -122,7 +122,7 @@ class OmniDraft(StringLevel):
         Raises InvalidOption if a number is out of range.
         """
         super().__init__(model, translation, noise, recent)
-        require(rank >= 1, "rank", rank, "1 or more")
+        require(1 <= rank <= 4096, "rank", rank, "1 or more, and at most 4096")
         require(0 <= rate < 1, "rate", rate, "from 0 (learn n-grams alone) to below 1")
         self._rank, self._rate, self._by_ngrams = rank, rate, ngrams
         self.hidden = rate > 0 and model.capabilities.hidden_states

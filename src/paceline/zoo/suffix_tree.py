@@ -147,7 +147,7 @@ class SuffixTrees(Drafter):
         """
         if mode not in ("tree", "path"):
             raise InvalidOption(f"mode {mode!r} is unknown: use tree or path")
-        require(alpha > 0, "alpha", alpha, "above 0")
+        require(0 < alpha <= 1e6, "alpha", alpha, "above 0, and at most 1000000")
         require(0 <= least <= 1, "least", least, "in [0, 1]")
         require(capacity >= 1, "capacity", capacity, "1 or more")
         self._mode = mode

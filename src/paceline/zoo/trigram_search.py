@@ -150,7 +150,7 @@ class TrigramSearch(Drafter):
 
     def __init__(self, corpus: IntArray | None = None, trials: int = TRIALS, seed: int = 0) -> None:
         """Count a corpus, int `[tokens]`. Raises InvalidOption for less than one trial."""
-        require(trials >= 1, "trials", trials, "1 or more")
+        require(1 <= trials <= 4096, "trials", trials, "from 1 to 4096")
         self._corpus = corpus
         self._trials = trials
         self._seed = seed

@@ -12,11 +12,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from paceline.core.options import within
 from paceline.core.target import Output
 from paceline.core.tree import places
 from paceline.core.types import ROOT, Budget, LogitArray, Needs, ProbArray, TokenTree, Verdict
 from paceline.drafters.candidates import CandidateDrafter
-from paceline.errors import InvalidOption
 from paceline.policy.acceptance import HitRates
 from paceline.sampling.sequence import Sequence
 from paceline.trees.candidates import FLOOR, CandidateTree, Offer
@@ -238,10 +238,8 @@ class Lookahead(CandidateDrafter[FollowerModel]):
 
     def __init__(self, length: int = LENGTH, columns: int = COLUMNS) -> None:
         """Make a pool of `length`-grams and windows of up to `columns`. Raises InvalidOption."""
-        if length < 2:
-            raise InvalidOption(f"lookahead needs n-grams of 2 tokens or more, not {length}")
-        if columns < 1:
-            raise InvalidOption(f"lookahead needs 1 column or more, not {columns}")
+        within("length", length, 2, 64)
+        within("columns", columns, 1, 4096)
         self._length = length
         self._columns = columns
         self._windows: dict[int, tuple[Window, int]] = {}

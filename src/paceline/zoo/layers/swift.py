@@ -73,7 +73,7 @@ class Swift(SelfDrafter):
             not_a_share(name, share)
         for name, count in (("window", window), ("pause", pause), ("bayes", bayes)):
             require(count >= 1, name, count, "1 or more")
-        require(trials >= 0, "trials", trials, "0 or more")
+        require(trials >= 0 and seed >= 0, "trials and seed", (trials, seed), "0 or more")
         self._places = [(i, half) for i in range(1, layers - 1) for half in _HALVES]
         self._skip, self._stop, self._window, self._pause = skip, stop, window, pause
         self._settings = {"seed": seed, "every": bayes, "enough": enough, "patience": patience}
