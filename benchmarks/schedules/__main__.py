@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from benchmarks.schedules.machines import GOAL, asked, chance, self_speculation
 from benchmarks.schedules.measuring import curve, joined, side_by_side, truth_of
+from benchmarks.schedules.simulator import SCHEDULES, Costs, Curve, Truth
 
 from paceline.core.target import Target
 from paceline.core.types import SamplingParams
@@ -34,7 +35,6 @@ from paceline.zoo.schedules.drafting import Chains, Here, Process, Reply
 from paceline.zoo.schedules.easyspec import EasySpec, FuzzyChains
 from paceline.zoo.schedules.mirror import Mirror
 from paceline.zoo.schedules.pearl import Pearl
-from paceline.zoo.schedules.simulator import SCHEDULES, Costs, Curve, Truth
 
 PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number.",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from benchmarks.schedules.simulator import SCHEDULES, Costs, Curve, Run, Truth, plain
+
 from paceline.measure.results import Cell
-from paceline.zoo.schedules.simulator import SCHEDULES, Costs, Curve, Run, Truth, plain
 
 # A GPU of 3.35 TB/s whose layers take at least 20 µs. Weights of 2 bytes.
 _BANDWIDTH, _LAYER = 3.35e12, 20e-6

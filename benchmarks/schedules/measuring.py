@@ -10,6 +10,8 @@ from collections.abc import Sequence as List
 from dataclasses import replace
 from time import perf_counter, process_time
 
+from benchmarks.schedules.simulator import Truth
+
 from paceline.core import tree as trees
 from paceline.core.target import Block, BlockTarget, Pass, Target
 from paceline.core.types import LogitArray, SamplingParams
@@ -17,7 +19,6 @@ from paceline.sampling.randomness import KeyedRandomness
 from paceline.sampling.sampler import top_k_ids
 from paceline.sampling.sequence import Sequence
 from paceline.zoo.schedules.drafting import Ask, Process
-from paceline.zoo.schedules.simulator import Truth
 
 
 def truth_of(

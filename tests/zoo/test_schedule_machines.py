@@ -13,8 +13,7 @@ from benchmarks.schedules.machines import (
     self_speculation,
     sequential_limit,
 )
-
-from paceline.zoo.schedules.simulator import Costs, Curve, Truth
+from benchmarks.schedules.simulator import Costs, Curve, Truth
 
 ONE = Costs(Curve([1, 8], [0.06, 0.08]), Curve([1, 8], [0.015, 0.02]), slowed=(2.0, 2.0))
 

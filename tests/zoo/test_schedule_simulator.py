@@ -7,14 +7,7 @@ from dataclasses import replace
 import pytest
 from benchmarks.schedules.machines import best, pearl_limit, sequential_limit
 from benchmarks.schedules.measuring import truth_of
-from tests.zoo.test_schedules import PARAMS, PROMPTS, cpu, texts
-
-from paceline.drafters.base import NoDrafter
-from paceline.zoo.schedules.dovetail import Dovetail
-from paceline.zoo.schedules.drafting import Chains, Here, Scheduled
-from paceline.zoo.schedules.mirror import Mirror
-from paceline.zoo.schedules.pearl import Pearl
-from paceline.zoo.schedules.simulator import (
+from benchmarks.schedules.simulator import (
     SCHEDULES,
     Costs,
     Curve,
@@ -23,6 +16,13 @@ from paceline.zoo.schedules.simulator import (
     Truth,
     plain,
 )
+from tests.zoo.test_schedules import PARAMS, PROMPTS, cpu, texts
+
+from paceline.drafters.base import NoDrafter
+from paceline.zoo.schedules.dovetail import Dovetail
+from paceline.zoo.schedules.drafting import Chains, Here, Scheduled
+from paceline.zoo.schedules.mirror import Mirror
+from paceline.zoo.schedules.pearl import Pearl
 
 FLAT = Curve([1, 2], [1.0, 1.0])
 COSTS = Costs(Curve([1, 2, 4], [1.0, 1.1, 1.5]), Curve([1, 2], [0.3, 0.3]))
