@@ -26,7 +26,10 @@ def loaded(max_context: int = 600, chat: bool = True) -> Loaded:
     texts = [tokenizer.decode([token]) for token in range(VOCABULARY)]
     favour = np.array([9.0 * (t.isascii() and t.isalpha()) for t in texts], dtype=np.float32)
     source: Any = SimpleNamespace(
-        name="table", fingerprint="0123", config=SimpleNamespace(eos_token_ids=frozenset())
+        name="table",
+        fingerprint="0123",
+        sampling={},
+        config=SimpleNamespace(eos_token_ids=frozenset()),
     )
     target: Any = TabularTarget(lambda c: table.logits(c) + favour, VOCABULARY, max_context)
     return Loaded(source, tokenizer, target, RuntimeOptions())

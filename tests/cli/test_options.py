@@ -9,17 +9,21 @@ import json
 from dataclasses import dataclass, field
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import pytest
 import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cli import fakes
 from tests.cli.conftest import Command, one_line
+from tests.helpers.tiny_model import save_directory, tiny_config
 from typer.testing import CliRunner
 
 from paceline.cli import options as o
-from paceline.errors import InvalidOption
+from paceline.errors import InvalidOption, PromptError
+from paceline.models.text import Tokenizer
+from paceline.registry import loading
 
 # Lists of drafters
 
@@ -210,3 +214,75 @@ def test_one_name_twice_is_refused() -> None:
 
     with pytest.raises(ValueError, match="size"):
         o.spread_options(twice)
+
+
+class TestChatOptions:
+    """What stands in the model's files, and what is given in its place."""
+
+    ASKED: ClassVar[dict[str, float]] = {"temperature": 0.7, "top_k": 20}
+
+    @pytest.fixture
+    def asking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def load_model(*_: Any, chat_template: str | None = None, **__: Any) -> Any:
+            made = fakes.loaded()
+            made.source.sampling = self.ASKED
+            return made
+
+        monkeypatch.setattr(loading, "load_model", load_model)
+
+    @pytest.mark.usefixtures("asking")
+    def test_defaults_of_the_model_are_told_and_options_are_stronger(
+        self, command: Command
+    ) -> None:
+        few = ("--max-new-tokens", "3", "--json")
+        done = command("generate", "hi", *few)
+        assert "as the model's files ask: temperature 0.7, top_k 20" in done.err
+        config = json.loads(done.out)["config"]
+        assert (config["temperature"], config["top_k"], config["top_p"]) == (0.7, 20, 1.0)
+        done = command("generate", "hi", *few, "--temperature", "0")
+        assert "files ask: top_k 20 (" in done.err
+        assert json.loads(done.out)["config"]["temperature"] == 0
+        done = command("generate", "hi", *few, "--no-generation-config")
+        assert "files" not in done.err
+        assert json.loads(done.out)["config"]["temperature"] == 0
+
+    @pytest.mark.usefixtures("asking")
+    def test_what_is_out_of_range_there_is_named(
+        self, command: Command, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(self.ASKED, "top_p", 7.0)
+        done = command("generate", "hi")
+        assert done.code == 2
+        assert "the model's files ask for temperature 0.7, top_k 20, top_p 7" in done.err
+
+    def test_a_template_of_ones_own(self, tmp_path: Path) -> None:
+        save_directory(tmp_path / "m", tiny_config())
+        path = tmp_path / "mine.jinja"
+        path.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+        for mine in (str(path), path.read_text()):
+            made = loading.load_model(
+                str(tmp_path / "m"), runtime="reference", chat_template=mine
+            ).tokenizer
+            assert made.decode(made.prompt("fox")) == "<fox>"
+        with pytest.raises(InvalidOption, match=r"absent\.jinja cannot be read \(No such file"):
+            loading.load_model(str(tmp_path / "m"), chat_template=str(tmp_path / "absent.jinja"))
+
+    @pytest.mark.parametrize(
+        "template",
+        [
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no such word') }}{% endif %}"
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+            "{% for m in messages if m.role != 'system' %}"
+            "<{{ m.role }}>{{ m.content }}{% endfor %}",
+        ],
+    )
+    def test_a_system_message_is_never_dropped(self, template: str) -> None:
+        core = fakes.loaded().tokenizer.core
+        made = Tokenizer(core, chat_template=template)
+        with pytest.raises(PromptError, match=r"--fold-system|no such word"):
+            made.prompt("fox", system="be short")
+        made.fold_system = True
+        assert made.decode(made.prompt("fox", system="be short")) == "<user>be short\n\nfox"
+        for raw, plain in ((True, made), (False, Tokenizer(core))):
+            with pytest.raises(PromptError, match="no system message"):
+                plain.prompt("fox", raw=raw, system="be short")

@@ -76,6 +76,7 @@ def test_unknown_models_are_named_with_what_would_work(spec: str) -> None:
 
 
 def test_things_that_are_not_models_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
     with pytest.raises(ModelError, match=r"no config\.json"):
         resolve(str(tmp_path))
     (tmp_path / "text").write_text("hello, this is no model")

@@ -23,6 +23,7 @@ def batch(
     drafter: o.Drafter = "auto",
     rules: o.SpeculationOptions,
     room: o.ResourceOptions,
+    chats: o.ChatOptions,
     max_batch: Annotated[int, typer.Option(help="Most answers decoded together.")] = 8,
     as_json: o.AsJson = False,
 ) -> None:
@@ -47,9 +48,20 @@ def batch(
     figures: dict[str, float] = {"requests": len(lines), "answered_before": len(lines) - len(left)}
     with telling(place.model):
         loaded = loading.load_model(
-            place.model, runtime=place.runtime, options=options, denoiser=place.denoiser
+            place.model,
+            runtime=place.runtime,
+            options=options,
+            denoiser=place.denoiser,
+            chat_template=chats.chat_template,
+            fold_system=chats.fold_system,
         )
-        engine = loading.make_engine(loaded, drafter=drafter, **asdict(rules), max_batch=max_batch)
+        engine = loading.make_engine(
+            loaded,
+            drafter=drafter,
+            **asdict(rules),
+            max_batch=max_batch,
+            generation_config=chats.generation_config,
+        )
     names = [loaded.source.name, place.model]
     model = ServedModel(engine, names, loaded.source.fingerprint, str(loaded.source.path))
     begin, written = perf_counter(), 0

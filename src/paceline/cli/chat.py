@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from paceline.cli import options as o
 from paceline.cli.output import follow, interruptible, remark, summary, write
 from paceline.core.options import check_text
 from paceline.core.types import SamplingParams
-from paceline.errors import PacelineError
+from paceline.errors import InvalidOption, PacelineError
 
 _HELP = "/reset starts anew, /quit (or end of input) leaves, Ctrl-C stops an answer"
 
@@ -23,6 +22,7 @@ def chat(
     drafter: o.Drafter = "auto",
     rules: o.SpeculationOptions,
     room: o.ResourceOptions,
+    chats: o.ChatOptions,
     max_new_tokens: o.MaxNewTokens = 512,
     sampling: o.SamplingOptions,
     seed: o.Seed = 0,
@@ -31,7 +31,7 @@ def chat(
 ) -> None:
     """Talk with a model. /reset starts anew, /quit leaves, Ctrl-C stops an answer."""
     params = SamplingParams(
-        **asdict(sampling),
+        **sampling.given(),
         seed=seed,
         max_new_tokens=max_new_tokens,
         stop_loops=stop_loops,
@@ -40,7 +40,12 @@ def chat(
     o.runtime_options(place, room)
     o.check_names(place.runtime, drafter, speculation=rules)
 
-    engine = o.load(place, room, drafter, rules, max_batch=1)
+    engine = o.load(place, room, drafter, rules, max_batch=1, chat=chats)
+    if engine.tokenizer.chat_template is None:
+        raise InvalidOption(
+            "the model has no chat template: give one (--chat-template), or use paceline generate"
+        )
+    params = sampling.complete(params, engine)
     remark(_HELP)
     first = [{"role": "system", "content": system}] if system else []
     messages = list(first)

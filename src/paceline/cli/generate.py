@@ -47,6 +47,7 @@ def generate(
         bool, typer.Option("--show-steps", help="Show the canvas as it fills, on a terminal live.")
     ] = False,
     room: o.ResourceOptions,
+    chats: o.ChatOptions,
     max_new_tokens: o.MaxNewTokens = 256,
     sampling: o.SamplingOptions,
     presence_penalty: o.PresencePenalty = 0.0,
@@ -83,7 +84,7 @@ def generate(
 ) -> None:
     """Generate text for a prompt, streaming it as it becomes final."""
     params = SamplingParams(
-        **asdict(sampling),
+        **sampling.given(),
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
@@ -99,6 +100,8 @@ def generate(
         raise InvalidOption(f"--first-of does not go with {wrong}: leave out one of the two")
     denoising = Denoising(ending=ending, steps=show_steps)  # type: ignore[arg-type]
     check_text("--system", system)
+    if raw and system:
+        raise InvalidOption("--raw has no place for --system: leave out one of the two")
     constrain = _constraint(json_schema, regex, grammar)
     if first_of > 1 and constrain is not None:
         raise InvalidOption("--first-of does not go with a constraint: leave out one of the two")
@@ -108,7 +111,8 @@ def generate(
 
     from paceline.engine.engine import Event
 
-    engine = o.load(place, room, drafter, rules, max_batch=first_of, canvas=canvas)
+    engine = o.load(place, room, drafter, rules, max_batch=first_of, canvas=canvas, chat=chats)
+    params = sampling.complete(params, engine)
     asked_for = None if denoising == Denoising() else denoising
     film = Film(engine, live=not as_json) if show_steps else None
     painter = Painter(engine.tokenizer) if color else None

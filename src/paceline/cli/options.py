@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from paceline.cli.output import telling
+from paceline.cli.output import remark, telling
 from paceline.core.options import split_options
 from paceline.core.target import RuntimeOptions
+from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 from paceline.registry.expressions import check_drafter
@@ -62,10 +63,6 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads.")]
 MaxContext = Annotated[int | None, typer.Option(help="Longest sequence in tokens.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is off.")]
-TopP = Annotated[float, typer.Option(help="Sample from the most likely tokens of this mass.")]
-MinP = Annotated[float, typer.Option(help="Drop tokens below this share of the most likely one.")]
-RepetitionPenalty = Annotated[float, typer.Option(help="For tokens in prompt or output; 1 is off.")]
 PresencePenalty = Annotated[float, typer.Option(help="Subtracted once for tokens in the output.")]
 FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted per occurrence in the output.")]
 Seed = Annotated[int, typer.Option(help="Keys all randomness.")]
@@ -160,14 +157,65 @@ class ResourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """Processing of logits to the distribution of a token."""
+class ChatOptions:
+    """How a model's files are followed in chats."""
 
-    temperature: Temperature = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
+    chat_template: Annotated[
+        str | None, typer.Option(help="In place of the model's: a Jinja file, or the text itself.")
+    ] = None
+    fold_system: Annotated[
+        bool,
+        typer.Option(
+            "--fold-system",
+            help="Put system messages before the first user turn, if the template takes none.",
+        ),
+    ] = False
+    generation_config: Annotated[
+        bool,
+        typer.Option(
+            "--generation-config/--no-generation-config",
+            help="Sampling that is not given is what the model's files ask for.",
+        ),
+    ] = True
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """Processing of logits to the distribution of a token; what is None is left to the model."""
+
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy, and the default but for the model's own.")
+    ] = None
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the k most likely tokens; 0 is off.")
+    ] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens of this mass.")
+    ] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Drop tokens below this share of the most likely one.")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="For tokens in prompt or output; 1 is off.")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def complete(self, params: SamplingParams, engine: Engine) -> SamplingParams:
+        """Return parameters with what the model's files ask for where no option says otherwise."""
+        asked = {k: v for k, v in engine.defaults.items() if k not in self.given()}
+        if not asked:
+            return params
+        told = ", ".join(f"{name} {value:g}" for name, value in asked.items())
+        try:
+            params = replace(params, **asked)  # type: ignore[arg-type]
+        except InvalidOption as error:
+            raise InvalidOption(
+                f"the model's files ask for {told}: {error}: give --no-generation-config"
+            ) from error
+        remark(f"as the model's files ask: {told} (--no-generation-config leaves it out)")
+        return params
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +357,8 @@ def load(
     rules: SpeculationOptions,
     max_batch: int,
     canvas: CanvasOptions | None = None,
+    *,
+    chat: ChatOptions,
 ) -> Engine:
     """Load the engine that the options ask for; errors as of `paceline.load`."""
     with telling(place.model):
@@ -317,6 +367,7 @@ def load(
         return loading.load(
             **asdict(place),
             **asdict(room),
+            **asdict(chat),
             drafter=drafter,
             **asdict(rules),
             max_batch=max_batch,

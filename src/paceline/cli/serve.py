@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from dataclasses import asdict
@@ -45,6 +46,7 @@ def serve(
     rules: o.SpeculationOptions,
     canvas: o.CanvasOptions,
     room: o.ResourceOptions,
+    chats: o.ChatOptions,
     kv_tokens: Annotated[
         int | None, typer.Option(help="Size of the key-value cache in tokens, over all requests.")
     ] = None,
@@ -77,11 +79,25 @@ def serve(
         from paceline.serving.model import ServedModel
 
         loaded = loading.load_model(
-            place.model, runtime=place.runtime, options=options, denoiser=place.denoiser
+            place.model,
+            runtime=place.runtime,
+            options=options,
+            denoiser=place.denoiser,
+            chat_template=chats.chat_template,
+            fold_system=chats.fold_system,
         )
         engine = loading.make_engine(
-            loaded, drafter=drafter, **asdict(rules), **asdict(canvas), max_batch=settings.max_batch
+            loaded,
+            drafter=drafter,
+            **asdict(rules),
+            **asdict(canvas),
+            max_batch=settings.max_batch,
+            generation_config=chats.generation_config,
         )
+        if engine.defaults:
+            log = logging.getLogger("paceline.serving")
+            told = ", ".join(f"{name} {value:g}" for name, value in engine.defaults.items())
+            log.info("where clients say nothing, as the model's files ask: %s", told)
         loaded.tokenizer.prompt("warm")  # the template is compiled before the first request
         names = settings.served_name or [loaded.source.name]
         source = loaded.source

@@ -113,6 +113,7 @@ class Engine:
         step_tokens: int | None = None,
         pool: int | None = None,
         config: Mapping[str, Any] | None = None,
+        defaults: Mapping[str, float] | None = None,
     ) -> None:
         """Bind the parts; `paceline.load` is the usual way.
 
@@ -122,10 +123,13 @@ class Engine:
                 measured costs.
             pool: fewest sequences of equal length that take a step without the others.
             config: what the engine was loaded with, for reports.
+            defaults: fields of `SamplingParams` that the model's files ask for. `generate` and its
+                like take what they are given: `engine.generate(prompt, **engine.defaults)`.
         """
         self.decoder: Any = decoder  # a `Decoder`, with more parts by its kind
         self.tokenizer = tokenizer
         self.config = dict(config or {})
+        self.defaults = dict(defaults or {})
         decoder.isolate()
         limits = Limits(max_batch, max_waiting, step_tokens, pool)
         self.scheduler = Scheduler(limits, decoder.memory)

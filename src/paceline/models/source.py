@@ -14,10 +14,13 @@ from typing import Any, Protocol
 
 from paceline.core.types import LogitArray
 from paceline.errors import ModelError
+from paceline.models import kinds
 from paceline.models.config import ModelConfig, Pooling, hf_eos_token_ids
 from paceline.models.denoiser import denoiser_options, denoises
 from paceline.models.families import hf_config, is_denoiser
+from paceline.models.generation import gguf_sampling, hf_sampling
 from paceline.models.gguf import GGUFFile, parts_of
+from paceline.models.hub import from_hub
 from paceline.models.pull import DEFAULT_MODEL, pull
 from paceline.models.text import Tokenizer
 from paceline.models.tokenizer import (
@@ -40,8 +43,6 @@ DRAFTING = ("deer-smollm2-135m",)
 EXPERTS = ("lists-blockffn",)
 # Short names that `resolve` knows.
 ALIASES = (DEFAULT_MODEL, *DENOISERS, *DRAFTING, *EXPERTS)
-
-_HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 
 
 class ModelSource(Protocol):
@@ -70,6 +71,11 @@ class ModelSource(Protocol):
         """Short hash of the model, for cache keys."""
         ...
 
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Defaults of `SamplingParams` that the model's files ask for, by field."""
+        ...
+
     def weights(self) -> Weights: ...
 
     def tokenizer(self) -> Tokenizer: ...
@@ -80,7 +86,8 @@ def resolve(
 ) -> ModelSource:
     """Find a model: one of `ALIASES`, a GGUF file, a Hugging Face directory or hub id.
 
-    "smollm2-135m" is downloaded; the others are in the package.
+    "smollm2-135m" is downloaded; the others are in the package. A hub id may name a quantisation,
+    as in "owner/name:Q4_K_M", and may hold GGUF files.
 
     Args:
         spec: of the model.
@@ -98,14 +105,18 @@ def resolve(
         place = "experts" if spec in EXPERTS else "denoisers"
         with as_file(files("paceline.weights")) as folder:
             return DirectorySource(folder / place / spec, spec, facts)
-    path = Path(spec).expanduser()
-    if spec and path.is_file():
-        return GGUFSource(path, None, facts)
-    if spec and path.is_dir():
-        return DirectorySource(path, None, facts)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", spec) and path.suffix != ".gguf":
-        return DirectorySource(_from_hub(spec), spec, facts)
-    raise _unknown(spec, "no such file or directory")
+    path, name = Path(spec).expanduser(), None
+    if not spec or not path.exists():
+        found = re.fullmatch(r"([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?", spec)
+        if found is None or path.suffix == ".gguf":
+            raise _unknown(spec, "no such file or directory")
+        path, name = from_hub(found[1], found[2], lambda reason: _unknown(spec, reason)), spec
+    if path.is_dir():
+        path = kinds.model_in(path)
+    if path.is_dir():
+        return DirectorySource(path, name, facts)
+    kinds.check_file(path)
+    return GGUFSource(path, name, facts)
 
 
 class GGUFSource:
@@ -114,6 +125,7 @@ class GGUFSource:
     ) -> None:
         """`facts` are those of `denoiser_options`."""
         self._file, self._facts = GGUFFile(path), facts or {}
+        kinds.check_gguf(path, self._file.metadata)
         self.path = self._file.path
         self.name = name or re.sub(r"-00001-of-\d{5}$", "", self.path.stem)
         self.denoiser = bool(facts)
@@ -129,6 +141,11 @@ class GGUFSource:
     @property
     def fingerprint(self) -> str:
         return self._file.fingerprint
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Defaults of `SamplingParams` that the file asks for."""
+        return gguf_sampling(self._file.metadata)
 
     def weights(self) -> Weights:
         return gguf_weights(self._file)
@@ -158,6 +175,7 @@ class DirectorySource:
         if not (path / "config.json").is_file():
             raise ModelError(f"{path} has no config.json: give a model directory or a .gguf file")
         self._json, self._facts = read_json(path / "config.json"), facts or {}
+        kinds.check_mlx(path, self._json)
         self.denoiser = bool(facts) or is_denoiser(self._json)
 
     @cached_property
@@ -174,6 +192,11 @@ class DirectorySource:
         for file in sorted(self.path.glob("*.safetensors")):
             digest.update(_sample(file))
         return digest.hexdigest()[:16]
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """Defaults of `SamplingParams` that the model asks for."""
+        return hf_sampling(read_json(self.path / "generation_config.json"))
 
     def weights(self) -> Weights:
         own = safetensors_weights(self.path, self.config)
@@ -254,6 +277,7 @@ class FirstLayers:
         self.denoiser = whole.denoiser
         self.config = replace(whole.config, layers=layers)
         self.fingerprint = f"{whole.fingerprint}-{layers}"
+        self.sampling: dict[str, float] = {}
 
     def weights(self) -> Weights:
         return self._whole.weights()
@@ -292,21 +316,6 @@ def _sample(path: Path, pieces: int = 256, size: int = 4096) -> bytes:
             file.seek(start)
             out.append(file.read(size))
     return b"".join(out)
-
-
-def _from_hub(spec: str) -> Path:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise _unknown(
-            spec, "hub models need the package huggingface_hub (pip install huggingface_hub)"
-        ) from error
-    try:
-        return Path(huggingface_hub.snapshot_download(spec, allow_patterns=_HUB_FILES))
-    except Exception as error:  # network, proxy, disk and hub errors share no base class
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        raise _unknown(spec, f"not on this disk, and the hub says: {reason}") from error
 
 
 def _unknown(spec: str, reason: str) -> ModelError:

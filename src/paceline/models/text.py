@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import copy
 import hashlib
 import json
@@ -27,6 +26,8 @@ _CONTINUED = "\x7f" * 7
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece vocabularies
 _SOME = 64  # messages of which the one that is refused is looked for
 _FLAGS = ("lstrip", "rstrip", "single_word")  # of added tokens
+
+_PROBED = ("system", "user")
 
 
 class Tokenizer:
@@ -57,6 +58,7 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self.named_templates = dict(named_templates or {})
+        self._showing: dict[str, bool | None] = {}  # None: the template refuses it
         self.fold_system = False
         """Whether a system message that the template does not take goes to the first user turn."""
         self._begins_chats = begins_chats
@@ -190,8 +192,8 @@ class Tokenizer:
         told = [_message(message, i, _joins(source)) for i, message in enumerate(messages)]
         if continue_final_message:
             told = [*told[:-1], _continued(told)]
-        if self.fold_system and told and told[0].get("role") == "system":
-            told = self._folded(source, told)
+        if told and told[0].get("role") == "system" and not self._shows_system(source):
+            told = self._folded(told)
         tags = written.reasoning_tags(source)
         marked = [_traced(message, tags) for message in told]
         if continue_final_message:
@@ -311,13 +313,27 @@ class Tokenizer:
                 "them, or give plain text instead of a chat"
             ) from error
 
-    def _folded(self, source: str, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        # The system message in the first user turn, unless the template shows it where it is.
+    def _shows_system(self, source: str) -> bool:
+        # Unless they are folded, templates may refuse a system message by themselves.
+        if source not in self._showing:
+            probe = [{"role": role, "content": _CONTINUED * (role == "system")} for role in _PROBED]
+            shown: bool | None
+            try:
+                shown = _CONTINUED in self._render(source, probe, self.special_tokens)[0]
+            except PromptError:
+                shown = None
+            self._showing[source] = shown
+        shown = self._showing[source]
+        return not self.fold_system if shown is None else shown
+
+    def _folded(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        # The system message in the first user turn.
         system, *rest = messages
-        with contextlib.suppress(PromptError):
-            probe = [{**system, "content": _CONTINUED}, {"role": "user", "content": "a"}]
-            if _CONTINUED in self._render(source, probe, self.special_tokens)[0]:
-                return messages
+        if not self.fold_system:
+            raise PromptError(
+                "the chat template leaves out system messages: give none, or ask for them to be "
+                "put into the first user turn (--fold-system)"
+            )
         if not rest or rest[0].get("role") != "user":
             raise PromptError("messages[0]: there is no user turn behind it to fold it into")
         words = [_text(each.get("content")) for each in (system, rest[0])]

@@ -195,6 +195,7 @@ def safetensors_weights(directory: Path, config: ModelConfig) -> FileWeights:
             fewer.
     """
     files = SafetensorsFiles(directory)
+    files.take_prefix()
     weights = FileWeights(files, config, directory, gguf=False)
     if family_of(config).facts:
         weights.check(files.index())
@@ -226,6 +227,24 @@ class SafetensorsFiles:
                 if name != "__metadata__":
                     self._places[name] = (path, start, entry)
         self._maps: dict[Path, np.memmap[Any, np.dtype[np.uint8]]] = {}
+
+    def take_prefix(self) -> None:
+        """Name tensors as a causal language model's, where only what stands before differs.
+
+        Base models lack "model.", and wrappers put words before it.
+        """
+        wanted = "model.embed_tokens.weight"
+        ends = [each for each in self._places if each.endswith(wanted.removeprefix("model."))]
+        if wanted in self._places or len(ends) != 1:
+            return
+        body = ends[0].removesuffix(wanted.removeprefix("model."))
+        around = body.removesuffix("model.")
+        self._places = {
+            f"model.{name.removeprefix(body)}"
+            if name.startswith(body) and not name.startswith(f"{around}lm_head.")
+            else name.removeprefix(around): place
+            for name, place in self._places.items()
+        }
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
@@ -303,13 +322,16 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
                 raise ValueError("header kind")
             for name, entry in header.items():
                 if name != "__metadata__" and not _is_place(entry, room):
-                    raise ValueError(f"entry {name!r}")
+                    short = _is_place(entry, 1 << 63)
+                    raise ValueError("it is cut short" if short else f"entry {name!r}")
     except OSError as error:
         raise ModelError(
             f"cannot read {path} ({error.strerror}): download the model again"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not a safetensors file: download it again") from error
+        raise ModelError(
+            f"{path} is not a whole safetensors file ({error}): download it again"
+        ) from error
     return 8 + size, header
 
 

@@ -70,6 +70,8 @@ def load_model(
     layers: int | None = None,
     denoiser: str | Mapping[str, Any] | None = None,
     drafts: bool = False,
+    chat_template: str | None = None,
+    fold_system: bool = False,
     progress: bool = True,
 ) -> Loaded:
     """Load a model on a runtime, without a drafter; arguments and errors as for `load`.
@@ -80,6 +82,7 @@ def load_model(
     options = options or RuntimeOptions()
     if runtime != "auto":
         registry.find("runtime", runtime)
+    template = None if chat_template is None else _template(chat_template)
     facts = denoiser_options(denoiser)
     rows = facts.pop("rows", None)
     if rows is not None and facts:
@@ -113,7 +116,24 @@ def load_model(
         if not isinstance(target, TakesMaskRows):
             raise RuntimeUnavailable(f"runtime '{name}' has no mask rows: use cpu")
         target.add_mask_rows(_mask_rows(rows, source))
-    return Loaded(source, source.tokenizer(), target, options)
+    tokenizer = source.tokenizer()
+    tokenizer.fold_system = fold_system
+    if template is not None:
+        tokenizer.chat_template, tokenizer.named_templates = template, {}
+    return Loaded(source, tokenizer, target, options)
+
+
+def _template(given: str) -> str:
+    # A file, or the text itself.
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InvalidOption(
+            f"chat template {given} cannot be read ({getattr(error, 'strerror', None) or error}): "
+            "give a Jinja file, or the text itself"
+        ) from error
 
 
 def _mask_rows(named: str, source: ModelSource) -> MaskRows:
@@ -174,6 +194,7 @@ def make_engine(
     sampler: str | None = None,
     block: int | None = None,
     canvas_cache: str | None = None,
+    generation_config: bool = True,
     progress: bool = True,
     spare_draft: bool = False,
 ) -> Engine:
@@ -182,11 +203,12 @@ def make_engine(
     `spare_draft` lets a drafter leave `draft_model` unused; `Engine.config` says which do.
     """
     canvas = Denoising(sampler, block, canvas_cache)
+    defaults = getattr(loaded.source, "sampling", {}) if generation_config else {}
     # A drafter that is named is for decoding from left to right.
     if sampler is None and drafter != "auto" and loaded.target.capabilities.denoises:
         sampler = AUTOREGRESSIVE
     if loaded.target.capabilities.denoises and sampler != AUTOREGRESSIVE:
-        limits = {"max_batch": max_batch, "max_waiting": max_waiting}
+        limits = {"max_batch": max_batch, "max_waiting": max_waiting, "defaults": defaults}
         return _canvas_engine(loaded, canvas, (drafter, verifier, controller), draft_model, limits)
     _check_autoregressive(loaded, canvas)
     verifier = "coupled" if verifier == "auto" else verifier
@@ -245,6 +267,7 @@ def make_engine(
         step_tokens=step_tokens,
         pool=pool,
         config=config,
+        defaults=defaults,
     )
 
 
@@ -329,13 +352,16 @@ def load(
     block: int | None = None,
     canvas_cache: str | None = None,
     denoiser: str | Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
+    fold_system: bool = False,
+    generation_config: bool = True,
     progress: bool = True,
 ) -> Engine:
     """Load a model and return an engine for it.
 
     Args:
         model: "smollm2-135m" (downloaded at first use), a GGUF file, a Hugging Face directory, or
-            a hub id.
+            a hub id, with a quantisation if it holds GGUF files: "owner/name:Q4_K_M".
         runtime: "cpu", "torch", "transformers", "reference" (NumPy: slow), or "auto".
         device: "cpu" or "cuda"; default by runtime.
         precision: on runtime cpu "file" (weights as stored), "int8", "int4" or "fp32"; else "fp32"
@@ -360,6 +386,9 @@ def load(
         canvas_cache: which keys of a canvas are kept, see `paceline methods`.
         denoiser: facts of a model that fills a canvas, where its files do not say them:
             "mask=126336,attention=full,block=32,shift=false", or a mapping.
+        chat_template: in place of the model's: a Jinja file, or the text itself.
+        fold_system: put a system message before the first user turn, if the template takes none.
+        generation_config: keep the sampling that the model's files ask for in `Engine.defaults`.
 
     Raises:
         PacelineError: one line that names the fault and the fix.
@@ -372,7 +401,13 @@ def load(
     if canvas_cache is not None:
         make_plan(canvas_cache)
     loaded = load_model(
-        model, runtime=runtime, options=options, denoiser=denoiser, progress=progress
+        model,
+        runtime=runtime,
+        options=options,
+        denoiser=denoiser,
+        chat_template=chat_template,
+        fold_system=fold_system,
+        progress=progress,
     )
     return make_engine(
         loaded,
@@ -389,5 +424,6 @@ def load(
         sampler=sampler,
         block=block,
         canvas_cache=canvas_cache,
+        generation_config=generation_config,
         progress=progress,
     )

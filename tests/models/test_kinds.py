@@ -1,0 +1,154 @@
+"""Files and directories that are no models are called what they are; prefixes of names are none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from tests.helpers.tiny_model import random_tensors, save_directory, save_gguf, tiny_config
+
+from paceline.errors import ModelError
+from paceline.models.source import resolve
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n"
+
+
+def texts(**files: str | bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        for name, text in files.items():
+            path = folder / name.replace("__", "/").replace("_dot_", ".")
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return folder
+
+    return make
+
+
+def only(name: str, content: str | bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return make
+
+
+def typed(kind: str | None, architecture: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "x.gguf"
+        writer = gguf.GGUFWriter(path, architecture)
+        if kind is not None:
+            writer.add_type(kind)
+        writer.add_tensor("a", np.zeros((32, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return make
+
+
+def cut(folder: Path) -> Path:
+    save_directory(folder, tiny_config())
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return folder
+
+
+def without_tokenizer(folder: Path) -> Path:
+    save_directory(folder, tiny_config())
+    (folder / "tokenizer.json").unlink()
+    return folder
+
+
+MLX = json.dumps({"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}})
+CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "adapter": (texts(adapter_config_dot_json="{}", adapter_dot_safetensors="x"), "LoRA adapter"),
+    "gguf adapter": (typed("adapter", "llama"), "LoRA adapter"),
+    "mmproj": (typed("mmproj", "clip"), "sees pictures"),
+    "old mmproj": (typed(None, "clip"), "sees pictures"),
+    "imatrix": (typed("imatrix", "imatrix"), "importance matrix"),
+    "old imatrix": (only("m.imatrix", b"\1\0\0\0"), "importance matrix"),
+    "mlx": (texts(config_dot_json=MLX, model_dot_safetensors=b"\1"), "MLX's 4-bit format"),
+    "pickles": (texts(config_dot_json="{}", pytorch_model_dot_bin=b"PK"), "pickled weights"),
+    "pickle": (only("consolidated.00.pth", b"PK\3\4"), "pickled weights"),
+    "unnamed pickle": (only("weights", b"\x80\x02}q"), "pickled weights"),
+    "onnx": (texts(config_dot_json="{}", onnx__model_dot_onnx=b"\x08"), "ONNX"),
+    "onnx file": (only("m.onnx", b"\x08\0"), "ONNX"),
+    "modelfile": (only("Modelfile", "# mine\nFROM ./m.gguf\n"), "a Modelfile"),
+    "store": (texts(blobs__a=b"", manifests__b=b""), "largest of its blobs"),
+    "empty": (texts(), "is empty"),
+    "pointer": (only("m.gguf", POINTER), "git-lfs pointer"),
+    "pointers": (
+        texts(config_dot_json="{}", model_dot_safetensors=POINTER, tokenizer_dot_json="{}"),
+        "git-lfs pointer",
+    ),
+    "diffusers": (texts(model_index_dot_json="{}"), "that makes pictures"),
+    "weights": (only("model.safetensors", b"\1\0\0\0\0\0\0\0{"), "weights alone"),
+    "several": (texts(a_dot_gguf=b"", b_dot_gguf=b""), "give one of a.gguf, b.gguf"),
+    "cut": (cut, "cut short"),
+    "no tokenizer": (without_tokenizer, "no tokenizer.json"),
+}
+
+
+def opened(spec: str) -> Any:
+    source = resolve(spec)
+    return source.tokenizer(), source.weights()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_called_what_it_is(name: str, tmp_path: Path) -> None:
+    make, said = CASES[name]
+    with pytest.raises(ModelError, match=r"^[^\n]*$") as error:
+        opened(str(make(tmp_path)))
+    assert said in str(error.value)
+
+
+def test_a_folder_with_one_gguf_file_is_that_model(tmp_path: Path) -> None:
+    save_gguf(tmp_path / "m.gguf", tiny_config())
+    (tmp_path / "mmproj-m.gguf").write_bytes(b"")
+    assert resolve(str(tmp_path)).path.name == "m.gguf"
+    (tmp_path / "m.gguf").rename(tmp_path / "sha256-0123")  # as stores of models name them
+    assert resolve(str(tmp_path / "sha256-0123")).config.layers == 2
+
+
+PREFIXES = {"model.": "", "": "", "module.model.": "module.", "_orig_mod.model.": "_orig_mod."}
+
+
+@pytest.mark.parametrize("body", [*PREFIXES, "language_model.model."])
+def test_words_before_the_names_of_tensors(body: str, tmp_path: Path) -> None:
+    config = tiny_config()
+    save_directory(tmp_path, config, random_tensors(config))
+    path = tmp_path / "model.safetensors"
+    expected = {name: np.array(array) for name, array in load_file(path).items()}
+    around = body.removesuffix("model.")
+    renamed = {
+        f"{body}{name.removeprefix('model.')}" if name.startswith("model.") else around + name: each
+        for name, each in expected.items()
+    }
+    save_file(renamed, path)
+    weights = resolve(str(tmp_path)).weights()
+    np.testing.assert_array_equal(weights["embed"], expected["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(weights["norm"], expected["model.norm.weight"])
+    if "lm_head.weight" in expected:
+        np.testing.assert_array_equal(weights["head"], expected["lm_head.weight"])
+
+
+def test_sampling_that_files_ask_for(tmp_path: Path) -> None:
+    save_directory(tmp_path, tiny_config())
+    asked = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "x": 1}
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps(asked))
+    expected = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.1}
+    assert resolve(str(tmp_path)).sampling == expected
+    path.write_text(json.dumps({**asked, "do_sample": False}))
+    assert resolve(str(tmp_path)).sampling == {"repetition_penalty": 1.1}
+    path.unlink()
+    assert resolve(str(tmp_path)).sampling == {}
