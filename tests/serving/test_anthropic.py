@@ -9,7 +9,7 @@ import httpx
 import pytest
 from tests.helpers import table_engines as engines
 from tests.helpers.serving import Client, Json, events, run, served
-from tests.serving.test_answers_over_http import SAID, speaking
+from tests.serving.test_answers_over_http import NUMBERS, SAID, speaking
 
 from paceline.errors import PromptError
 from paceline.serving.anthropic import MessagesRequest, _chat
@@ -18,7 +18,7 @@ from paceline.serving.protocol import decode
 
 PATH = "/v1/messages"
 USER: Json = {"messages": [{"role": "user", "content": "the quick"}], "max_tokens": 12}
-TOOLS: list[Json] = [{"name": "add", "input_schema": {"type": "object"}}]
+TOOLS: list[Json] = [{"name": "add", "input_schema": NUMBERS}]
 
 
 def test_an_answer_and_its_stream_say_the_same() -> None:
