@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from paceline.errors import PacelineError
@@ -32,6 +32,7 @@ from paceline.serving.anthropic import (
 )
 from paceline.serving.dialects import Dialects
 from paceline.serving.embeddings import EmbeddingAnswer, EmbeddingsRequest, plan_embeddings
+from paceline.serving.files import UPLOAD, Batches, BatchRequest, Files
 from paceline.serving.fill import InfillAnswer, InfillRequest, plan_filling, plan_infill
 from paceline.serving.http import Gone, error_body, json_response
 from paceline.serving.kept import Kept, listed
@@ -74,6 +75,8 @@ class Service:
         self.worker: Worker | None = None
         self._model: ServedModel | None = None
         self._left = asyncio.Event()
+        self.files = Files(settings.files)
+        self.batches = Batches(self, self.files)
         self.app = _application(self, keys)
 
     def asked_for(self, name: str | None) -> ServedModel:
@@ -99,10 +102,12 @@ class Service:
         )
         self.worker.start()
         self.gate.closed = None
+        self.batches.open()
 
     def drain(self) -> None:
         """Refuse new requests; those that were accepted go on."""
         self.gate.closed = "the server is shutting down"
+        self.batches.close()
 
     def submit(self, jobs: Sequence[Job]) -> None:
         assert self.worker is not None  # the gate is closed before
@@ -316,6 +321,40 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         turn = service.asked_for(None).kept.get(request.path_params["id"])
         return json_response(listed(turn.items, request.query_params))
 
+    async def upload(request: Request) -> Response:
+        service.files.path("")
+        data = await http.read_body(request, UPLOAD, settings.body_timeout)
+        kind = request.headers.get("content-type", "")
+        return json_response(await asyncio.to_thread(service.files.upload, data, kind))
+
+    async def files(request: Request) -> Response:
+        kept, query = await asyncio.to_thread(service.files.all, "file"), request.query_params
+        wanted = [f for f in kept if query.get("purpose") in (None, "", f["purpose"])]
+        return json_response(listed(wanted, query))
+
+    async def one_file(request: Request) -> Response:
+        id = request.path_params["id"]
+        found = service.files.delete if request.method == "DELETE" else service.files.get
+        return json_response(found(id))
+
+    async def content(request: Request) -> Response:
+        service.files.get(id := request.path_params["id"])
+        return FileResponse(service.files.path(f"{id}.data"), media_type="application/octet-stream")
+
+    async def new_batch(request: Request) -> Response:
+        service.asked_for(None)
+        return json_response(service.batches.create(await body_of(request, BatchRequest)))
+
+    async def batches(request: Request) -> Response:
+        kept = await asyncio.to_thread(service.files.all, "batch")
+        return json_response(listed(kept, request.query_params))
+
+    async def one_batch(request: Request) -> Response:
+        return json_response(service.files.get(request.path_params["id"], "batch"))
+
+    async def cancelled(request: Request) -> Response:
+        return json_response(service.batches.cancel(request.path_params["id"]))
+
     async def counted(request: Request) -> Response:
         service.asked_for(None)
         body = await body_of(request, CountRequest)
@@ -391,6 +430,14 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         generating("/v1/embeddings", EmbeddingsRequest, plan_embeddings, EmbeddingAnswer),
         Route("/v1/responses/{id}", one_response, methods=["GET", "DELETE"]),
         Route("/v1/responses/{id}/input_items", its_input),
+        post("/v1/files", upload),
+        Route("/v1/files", files),
+        Route("/v1/files/{id}", one_file, methods=["GET", "DELETE"]),
+        Route("/v1/files/{id}/content", content),
+        post("/v1/batches", new_batch),
+        Route("/v1/batches", batches),
+        Route("/v1/batches/{id}", one_batch),
+        post("/v1/batches/{id}/cancel", cancelled),
         post("/tokenize", tokenized),
         post("/detokenize", detokenized),
         Route("/v1/models", models),

@@ -12,7 +12,9 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +39,7 @@ from paceline.serving.responses import ResponseAnswer
 from paceline.serving.worker import Delivery, Outbox, ServingCore
 
 Json = dict[str, Any]
-_ROUTES: dict[str, tuple[type[Body], Callable[[ServedModel, Any], Plan], type[Answer]]] = {
+ROUTES: dict[str, tuple[type[Body], Callable[[ServedModel, Any], Plan], type[Answer]]] = {
     "/v1/chat/completions": (ChatRequest, plan_chat, ChatAnswer),
     "/v1/completions": (CompletionRequest, plan_filling, TextAnswer),
     "/v1/responses": (ResponsesRequest, plan_response, ResponseAnswer),
@@ -164,6 +166,53 @@ def _lock(file: FileIO) -> bool:
     return True
 
 
+Maker = Callable[[str, Mapping[int, Counter[int]]], Answer]
+
+
+def asked(model: ServedModel, line: Line) -> tuple[Plan, Maker]:
+    """Return the plan of a line without a fault, and what makes its answer.
+
+    Raises PacelineError: the request is refused.
+    """
+    if line.method != "POST" or not isinstance(line.url, str) or line.url not in ROUTES:
+        raise BadRequest(
+            f"url: {line.method} {line.url} is not served here: use POST and one of "
+            f"{', '.join(ROUTES)}",
+            "url",
+        )
+    kind, plan, answer = ROUTES[line.url]
+    body, _ = decode(kind, json.dumps(line.body).encode())
+    if body.model is not None and body.model not in model.names:
+        raise BadRequest(
+            f"model: {body.model[:100]!r} is not loaded: ask for {model.name!r}",
+            "model",
+            404,
+        )
+    if getattr(body, "stream", None):
+        raise BadRequest("stream: a file has no streams: leave it out", "stream")
+    if body.seed is None:
+        body.seed = line.seed
+    planned = plan(model, body)
+    return planned, partial(answer, model, planned, body)
+
+
+def recorded(line: Line, status: int, body: Any) -> bytes:
+    """Return an answer as a line of the output."""
+    response = {"status_code": status, "request_id": f"req_{line.id}", "body": body}
+    return _record(f"batch_req_{line.id}", line.key, response, None)
+
+
+def refused(line: Line, error: PacelineError) -> bytes:
+    """Return an error as a line of the output."""
+    status, param = status_of(error)
+    return recorded(line, status, error_body(str(error), status, param))
+
+
+def _record(id: str, key: str | None, response: Json | None, error: Json | None) -> bytes:
+    out = {"id": id, "custom_id": key, "response": response, "error": error}
+    return msgspec.json.encode(out) + b"\n"
+
+
 class Batch:
     """Decodes lines, as many at a time as the engine takes, and appends their answers."""
 
@@ -207,35 +256,17 @@ class Batch:
         # False if it was refused, and so answered.
         if line.fault is not None:
             self.failed += 1
-            self._record(line, None, {**line.fault._asdict(), "param": None, "line": line.number})
+            fault = {**line.fault._asdict(), "param": None, "line": line.number}
+            self._lines.append(_record(line.key, None, None, fault))
             return False
         try:
-            if line.method != "POST" or not isinstance(line.url, str) or line.url not in _ROUTES:
-                raise BadRequest(
-                    f"url: {line.method} {line.url} is not served here: use POST and one of "
-                    f"{', '.join(_ROUTES)}",
-                    "url",
-                )
-            kind, plan, answer = _ROUTES[line.url]
-            body, _ = decode(kind, json.dumps(line.body).encode())
-            if body.model is not None and body.model not in self._model.names:
-                raise BadRequest(
-                    f"model: {body.model[:100]!r} is not loaded: ask for {self._model.name!r}",
-                    "model",
-                    404,
-                )
-            if getattr(body, "stream", None):
-                raise BadRequest("stream: a file has no streams: leave it out", "stream")
-            if body.seed is None:
-                body.seed = line.seed
-            planned = plan(self._model, body)
+            planned, make = asked(self._model, line)
         except PacelineError as error:
             self._fail(line, error)
             return False
         outbox = Outbox()
         outbox.jobs = planned.jobs(outbox)
-        made = answer(self._model, planned, body, line.id, outbox.accepted)
-        self._open[outbox] = line, made
+        self._open[outbox] = line, make(line.id, outbox.accepted)
         for job in outbox.jobs:
             self._core.submit(job)
         return True
@@ -264,24 +295,13 @@ class Batch:
             if not answer.done:
                 return 0
             self.tokens += int(answer.usage()["completion_tokens"])
-            self._write(line, 200, answer.whole())
+            self._lines.append(recorded(line, 200, answer.whole()))
         del self._open[job.outbox]
         return 1
 
     def _fail(self, line: Line, error: PacelineError) -> None:
-        status, param = status_of(error)
         self.failed += 1
-        self._write(line, status, error_body(str(error), status, param))
-
-    def _write(self, line: Line, status: int, body: Any) -> None:
-        response = {"status_code": status, "request_id": f"req_{line.id}", "body": body}
-        self._record(line, response, None)
-
-    def _record(self, line: Line, response: Json | None, error: Json | None) -> None:
-        own = line.fault is None
-        id, named = (f"batch_req_{line.id}", line.key) if own else (line.key, None)
-        out = {"id": id, "custom_id": named, "response": response, "error": error}
-        self._lines.append(msgspec.json.encode(out) + b"\n")
+        self._lines.append(refused(line, error))
 
     def _save(self) -> None:
         data = b"".join(self._lines)

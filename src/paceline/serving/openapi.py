@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.serving.anthropic import CountRequest, MessagesRequest
 from paceline.serving.embeddings import EmbeddingsRequest
+from paceline.serving.files import BatchRequest
 from paceline.serving.fill import InfillRequest
 from paceline.serving.protocol import (
     ChatRequest,
@@ -28,11 +29,14 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/messages/count_tokens": (CountRequest, "Count the tokens of a conversation."),
     "/v1/embeddings": (EmbeddingsRequest, "Give the states of texts."),
     "/infill": (InfillRequest, "Fill in between two texts, as llama.cpp's server does."),
+    "/v1/batches": (BatchRequest, "Answer the requests of a file."),
     "/tokenize": (TokenizeRequest, "Encode a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Decode token ids."),
 }
 _GETS = {
     "/v1/models": "List the model under its names.",
+    "/v1/files": "List the files that are kept.",
+    "/v1/batches": "List the batches.",
     "/tokenizer_info": "Show special tokens and the chat template.",
     "/model_info": "Show the model's path and names.",
     "/get_model_info": "Show the model's path and names.",
@@ -44,10 +48,18 @@ _GETS = {
 }
 _NAMED = {
     "/v1/models/{name}": {"get": "Show the model under one of its names."},
+    "/v1/files/{id}": {"get": "Show a file's record.", "delete": "Delete a file."},
+    "/v1/files/{id}/content": {"get": "Show what is in a file."},
+    "/v1/batches/{id}": {"get": "Show a batch."},
+    "/v1/batches/{id}/cancel": {"post": "End a batch with what is answered."},
     "/v1/responses/{id}": {"get": "Show a kept response.", "delete": "Forget a response."},
     "/v1/responses/{id}/input_items": {"get": "List what a kept response answered."},
 }
-_QUERIES = {"/v1/responses/{id}/input_items": ("order", "after", "limit")}
+_QUERIES = {
+    "/v1/responses/{id}/input_items": ("order", "after", "limit"),
+    "/v1/files": ("order", "after", "limit", "purpose"),
+    "/v1/batches": ("after", "limit"),
+}
 _ERRORS = {
     "400": "The request is wrong: the error names the field and the fix.",
     "401": "The API key is missing or wrong.",
@@ -56,7 +68,9 @@ _ERRORS = {
     "408": "The body arrived too slowly, or the answer was read too slowly.",
     "413": "The body is too large.",
     "429": "The server has accepted as much as it may: see Retry-After.",
+    "409": "It has ended.",
     "500": "The server failed.",
+    "501": "The server was started without a folder for files.",
     "503": "The server is loading, draining, or out of memory.",
 }
 _ERROR = {
@@ -96,14 +110,19 @@ def document() -> dict[str, Any]:
         paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
     for path, summary in _GETS.items():
         kept = {status: text for status, text in _ERRORS.items() if status in _QUIET}
-        paths[path] = {"get": _operation(summary, {}, kept, plain=path == "/metrics")}
+        if path in _QUERIES:
+            kept |= {"400": _ERRORS["400"], "501": _ERRORS["501"]}
+        shown = _operation(summary, {}, kept, plain=path == "/metrics")
+        paths.setdefault(path, {})["get"] = shown | {"parameters": _queries(path)}
+    form: dict[str, Any] = {"type": "object", "required": ["file", "purpose"]}
+    form["properties"] = {"purpose": {"const": "batch"}, "file": {"type": "string"}}
+    upload = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+    paths["/v1/files"]["post"] = _operation("Keep a file.", {}, _ERRORS) | {"requestBody": upload}
     for path, methods in _NAMED.items():
         [name] = re.findall(r"{(\w+)}", path)
         given = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
-        for query in _QUERIES.get(path, ()):
-            given.append({"name": query, "in": "query", "schema": {"type": "string"}})
         paths[path] = {
-            method: _operation(summary, {}, _ERRORS) | {"parameters": given}
+            method: _operation(summary, {}, _ERRORS) | {"parameters": given + _queries(path)}
             for method, summary in methods.items()
         }
     return {
@@ -120,6 +139,11 @@ def document() -> dict[str, Any]:
 
 _STREAMS = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
 _QUIET = ("401", "405", "503")
+
+
+def _queries(path: str) -> list[Any]:
+    names = _QUERIES.get(path, ())
+    return [{"name": name, "in": "query", "schema": {"type": "string"}} for name in names]
 
 
 def _operation(

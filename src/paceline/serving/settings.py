@@ -48,6 +48,10 @@ class Settings:
     compact_json: Annotated[
         bool, typer.Option("--compact-json", help="Held JSON has no white space.")
     ] = False
+    files: Annotated[
+        str | None,
+        typer.Option(help="Folder for /v1/files and /v1/batches; without it there are none."),
+    ] = None
     keep_responses: Annotated[
         int,
         typer.Option(
