@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.helpers import table_engines as engines
 from tests.helpers.serving import Client, Json, run
 from tests.helpers.tiny_model import save_directory, tiny_config
 
@@ -48,6 +49,8 @@ def test_states_are_those_of_transformers_and_alone_as_in_a_batch(
         alone = engine.generate(text, raw=True, pooling=pooling).state
         assert alone.tobytes() == done.state.tobytes()
     assert engine.generate(TEXTS[0], raw=True, max_new_tokens=2).state is None
+    with pytest.raises(InvalidOption, match="pooling"):  # a table has no states
+        engines.make().generate("dog", pooling=pooling)
 
 
 def test_the_route_answers_as_openais_does(place: Path) -> None:
@@ -69,6 +72,8 @@ def test_the_route_answers_as_openais_does(place: Path) -> None:
         assert many[2] == many[12] == one
         [packed] = await rows(input=[TEXTS[2]], encoding_format="base64", dimensions=64)
         assert np.frombuffer(b64decode(packed), "<f4").tolist() == one
+        two = await client.ask("/api/embed", {"model": "tables", "input": ["the quick", "dog"]})
+        assert two["embeddings"] == await rows(input=["the quick", "dog"])
         answer = await client.ask(PATH, {"input": ["the quick", "dog"]})
         assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 2
         wrong: list[tuple[Json, str]] = [

@@ -250,7 +250,8 @@ class Engine:
         params = parameters(params or SamplingParams(), options, target.vocab_size)
         self.decoder.check(params, denoising, constraint is not None)
         if pooling is not None:
-            if pooling not in ("last", "mean") or not getattr(self.decoder, "pools", False):
+            able = target.hidden_states and getattr(self.decoder, "pools", False)
+            if pooling not in ("last", "mean") or not able:
                 raise InvalidOption(
                     f"pooling {pooling!r} is not possible with this model: use last or mean, and a "
                     "model that predicts the next token"

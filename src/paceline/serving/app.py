@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from paceline.errors import PacelineError
-from paceline.serving import anthropic, http, openapi
+from paceline.serving import anthropic, http, ollama, openapi
 from paceline.serving.admission import Closed, Gate, Ticket
 from paceline.serving.anthropic import (
     CountRequest,
@@ -205,6 +205,7 @@ class Exchange:
         service.submit(jobs[:places])
         self._later = jobs[places:]
         if planned.stream:
+            headers |= {"content-type": self.answer.media}
             return http.EventStream(self._stream(self.answer), headers, self.close)
         whole = await http.unless_gone(self.request.receive, self._collect(self.answer))
         return json_response(whole, headers=headers)
@@ -355,6 +356,17 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
     async def cancelled(request: Request) -> Response:
         return json_response(service.batches.cancel(request.path_params["id"]))
 
+    def about(tell: Callable[[ServedModel], Any]) -> Handler:
+        async def handler(request: Request) -> Response:
+            return json_response(tell(service.asked_for(None)))
+
+        return handler
+
+    async def show(request: Request) -> Response:
+        service.asked_for(None)
+        body = await body_of(request, ollama.ShowRequest)
+        return json_response(ollama.shown(service.asked_for(body.model)))
+
     async def counted(request: Request) -> Response:
         service.asked_for(None)
         body = await body_of(request, CountRequest)
@@ -438,6 +450,9 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         Route("/v1/batches", batches),
         Route("/v1/batches/{id}", one_batch),
         post("/v1/batches/{id}/cancel", cancelled),
+        *(generating(f"/api/{name}", *parts) for name, parts in ollama.ASKED.items()),
+        *(Route(f"/api/{name}", about(tell)) for name, tell in ollama.ABOUT.items()),
+        post("/api/show", show),
         post("/tokenize", tokenized),
         post("/detokenize", detokenized),
         Route("/v1/models", models),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.serving import anthropic
+from paceline.serving import anthropic, ollama
 from paceline.serving.logs import request_id
 
 Rewrite = Callable[[bytes, int, str], bytes]
@@ -53,4 +53,4 @@ def _dialect(scope: Scope) -> Rewrite | None:
     ours = path.startswith("/messages") or (
         path.startswith("/models") and "anthropic-version" in Headers(scope=scope)
     )
-    return anthropic.rewritten if ours else None
+    return anthropic.rewritten if ours else ollama.rewritten if path[:5] == "/api/" else None

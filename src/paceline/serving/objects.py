@@ -121,6 +121,7 @@ class Answer:
     object: ClassVar[str]
     prefix: ClassVar[str]
     end: ClassVar[bytes] = b"data: [DONE]\n\n"
+    media: ClassVar[str] = "text/event-stream"
 
     def __init__(
         self,

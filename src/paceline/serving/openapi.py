@@ -12,6 +12,7 @@ from paceline.serving.anthropic import CountRequest, MessagesRequest
 from paceline.serving.embeddings import EmbeddingsRequest
 from paceline.serving.files import BatchRequest
 from paceline.serving.fill import InfillRequest
+from paceline.serving.ollama import EmbedRequest, OllamaChat, OllamaGenerate, ShowRequest
 from paceline.serving.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -30,6 +31,10 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/embeddings": (EmbeddingsRequest, "Give the states of texts."),
     "/infill": (InfillRequest, "Fill in between two texts, as llama.cpp's server does."),
     "/v1/batches": (BatchRequest, "Answer the requests of a file."),
+    "/api/chat": (OllamaChat, "Answer a conversation, as Ollama does."),
+    "/api/generate": (OllamaGenerate, "Answer a prompt, as Ollama does."),
+    "/api/embed": (EmbedRequest, "Give the states of texts, as Ollama does."),
+    "/api/show": (ShowRequest, "Show the model, as Ollama does."),
     "/tokenize": (TokenizeRequest, "Encode a text or a conversation."),
     "/detokenize": (DetokenizeRequest, "Decode token ids."),
 }
@@ -37,6 +42,9 @@ _GETS = {
     "/v1/models": "List the model under its names.",
     "/v1/files": "List the files that are kept.",
     "/v1/batches": "List the batches.",
+    "/api/tags": "List the model, as Ollama does.",
+    "/api/ps": "List the model as a running one, as Ollama does.",
+    "/api/version": "Show the version.",
     "/tokenizer_info": "Show special tokens and the chat template.",
     "/model_info": "Show the model's path and names.",
     "/get_model_info": "Show the model's path and names.",
@@ -78,7 +86,7 @@ _ERROR = {
     "required": ["error"],
     "properties": {
         "error": {
-            "type": "object",
+            "type": ["object", "string"],  # text alone in Ollama's API
             "required": ["message", "type"],
             "properties": {
                 "message": {"type": "string"},
@@ -101,11 +109,8 @@ def document() -> dict[str, Any]:
     bodies = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, (kind, summary) in _BODIES.items():
-        streams = (
-            {"text/event-stream": {"schema": {"type": "string"}}}
-            if path.startswith(_STREAMS)
-            else {}
-        )
+        media = "application/x-ndjson" if path[:5] == "/api/" else "text/event-stream"
+        streams = {media: {"schema": {"type": "string"}}} if path.startswith(_STREAMS) else {}
         body = {"required": True, "content": {"application/json": {"schema": bodies[kind]}}}
         paths[path] = {"post": _operation(summary, streams, _ERRORS) | {"requestBody": body}}
     for path, summary in _GETS.items():
@@ -137,7 +142,7 @@ def document() -> dict[str, Any]:
     }
 
 
-_STREAMS = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/infill")
+_STREAMS = ("/v1/chat", "/v1/completions", "/v1/responses", "/v1/messages", "/infill", "/api/")
 _QUIET = ("401", "405", "503")
 
 

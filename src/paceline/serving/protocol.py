@@ -254,6 +254,8 @@ _REFUSED = {
     "conversation": "the server keeps no conversations: send the whole conversation as input",
     "background": "answers are given at once: leave it out",
     "prompt_embeds": "prompts are text or token ids: leave it out",
+    "template": "the server uses the model's own template: leave it out",
+    "context": "the server keeps no conversations: use /api/chat",
     "mcp_servers": "the server calls no other servers: leave it out",
     "container": "the server runs no code: leave it out",
     "audio": "the server writes text only: leave it out",
