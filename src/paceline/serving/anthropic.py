@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -231,15 +230,8 @@ class MessageAnswer(Answer):
     prefix = "msg"
     end = b""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        plan: Plan,
-        body: Body,
-        id: str,
-        accepted: Mapping[int, Counter[int]],
-    ) -> None:
-        super().__init__(model, plan, body, id, accepted)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._blocks: list[Json] = []
         self._kind = ""  # of the block that is open
         self._arguments = ""  # of the call that is open

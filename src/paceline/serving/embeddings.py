@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections import Counter
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -60,19 +58,9 @@ class EmbeddingAnswer(Answer):
     object = "list"
     prefix = "embd"
 
-    def __init__(
-        self,
-        model: ServedModel,
-        plan: Plan,
-        body: Any,
-        id: str,
-        accepted: Mapping[int, Counter[int]],
-    ) -> None:
-        super().__init__(model, plan, body, id, accepted)
-
     def whole(self) -> Json:
         count = sum(len(each.tokens) for each in self.plan.prompts)
-        packed = self.body.encoding_format == "base64"  # type: ignore[attr-defined]
+        packed = getattr(self.body, "encoding_format", None) == "base64"
         data = [
             {"object": "embedding", "index": i, "embedding": _written(state, packed)}
             for i, state in enumerate(self.states())

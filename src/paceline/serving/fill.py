@@ -125,7 +125,7 @@ class InfillAnswer(Answer):
         assert done is not None  # it has ended
         word = self.stop_string(choice)
         ended = "limit" if choice.finish_reason == "length" else "word" if word else "eos"
-        stats, read = done.stats, counts["prompt_tokens"] - done.cached_tokens
+        stats = done.stats
         spent = stats.draft_seconds + stats.forward_seconds + stats.overhead_seconds
         return {
             "index": 0,
@@ -141,15 +141,11 @@ class InfillAnswer(Answer):
             "tokens_cached": done.cached_tokens,
             "timings": {
                 "cache_n": done.cached_tokens,
-                **_pace("prompt", read, stats.prefill_seconds),
-                **_pace("predicted", counts["completion_tokens"], spent),
+                "prompt_n": counts["prompt_tokens"] - done.cached_tokens,
+                "prompt_ms": 1000 * stats.prefill_seconds,
+                "predicted_n": counts["completion_tokens"],
+                "predicted_ms": 1000 * spent,
+                "predicted_per_second": counts["completion_tokens"] / spent,
             },
             **{name: self._head[name] for name in ("model", "system_fingerprint", "seed")},
         }
-
-
-def _pace(name: str, count: int, seconds: float) -> Json:
-    each = 1000 * seconds / count if count else 0.0
-    rate = count / seconds if seconds else 0.0
-    out = {"n": count, "ms": 1000 * seconds, "per_token_ms": each, "per_second": rate}
-    return {f"{name}_{key}": value for key, value in out.items()}

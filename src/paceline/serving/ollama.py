@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
@@ -95,7 +94,8 @@ def plan_generate(model: ServedModel, body: OllamaGenerate) -> Plan:
         raise BadRequest("system: it has no place in a raw prompt: leave it out", "system")
     fields, left = _fields(body)
     asked, _ = decode(CompletionRequest, encode(fields | {"prompt": body.prompt}))
-    asked.suffix, asked.logprobs = body.suffix, _tops(body)
+    asked.suffix = body.suffix
+    asked.logprobs = (body.top_logprobs or 0) if body.logprobs else None
     plan = plan_filling(model, asked)
     plan.stream = body.stream is not False
     plan.notes.left += left
@@ -143,10 +143,6 @@ def _fields(body: OllamaRequest) -> tuple[Json, list[str]]:
     return fields, left if body.keep_alive is None else [*left, "keep_alive"]
 
 
-def _tops(body: OllamaRequest) -> int | None:
-    return (body.top_logprobs or 0) if body.logprobs else None
-
-
 def _message(message: Json, i: int) -> Json:
     if message.get("images"):
         raise PromptError(f"messages[{i}].images: only text is read: leave them out")
@@ -155,22 +151,13 @@ def _message(message: Json, i: int) -> Json:
         out["reasoning_content"] = message["thinking"]
     if message.get("tool_name"):
         out["name"] = message["tool_name"]
-    calls = message.get("tool_calls") or []
-    for j, call in enumerate(calls):
+    for j, call in enumerate(message.get("tool_calls") or []):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
             raise PromptError(f"messages[{i}].tool_calls[{j}].function.arguments must be an object")
-    if calls:
-        out["tool_calls"] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": call["function"].get("name"),
-                    "arguments": json.dumps(call["function"]["arguments"]),
-                },
-            }
-            for call in calls
-        ]
+        arguments = json.dumps(function["arguments"])
+        made = {"name": function.get("name"), "arguments": arguments}
+        out.setdefault("tool_calls", []).append({"type": "function", "function": made})
     return out
 
 
@@ -180,15 +167,8 @@ class OllamaAnswer(Answer):
     end = b""
     media: ClassVar[str] = "application/x-ndjson"
 
-    def __init__(
-        self,
-        model: ServedModel,
-        plan: Plan,
-        body: Any,
-        id: str,
-        accepted: Mapping[int, Counter[int]],
-    ) -> None:
-        super().__init__(model, plan, body, id, accepted)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._given = 0  # calls that were told
 
     def chunks(self, place: int, event: Event) -> list[Json]:
