@@ -37,6 +37,9 @@ def test_an_answer_and_its_stream_say_the_same() -> None:
         count = await client.ask(PATH + "/count_tokens", {"messages": USER["messages"]})
         plain = await client.ask(PATH, USER | {"max_tokens": 1})
         assert count == {"input_tokens": plain["usage"]["input_tokens"]}
+        extra = USER | {"betas": ["x"], "max_tokens": 3}
+        told = await client.post(PATH + "/count_tokens", extra)
+        assert told.headers["x-paceline-ignored"] == "max_tokens, betas"
         stream = await client.stream(PATH, body)
         assert stream[0]["type"] == "message_start"
         assert stream[0]["message"]["content"] == []

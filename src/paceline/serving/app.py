@@ -293,7 +293,8 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
 
     async def body_of(request: Request, kind: type[Any]) -> Any:
         data = await http.read_body(request, settings.max_body, settings.body_timeout)
-        return decode(kind, data, settings.strict)[0]
+        body, request.state.ignored = decode(kind, data, settings.strict)
+        return body
 
     async def health(request: Request) -> Response:
         closed = service.gate.closed
@@ -340,11 +341,12 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
 
     async def content(request: Request) -> Response:
         service.files.get(id := request.path_params["id"])
-        return FileResponse(service.files.path(f"{id}.data"), media_type="application/octet-stream")
+        return FileResponse(service.files.path(f"{id}.data"), media_type="text/plain")
 
     async def new_batch(request: Request) -> Response:
         service.asked_for(None)
-        return json_response(service.batches.create(await body_of(request, BatchRequest)))
+        made = service.batches.create(await body_of(request, BatchRequest))
+        return json_response(made, headers=http.ignoring(request.state.ignored))
 
     async def batches(request: Request) -> Response:
         kept = await asyncio.to_thread(service.files.all, "batch")
@@ -372,7 +374,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         body = await body_of(request, CountRequest)
         model = service.asked_for(body.model)
         plan = await asyncio.to_thread(plan_messages, model, body)
-        headers = http.ignoring(plan.notes.left)
+        headers = http.ignoring([*request.state.ignored, *plan.notes.left])
         return json_response({"input_tokens": len(plan.prompts[0].tokens)}, headers=headers)
 
     async def model_info(request: Request) -> Response:

@@ -50,6 +50,10 @@ _FAULTY = "batch_req_line_"
 _FAR = 2**40
 
 
+class Locked(InvalidOption):
+    """Another process writes the output."""
+
+
 class Fault(NamedTuple):
     """Why a line is no request that can be told from the others; `code` is OpenAI's."""
 
@@ -124,7 +128,7 @@ def open_output(path: Path) -> tuple[FileIO, set[str]]:
         raise InvalidOption(f"{path} cannot be written ({error}): give another file") from error
     try:
         if not _lock(file):
-            raise InvalidOption(
+            raise Locked(
                 f"{path} is being written by another run: wait for its end, or give another file"
             )
         file.seek(0)

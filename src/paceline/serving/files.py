@@ -18,7 +18,16 @@ from msgspec import Meta, Struct, to_builtins
 
 from paceline.core.cache import write_atomically
 from paceline.errors import PacelineError
-from paceline.serving.batch import ROUTES, Line, asked, open_output, read_lines, recorded, refused
+from paceline.serving.batch import (
+    ROUTES,
+    Line,
+    Locked,
+    asked,
+    open_output,
+    read_lines,
+    recorded,
+    refused,
+)
 from paceline.serving.protocol import BadRequest
 from paceline.serving.worker import Outbox
 
@@ -160,7 +169,9 @@ class Batches:
                 return
             if batch["status"] == "validating":
                 self._turn(batch, "in_progress")
-            file, done = await asyncio.to_thread(open_output, part)
+            while (opened := await asyncio.to_thread(_opened, part)) is None:
+                await asyncio.sleep(0.2)  # until the server before has ended
+            file, done = opened
             with file:
                 left = [each for each in lines if each.key not in done]
                 if batch["status"] != "cancelling":
@@ -220,6 +231,12 @@ class Batches:
             return refused(line, error)
         finally:
             self._service.cancel(outbox.jobs)
+
+
+def _opened(path: Path) -> tuple[FileIO, set[str]] | None:
+    with contextlib.suppress(Locked):
+        return open_output(path)
+    return None
 
 
 def _wrong(line: Line, batch: Json) -> Json | None:

@@ -127,7 +127,8 @@ def document() -> dict[str, Any]:
         [name] = re.findall(r"{(\w+)}", path)
         given = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
         paths[path] = {
-            method: _operation(summary, {}, _ERRORS) | {"parameters": given + _queries(path)}
+            method: _operation(summary, {}, _ERRORS, plain=path.endswith("/content"))
+            | {"parameters": given + _queries(path)}
             for method, summary in methods.items()
         }
     return {
