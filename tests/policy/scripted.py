@@ -48,11 +48,13 @@ class Scripted(Drafter):
         draft: float = 0.0,
         level: float = 0.0,
         read: float = 0.0,
+        blind: bool = False,
         seed: int = 0,
     ) -> None:
         self.name = name  # type: ignore[misc]
         self._clock, self._chance = clock, chance
         self._draft, self._level, self._reading = draft, level, read
+        self._blind = blind  # says nothing of its chances, as draft models by default
         luck = np.random.default_rng([seed, *name.encode()])
         self._luck = luck.random(100_000)
         self._known: dict[int, int] = {}
@@ -78,7 +80,7 @@ class Scripted(Drafter):
         scores: list[float] = []
         while chance and len(tokens) < min(budget.nodes, budget.depth):
             score = (scores[-1] if scores else 1.0) * chance
-            if scores and score < budget.least:
+            if scores and score < budget.least and not self._blind:
                 break
             place = begin + len(tokens)
             right = self._luck[(place + 7777 * sequence.id) % len(self._luck)]
@@ -87,7 +89,8 @@ class Scripted(Drafter):
             spent += self._level
         self._clock.now += STEP * spent
         self.seconds += STEP * spent
-        return trees.chain(tokens, self.name, scores=np.array(scores)) if tokens else trees.EMPTY
+        said = None if self._blind else np.array(scores)
+        return trees.chain(tokens, self.name, scores=said) if tokens else trees.EMPTY
 
 
 @dataclass

@@ -23,6 +23,7 @@ from paceline.registry.assembly import DEFAULT_DRAFTER
 from paceline.registry.loaded import Loaded
 from paceline.registry.loading import choose_runtime, load, load_draft, load_model, make_engine
 from paceline.registry.table import Method
+from paceline.verifiers.matching import Coupled
 
 VOCABULARY = 320
 MODEL = TabularModel(VOCABULARY, 1, seed=3, sharpness=2.0)
@@ -402,8 +403,12 @@ def test_a_smaller_sibling_beside_the_file_drafts(
     text = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
     plain = load(str(path), runtime="cpu", drafter="none", progress=False)
     assert plain.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True).token_ids == text.token_ids
+    fp32 = load(str(path), runtime="cpu", precision="fp32", draft_model=str(small), progress=False)
+    assert fp32.config["drafter"] == "suffix-automaton>quantised>draft-model"
     monkeypatch.setattr(assembly, "shipped_file", lambda *_: path)  # as if a network shipped
-    for precision in ("file", "fp32"):
-        given = {"runtime": "cpu", "precision": precision, "draft_model": str(small)}
-        named = load(str(path), **given, progress=False)  # type: ignore[arg-type]
-        assert named.config["drafter"] == "suffix-automaton+recycling>draft-model"
+    loaded = load_model(str(path), runtime="cpu")
+    for named, drafter in ((None, ""), (str(small), ">draft-model")):
+        builder = assembly.SpeculationBuilder(
+            loaded, Coupled(), "coupled", named, lambda *_: loaded
+        )
+        assert builder._default("greedy") == f"suffix-automaton>eagle3{drafter}"

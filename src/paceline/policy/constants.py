@@ -70,6 +70,8 @@ GAIN_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 ADDED = 1.0  # tokens that a second draft adds; a start value
 ADDED_BELIEF = 4.0  # drafts that it counts for; chosen
 SECOND_RETRY = 16  # steps without a second draft until it is tried again
+BLIND_LEVELS = 5  # of drafts that do not say how likely they are; chosen
+TRIALS = 0.005  # of the time goes into drafts that did not pay, per kind of first draft
 STEP_MEMORY = 0.97  # per step, duration of a step with the first drafter alone
 
 # Bandit over drafters:

@@ -33,8 +33,8 @@ DEFAULT_DRAFTER = "suffix-automaton"
 # The same, for a target that can also be loaded at a lower precision.
 _DEFAULT_COARSER = "suffix-automaton>quantised"
 
-# The same, for a target with a draft model: one that is named, or a small one
-# beside the target's file.
+# The same, for a target with nothing but a draft model: one that is named, or a small one
+# beside the target's file. Beside what else there is, a named one is the last of the candidates.
 _DEFAULT_MODEL = "suffix-automaton+recycling>draft-model"
 
 # The same, for a target with a shipped draft network. Sampled requests also need a verifier that
@@ -115,16 +115,15 @@ class SpeculationBuilder:
         capabilities = loaded.target.capabilities
         if capabilities.runtime == "reference":  # where timing drafts alone takes minutes
             return "none"
-        if self.draft_model is not None:
-            return _DEFAULT_MODEL
-        if has_coarser(capabilities):
-            return _DEFAULT_COARSER
         # A network's draft is cheap beside its target where both run on native kernels.
         able = capabilities.runtime == "cpu" and None in self._rule.accepts
         agrees = kind == "greedy" or self._rule.gumbel_coupled
-        if able and agrees and shipped_file("eagle3", loaded.source.fingerprint):
-            return _DEFAULT_TRAINED
-        if capabilities.runtime == "cpu":
+        shipped = able and agrees and shipped_file("eagle3", loaded.source.fingerprint)
+        if has_coarser(capabilities) or shipped:
+            default = _DEFAULT_COARSER if has_coarser(capabilities) else _DEFAULT_TRAINED
+            # Which of them drafts is decided while decoding.
+            return default if self.draft_model is None else f"{default}>draft-model"
+        if self.draft_model is None and capabilities.runtime == "cpu":
             found = smaller_sibling(loaded.source)
             if found is not None:
                 _LOG.info("%s, beside the model, drafts for it", found)

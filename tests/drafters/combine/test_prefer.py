@@ -124,13 +124,18 @@ def test_likely_nodes_of_others_are_verified_beside_it() -> None:
         np.testing.assert_array_equal(draft.scores, union.scores[: len(tokens)])
 
 
-def test_without_scores_the_draft_that_promises_most_is_verified() -> None:
-    prefer = FallbackDrafter([Fixed([1, 1, 1], [0.9, 0.8, 0.7]), Fixed([2, 2, 2], [0.6, 0.5, 0.4])])
-    prefer.parts[1].draft = replace(prefer.parts[1].draft, scores=None)
+def test_drafts_without_scores_get_those_of_their_depths_and_are_short() -> None:
+    """So that what drafts with scores beside them is judged and sized as before."""
+    parts = Fixed([1, 1, 1], [0.9, 0.8, 0.7]), Fixed([2, 2, 2], [0.6, 0.5, 0.4])
+    parts[1].draft = replace(parts[1].draft, scores=None)
+    prefer = FallbackDrafter(parts, clock=Clock())
     sequence = start([0, 1, 2], 0)
     prefer.open(sequence)
-    [draft] = prefer.propose([sequence], [Budget(9, 9)])
-    assert draft.tokens.tolist() == [1, 1, 1]
+    for _ in range(40):
+        draft = step(prefer, sequence, [2, 2, 2, 0])
+        assert draft.scores is not None
+    assert draft.tokens.tolist()[:3] == [2, 2, 2]
+    assert [part.asked[-1].depth for part in parts] == [9, 5]
 
 
 def test_others_are_believed_as_far_as_they_have_kept_their_promises() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
 from functools import reduce
-from operator import attrgetter
 from time import perf_counter
 from typing import ClassVar, NamedTuple
 
@@ -27,10 +27,13 @@ from paceline.policy.constants import (
     ADDED_BELIEF,
     AGREEING,
     BESIDE,
+    BLIND_LEVELS,
     FREE_TEMPERATURE,
     GAIN_EDGES,
     SECOND_RETRY,
     STEP_MEMORY,
+    TOKEN_PRIOR,
+    TRIALS,
 )
 from paceline.policy.draft_gate import DraftCost, DraftGate
 from paceline.sampling.sequence import Sequence
@@ -179,7 +182,7 @@ class PartEstimates:
 
     def __init__(self) -> None:
         self.calibration = Calibration()
-        self.cost = DraftCost()
+        self.cost, self.last, self.levels = DraftCost(), 0.0, BLIND_LEVELS
         self._gates = [
             DraftGate(ADDED, ADDED_BELIEF, SECOND_RETRY, SECOND_RETRY) for _ in (0.0, *GAIN_EDGES)
         ]
@@ -194,6 +197,8 @@ class PartEstimates:
         `step` is the seconds of a step in which only the first drafter runs.
         """
         price = self.cost.value / step if step else 0.0
+        if step:  # the dearer, with all that it reads, the more rarely it is tried
+            self.gate(gain).seldom(max(SECOND_RETRY, round(self.last / step / TRIALS)))
         return self.gate(gain).open(price * (1 + gain))
 
 
@@ -206,8 +211,7 @@ class _Made(NamedTuple):
     draft: TokenTree
 
     def corrected(self) -> TokenTree:
-        if self.draft.scores is None:
-            return self.draft
+        assert self.draft.scores is not None
         draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.ratio)
         named = draft.source, np.array(scores), draft.origins
         return TokenTree(draft.tokens, draft.parents, draft.sampling, *named)
@@ -272,8 +276,10 @@ class FallbackDrafter(CompositeDrafter):
                 part.propose(alone, [_NOTHING])
                 continue
             begin = self._clock()
-            [draft] = part.propose(alone, [budget])
-            seconds = self._clock() - begin
+            sized = replace(budget, depth=min(budget.depth, estimates.levels))
+            [raw] = part.propose(alone, [sized])
+            draft, estimates.levels = _scored(raw), 99 if raw.scores is not None else BLIND_LEVELS
+            seconds = estimates.last = self._clock() - begin
             estimates.cost.add(seconds)
             self._extra += seconds if index else 0.0
             self._asked.append((index, highest))
@@ -307,12 +313,9 @@ class FallbackDrafter(CompositeDrafter):
         super().close(sequence)
 
     def _union(self, budget: Budget) -> TokenTree:
-        # Without scores: the draft with most expected accepted tokens.
         if not self._made:
             return trees.EMPTY
         drafts = [each.corrected() for each in self._made]
-        if any(draft.scores is None for draft in drafts):
-            return max(self._made, key=attrgetter("gain")).draft
         least = max(budget.least, BESIDE)
         union = reduce(lambda copy, other: weighed(copy, other, least), drafts)
         return union if len(union) <= budget.nodes else trees.head(union, budget.nodes)
@@ -341,8 +344,12 @@ def _spare_batches(part: Drafter) -> Drafter:
 
 
 def _expected_accepted(draft: TokenTree) -> float:
-    # Expected accepted tokens by the draft's own scores; without scores, half of a chain.
-    if draft.scores is None:
-        return 0.5 * len(draft)
-    scores: list[float] = draft.scores.tolist()  # few: a list is sooner summed than an array
-    return sum(scores)
+    # Few: a list is sooner summed than an array.
+    return 0.0 if draft.scores is None else sum(draft.scores.tolist())
+
+
+def _scored(draft: TokenTree) -> TokenTree:
+    # Without scores it could not be compared and pruned: as likely as tokens are at their depths.
+    if draft.scores is not None or not len(draft):
+        return draft
+    return replace(draft, scores=np.power(TOKEN_PRIOR, trees.depths(draft), dtype=np.float64))
