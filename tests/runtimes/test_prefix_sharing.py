@@ -163,7 +163,22 @@ def test_the_longest_unused_goes_first():
     assert known == [True, False, True]
 
 
-def test_no_more_is_kept_than_was_allowed():
+def test_prefixes_keep_what_the_machine_has_room_for():
+    memory = pool(64, keep=2)
+    text = [*range(40 * BLOCK)]
+    begun(memory, text).release()
+    cache = PagedCache(memory)
+    cache.share(text)
+    assert cache.length == len(text)
+    cache.release()
+    assert memory.free == 64
+    memory.take(60)  # prefixes give way
+    cache.share(text)
+    assert cache.length <= 4 * BLOCK
+
+
+def test_beyond_the_floor_no_new_memory_is_taken_where_there_is_none(monkeypatch):
+    monkeypatch.setattr("paceline.runtimes.kv_cache.free_memory", lambda: 0)
     memory = pool(12, keep=2)
     texts = [[t] * (2 * BLOCK) for t in range(3)]
     for text in texts:
@@ -174,7 +189,8 @@ def test_no_more_is_kept_than_was_allowed():
         cache.share(text)
         known.append(cache.length)
         cache.release()
-    assert known == [0, 0, 2 * BLOCK]
+    assert known == [0, 2 * BLOCK, 2 * BLOCK]
+    assert memory._used == 4
 
 
 def test_a_rewritten_block_is_not_found_any_more():

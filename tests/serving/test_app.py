@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 import threading
+import zlib
 from typing import Any
 
 import httpx
@@ -315,6 +317,173 @@ def test_an_answer_goes_on_from_any_of_its_tokens(extra: Json) -> None:
     run(asks)
 
 
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("text", ["Say: \u65e5\u672c\u8a9e", "\U0001f600\U0001f600 a", "the"])
+def test_offsets_say_where_tokens_begin(text: str, ids: bool) -> None:
+    """By bytes: what the tokens before wrote, in whole characters."""
+    prompt: Any = engines.make().tokenizer.encode(text) if ids else text
+    body = SAMPLED | {"prompt": prompt, "echo": True, "logprobs": 0, "return_token_ids": True}
+
+    async def asks(client: Client) -> None:
+        for more in ({"max_tokens": 8}, {"max_tokens": 8, "echo": False}):
+            [choice] = (await client.ask(TEXTS, body | more))["choices"]
+            tokens = choice["token_ids"]
+            if "echo" not in more:
+                tokens = choice["prompt_token_ids"] + tokens
+            raw = [client.service.asked_for(None).tokenizer.bytes_of(token) for token in tokens]
+            found = choice["logprobs"]["text_offset"]
+            assert len(found) == len(tokens)
+            wrote = [b"".join(raw[:i]).decode("utf-8", "ignore") for i in range(len(raw))]
+            if "\ufffd" not in choice["text"]:
+                assert found == [len(each) for each in wrote]
+            assert found[-1] <= len(choice["text"])
+
+    run(asks)
+
+
+# What never fits, and what sets no limit:
+
+
+LONG = "the quick " * 300
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXTS, {"prompt": LONG}, "prompt"),
+        (TEXTS, {"prompt": [3] * 400}, "prompt"),
+        (TEXTS, {"prompt": [3] * 200, "max_tokens": 201}, "prompt"),
+        (TEXTS, {"prompt": [3] * 200, "n_predict": 201}, "prompt"),
+        (TEXTS, {"prompt": "z " * 2_000_000}, "prompt"),
+        (CHATS, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        (CHATS, CHAT | {"max_completion_tokens": 400}, "messages"),
+        (CHATS, {"messages": [{"role": "user", "content": "z " * 2_000_000}]}, "messages"),
+        (RESPONSES, {"input": LONG}, "input"),
+        (RESPONSES, {"input": "the", "max_output_tokens": 10**9}, "input"),
+    ],
+)
+def test_what_never_fits_is_the_clients_mistake(path: str, body: Json, param: str) -> None:
+    """In words of OpenAI that clients look for, and at once."""
+    error = run(lambda c: c.refused(path, body))
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith("This model's maximum context length is 400 tokens. However")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXTS, {"prompt": [3] * 200, "max_tokens": -1}),
+        (TEXTS, {"prompt": [3] * 200, "n_predict": -1}),
+        (TEXTS, {"prompt": [3] * 200, "max_tokens": 200}),
+        (TEXTS, {"prompt": [3] * 500, "max_tokens": 3, "truncate_prompt_tokens": -1}),
+        (CHATS, CHAT | {"max_tokens": -1}),
+        (CHATS, CHAT | {"max_tokens": None, "max_completion_tokens": -1}),
+        (RESPONSES, {"input": "the", "max_output_tokens": -1}),
+    ],
+)
+def test_minus_one_sets_no_limit(path: str, body: Json) -> None:
+    usage = run(lambda c: c.ask(path, body | {"ignore_eos": True}))["usage"]
+    assert usage["total_tokens"] == 400
+
+
+# Bodies and heads as they come:
+
+
+@pytest.mark.parametrize(
+    ("headers", "pack"),
+    [
+        ({"content-encoding": "gzip"}, gzip.compress),
+        ({"content-encoding": "deflate"}, zlib.compress),
+        ({}, lambda data: b"\xef\xbb\xbf" + data),
+        ({"content-type": "text/plain"}, bytes),
+    ],
+)
+def test_bodies_are_unpacked(headers: Any, pack: Any) -> None:
+    async def asks(client: Client) -> None:
+        data = pack(json.dumps(TEXT).encode())
+        response = await client.http.post(TEXTS, content=data, headers=headers)
+        assert response.status_code == 200, response.text
+
+    run(asks)
+
+
+@pytest.mark.parametrize(
+    ("packing", "data", "status", "said"),
+    [
+        ("zstd", b"{}", 415, "'zstd' is not read: send gzip"),
+        ("br", b"{}", 415, "'br'"),
+        ("gzip", b"{}", 400, "the body is no gzip"),
+        ("gzip", gzip.compress(b"{}" * 99)[:-9], 400, "it is cut off"),
+        ("gzip", gzip.compress(b" " * 10**8), 413, "larger than"),
+        ("identity", "{}".encode("utf-16"), 400, "the body is UTF-16"),
+    ],
+)
+def test_bodies_that_cannot_be_unpacked_say_so(
+    packing: str, data: bytes, status: int, said: str
+) -> None:
+    async def asks(client: Client) -> None:
+        headers = {"content-encoding": packing}
+        response = await client.http.post(TEXTS, content=data, headers=headers)
+        assert response.status_code == status
+        assert said in response.json()["error"]["message"]
+
+    run(asks)
+
+
+def test_names_and_paths_of_plain_meaning_are_taken() -> None:
+    async def asks(client: Client) -> None:
+        for name in ("openai/tables", "Tables", "tables:latest", "OTHER:latest"):
+            await client.ask(TEXTS, TEXT | {"model": name})
+        for name in ("openai/gpt", "tables:7b", "someone/tables"):
+            error = await client.refused(TEXTS, TEXT | {"model": name}, 404)
+            assert error["code"] == "model_not_found"
+        for path in (TEXTS + "/", "//v1/completions", "/v1//completions/"):
+            await client.ask(path, TEXT)
+        for path in ("/v1/models/", "/v1/models"):
+            listed = (await client.http.get(path)).json()["data"]
+            assert [each["id"] for each in listed] == ["tables", "other"]
+        assert (await client.http.head("/v1/models")).status_code == 200
+        assert (await client.http.get("/v1/models/tables")).json()["id"] == "tables"
+
+    run(asks)
+
+
+def test_no_line_of_a_stream_breaks_where_clients_break_lines() -> None:
+    """Python's `splitlines`, as some clients read streams."""
+    odd = "a\x85b\u2028c\u2029d"
+    parts = http.sse([{"text": odd}]).decode().splitlines()
+    assert len(parts) == 2
+    assert json.loads(parts[0].removeprefix("data: ")) == {"text": odd}
+
+
+def test_what_is_left_out_is_told_in_a_header_or_refused() -> None:
+    body = {
+        "input": [{"role": "user", "content": "the"}, {"type": "web_search_call", "id": "1"}],
+        "tools": [{"type": "web_search"}],
+        "reasoning": {"effort": "high", "summary": "auto"},
+        "include": ["reasoning.encrypted_content"],
+        "max_output_tokens": 3,
+    }
+
+    async def asks(client: Client) -> None:
+        response = await client.post(RESPONSES, body)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-paceline-ignored"].split(", ") == [
+            "tools[0]:web_search",
+            "input[1]:web_search_call",
+            "reasoning.effort",
+            "reasoning.summary",
+            "include:reasoning.encrypted_content",
+        ]
+        error = await client.refused(RESPONSES, body | {"tool_choice": "required"})
+        assert "no function among the tools" in error["message"]
+
+    run(asks)
+    assert "tools[0]" in run(lambda c: c.refused(RESPONSES, body), strict=True)["message"]
+
+
 # What is refused:
 
 
@@ -341,7 +510,6 @@ def test_an_answer_goes_on_from_any_of_its_tokens(extra: Json) -> None:
         (TEXTS, TEXT | {"prompt": ["a"] * 1025}, "prompt"),
         (TEXTS, TEXT | {"prompt": ["a", "b"], "resume_token_ids": [5]}, "resume_token_ids"),
         (TEXTS, TEXT | {"resume_token_ids": [320]}, "prompt"),
-        (TEXTS, TEXT | {"n": 128}, "n"),
         (TEXTS, TEXT | {"stop_token_ids": [320]}, "stop_token_ids"),
         ("/tokenize", {}, "prompt"),
         ("/detokenize", {"tokens": [320]}, "tokens"),
@@ -351,6 +519,10 @@ def test_a_mistake_is_refused_with_its_field(path: str, body: Json, param: str) 
     error = run(lambda c: c.refused(path, body))
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
+
+
+def test_more_answers_than_the_server_ever_takes_are_refused() -> None:
+    assert run(lambda c: c.refused(TEXTS, TEXT | {"n": 128}), max_waiting=64)["param"] == "n"
 
 
 def test_another_model_is_not_found() -> None:

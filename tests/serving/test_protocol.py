@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -31,7 +32,9 @@ def wrong(fields: dict[str, Any], strict: bool = False) -> BadRequest:
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"presence_penalty": -2.1}, "presence_penalty"),
         ({"n": 129}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"logit_bias": dict.fromkeys(map(str, range(2000)), 1)}, "logit_bias"),
+        ({"web_search_options": {}, "prompt": {"id": "p"}}, "prompt"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 10**40}, "seed"),
         ({"logit_bias": {"3": 101}}, "logit_bias[...]"),
@@ -70,7 +73,25 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
 
 def test_deep_nesting_is_refused() -> None:
     with pytest.raises(BadRequest, match="nested"):
-        decode(ChatRequest, b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+        decode(ChatRequest, b'{"messages": ' + b"[" * 40_000 + b"]" * 40_000 + b"}")
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b"1,"])
+def test_more_values_than_can_be_read_at_once_are_refused(unit: bytes) -> None:
+    data = b'{"messages": [' + unit * 1_000_001 + b"0]}"
+    began = perf_counter()
+    with pytest.raises(BadRequest, match="more than 50000 lists and objects") as found:
+        decode(ChatRequest, data)
+    assert found.value.status == 413
+    assert perf_counter() - began < 0.5  # reading it takes seconds
+
+
+def test_fields_that_change_nothing_are_named_unless_they_ask_for_nothing() -> None:
+    quiet = {"store": False, "service_tier": "auto", "verbosity": "medium", "user": "u"}
+    assert decode(ChatRequest, json.dumps(USER | quiet).encode(), strict=True)[1] == []
+    loud = {"store": True, "service_tier": "flex", "verbosity": "low", "prediction": None}
+    told = decode(ChatRequest, json.dumps(USER | loud).encode())[1]
+    assert told == ["store", "service_tier", "verbosity"]
 
 
 def test_null_is_a_field_left_out() -> None:

@@ -24,11 +24,16 @@ CLIENTS = {
     "instructor": "instructor",
     "pydantic_ai": "pydantic-ai-slim",
     "llm": "llm",
+    "openai_agents": "openai-agents",
+    "smolagents": "smolagents",
     "openai_js": "openai",
+    "ai_sdk": "ai",
+    "codex": "@openai/codex",
     "schemathesis": "schemathesis",
     "lm_eval": "lm-eval",
 }
-"""Script, and the package that it needs: of npm for openai_js, else of PyPI."""
+"""Script, and the package that it needs: of npm for those in NPM, else of PyPI."""
+NPM = ("openai_js", "ai_sdk", "codex")
 
 HERE = Path(__file__).parent
 LIMIT = 600.0
@@ -37,8 +42,8 @@ LIMIT = 600.0
 
 def version(name: str) -> str | None:
     """Tell the installed version of a client, None if there is none."""
-    if name == "openai_js":
-        manifest = Path(os.environ.get("NODE_PATH", "node_modules"), "openai", "package.json")
+    if name in NPM:
+        manifest = Path(os.environ.get("NODE_PATH", "node_modules"), CLIENTS[name], "package.json")
         if not shutil.which("node") or not manifest.exists():
             return None
         return str(json.loads(manifest.read_text())["version"])
@@ -52,7 +57,7 @@ def run(name: str, environment: dict[str, str]) -> dict[str, Any]:
     """Run one client's script; `seen` is what it printed before it ended or failed."""
     script = f"with_{name}"
     command = [sys.executable, "-m", f"benchmarks.serving.clients.{script}"]
-    if name == "openai_js":
+    if (HERE / f"{script}.mjs").exists():
         command = ["node", str(HERE / f"{script}.mjs")]
     begin = time.perf_counter()
     try:

@@ -14,10 +14,20 @@ CITY: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
+PEOPLE = "How many people live in Paris? Use the tool people."
 TOOL = {
     "type": "function",
     "function": {"name": "weather", "description": "Weather of a city.", "parameters": CITY},
 }
+
+
+def people(city: str) -> str:
+    """Tell how many people live in a city.
+
+    Args:
+        city: name of the city.
+    """
+    return f"{city} has 2102650 people."
 
 
 def check_city(text: str) -> None:

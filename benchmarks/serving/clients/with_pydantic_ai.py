@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from benchmarks.serving.clients.checks import MODEL, URL, skip_tools
+from benchmarks.serving.clients.checks import MODEL, PEOPLE, URL, people, skip_tools
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -28,3 +28,7 @@ if not skip_tools():
     tools = Agent(model, output_type=ToolOutput(Place), model_settings=settings, retries=0)
     assert tools.run_sync("Name a city.").output.city in ("Paris", "Rome")
     print("tools")
+    agent = Agent(model, tools=[people], model_settings=ModelSettings(temperature=0))
+    told = agent.run_sync(PEOPLE).output
+    assert "2102650" in told.replace(",", ""), told
+    print("a task with a tool")

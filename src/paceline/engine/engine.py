@@ -92,6 +92,16 @@ class Event(NamedTuple):
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     fills: tuple[tuple[int, int], ...] = ()
+    progress: Progress | None = None
+
+
+class Progress(NamedTuple):
+    """How far a prompt of `total` tokens is read, `seconds` after it came; `cached` were known."""
+
+    total: int
+    cached: int
+    processed: int
+    seconds: float
 
 
 class Engine:
@@ -372,6 +382,15 @@ class Engine:
                 mail = self._mail.get(event.request)
                 (self._kept if mail is None else mail).append(event)
 
+    def progress(self) -> dict[int, Progress]:
+        """Return how far prompts are read that are not read to their ends, by request."""
+        out = {}
+        for request in self.scheduler.reading:
+            sequence, now = request.sequence, perf_counter() - request.added
+            done, known = sequence.cache.length, sequence.stats.cached_tokens
+            out[sequence.id] = Progress(sequence.prompt_length, known, done, now)
+        return out
+
     def cancel(self, request: int) -> Completion | None:
         """End a request. Return its completion so far (also its stream's last event), or None."""
         with self._turns:
@@ -459,7 +478,9 @@ class Engine:
         self._begin(events)
         running = scheduler.running
         if not running and (chunks := scheduler.chunks(costs)):
+            begin = perf_counter()
             failed = self._forward([], chunks)  # no request is decoding
+            scheduler.took(sum(chunk.tokens for chunk in chunks), perf_counter() - begin)
             if failed:
                 return failed
             self._begin(events)

@@ -23,6 +23,9 @@ from paceline.sampling.sequence import Sequence
 # Chunk size while no request decodes; larger ones are no cheaper.
 ALONE = 512
 
+# Most seconds of such a chunk, by those before: so long cancelling and stopping wait.
+PIECE_SECONDS = 0.5
+
 # Smallest chunk under a user's limit: prefill must always progress.
 LEAST = 16
 

@@ -13,7 +13,7 @@ from time import perf_counter
 
 from paceline.core.options import require
 from paceline.engine.memory import Memory, capacity, fits, plain_step_fits
-from paceline.engine.prefill import Chunk, beside, shared_out
+from paceline.engine.prefill import ALONE, BESIDE, PIECE_SECONDS, Chunk, beside, shared_out
 from paceline.engine.stopping import Transcript
 from paceline.errors import ContextExceeded, PacelineError
 from paceline.policy.cost import CostModel
@@ -77,6 +77,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._crowded = False  # preempted, and no request has ended since
         self._pooled = 0
+        self._piece = ALONE // 4  # tokens of a chunk while nobody decodes
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._running
@@ -161,8 +162,16 @@ class Scheduler:
         reading = [request.sequence for request in self.reading]
         if not reading:
             return []
-        tokens = beside(len(self.running), costs, self.limits.step_tokens)
+        running = len(self.running)
+        tokens = beside(running, costs, self.limits.step_tokens)
+        if not running:
+            tokens = min(tokens, self._piece)
         return shared_out(reading, tokens, self._memory.block if self._memory else None)
+
+    def took(self, tokens: int, seconds: float) -> None:
+        """Learn how long a chunk without decoding took, so that the next can soon be left."""
+        if tokens >= BESIDE:
+            self._piece = max(BESIDE, min(ALONE, int(tokens * PIECE_SECONDS / max(seconds, 1e-9))))
 
     def short(self, running: List[Sequence]) -> bool:
         """Return whether memory is too short for a step of these requests without drafts."""

@@ -26,6 +26,7 @@ _CONTINUED = "\x7f" * 7
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # stands for a space in sentencepiece vocabularies
 _SOME = 64  # messages of which the one that is refused is looked for
 _FLAGS = ("lstrip", "rstrip", "single_word")  # of added tokens
+_LARGE = 10_000  # characters or tokens that take milliseconds
 
 _PROBED = ("system", "user")
 
@@ -84,7 +85,7 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Encode `text`. `special` adds the tokens around a whole text, those it lacks."""
-        ids = list(self.core.encode(text, add_special_tokens=False).ids)
+        ids = _ids(self.core, text)
         if special:
             begin, end = map(list, self.around)
             ids = ids if ids[: len(begin)] == begin else begin + ids
@@ -120,7 +121,9 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Decode `ids`; bytes that are not UTF-8 become U+FFFD."""
-        return self.core.decode(list(ids), skip_special_tokens=skip_special)
+        if len(ids) < _LARGE:
+            return self.core.decode(list(ids), skip_special_tokens=skip_special)
+        return self.core.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]
 
     def bytes_of(self, token: int) -> bytes:
         """Return what a token adds to a text; empty for ids that the vocabulary leaves out.
@@ -414,6 +417,13 @@ class Tokenizer:
                 kinds[kind] = name, int(core.token_to_id(name) or 0)
             stand_ins[index] = kinds[kind]
         return core, stand_ins
+
+
+def _ids(core: tokenizers.Tokenizer, text: str) -> list[int]:
+    # Of a large text as a batch of one, which lets other threads of Python run meanwhile.
+    if len(text) < _LARGE:
+        return list(core.encode(text, add_special_tokens=False).ids)
+    return list(core.encode_batch([text], add_special_tokens=False)[0].ids)
 
 
 class Offsets:

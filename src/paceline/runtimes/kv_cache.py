@@ -1,7 +1,7 @@
 """Paged key-value cache: blocks of 32 tokens with reference counts, and prefix sharing.
 
 A full block with known tokens stays after its last holder, for later sequences with that prefix,
-until its memory is needed or too many are retained; the least recently used goes first.
+until its memory is needed; the least recently used goes first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutOfMemory
+from paceline.runtimes.room import free_memory
 
 # Which full blocks hold which tokens, so that requests with a common beginning share them.
 
@@ -70,6 +71,9 @@ class PrefixIndex:
             yield tuple(tokens[end - self._size : end])
 
 
+# Bytes of the machine's memory that prefixes beyond the floor leave free.
+SPARED = 2**30
+
 # Tokens per block, and keys that are summed together: fixed by the attention kernel.
 BLOCK = 32
 CHUNK = 128
@@ -104,7 +108,8 @@ class BlockPool:
             kv_heads: per layer.
             head_dim: width of a head.
             blocks: for sequences.
-            keep: most blocks retained for prefix sharing; None for no limit, 0 for no sharing.
+            keep: blocks retained for prefix sharing where the machine is short of memory, while
+                others would take new pages; None retains all, 0 shares nothing.
             dtype: of the numbers.
         """
         self.memory: npt.NDArray[Any] = np.zeros(
@@ -119,6 +124,8 @@ class BlockPool:
         # Low ids first, so that a lightly used pool touches few pages.
         self._free = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # known, without holders
+        self._used = 0  # blocks below have taken memory, which is never given back
+        self._room = 0  # blocks that may take memory before the machine is asked again
 
     @property
     def block(self) -> int:
@@ -149,7 +156,7 @@ class BlockPool:
                 f"the key-value cache is full ({self.blocks * BLOCK} tokens): finish or "
                 "cancel requests, or load the model with a larger kv_tokens"
             )
-        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        blocks = [self._one() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -169,11 +176,27 @@ class BlockPool:
                     self._idle[block] = None
                 else:
                     self._free.append(block)
-        while len(self._idle) > self._keep:
-            self._free.append(self._evict())
 
     def shared(self, block: int) -> bool:
         return self._references[block] > 1
+
+    def _one(self) -> int:
+        # Memory that was used before, new memory where there is plenty, or that of an old prefix.
+        if not self._free:
+            return self._evict()
+        block = self._free[-1]
+        if block >= self._used:
+            if len(self._idle) > self._keep and not self._roomy():
+                return self._evict()
+            self._used = block + 1
+        return self._free.pop()
+
+    def _roomy(self) -> bool:
+        if self._room == 0:
+            size = int(self.memory.nbytes) // self.blocks
+            self._room = max(0, min((free_memory() - SPARED) // size, 64))
+        self._room = max(0, self._room - 1)
+        return self._room > 0
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)

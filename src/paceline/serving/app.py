@@ -84,10 +84,7 @@ class Service:
         model = self._model
         if model is None:
             raise Closed("the model is loading: try again later")
-        if name is not None and name not in model.names:
-            raise BadRequest(
-                f"model: there is no {name[:100]!r} here: ask for {model.name!r}", "model", 404
-            )
+        model.check_name(name)
         return model
 
     def open(self, model: ServedModel) -> None:
@@ -185,11 +182,11 @@ class Exchange:
         """
         service, settings = self.service, self.service.settings
         data = await http.read_body(self.request, settings.max_body, settings.body_timeout)
-        body, ignored = decode(kind, data, settings.strict)
+        body, ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
         model = service.asked_for(body.model)
         self.ticket.hold(getattr(body, "n", None) or 1, 0)  # the rest is known after tokenising
         # Many may wait for a thread: those whose client leaves meanwhile give their place back.
-        planning = asyncio.to_thread(plan, model, body)
+        planning = asyncio.to_thread(_planned, plan, model, body)
         planned = await http.unless_gone(self.request.receive, planning)
         left = planned.notes.left
         if left and settings.strict:
@@ -206,7 +203,9 @@ class Exchange:
         self._later = jobs[places:]
         if planned.stream:
             headers |= {"content-type": self.answer.media}
-            return http.EventStream(self._stream(self.answer), headers, self.close)
+            return http.EventStream(
+                self._stream(self.answer), headers, self.close, settings.read_timeout
+            )
         whole = await http.unless_gone(self.request.receive, self._collect(self.answer))
         return json_response(whole, headers=headers)
 
@@ -248,8 +247,8 @@ class Exchange:
             chunks: list[Any] = []
             for place, event in events:
                 if event.error is not None:
-                    status, param = http.status_of(event.error)
-                    failed = http.error_body(str(event.error), status, param, str(status))
+                    status, failed = http.described(event.error)
+                    failed["error"]["code"] = failed["error"]["code"] or str(status)
                     yield encode([*chunks, *answer.failing(failed)]) + answer.end
                     return
                 chunks += answer.chunks(place, event)
@@ -281,6 +280,13 @@ def _generating(
     return handler
 
 
+def _planned(plan: Callable[[ServedModel, Any], Plan], model: ServedModel, body: Any) -> Plan:
+    try:
+        return plan(model, body)
+    except RecursionError as error:
+        raise BadRequest("the JSON is nested too deeply: flatten it") from error
+
+
 # The other routes.
 
 
@@ -293,7 +299,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
 
     async def body_of(request: Request, kind: type[Any]) -> Any:
         data = await http.read_body(request, settings.max_body, settings.body_timeout)
-        body, request.state.ignored = decode(kind, data, settings.strict)
+        body, request.state.ignored = await asyncio.to_thread(decode, kind, data, settings.strict)
         return body
 
     async def health(request: Request) -> Response:
@@ -472,7 +478,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         for each in routes
         if isinstance(each, Route) and each.path.startswith("/v1/")
     ]
-    middleware = [Middleware(RequestIds)]
+    middleware = [Middleware(RequestIds), Middleware(http.Paths)]
     if settings.cors_origin:
         middleware.append(
             Middleware(

@@ -19,11 +19,9 @@ from io import FileIO, RawIOBase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from paceline.errors import EngineFailed, InvalidOption, PacelineError
 from paceline.serving.fill import plan_filling
-from paceline.serving.http import error_body, status_of
+from paceline.serving.http import described, encoded
 from paceline.serving.model import ServedModel
 from paceline.serving.objects import Answer, ChatAnswer, TextAnswer
 from paceline.serving.plan import Plan, plan_chat, plan_response
@@ -186,12 +184,7 @@ def asked(model: ServedModel, line: Line) -> tuple[Plan, Maker]:
         )
     kind, plan, answer = ROUTES[line.url]
     body, _ = decode(kind, json.dumps(line.body).encode())
-    if body.model is not None and body.model not in model.names:
-        raise BadRequest(
-            f"model: {body.model[:100]!r} is not loaded: ask for {model.name!r}",
-            "model",
-            404,
-        )
+    model.check_name(body.model)
     if getattr(body, "stream", None):
         raise BadRequest("stream: a file has no streams: leave it out", "stream")
     if body.seed is None:
@@ -208,13 +201,12 @@ def recorded(line: Line, status: int, body: Any) -> bytes:
 
 def refused(line: Line, error: PacelineError) -> bytes:
     """Return an error as a line of the output."""
-    status, param = status_of(error)
-    return recorded(line, status, error_body(str(error), status, param))
+    return recorded(line, *described(error))
 
 
 def _record(id: str, key: str | None, response: Json | None, error: Json | None) -> bytes:
     out = {"id": id, "custom_id": key, "response": response, "error": error}
-    return msgspec.json.encode(out) + b"\n"
+    return encoded(out) + b"\n"
 
 
 class Batch:

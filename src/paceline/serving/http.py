@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import hmac
 import re
+import zlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.errors import (
     BadLogits,
+    ContextExceeded,
     InvalidOption,
     OutOfMemory,
     PacelineError,
@@ -24,7 +27,7 @@ from paceline.errors import (
     RuntimeUnavailable,
 )
 from paceline.serving.admission import Busy, Closed
-from paceline.serving.protocol import FIELDS, BadRequest
+from paceline.serving.protocol import FIELDS, TOO_LONG, BadRequest
 from paceline.serving.worker import ShutDown, SlowReader
 
 PING = b": ping\n\n"
@@ -34,6 +37,8 @@ _MOST_TOLD = 50  # names in a header, of which clients take 8 KiB or so
 
 T = TypeVar("T")
 _ENCODE = msgspec.json.Encoder().encode
+_BREAKS = {"\x85": b"\\u0085", "\u2028": b"\\u2028", "\u2029": b"\\u2029"}
+_UNPACKED = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
 class Gone(Exception):
@@ -79,34 +84,75 @@ def _named(message: str) -> str | None:
     return {"max_new_tokens": "max_tokens", "the": "prompt"}.get(first)
 
 
-def error_response(error: PacelineError) -> Response:
+def described(error: PacelineError) -> tuple[int, dict[str, Any]]:
+    """Return the HTTP status of an error, and its body in OpenAI's shape."""
     status, param = status_of(error)
+    code = getattr(error, "code", None) or {429: "rate_limit_exceeded"}.get(status)
+    if isinstance(error, ContextExceeded):
+        code = TOO_LONG
+    return status, error_body(str(error), status, param, code)
+
+
+def error_response(error: PacelineError) -> Response:
+    status, body = described(error)
     headers = {"retry-after": "1"} if status in (429, 503) else None
-    code = getattr(error, "code", None)
-    return json_response(error_body(str(error), status, param, code), status, headers)
+    return json_response(body, status, headers)
+
+
+def encoded(content: Any) -> bytes:
+    """Return JSON in which no character stands at which some clients split lines."""
+    data = _ENCODE(content)
+    for char, escaped in _BREAKS.items():
+        data = data.replace(char.encode(), escaped)
+    return data
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """Return a request's body; BadRequest (413, 408) if it is too large or takes too long."""
+    """Return a request's body, unpacked.
+
+    Raises:
+        BadRequest: it is too large (413), takes too long (408), or is packed in a way that is not
+            read (415), or wrongly (400).
+        Gone: the client has closed the connection.
+    """
     large = BadRequest(f"the body is larger than {limit} bytes: send less", status=413)
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limit:
         raise large
+    packing = request.headers.get("content-encoding", "").strip().lower() or "identity"
+    if packing != "identity" and packing not in _UNPACKED:
+        raise BadRequest(
+            f"content-encoding: {packing[:40]!r} is not read: send gzip, deflate or none",
+            "content-encoding",
+            415,
+        )
+    unpacked = zlib.decompressobj(_UNPACKED[packing]) if packing in _UNPACKED else None
     parts, size = [], 0
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
+                if unpacked is not None:
+                    part = unpacked.decompress(part, limit - size + 1)
                 size += len(part)
                 if size > limit:
                     raise large
                 parts.append(part)
+        if unpacked is not None and not unpacked.eof:
+            raise zlib.error("it is cut off")
+    except zlib.error as error:
+        raise BadRequest(
+            f"the body is no {packing} ({error}): mend it, or the header content-encoding"
+        ) from error
     except TimeoutError as error:
         raise BadRequest(
             f"the body did not arrive in {seconds:g} s: send it faster", status=408
         ) from error
     except ClientDisconnect as error:
         raise Gone from error
-    return b"".join(parts)
+    data = b"".join(parts).removeprefix(codecs.BOM_UTF8)
+    if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise BadRequest("the body is UTF-16: send UTF-8")
+    return data
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -139,8 +185,13 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         headers: Mapping[str, str],
         close: Callable[[], None],
+        patience: float,
     ) -> None:
-        """`close` is called at the end, whatever that is."""
+        """`close` is called at the end, whatever that is.
+
+        A client that does not read for `patience` seconds has gone.
+        """
+        self._patience = patience
         self._events = events
         self._close = close
         self.status_code = 200
@@ -151,7 +202,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with contextlib.suppress(Gone):
+            # A response that is left unfinished makes the server below close the connection.
+            with contextlib.suppress(Gone, TimeoutError):
                 await unless_gone(receive, self._send(send))
         finally:
             self._close()
@@ -161,7 +213,8 @@ class EventStream(Response):
         await send(start)
         try:
             async for body in self._events:
-                await send(_part(body))
+                async with asyncio.timeout(self._patience):
+                    await send(_part(body))
             await send(_part(b"", more=False))
         finally:
             await self._events.aclose()
@@ -176,7 +229,7 @@ def sse(contents: Iterable[Any], named: bool = False) -> bytes:
     out = []
     for content in contents:
         name = f"event: {content['type']}\n".encode() if named else b""
-        out.append(name + b"data: " + _ENCODE(content) + b"\n\n")
+        out.append(name + b"data: " + encoded(content) + b"\n\n")
     return b"".join(out)
 
 
@@ -206,12 +259,28 @@ class Keys:
         if free or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
             return
-        body = error_body("the API key is missing or wrong: send Authorization: Bearer KEY", 401)
+        said = "the API key is missing or wrong: send Authorization: Bearer KEY"
+        body = error_body(said, 401, None, "invalid_api_key")
         response = json_response(body, 401, {"www-authenticate": "Bearer"})
         await response(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
         kind, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("utf-8", "replace") if kind.lower() == "bearer" else b""
+        given = [key.strip() if kind.lower() == "bearer" else ""]
+        given += [headers.get(name, "").strip() for name in ("x-api-key", "api-key")]
+        tried = [each.encode("utf-8", "replace") for each in given]
         # Every key is compared, in constant time, so that time tells nothing.
-        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
+        return sum(hmac.compare_digest(each, key) for each in tried for key in self._keys) > 0
+
+
+class Paths:
+    """Middleware that reads paths with doubled or trailing slashes as without."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = "/" + "/".join(filter(None, scope["path"].split("/")))
+            scope = {**scope, "path": path}
+        await self._app(scope, receive, send)

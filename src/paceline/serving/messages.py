@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,8 @@ _SILENT = (
     r"\w+_call(_output)?|tool_search_output|mcp_\w+|\w*compaction\w*|item_reference|program(_output)?"
     r"|additional_tools|configuration_update|ghost_snapshot"
 )
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlist = _SHORT.maxother = 60
 _OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
 _DESCRIPTION = """\
 You may call functions. They are described here, a JSON object each, within <tools></tools>:
@@ -94,6 +97,7 @@ def response_messages(
         kind = _object(item, field).get("type")
         if kind is None:
             kind = "item_reference" if "role" not in item and "id" in item else "message"
+        kind = kind if isinstance(kind, str) else _short(kind)
         said: Message | None = None
         if kind == "message":
             said = _message(item, field)
@@ -105,7 +109,7 @@ def response_messages(
             said.setdefault("tool_calls", []).append(_item_call(item, kind, field, notes))
             if kind == "mcp_call" and item.get("output") is not None:
                 out.append(_result(item, field, notes))
-        elif isinstance(kind, str) and kind.removesuffix("_output") in _CALLS:
+        elif kind.removesuffix("_output") in _CALLS:
             out.append(_result(item, field, notes))
         elif kind == "reasoning":
             parts = _list(item.get("content") or item.get("summary") or [], field, 0)
@@ -113,7 +117,7 @@ def response_messages(
             thought += "\n".join(texts)
             if not texts:
                 notes.left.append(f"{field}:reasoning")
-        elif isinstance(kind, str) and re.fullmatch(_SILENT, kind):
+        elif re.fullmatch(_SILENT, kind):
             notes.left.append(f"{field}:{kind}")
         else:
             raise PromptError(
@@ -281,7 +285,9 @@ def _written(text: Any, field: str) -> str:
 def _result(item: Mapping[str, Any], field: str, notes: Notes) -> Message:
     # What a call gave: text, parts of which those that are no text are left out, or JSON.
     output = item.get("output")
-    if isinstance(output, list) and all(isinstance(p, Mapping) and "type" in p for p in output):
+    if isinstance(output, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in output
+    ):
         for i, part in enumerate(output):
             if part["type"] not in _TEXTS:
                 notes.left.append(f"{field}.output[{i}]:{part['type']}")
@@ -354,5 +360,5 @@ def _string(value: Any, field: str) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = _SHORT.repr(value)  # of large values no more than is shown
     return text if len(text) <= 40 else text[:40] + "..."

@@ -10,10 +10,12 @@ from functools import cached_property
 from time import time
 
 from paceline.engine.engine import Engine
+from paceline.engine.memory import capacity
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
 from paceline.serving.answers.style import find_style
 from paceline.serving.kept import Kept
+from paceline.serving.protocol import BadRequest
 from paceline.version import __version__
 
 
@@ -36,7 +38,10 @@ class ServedModel:
         self.names = tuple(names)
         self.path = path
         self.created = int(time())
+        memory = engine.decoder.memory
         self.context = engine.decoder.target.capabilities.max_context
+        if memory is not None:
+            self.context = min(self.context, capacity(memory))
         self.fingerprint = fingerprint(engine, weights)
         facts = engine.decoder.target.capabilities.denoises
         self.mask = None if facts is None else facts.mask
@@ -46,6 +51,22 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.names[0]
+
+    def check_name(self, name: str | None) -> None:
+        """Raise BadRequest if a request for `name` is not for this model.
+
+        Case, a tag "latest", and a provider in front of the name, which some clients add, are read
+        past.
+        """
+        plain = (name or self.name).casefold().removesuffix(":latest")
+        names = {each.casefold() for each in self.names}
+        if plain not in names and plain.removeprefix("openai/") not in names:
+            raise BadRequest(
+                f"model: there is no {plain[:100]!r} here: ask for {self.name!r}",
+                "model",
+                404,
+                "model_not_found",
+            )
 
     @cached_property
     def tokens(self) -> TokenTexts:

@@ -11,9 +11,9 @@ from time import time
 from typing import Any, ClassVar
 
 from paceline.core.types import TokenLogprob
-from paceline.engine.engine import Completion, Event, Prepared
+from paceline.engine.engine import Completion, Event, Prepared, Progress
 from paceline.engine.predicted import SOURCE as PREDICTION
-from paceline.models.text import StreamDecoder
+from paceline.models.text import Offsets, StreamDecoder
 from paceline.serving.answers.parser import AnswerParser, Delta
 from paceline.serving.http import sse
 from paceline.serving.model import ServedModel, TokenTexts
@@ -36,7 +36,8 @@ class Choice:
         self.logprobs: list[TokenLogprob] = []
         self.predicted = 0  # tokens that were drafted from the prediction
         self.begun = False
-        self.offset = 0  # of the next token in `text_offset`
+        self.told = False  # that the prompt is read
+        self.offsets: Offsets | None = None  # of tokens, where they are asked for
         self.completion: Completion | None = None
         self.repeats = False  # a call came again, which ends the list of calls
         self._alike: list[Delta] = []  # of a call that is so far like one before
@@ -166,11 +167,16 @@ class Answer:
 
     def chunks(self, place: int, event: Event) -> list[Json]:
         """Add an event to its choice and return its chunks."""
-        deltas = self.feed(place, event)
-        parts = self._parts(place, self.choices[place], event, deltas)
+        deltas, choice = self.feed(place, event), self.choices[place]
+        parts = self._parts(place, choice, event, deltas) if event.progress is None else ()
         out = [self._chunk([part]) for part in parts]
         if out and self._streams:
             out[0]["paceline"] = self._sources(place, event)
+        if self.plan.progress and (event.progress or (not choice.told and event.token_ids)):
+            total = len(self.plan.prompts[place // self.plan.n].tokens)
+            made = event.progress or Progress(total, event.cached_tokens, total, 0.0)
+            out.insert(0, self._progress(place, made))
+            choice.told = event.progress is None
         if event.fills:
             out.insert(0, self._head | {"choices": [], "paceline": self._fills(place, event)})
         return out
@@ -232,6 +238,14 @@ class Answer:
         read = self.model.tokenizer.stream(self.plan.params.shown_tokens)
         rest = read.feed(done.token_ids)[len(done.text) :]
         return next((each for each in self.plan.params.stop if rest.startswith(each)), None)
+
+    def _progress(self, place: int, progress: Progress) -> Json:
+        # As llama.cpp's server tells it.
+        name, nothing = ("text", "") if isinstance(self, TextAnswer) else ("delta", {})
+        empty = {"index": place, name: nothing, "logprobs": None, "finish_reason": None}
+        counts = {"total": progress.total, "cache": progress.cached}
+        counts |= {"processed": progress.processed, "time_ms": round(1000 * progress.seconds)}
+        return self._chunk([empty]) | {"prompt_progress": counts}
 
     def _sources(self, place: int, event: Event) -> Json:
         # New tokens with their drafters (null: the model itself), and the steps so far.
@@ -383,31 +397,44 @@ class TextAnswer(Answer):
         yield {
             "index": place,
             "text": echo + event.text,
-            "logprobs": self._logprobs(event.logprobs, choice),
+            "logprobs": self._logprobs(event.logprobs, place, choice),
             "finish_reason": choice.finish_reason,
             **self._extras(place, choice, event.token_ids, first),
         }
 
     def _whole(self, place: int, choice: Choice) -> Json:
         echo = self.plan.echo[place // self.plan.n] if self.plan.echo else ""
-        choice.offset = 0
+        choice.offsets = None
         found: list[TokenLogprob | int] = [*choice.logprobs]
+        places: Sequence[int] = ()
         if self.plan.echo and choice.completion is not None:
             first = self.plan.prompts[place // self.plan.n].tokens[0]
             found = [first, *choice.completion.prompt_logprobs, *found]
+            places = self.plan.places[place // self.plan.n] if self.plan.places else ()
         return {
             "index": place,
             "text": echo + choice.content,
-            "logprobs": self._logprobs(found, choice),
+            "logprobs": self._logprobs(found, place, choice, places),
             "finish_reason": choice.finish_reason,
             **self._extras(place, choice, choice.token_ids, True),
         }
 
-    def _logprobs(self, found: Sequence[TokenLogprob | int], choice: Choice) -> Json | None:
+    def _logprobs(
+        self,
+        found: Sequence[TokenLogprob | int],
+        place: int,
+        choice: Choice,
+        places: Sequence[int] = (),
+    ) -> Json | None:
+        # `places` are those of a prompt's tokens, which stand first.
         if self.plan.params.logprobs is None:
             return None
-        out, choice.offset = text_logprobs(self.model.tokens, found, choice.offset)
-        return out
+        if choice.offsets is None:
+            begin = len(self.plan.echo[place // self.plan.n]) if self.plan.echo else 0
+            choice.offsets = Offsets(self.model.tokenizer, begin)
+        rest = [each for each in found[len(places) :] if not isinstance(each, int)]
+        begins = [*places, *(choice.offsets.feed(each.token_id) for each in rest)]
+        return text_logprobs(self.model.tokens, found, begins)
 
 
 def chat_choice(model: ServedModel, plan: Plan, prompt: Prepared, request: str) -> Choice:
@@ -445,20 +472,19 @@ def chat_logprobs(tokens: TokenTexts, found: Sequence[TokenLogprob]) -> list[Jso
 
 
 def text_logprobs(
-    tokens: TokenTexts, found: Sequence[TokenLogprob | int], offset: int
-) -> tuple[Json, int]:
-    """Return log-probabilities as completions show them, and the offset of the text after them.
+    tokens: TokenTexts, found: Sequence[TokenLogprob | int], places: Sequence[int]
+) -> Json:
+    """Return log-probabilities as completions show them, with the places of tokens in the text.
 
     A token id alone is one that has no log-probability: a prompt's first. The committed token is
     always in `top_logprobs`, with the very same number.
     """
-    out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    out["text_offset"] = list(places)
     for each in found:
         token = each if isinstance(each, int) else each.token_id
         name = tokens.name(token)
         out["tokens"].append(name)
-        out["text_offset"].append(offset)
-        offset += len(tokens[token][0])
         if isinstance(each, int):
             out["token_logprobs"].append(None)
             out["top_logprobs"].append(None)
@@ -466,7 +492,7 @@ def text_logprobs(
             tops = {tokens.name(top): logprob for top, logprob in reversed(each.top)}
             out["token_logprobs"].append(each.logprob)
             out["top_logprobs"].append(tops | {name: each.logprob})
-    return out, offset
+    return out
 
 
 def _by_token(tokens: TokenTexts, each: TokenLogprob) -> Json:

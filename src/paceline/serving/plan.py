@@ -7,7 +7,7 @@ grammars take their time.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 from paceline.core.constraint import Constraint
 from paceline.core.types import Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
+from paceline.errors import PromptError
 from paceline.registry.samplers import make_sampler
 from paceline.serving.holding import Calls, hold
 from paceline.serving.messages import (
@@ -28,6 +29,7 @@ from paceline.serving.messages import (
 )
 from paceline.serving.model import ServedModel
 from paceline.serving.protocol import (
+    TOO_LONG,
     BadRequest,
     Body,
     ChatRequest,
@@ -52,12 +54,15 @@ class Plan:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    progress: bool = False
     echo: Sequence[str] = ()
     """Texts of the prompts, if answers are to begin with them."""
     waves: bool = False
     """Whether it asks for many small answers, decoded as many at a time as a batch holds."""
     before: list[Json] = field(default_factory=list)
     """Items of the Responses API that stand before the request's own."""
+    places: Sequence[Sequence[int]] = ()
+    """Where tokens begin in these, if that is asked for."""
     tools: Collection[str] = ()
     """Names of what the model may call."""
     notes: Notes = field(default_factory=Notes)
@@ -69,7 +74,7 @@ class Plan:
 
     def jobs(self, outbox: Outbox) -> list[Job]:
         return [
-            Job(replace(prompt, sample=sample), outbox, place * self.n + sample)
+            Job(replace(prompt, sample=sample), outbox, place * self.n + sample, self.progress)
             for place, prompt in enumerate(self.prompts)
             for sample in range(self.n)
         ]
@@ -92,11 +97,12 @@ def plan_chat(model: ServedModel, body: ChatRequest) -> Plan:
     arguments["continue_final_message"] = bool(body.continue_final_message)
     messages, notes = chat_messages(body.messages), Notes()
     tools, calls = _tools(model, body.tools, body.tool_choice, body.parallel_tool_calls, notes)
+    _reason(model, body.reasoning_effort, "reasoning_effort", arguments, notes)
     ids = _chat(model, messages, tools, arguments)
     reasons = _reasons(model, ids, arguments)
     constraint = hold(model, body, body.response_format, calls, notes, reasons)
     tops = (body.top_logprobs or 0) if body.logprobs else None
-    most = body.max_completion_tokens or body.max_tokens
+    most = _most(body.max_completion_tokens, body.max_tokens, body.n_predict)
     plan = _plan(model, body, [ids], most, tops, constraint)
     plan.tools, plan.notes = [tool["function"]["name"] for tool in tools], notes
     return _several(plan, body)
@@ -112,6 +118,8 @@ def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
         given = [given]
     if len(given) * (body.n or 1) > 1024:
         raise BadRequest("prompt: more than 1024 answers are asked for: send fewer", "prompt")
+    if body.truncate_prompt_tokens is None:
+        _check_length(model, [each for each in given if isinstance(each, str)], "prompt")
     tokenizer = model.tokenizer
     prompts = [tokenizer.prompt(p, raw=True) if isinstance(p, str) else list(p) for p in given]
     scored = body.prompt_logprobs
@@ -119,10 +127,16 @@ def plan_completion(model: ServedModel, body: CompletionRequest) -> Plan:
         scored = body.logprobs or 0
     notes = Notes()
     constraint = hold(model, body, body.response_format, None, notes)
-    plan = _plan(model, body, prompts, body.max_tokens, body.logprobs, constraint, scored)
+    most = _most(body.max_tokens, body.n_predict)
+    plan = _plan(model, body, prompts, most, body.logprobs, constraint, scored)
     plan.notes = notes
     if body.echo:
-        plan.echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in given]
+        shown = [prompt.tokens for prompt in plan.prompts]
+        if body.truncate_prompt_tokens is None:
+            shown = given
+        plan.echo = [p if isinstance(p, str) else tokenizer.decode(p) for p in shown]
+        if body.logprobs is not None:
+            plan.places = list(map(tokenizer.offsets, shown))
     return _several(plan, body)
 
 
@@ -148,10 +162,15 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
     if text is not None:
         format = ResponseFormat(text.type, text.json_schema, text.schema, strict=text.strict)
     arguments = template_arguments(body.chat_template_kwargs or {})
-    ids = _chat(model, messages, tools, arguments)
+    asked = {key: value for key, value in (body.reasoning or {}).items() if value is not None}
+    _reason(model, asked.pop("effort", None), "reasoning.effort", arguments, notes)
+    notes.left += [f"reasoning.{key}" for key in asked]
+    kept = "message.output_text.logprobs"
+    notes.left += [f"include:{each}" for each in body.include or () if each != kept]
+    ids = _chat(model, messages, tools, arguments, "input")
     reasons = _reasons(model, ids, arguments)
     constraint = hold(model, body, format, calls, notes, reasons)
-    wanted = "message.output_text.logprobs" in (body.include or ())
+    wanted = kept in (body.include or ())
     tops = (body.top_logprobs or 0) if wanted or body.top_logprobs else None
     if tools and tops is not None:
         raise BadRequest(
@@ -159,7 +178,7 @@ def plan_response(model: ServedModel, body: ResponsesRequest) -> Plan:
             "ask for a chat completion",
             "include" if wanted else "top_logprobs",
         )
-    plan = _plan(model, body, [ids], body.max_output_tokens, tops, constraint)
+    plan = _plan(model, body, [ids], _most(body.max_output_tokens), tops, constraint)
     plan.before = before
     plan.tools, plan.notes = [tool["function"]["name"] for tool in tools], notes
     plan.stream = bool(body.stream)
@@ -170,6 +189,7 @@ def tokenize(model: ServedModel, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise BadRequest("prompt: give prompt or messages, one of them", "prompt")
     if body.prompt is not None:
+        _check_length(model, [body.prompt], "prompt", 16)
         return model.tokenizer.encode(body.prompt, special=body.add_special_tokens)
     arguments = template_arguments(body.chat_template_kwargs or {})
     arguments["add_generation_prompt"] = body.add_generation_prompt
@@ -196,12 +216,14 @@ def _plan(
         PacelineError: the prompt does not fit, or a token is unknown.
     """
     if body.truncate_prompt_tokens is not None:
-        prompts = [ids[-body.truncate_prompt_tokens :] for ids in prompts]
+        kept = body.truncate_prompt_tokens
+        kept = kept if kept >= 0 else model.context - max(most or 1, 1)
+        prompts = [ids[max(0, len(ids) - kept) :] for ids in prompts]
     if body.resume_token_ids and len(prompts) > 1:
         raise BadRequest("resume_token_ids: one answer is resumed at a time", "resume_token_ids")
     seed = secrets.randbits(53) if body.seed is None else body.seed
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    room = max(1, model.context - max(map(len, prompts)))
+    room = _room(model, body, max(map(len, prompts)), most)
     # A client's word is stronger than the model's own, which is stronger than OpenAI's.
     usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
     usual |= model.engine.defaults
@@ -216,12 +238,12 @@ def _plan(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         logit_bias=_biases(body.logit_bias or {}),
-        allowed_tokens=tuple(body.allowed_token_ids or ()),
+        allowed_tokens=tuple(dict.fromkeys(body.allowed_token_ids or ())),
         seed=seed % 2**64,
-        max_new_tokens=room if most is None else most,
+        max_new_tokens=room,
         min_tokens=body.min_tokens or 0,
         stop=tuple(each for each in stop if each),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
         ignore_eos=bool(body.ignore_eos),
         keep_stop=bool(body.include_stop_str_in_output),
         logprobs=tops,
@@ -241,6 +263,70 @@ def _plan(
     return Plan([model.engine.prepare(ids, params, **asked) for ids in prompts], seed)
 
 
+def _most(*given: int | None) -> int | None:
+    # The first limit that is given; -1 is none.
+    most = next((each for each in given if each is not None), None)
+    return None if most == -1 else most
+
+
+def _room(model: ServedModel, body: Body, prompt: int, most: int | None) -> int:
+    # The most tokens of an answer. What never fits is told in OpenAI's words, which clients read.
+    context = model.context
+    what = {ChatRequest: "messages", ResponsesRequest: "input"}.get(type(body), "prompt")
+    longer = f"you requested {prompt + (most or 0)} tokens ({prompt} in the {what}, {most} in the"
+    asked = f"your {what} resulted in {prompt} tokens" if prompt >= context else f"{longer} answer)"
+    if prompt + (most or 0) > context or prompt == context:
+        raise BadRequest(
+            f"This model's maximum context length is {context} tokens. However, {asked}. Please "
+            f"reduce the length of the {what}{'' if prompt >= context else ' or answer'}.",
+            what,
+            code=TOO_LONG,
+        )
+    return context - prompt if most is None else most
+
+
+def _check_length(model: ServedModel, texts: Sequence[str], field: str, contexts: int = 1) -> None:
+    """Raise BadRequest if texts must have more tokens than so many contexts.
+
+    Nothing is read to its end that is long beyond doubt: beginnings of 16 characters for each token
+    of room, then of twice as many, are tokenised until one has too many tokens.
+    """
+    room = model.context * contexts
+    for text in texts:
+        size = 16 * room
+        while len(text) > size:
+            read = len(model.tokenizer.encode(text[:size]))
+            if read > room + room // 4:
+                raise BadRequest(
+                    f"This model's maximum context length is {model.context} tokens. However, your "
+                    f"{field} resulted in over {read} tokens. Please reduce the length of the "
+                    f"{field}.",
+                    field,
+                    code=TOO_LONG,
+                )
+            size *= 2
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _strings(each)
+
+
+def _reason(model: ServedModel, effort: Any, field: str, arguments: Json, notes: Notes) -> None:
+    # Hands the effort to a template that reads it, or says that nothing does.
+    if effort is None:
+        return
+    if model.tokenizer.reads("reasoning_effort"):
+        arguments.setdefault("reasoning_effort", effort)
+    elif model.tokenizer.reads("enable_thinking"):
+        arguments.setdefault("enable_thinking", effort != "none")
+    elif effort != "none" or model.style.think is not None:
+        notes.left.append(field)
+
+
 def _several(plan: Plan, body: Several) -> Plan:
     options = body.stream_options
     if options is not None and not body.stream:
@@ -248,6 +334,7 @@ def _several(plan: Plan, body: Several) -> Plan:
     plan.n, plan.stream = body.n or 1, bool(body.stream)
     if body.resume_token_ids and plan.n > 1:
         raise BadRequest("n: one answer is resumed, so it must be 1", "n")
+    plan.progress = bool(body.return_progress and body.stream)
     plan.include_usage = bool(options and options.include_usage)
     plan.continuous_usage = bool(options and options.continuous_usage_stats)
     return plan
@@ -269,11 +356,19 @@ def _speculation(body: Body) -> Speculation:
 
 
 def _chat(
-    model: ServedModel, messages: list[Json], tools: list[Json], arguments: Json
+    model: ServedModel,
+    messages: list[Json],
+    tools: list[Json],
+    arguments: Json,
+    field: str = "messages",
 ) -> list[int]:
+    _check_length(model, ["\n".join(_strings([messages, tools]))], field)
     if not model.tokenizer.reads("tools", bool(tools)):
         messages, tools = describe_tools(messages, tools), []
-    return model.tokenizer.chat(messages, tools or None, **arguments)
+    try:
+        return model.tokenizer.chat(messages, tools or None, **arguments)
+    except PromptError as error:
+        raise BadRequest(f"{field}: {error}", field) from error
 
 
 def _tools(

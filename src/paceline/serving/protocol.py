@@ -30,6 +30,11 @@ class BadRequest(PacelineError):
         self.code = code
 
 
+TOO_LONG = "context_length_exceeded"
+# Lists and objects in a body, and values: time in which the decoder holds Python's lock.
+MOST_NESTED = 50_000
+MOST_VALUES = 1_000_000
+Limit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1 sets none
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Tops = Annotated[int, Meta(ge=0, le=20)]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -128,7 +133,7 @@ class Body(Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
     seed: Seed | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=64)] | None = None
     stop_token_ids: Tokens | None = None
@@ -138,7 +143,7 @@ class Body(Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Tops | None = None
     return_token_ids: bool | None = None
-    truncate_prompt_tokens: Count | None = None
+    truncate_prompt_tokens: Limit | None = None
     resume_token_ids: Tokens | None = None
     speculation: SpeculationLimits | None = None
     denoising: DenoisingOptions | None = None
@@ -164,7 +169,9 @@ class Several(Body, kw_only=True):
     """What chat and completions have in common."""
 
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    n_predict: Limit | None = None
     return_sources: bool | None = None
+    return_progress: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
@@ -172,8 +179,8 @@ class Several(Body, kw_only=True):
 
 class ChatRequest(Several, kw_only=True):
     messages: Annotated[list[Json], Meta(min_length=1)]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
     tools: list[Json] | None = None
@@ -184,11 +191,12 @@ class ChatRequest(Several, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
 
 
 class CompletionRequest(Several, kw_only=True):
     prompt: str | list[str | Token | list[Token]]
-    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    max_tokens: Limit | None = None
     logprobs: Tops | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -212,7 +220,7 @@ class ResponsesRequest(Body, kw_only=True):
     input: str | list[Json]
     previous_response_id: str | None = None
     instructions: str | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: Limit | None = None
     top_logprobs: Tops | None = None
     include: list[str] | None = None
     text: TextOptions | None = None
@@ -259,6 +267,8 @@ _REFUSED = {
     "mcp_servers": "the server calls no other servers: leave it out",
     "container": "the server runs no code: leave it out",
     "audio": "the server writes text only: leave it out",
+    "prompt": "the server keeps no prompts: send the text itself",
+    "web_search_options": "the server does not search: leave it out",
 }
 _NOTHING: tuple[Any, ...] = (None, False, 0, 1, "", "none", [], {})
 # Fields that may stand in `metadata`, as themselves or as JSON in a text: routers let that through.
@@ -272,6 +282,13 @@ _NEUTRAL = {
     "spaces_between_special_tokens": True,
     "best_of": 1,
     "modalities": ["text"],
+}
+# Fields that are checked and change nothing here. They are named unless they ask for nothing.
+_UNHEEDED: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
+    "verbosity": ("medium",),
 }
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 T = TypeVar("T", bound=Struct)
@@ -292,6 +309,12 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         BadRequest: it is no JSON, a field is missing or out of range, or is not supported, or, if
             `strict`, is unknown.
     """
+    if data.count(b"[") + data.count(b"{") > MOST_NESTED or data.count(b",") > MOST_VALUES:
+        raise BadRequest(
+            f"the body holds more than {MOST_NESTED} lists and objects, or {MOST_VALUES} values: "
+            "send less",
+            status=413,
+        )
     hidden: list[str] = []
     with _BUILDING:
         _build(kind)
@@ -300,6 +323,7 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         if not isinstance(fields, dict):
             raise BadRequest("the body must be a JSON object")
         hidden = _unhidden(fields)
+        ignored = [name for name, value in _unknown(kind, fields) if value is not None]
         body = msgspec.convert(fields, kind)
     except RecursionError as error:
         raise BadRequest("the JSON is nested too deeply: flatten it") from error
@@ -316,9 +340,13 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         raise BadRequest(f"{param}: {message}" if param else message, param or None) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise BadRequest(f"the body is no valid JSON ({error}): mend it") from error
-    ignored = [name for name, value in _unknown(kind, fields) if value is not None]
+    ignored += [
+        name
+        for name, nothing in _UNHEEDED.items()
+        if getattr(body, name, None) not in (None, *nothing)
+    ]
     if strict and ignored:
-        raise BadRequest(f"{ignored[0]}: the field is unknown: leave it out", ignored[0])
+        raise BadRequest(f"{ignored[0]}: the server cannot heed it: leave it out", ignored[0])
     return body, ignored
 
 

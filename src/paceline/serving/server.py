@@ -24,6 +24,8 @@ from paceline.serving.worker import ShutDown
 
 _log = logging.getLogger("paceline.serving")
 _BACKLOG = 2048  # uvicorn's own
+# Bytes of a stream that wait for its client, here and in the system, until the server waits too.
+_UNREAD = 16 * 1024
 _FLUSH_SECONDS = 0.5  # for errors to reach clients when time is up
 
 
@@ -53,6 +55,7 @@ def bind(settings: Settings) -> socket.socket:
         )
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD)
         listener.bind(address)
         listener.listen(_BACKLOG)  # clients that come before the loop runs wait for it
     except OSError as error:
@@ -162,6 +165,7 @@ class Impatient(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_UNREAD)
         self._timer = self.loop.call_later(self.patience, self._late)
 
     def connection_lost(self, exc: Exception | None) -> None:

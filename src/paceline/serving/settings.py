@@ -31,7 +31,7 @@ class Settings:
     max_batch: Annotated[int, typer.Option(help="Most sequences decoded together.")] = 8
     max_waiting: Annotated[
         int, typer.Option(help="Most sequences that wait; beyond it the answer is 429.")
-    ] = 64
+    ] = 1024
     max_prompt_tokens: Annotated[
         int | None, typer.Option(help="Most prompt tokens of all accepted requests together.")
     ] = None
@@ -39,6 +39,9 @@ class Settings:
     body_timeout: Annotated[
         float, typer.Option(help="Seconds in which headers, and then a body, must arrive.")
     ] = 30.0
+    read_timeout: Annotated[
+        float, typer.Option(help="Seconds in which a client must read on in a stream.")
+    ] = 60.0
     shutdown_timeout: Annotated[
         float, typer.Option(help="Seconds that accepted requests have to end after SIGTERM.")
     ] = 30.0
@@ -72,4 +75,5 @@ class Settings:
         require(self.keep_responses >= 0, "keep_responses", self.keep_responses, "0 or more")
         require(self.max_body >= 1, "max_body", self.max_body, "1 or more")
         require(self.body_timeout > 0, "body_timeout", self.body_timeout, "more than 0")
+        require(self.read_timeout > 0, "read_timeout", self.read_timeout, "more than 0")
         require(self.shutdown_timeout >= 0, "shutdown_timeout", self.shutdown_timeout, "0 or more")

@@ -41,6 +41,7 @@ class Job:
     prepared: Prepared
     outbox: Outbox
     place: int = 0
+    progress: bool = False  # of reading the prompt, if it is to be told
 
 
 class Delivery(NamedTuple):
@@ -120,6 +121,8 @@ class ServingCore:
                 out += self._abort(EngineFailed("the engine failed: ask again"))
                 events = []
             out += [d for event in events if (d := self._delivery(event)) is not None]
+            if any(job.progress for job in self._silent):
+                out += self._progress()
         self.load = self._load()
         return out
 
@@ -162,6 +165,13 @@ class ServingCore:
             del self._jobs[event.request], self._ids[job]
             urgent = True
         return Delivery(job, event, urgent)
+
+    def _progress(self) -> list[Delivery]:
+        return [
+            Delivery(self._jobs[request], Event(request, "", (), (), progress=each))
+            for request, each in self.engine.progress().items()
+            if request in self._jobs and self._jobs[request].progress
+        ]
 
     def _load(self) -> Load:
         scheduler = self.engine.scheduler

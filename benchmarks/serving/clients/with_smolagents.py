@@ -1,0 +1,10 @@
+"""smolagents: an agent that calls tools finishes a task."""
+
+from benchmarks.serving.clients.checks import MODEL, PEOPLE, URL, people
+from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+model = OpenAIServerModel(MODEL, api_base=URL, api_key="x", temperature=0, max_tokens=300)
+agent = ToolCallingAgent(tools=[tool(people)], model=model, max_steps=4)
+answer = str(agent.run(PEOPLE))
+assert "2102650" in answer.replace(",", ""), answer
+print("a task with a tool")
