@@ -94,7 +94,7 @@ class Tokenizer:
 
     def plain(self, text: str) -> list[int]:
         """Encode `text`; where it spells a special token it is text all the same."""
-        return list(self._without_special[0].encode(text, add_special_tokens=False).ids)
+        return _ids(self._without_special[0], text)
 
     @cached_property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -353,7 +353,7 @@ class Tokenizer:
             out += text[done:begin] + stand_ins[token][0]
             done = end
         replaced = {index for _, index in stand_ins.values()}
-        ids = core.encode(out + text[done:], add_special_tokens=False).ids
+        ids = _ids(core, out + text[done:])
         own = iter(spans)
         return [next(own)[2] if index in replaced else index for index in ids]
 

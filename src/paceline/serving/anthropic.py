@@ -263,7 +263,8 @@ class MessageAnswer(Answer):
         return [end, {"type": "message_stop"}]
 
     def failing(self, error: Json) -> list[Json]:
-        return [error_body(error["error"]["message"], int(error["error"]["code"] or 500))]
+        code = str(error["error"]["code"])
+        return [error_body(error["error"]["message"], int(code) if code.isdigit() else 400)]
 
     def encode(self, chunks: Sequence[Json]) -> bytes:
         return sse(chunks or [{"type": "ping"}], named=True)
