@@ -1,4 +1,4 @@
-"""Requests of other people's clients, as they were recorded: taken, with all that is left out named."""
+"""Recorded requests of other people's clients: taken, with all that is left out named."""
 
 from __future__ import annotations
 
