@@ -388,6 +388,63 @@ def test_minus_one_sets_no_limit(path: str, body: Json) -> None:
     assert usage["total_tokens"] == 400
 
 
+@pytest.mark.parametrize("path", [TEXTS, CHATS])
+def test_who_asks_sees_how_far_the_prompt_is_read(path: str) -> None:
+    """With llama.cpp's field and names, from what was cached to the whole."""
+    text = "the quick " * 300
+    body: Json = {"max_tokens": 3, "return_progress": True, "stream": True, "seed": 1}
+    body |= {"prompt": text} if path == TEXTS else {"messages": CHAT["messages"][:1]}
+    if path == CHATS:
+        body["messages"] = [{"role": "user", "content": text}]
+
+    async def asks(client: Client) -> None:
+        chunks = events((await client.post(path, body)).text)
+        told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        processed = [each["processed"] for each in told]
+        assert told  # pieces that a reader is too slow for are merged
+        assert processed == sorted(set(processed))
+        assert processed[-1] == told[-1]["total"] > 128
+        assert all(set(each) == {"total", "cache", "processed", "time_ms"} for each in told)
+        rest = events((await client.post(path, body | {"return_progress": False})).text)
+        assert said(chunks) == said(rest)
+
+    def said(chunks: list[Json]) -> str:
+        parts = [choice for chunk in chunks for choice in chunk["choices"]]
+        return "".join(part.get("text", part.get("delta", {}).get("content", "")) for part in parts)
+
+    run(asks, engines.make(engines.Target(max_context=2000)))
+
+
+def test_many_at_once_are_all_answered() -> None:
+    async def asks(client: Client) -> None:
+        bodies = [TEXT | {"max_tokens": 2, "seed": seed} for seed in range(200)]
+        answers = await asyncio.gather(*(client.post(TEXTS, body) for body in bodies))
+        assert {answer.status_code for answer in answers} == {200}
+
+    run(asks)
+
+
+def test_a_client_that_does_not_read_is_left() -> None:
+    async def asks(client: Client) -> None:
+        async def receive() -> Any:
+            if given:
+                return given.pop()
+            await asyncio.sleep(60)
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.sleep(60)  # as a connection whose buffers are full
+
+        data = json.dumps(TEXT | {"stream": True, "max_tokens": 300, "ignore_eos": True}).encode()
+        given = [{"type": "http.request", "body": data, "more_body": False}]
+        scope = {"type": "http", "method": "POST", "path": TEXTS, "headers": []}
+        scope |= {"query_string": b"", "http_version": "1.1", "server": ("tables", 80)}
+        await asyncio.wait_for(client.service.app(scope, receive, send), 10)
+        assert client.service.idle
+
+    run(asks, read_timeout=0.05)
+
+
 # Bodies and heads as they come:
 
 
@@ -684,6 +741,10 @@ def test_keys_guard_every_route_but_health_and_the_page() -> None:
                 headers = {"authorization": b"Bearer " + key.encode("latin-1")}
                 response = await client.http.get("/v1/models", headers=headers)
                 assert response.status_code == status
+            for name in ("x-api-key", "api-key"):
+                for key, status in (("key-one", 200), ("key-three", 401)):
+                    response = await client.http.get("/v1/models", headers={name: key})
+                    assert response.status_code == status
             basic = {"authorization": "Basic key-one"}
             assert (await client.http.get("/v1/models", headers=basic)).status_code == 401
 

@@ -51,7 +51,7 @@ def serve(
         int | None, typer.Option(help="Size of the key-value cache in tokens, over all requests.")
     ] = None,
     prefix_tokens: Annotated[
-        int | None, typer.Option(help="Part of it kept for later prompts; 0 keeps none.")
+        int | None, typer.Option(help="Least part of it kept for later prompts; 0 keeps none.")
     ] = None,
     settings: Settings,
     config: Annotated[

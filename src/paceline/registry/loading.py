@@ -368,7 +368,8 @@ def load(
             or "bf16".
         max_context: longest sequence in tokens.
         kv_tokens: size of the key-value cache in tokens, over all requests.
-        prefix_tokens: part of it that the prefix cache retains of ended requests; 0 disables it.
+        prefix_tokens: part of it that the prefix cache retains of ended requests even where the
+            machine is short of memory; 0 disables it.
         kv_precision: kv dtype on runtime cpu: "fp16" or "fp32".
         drafter: see `paceline methods`; "none" is autoregressive decoding; "auto" is the choice
             of `paceline tune`, else a default. Sizes and controller given here override it.

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import OutOfMemory
-from paceline.runtimes.room import free_memory
 
 # Which full blocks hold which tokens, so that requests with a common beginning share them.
 
@@ -83,6 +84,15 @@ CHUNK = 128
 Place = tuple[int, int]
 
 
+def free_memory() -> int:
+    """Return the bytes that the machine has left; 0 where it does not say."""
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        return int(found[0]) * 1024 if found else 0
+    return 0
+
+
 class BlockPool:
     """Memory of all blocks, with reference counts.
 
@@ -125,7 +135,6 @@ class BlockPool:
         self._free = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # known, without holders
         self._used = 0  # blocks below have taken memory, which is never given back
-        self._room = 0  # blocks that may take memory before the machine is asked again
 
     @property
     def block(self) -> int:
@@ -186,17 +195,10 @@ class BlockPool:
             return self._evict()
         block = self._free[-1]
         if block >= self._used:
-            if len(self._idle) > self._keep and not self._roomy():
+            if len(self._idle) > self._keep and free_memory() < SPARED:
                 return self._evict()
             self._used = block + 1
         return self._free.pop()
-
-    def _roomy(self) -> bool:
-        if self._room == 0:
-            size = int(self.memory.nbytes) // self.blocks
-            self._room = max(0, min((free_memory() - SPARED) // size, 64))
-        self._room = max(0, self._room - 1)
-        return self._room > 0
 
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
