@@ -344,6 +344,7 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         name
         for name, nothing in _UNHEEDED.items()
         if getattr(body, name, None) not in (None, *nothing)
+        and (name != "store" or not isinstance(body, ResponsesRequest))  # which are kept
     ]
     if strict and ignored:
         raise BadRequest(f"{ignored[0]}: the server cannot heed it: leave it out", ignored[0])
