@@ -14,6 +14,7 @@ import argparse
 import gzip
 import http.client
 import json
+import re
 import sys
 import threading
 import time
@@ -124,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--most", type=float, default=0.1, help="seconds of /health")
-    parser.add_argument("--only", default="", help="part of the names")
+    parser.add_argument("--only", default="", help="pattern of the names")
     asked = parser.parse_args()
     process = start(asked.model, PORT, ["--log-text"])
     try:
@@ -142,7 +143,7 @@ def measured(only: str) -> float:
     time.sleep(2)
     print(f"{prober.longest:8.3f} s of /health without a body", flush=True)
     for name, path, data, headers in bodies():
-        if only not in name:
+        if not re.search(only, name):
             continue
         prober.longest, began = 0.0, time.perf_counter()
         line = http.client.HTTPConnection("127.0.0.1", PORT, timeout=300)

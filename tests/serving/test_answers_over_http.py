@@ -456,3 +456,12 @@ def test_tokens_have_names_of_their_own() -> None:
     # The model's vocabulary is larger than the tokenizer's.
     names = {texts.name(token) for token in range(engines.VOCABULARY)}
     assert len(names) == engines.VOCABULARY
+
+
+def test_a_grammar_that_is_too_large_is_refused_or_named() -> None:
+    """One of 3,000 properties ended the process, by the depth of its rules."""
+    fields = {f"field_{i}": {"type": "string"} for i in range(3000)}
+    schema = {"type": "object", "properties": fields}
+    body = CHAT | {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    error = run(lambda c: c.refused("/v1/chat/completions", body))
+    assert "is too large" in error["message"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import llguidance
 
 MOST_CALLS = 16
+_LARGEST = 300_000
 
 # Grammars that are kept.
 _KEPT = 64
@@ -349,6 +350,11 @@ class Grammars:
         return self._compile(made, named, tuple(unheld), around)
 
     def _compiled(self, made: str, named: str, unheld: tuple[str, ...], reasoning: str) -> Grammar:
+        if len(made) > _LARGEST:  # of which compilation takes seconds, then ends the process
+            raise InvalidOption(
+                f"{named} is too large: {len(made)} characters as a grammar, of at most {_LARGEST}: "
+                "leave out properties or values"
+            )
         # Copies of one matcher would share what they have worked out, and the limits of that: one
         # text could end another.
         if reasoning:
