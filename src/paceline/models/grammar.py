@@ -352,7 +352,7 @@ class Grammars:
     def _compiled(self, made: str, named: str, unheld: tuple[str, ...], reasoning: str) -> Grammar:
         if len(made) > _LARGEST:  # of which compilation takes seconds, then ends the process
             raise InvalidOption(
-                f"{named} is too large: {len(made)} characters as a grammar, of at most {_LARGEST}: "
+                f"{named} is too large: {len(made)} characters as a grammar, of {_LARGEST}: "
                 "leave out properties or values"
             )
         # Copies of one matcher would share what they have worked out, and the limits of that: one
