@@ -575,6 +575,34 @@ def test_of_a_long_prompt_only_the_end_is_read(length: int) -> None:
     assert [sequence.generated] == plain([prompt], SAMPLED, Coupled())
 
 
+def test_a_draft_that_may_be_the_only_one_reads_little() -> None:
+    """More is read once drafts are asked for again and again, and what was missed while they are
+    not; the drafter says beforehand how much that is."""
+    small = Watched(SMALL)
+    drafter = DraftModel(small, VOCABULARY, SharedNoise([1]), recent=150)
+    sequence = Sequence.start(0, [each % VOCABULARY for each in range(200)], SAMPLED)
+    drafter.open(sequence)
+
+    def draft() -> tuple[int, int]:
+        """Tokens that it said it would read, and those before the root that it knows."""
+        said, known = drafter.unread(sequence), len(sequence.tokens) - 1
+        [made] = drafter.propose([sequence], [Budget(1, 1)])
+        drafter.observe([sequence], [made], [], [])
+        begin = drafter._begins[sequence.id]
+        assert small.caches[-1].tokens == sequence.tokens[begin : known + 1][: known - begin]
+        sequence.tokens.append(0)
+        sequence.sampler.commit([0])
+        return said, known - begin
+
+    assert draft() == (63, 63)
+    assert [draft() for _ in range(7)] == [(1, 63 + more) for more in range(1, 8)]
+    assert draft() == (149, 149)
+    sequence.tokens += [1] * 100
+    assert draft() == (101, 250)
+    sequence.tokens += [1] * 200
+    assert draft() == (149, 149)
+
+
 def test_close_releases_once_and_may_be_repeated() -> None:
     small = Watched(SMALL)
     drafter = DraftModel(small, VOCABULARY, SharedNoise([1]))

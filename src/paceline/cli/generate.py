@@ -20,6 +20,7 @@ from paceline.cli.output import (
     print_json,
     remark,
     summary,
+    told,
     write,
 )
 from paceline.core.options import check_text
@@ -217,6 +218,7 @@ def _report(engine: Any, completion: Any, config: dict[str, Any]) -> dict[str, A
         "prompt_tokens": completion.prompt_tokens,
         "finish_reason": completion.finish_reason,
         "config": config,
+        "drafting": told(engine),
         "stats": completion.stats.as_dict(),
     }
     if config["logprobs"] is not None:

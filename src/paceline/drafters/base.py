@@ -130,6 +130,10 @@ class Drafter(ABC):
         """Return the needs of the next forward: at most `needs`; `observe` may lack the rest."""
         return self.needs
 
+    def unread(self, sequence: Sequence) -> int:
+        """Return the number of tokens that it must read before it can draft for the sequence."""
+        return 0
+
     @abstractmethod
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         """Draft one tree per sequence, each within its budget."""
@@ -156,6 +160,10 @@ class Drafter(ABC):
         """
 
     def close(self, sequence: Sequence) -> None: ...
+
+    def told(self) -> list[str]:
+        """Return lines on which of its parts drafted, and why; none if it has no parts."""
+        return []
 
     def reset(self) -> None:
         """Forget everything learned from earlier sequences."""

@@ -25,6 +25,7 @@ from paceline.core.types import Budget, Distribution, IntArray, LogitArray, Toke
 from paceline.drafters.base import Drafter, DrafterContext
 from paceline.drafters.network.trees import draft_sampling
 from paceline.errors import InvalidOption, RuntimeUnavailable
+from paceline.policy.constants import FIRST_READ, OFTEN
 from paceline.sampling.sequence import Sequence
 from paceline.trees.base import DistributionRequest, TreeExpansion, expand
 from paceline.trees.choice import expansion_for
@@ -78,6 +79,8 @@ class DraftModel(Drafter):
         self._recent = recent
         self._caches: dict[int, Any] = {}
         self._begins: dict[int, int] = {}  # first token that the draft model has read
+        self._asked: dict[int, int] = {}  # drafts
+        self._short: set[int] = set()  # that have read less than they may
         self._trunks: dict[int, tuple[int, List[int]]] = {}
 
     @classmethod
@@ -105,8 +108,11 @@ class DraftModel(Drafter):
 
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         for sequence, budget in zip(sequences, budgets, strict=True):
-            if min(budget.nodes, budget.depth) > 0 and sequence.id not in self._caches:
-                self._read(sequence)
+            if min(budget.nodes, budget.depth) > 0:
+                missing = self._missing(sequence)
+                if missing is not None:
+                    self._read(sequence, missing)
+                self._asked[sequence.id] = self._asked.get(sequence.id, 0) + 1
         self._roll_back(sequences)  # a step that failed half-way left drafted tokens behind
 
         def distributions(
@@ -133,18 +139,42 @@ class DraftModel(Drafter):
     ) -> None:
         self._roll_back(sequences)
 
+    def unread(self, sequence: Sequence) -> int:
+        missing = self._missing(sequence)
+        return self._behind(sequence) if missing is None else missing
+
     def close(self, sequence: Sequence) -> None:
+        self._asked.pop(sequence.id, None)
+        self._drop(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
         self._trunks.pop(sequence.id, None)
         self._begins.pop(sequence.id, None)
+        self._short.discard(sequence.id)
         cache = self._caches.pop(sequence.id, None)
         if cache is not None:
             self._model.release(cache)
 
-    def _read(self, sequence: Sequence) -> None:
+    def _behind(self, sequence: Sequence) -> int:
+        cache = self._caches[sequence.id]
+        return max(0, len(sequence.tokens) - 1 - self._begins[sequence.id] - int(cache.length))
+
+    def _missing(self, sequence: Sequence) -> int | None:
+        # Last tokens before the root to read anew; None if what is cached will do. Of a long prompt
+        # only the end: to read it all takes as long as many drafts save. Less for a draft that may
+        # be the only one.
+        often = self._asked.get(sequence.id, 0) >= OFTEN
+        limit = self._recent if often else min(FIRST_READ, self._recent)
+        most = min(len(sequence.tokens), limit) - 1
+        known = sequence.id in self._caches
+        short = often and sequence.id in self._short
+        return None if known and not short and self._behind(sequence) <= max(most, 1) else most
+
+    def _read(self, sequence: Sequence, tokens: int) -> None:
         # When a draft is first wanted, which in a batch may be never.
+        self._drop(sequence)
+        begin = len(sequence.tokens) - 1 - tokens
         cache = self._model.open()
-        # Of a long prompt only the end: to read it all takes as long as many drafts save.
-        begin = max(0, len(sequence.tokens) - self._recent)
         try:
             if self._room(sequence):
                 self._model.prefill(cache, self._known(sequence.tokens[begin:-1]))
@@ -152,6 +182,8 @@ class DraftModel(Drafter):
             self._model.release(cache)
             raise
         self._caches[sequence.id], self._begins[sequence.id] = cache, begin
+        if begin and tokens + 1 < self._recent:
+            self._short.add(sequence.id)
 
     def _roll_back(self, sequences: List[Sequence]) -> None:
         for sequence in sequences:

@@ -70,8 +70,16 @@ GAIN_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 ADDED = 1.0  # tokens that a second draft adds; a start value
 ADDED_BELIEF = 4.0  # drafts that it counts for; chosen
 SECOND_RETRY = 16  # steps without a second draft until it is tried again
-BLIND_LEVELS = 5  # of drafts that do not say how likely they are; chosen
-TRIALS = 0.005  # of the time goes into drafts that did not pay, per kind of first draft
+FEW_DRAFTS = 2  # drafts until a part's price is known
+FEW_LEVELS = 4  # depth of those: a draft model may take long for a level; chosen
+OFTEN = 8  # drafts of a sequence until a draft model reads more than its last tokens; chosen
+FIRST_READ = 64  # those tokens; chosen
+BEGIN = 4.0  # steps' time that a part may take before it is judged; chosen
+TRIALS = 0.005  # of the time goes into drafts that did not pay, per part and kind of first draft
+TRIAL_COUNTS = 8  # drafts that one after many steps without counts for, so that change is noticed
+READING_MEMORY = 0.8  # per reading: prompts differ little; chosen
+FEW_UNREAD = 16  # tokens that a drafter reads as part of a draft; chosen
+READ_FOR = 32  # drafts that reading a prompt is spread over; chosen
 STEP_MEMORY = 0.97  # per step, duration of a step with the first drafter alone
 
 # Bandit over drafters:

@@ -54,9 +54,6 @@ class DraftGate:
         self.steps, self.waited = self.waited, 0
         return True
 
-    def seldom(self, steps: int) -> None:
-        self._interval = self._longest = steps
-
     def learns(self, budgets: Sequence[Budget]) -> bool:
         """Count a step, and return whether there is a draft to make or it is one to learn from."""
         return self.open(0.0 if any(each.nodes and each.depth for each in budgets) else inf)

@@ -53,6 +53,9 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             part.close(sequence)
 
+    def told(self) -> list[str]:
+        return [line for part in self.parts for line in part.told()]
+
 
 def refuse_drawn(parts: List[Drafter], joined: str) -> None:
     """Raise InvalidOption if a part draws its drafts: a choice after the draw would bias them."""

@@ -1,5 +1,6 @@
-"""Drafter cascade by price: the cheapest part always drafts, a dearer one only where it should add
-more tokens per second. Drafts are merged by calibrated scores.
+"""Drafter cascade by price: the cheapest part always drafts; of dearer ones first that one which
+should bring most tokens per second, and another beside it only where it adds more than it costs.
+Drafts are merged by calibrated scores.
 Choices precede verification and drafts have no distribution, so every guarantee holds. In batches
 the first part drafts alone.
 """
@@ -11,6 +12,8 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import replace
 from functools import reduce
+from itertools import accumulate
+from operator import mul
 from time import perf_counter
 from typing import ClassVar, NamedTuple
 
@@ -21,18 +24,28 @@ from paceline.core.target import Output
 from paceline.core.types import ROOT, Budget, LogitArray, Needs, TokenTree, Verdict
 from paceline.drafters.base import Drafter
 from paceline.drafters.combine.base import CompositeDrafter, refuse_drawn, union_needs
-from paceline.policy.acceptance import Calibration, DecayedMean, corrected
+from paceline.policy.acceptance import Calibration, DecayedMean, DepthRates, corrected
 from paceline.policy.constants import (
     ADDED,
     ADDED_BELIEF,
     AGREEING,
+    BEGIN,
     BESIDE,
-    BLIND_LEVELS,
+    DEPTH_ABOVE_BELIEF,
+    DEPTH_MEMORY,
+    DRAFT_OUTLIER,
+    FEW_DRAFTS,
+    FEW_LEVELS,
+    FEW_UNREAD,
     FREE_TEMPERATURE,
     GAIN_EDGES,
+    GATE_MEMORY,
+    READ_FOR,
+    READING_MEMORY,
     SECOND_RETRY,
     STEP_MEMORY,
     TOKEN_PRIOR,
+    TRIAL_COUNTS,
     TRIALS,
 )
 from paceline.policy.draft_gate import DraftCost, DraftGate
@@ -63,6 +76,9 @@ class SingleSequenceOnly(Drafter):
     def knows(self, sequence: Sequence) -> bool:
         """Return whether the drafter has seen the end of the sequence."""
         return sequence.id not in self._behind
+
+    def unread(self, sequence: Sequence) -> int:
+        return self._drafter.unread(sequence)
 
     def open(self, sequence: Sequence) -> None:
         self._drafter.open(sequence)
@@ -176,30 +192,103 @@ def _together(
 
 _NOTHING = Budget(0, 0)
 
+# Depths with rates of their own, for drafts without scores.
+LEVELS = 16
+
 
 class PartEstimates:
-    """Acceptance ratio of a part, seconds of its drafts, and the tokens that it adds to others."""
+    """What a part's drafts bring and cost, of late.
+
+    Attributes:
+        calibration: acceptance ratios.
+        cost: seconds of a draft.
+        level: seconds of one level of it.
+        reading: seconds per token that is read before a draft.
+        rows: nodes of it that are verified.
+        added: tokens accepted beyond those of the cheapest part.
+    """
 
     def __init__(self) -> None:
         self.calibration = Calibration()
-        self.cost, self.last, self.levels = DraftCost(), 0.0, BLIND_LEVELS
+        self.cost = DraftCost()
+        self.level, self.rows, self.added = (DecayedMean(GATE_MEMORY) for _ in range(3))
+        self.reading = DecayedMean(READING_MEMORY)
+        self.scores = True  # whether its drafts have any
+        self._depths = DepthRates(LEVELS, DEPTH_MEMORY)
+        self.drafts, self._begun = 0, 0.0
+        # By what they are drafted beside: the cheapest part alone, or another dear one too.
         self._gates = [
-            DraftGate(ADDED, ADDED_BELIEF, SECOND_RETRY, SECOND_RETRY) for _ in (0.0, *GAIN_EDGES)
+            [DraftGate(0.0, 0.0, SECOND_RETRY, SECOND_RETRY) for _ in (0.0, *GAIN_EDGES)]
+            for _ in range(2)
         ]
 
-    def gate(self, gain: float) -> DraftGate:
-        """Return the gate for drafts beside one of `gain` expected tokens."""
-        return self._gates[bisect_right(GAIN_EDGES, gain)]
+    def reach(self) -> list[float]:
+        """Return the chance of a drafted token by depth, as it was of late."""
+        return list(accumulate(self._depths.falling(TOKEN_PRIOR, DEPTH_ABOVE_BELIEF), mul))
 
-    def pays(self, gain: float, step: float) -> bool:
-        """Return whether drafting beside `gain` expected tokens should raise tokens per second.
+    def scored(self, draft: TokenTree) -> TokenTree:
+        """Return a draft with scores: of one that has none, those of its depths."""
+        self.scores = draft.scores is not None or (self.scores and not len(draft))
+        if self.scores or not len(draft):
+            return draft
+        reach = self.reach()
+        chances = [reach[min(depth, len(reach)) - 1] for depth in trees.depths(draft).tolist()]
+        return replace(draft, scores=np.array(chances))
 
-        `step` is the seconds of a step in which only the first drafter runs.
+    def gate(self, gain: float, beside: bool = False) -> DraftGate:
+        """Return the gate for drafts added to `gain` expected tokens, `beside` another dear part's.
+
+        Its gain is in accepted tokens beyond those.
         """
-        price = self.cost.value / step if step else 0.0
-        if step:  # the dearer, with all that it reads, the more rarely it is tried
-            self.gate(gain).seldom(max(SECOND_RETRY, round(self.last / step / TRIALS)))
-        return self.gate(gain).open(price * (1 + gain))
+        return self._gates[beside][bisect_right(GAIN_EDGES, gain)]
+
+    def adds(self, gain: float, beside: bool = False) -> float:
+        """Return the tokens that a draft should add to `gain` expected ones."""
+        known = self.added.shrunk(ADDED, ADDED_BELIEF)
+        return self.gate(gain, beside).gain.shrunk(known, ADDED_BELIEF)
+
+    def price(self, plain: float, row: float, unread: int = 0, drafts: int = 1) -> float:
+        """Return what a draft takes, verified, in plain steps of `plain` seconds.
+
+        It is one of `drafts` that come after reading so many tokens; `row` is a node's share.
+        """
+        reading = self.reading.mean * unread / max(drafts, 1)
+        return (self.cost.value + reading) / plain + row * self.rows.mean if plain else 0.0
+
+    def pays(self, gain: float, price: float, row: float = 0.0, *, beside: bool = False) -> bool:
+        """Return whether drafting beside `gain` expected tokens should raise tokens per second."""
+        return self.adds(gain, beside) * (1 + row * gain) >= price * (1 + gain)
+
+    def due(
+        self, gain: float, plain: float, trial: float, *, beside: bool = False, steps: int = 1
+    ) -> bool:
+        """Count steps without a draft, and return whether to try one that should not pay.
+
+        At the beginning, and then from time to time: the more rarely, the more steps it takes.
+        """
+        gate = self.gate(gain, beside)
+        gate.waited += steps
+        if self.drafts < FEW_DRAFTS or self._begun < BEGIN * plain:
+            return True
+        return gate.waited >= max(SECOND_RETRY, trial / TRIALS)
+
+    def verified(self, id: int, draft: TokenTree, right: int) -> None:
+        """Learn from as much of a draft as is known, of which so many tokens in a row are right."""
+        self._depths.add(trees.deepest(draft), right)
+        predicted = _expected_accepted(draft)
+        if predicted > 0:
+            self.calibration.learn(id, right, predicted)
+
+    def spent(self, seconds: float, unread: int, levels: int) -> None:
+        """Note a draft's time, how many tokens had to be read for it, and its depth."""
+        self.drafts += 1
+        self._begun += seconds if self.drafts > 1 else 0.0  # the first has much to make ready
+        if unread > FEW_UNREAD and self.cost.begun:
+            self.reading.add(max(0.0, seconds - self.cost.value) / unread)
+            return
+        self.cost.add(seconds)
+        if levels and self.drafts > 1:
+            self.level.add(min(seconds, DRAFT_OUTLIER * self.cost.value) / levels)
 
 
 class _Made(NamedTuple):
@@ -239,15 +328,17 @@ class FallbackDrafter(CompositeDrafter):
         self._shared_needs = union_needs([part.needs for part in hearing])
         self._follows = any(part.gumbel_coupled for part in self.parts)
         self._clock = clock
-        self._begin = self._extra = 0.0
+        self._begin = self._extra = self._row = 0.0
         self.reset()
 
     def reset(self) -> None:
         super().reset()
         self._estimates = [PartEstimates() for _ in self.parts]
         self._made: list[_Made] = []
+        self._unasked = 0  # steps since drafts were asked for
         self._asked: list[tuple[int, float]] = []  # parts, and the expected tokens before them
-        self._step = DecayedMean(STEP_MEMORY)
+        self._plain = DecayedMean(STEP_MEMORY)  # seconds of a step without nodes
+        self._rate = DecayedMean(STEP_MEMORY)  # tokens per second
 
     def needs_of(self, sequences: List[Sequence]) -> Needs:
         return self.needs if len(sequences) == 1 else self._shared_needs
@@ -265,22 +356,47 @@ class FallbackDrafter(CompositeDrafter):
         made, highest = self._made, 0.0
         made.clear()
         self._asked.clear()
-        self._extra = 0.0
+        self._extra = self.tried = 0.0
+        self._row = budget.row
         wanted = bool(budget.nodes and budget.depth)
+        steps = 1 + self._unasked  # that this one stands for
+        self._unasked = 0 if wanted else steps
         drawn = self._follows and alone[0].params.temperature >= FREE_TEMPERATURE
-        for index, part in enumerate(self.parts):
-            estimates = self._estimates[index]
-            asked = wanted and (part.gumbel_coupled or not drawn)
-            asked = asked and (not isinstance(part, SingleSequenceOnly) or part.knows(alone[0]))
-            if not asked or (index and not estimates.pays(highest, self._step.mean)):
-                part.propose(alone, [_NOTHING])
-                continue
+        able = [
+            index
+            for index, part in enumerate(self.parts)
+            if wanted
+            and (part.gumbel_coupled or not drawn)
+            and (not isinstance(part, SingleSequenceOnly) or part.knows(alone[0]))
+        ]
+        for index in set(range(len(self.parts))) - set(able):
+            self.parts[index].propose(alone, [_NOTHING])
+        while able:
+            index = self._next(able, alone[0], highest, budget.row)
+            able.remove(index)
+            part, estimates = self.parts[index], self._estimates[index]
+            unread = part.unread(alone[0])
+            asked = budget
+            asked, tried = budget, False
+            if index:
+                beside = any(part for part, *_ in self._asked)
+                gate, row = estimates.gate(highest, beside), budget.row
+                price = self._price(index, alone[0], row)
+                if not estimates.pays(highest, price, row, beside=beside):
+                    trial = estimates.price(self._plain.mean, row, unread)
+                    tried = estimates.due(
+                        highest, self._plain.mean, trial, beside=beside, steps=steps
+                    )
+                    if not tried:
+                        part.propose(alone, [_NOTHING])
+                        continue
+                gate.steps, gate.waited = 1 + gate.waited, 0
+                asked = self._sized(budget, estimates, alone[0])
             begin = self._clock()
-            sized = replace(budget, depth=min(budget.depth, estimates.levels))
-            [raw] = part.propose(alone, [sized])
-            draft, estimates.levels = _scored(raw), 99 if raw.scores is not None else BLIND_LEVELS
-            seconds = estimates.last = self._clock() - begin
-            estimates.cost.add(seconds)
+            [draft] = map(estimates.scored, part.propose(alone, [asked]))
+            seconds = self._clock() - begin
+            estimates.spent(seconds, unread, trees.deepest(draft))
+            self.tried += seconds if tried else 0.0
             self._extra += seconds if index else 0.0
             self._asked.append((index, highest))
             ratio = estimates.calibration.factor(alone[0].id)
@@ -303,14 +419,58 @@ class FallbackDrafter(CompositeDrafter):
         super().observe(sequences, drafts, verdicts, outputs)
         if len(sequences) == 1:
             seconds = self._clock() - self._begin - self._extra
-            self._step.add(seconds)
             path, token = verdicts[0]
+            nodes = len(drafts[0])
+            for each in self._made:
+                if each.part:
+                    names = {each.draft.source, *each.draft.origins}
+                    rows = sum(drafts[0].origin(node) in names for node in range(nodes))
+                    self._estimates[each.part].rows.add(rows)
+            self._plain.add(seconds / (1 + self._row * nodes))
+            self._rate.add(1 + len(path), seconds + self._extra)
             self._judge(sequences[0].id, [*map(drafts[0].tokens.item, path), token])
 
     def close(self, sequence: Sequence) -> None:
         for estimates in self._estimates:
             estimates.calibration.close(sequence.id)
         super().close(sequence)
+
+    def _next(self, able: list[int], sequence: Sequence, gain: float, row: float) -> int:
+        # The cheapest part first, then that which should bring most tokens per second.
+        if len(able) == 1 or not able[0]:
+            return able[0]
+
+        def rate(index: int) -> float:
+            tokens = 1 + gain + self._estimates[index].adds(gain)
+            return tokens / (1 + row * gain + self._price(index, sequence, row))
+
+        return max(able, key=rate)
+
+    def _price(self, index: int, sequence: Sequence, row: float) -> float:
+        unread, drafts = self.parts[index].unread(sequence), min(READ_FOR, sequence.room)
+        return self._estimates[index].price(self._plain.mean, row, unread, drafts)
+
+    def _sized(self, budget: Budget, estimates: PartEstimates, sequence: Sequence) -> Budget:
+        # A level must gain more tokens than its time is worth, as tokens have come of late.
+        if estimates.drafts < FEW_DRAFTS:  # not yet known what a level takes
+            return replace(budget, depth=min(budget.depth, FEW_LEVELS))
+        ratio = estimates.calibration.factor(sequence.id)
+        worth = estimates.level.mean * self._rate.mean / max(ratio, 0.1)
+        least = max(budget.least, min(worth, 1.0))
+        if estimates.scores:
+            return replace(budget, least=least)
+        depth = 1 + sum(chance >= least for chance in estimates.reach()[: budget.depth - 1])
+        return replace(budget, depth=min(depth, budget.depth), least=least)
+
+    def told(self) -> list[str]:
+        lines = super().told()
+        for part, known in list(zip(self.parts, self._estimates, strict=True))[1:]:
+            price = known.price(self._plain.mean, self._row)
+            found = f"{known.added.mean:.2f} tokens more each, for {price:.2f} of a plain step"
+            rests = known.drafts and not known.pays(0.0, price)
+            why = f": {found}{', so it rests' if rests else ''}" if known.drafts else ""
+            lines.append(f"{part.name} drafted {known.drafts} times{why}")
+        return lines
 
     def _union(self, budget: Budget) -> TokenTree:
         if not self._made:
@@ -322,19 +482,28 @@ class FallbackDrafter(CompositeDrafter):
 
     def _judge(self, id: int, committed: list[int]) -> None:
         rights = {each.part: trees.follow(each.draft, committed) for each in self._made}
-        most = 0
+        # What was not verified has brought nothing. Of all so far, and of the cheapest part alone:
+        most = first = 0
+        cheap, others = 0.0, False
         for part, gain in self._asked:
-            right = rights.get(part, 0)
-            self._estimates[part].gate(gain).learn(max(0, right - most))
-            most = max(most, right)
+            right = min(rights.get(part, 0), len(committed) - 1)
+            estimates = self._estimates[part]
+            if not part:
+                most = first = right
+                continue
+            cheap = cheap if others else gain
+            times = min(estimates.gate(gain, others).steps, TRIAL_COUNTS)
+            estimates.added.add(max(0, right - first))
+            estimates.gate(cheap).learn(max(0, right - first), times)
+            if others:
+                estimates.gate(gain, others).learn(max(0, right - most), times)
+            most, others = max(most, right), True
         for each in self._made:
             right = rights[each.part]
             known = each.draft
             if right == len(committed):  # what comes after it is not known yet
                 known = trees.limit(known, len(known), right)
-            predicted = _expected_accepted(known)
-            if predicted > 0:
-                self._estimates[each.part].calibration.learn(id, right, predicted)
+            self._estimates[each.part].verified(id, known, right)
         self._made.clear()
 
 
@@ -346,10 +515,3 @@ def _spare_batches(part: Drafter) -> Drafter:
 def _expected_accepted(draft: TokenTree) -> float:
     # Few: a list is sooner summed than an array.
     return 0.0 if draft.scores is None else sum(draft.scores.tolist())
-
-
-def _scored(draft: TokenTree) -> TokenTree:
-    # Without scores it could not be compared and pruned: as likely as tokens are at their depths.
-    if draft.scores is not None or not len(draft):
-        return draft
-    return replace(draft, scores=np.power(TOKEN_PRIOR, trees.depths(draft), dtype=np.float64))

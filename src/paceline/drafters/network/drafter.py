@@ -279,6 +279,9 @@ class TrainedDrafter(Drafter):
         reads_all = type(self).needs == Needs(features=True)
         self._progress[sequence.id].note(tokens, features, sequence.cache, reads_all)
 
+    def unread(self, sequence: Sequence) -> int:
+        return len(self._progress[sequence.id].tokens) - 1
+
     def propose(self, sequences: List[Sequence], budgets: List[Budget]) -> list[TokenTree]:
         # A version drafts for all its sequences in one run.
         drafts = [trees.EMPTY] * len(sequences)
