@@ -241,9 +241,9 @@ def header_value(text: str) -> str:
 def ignoring(names: Sequence[str]) -> dict[str, str]:
     """Return headers that name what a request holds and the answer does not heed."""
     # An empty name would leave a blank at the end, for which h11 closes the connection.
-    told = [header_value(name) or "?" for name in names]
-    if len(told) > _MOST_TOLD:
-        told[_MOST_TOLD:] = [f"and-{len(told) - _MOST_TOLD}-more"]
+    told = [header_value(name) or "?" for name in names[:_MOST_TOLD]]
+    if len(names) > _MOST_TOLD:
+        told.append(f"and-{len(names) - _MOST_TOLD}-more")
     return {"x-paceline-ignored": ", ".join(told)} if told else {}
 
 
