@@ -24,6 +24,22 @@ BAD: list[tuple[str, list[object]]] = [
     ("logprobs", [-1]),
     ("prompt_logprobs", [-1]),
     ("min_tokens", [-1, 257]),
+    ("repeat_last_n", [-2, math.nan]),
+    ("dry_multiplier", [-0.1, math.nan, math.inf]),
+    ("dry_base", [0.9, math.nan, math.inf]),
+    ("dry_allowed_length", [-1, math.nan]),
+    ("dry_penalty_last_n", [-2, math.nan]),
+    ("dry_sequence_breakers", ["\\n", ("",), ("x" * 41,), ("x",) * 65]),
+    ("typical_p", [0.0, 1.1, math.nan]),
+    ("top_n_sigma", [-2.0, math.nan, math.inf]),
+    ("dynatemp_range", [-0.1, math.nan, math.inf]),
+    ("dynatemp_exponent", [-0.1, math.nan, math.inf]),
+    ("xtc_probability", [-0.1, 1.1, math.nan]),
+    ("xtc_threshold", [-0.1, 1.1, math.nan]),
+    ("mirostat", [3, -1, math.nan]),
+    ("mirostat_tau", [-0.1, math.nan, math.inf]),
+    ("mirostat_eta", [-0.1, math.nan, math.inf]),
+    ("samplers", ["top_k", ("tfs",), ("top_k", "top_k"), ("top_k", "dry")]),
 ]
 
 GOOD: list[tuple[str, list[object]]] = [

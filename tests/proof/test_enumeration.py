@@ -51,6 +51,20 @@ PARAMS = {
     "allowed": SamplingParams(temperature=1, top_p=0.8, allowed_tokens=(0, 2)),
     "min tokens": SamplingParams(temperature=1, stop_token_ids=(2,), min_tokens=2),
     "greedy": SamplingParams(temperature=0),
+    "dry": SamplingParams(temperature=1, dry_multiplier=0.9, dry_allowed_length=1),
+    "greedy dry": SamplingParams(temperature=0, dry_multiplier=3, dry_allowed_length=1),
+    "window": SamplingParams(temperature=1, repetition_penalty=1.5, repeat_last_n=2),
+    "xtc": SamplingParams(temperature=1, xtc_probability=0.4, xtc_threshold=0.2),
+    "typical": SamplingParams(temperature=1, typical_p=0.6),
+    "dynamic": SamplingParams(temperature=0.9, dynatemp_range=0.5, top_n_sigma=1.3),
+    "order": SamplingParams(
+        temperature=0.5, top_p=0.8, min_p=0.2, samplers=("min_p", "temperature", "top_p")
+    ),
+    "mirostat 1": SamplingParams(temperature=1, mirostat=1, mirostat_tau=1.0, mirostat_eta=0.8),
+    "mirostat 2": SamplingParams(temperature=1, mirostat=2, mirostat_tau=1.0, mirostat_eta=0.9),
+    "everything": SamplingParams(
+        temperature=1, mirostat=2, mirostat_tau=0.9, dry_multiplier=0.5, typical_p=0.9
+    ),
 }
 
 

@@ -48,6 +48,14 @@ def wrong(fields: dict[str, Any], strict: bool = False) -> BadRequest:
         ({"chat_template": "{{ x }}"}, "chat_template"),
         ({"best_of": 2}, "best_of"),
         ({"conversation": "x"}, "conversation"),
+        ({"xtc_probability": 1.1}, "xtc_probability"),
+        ({"typical_p": 0}, "typical_p"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"mirostat": 3}, "mirostat"),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty"),
+        ({"tfs_z": 0.5}, "tfs_z"),
+        ({"sampler_priority": ["top_k"]}, "sampler_priority"),
+        ({"dynatemp_low": 0.5}, "dynatemp_low"),
     ],
 )
 def test_the_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
@@ -102,9 +110,9 @@ def test_null_is_a_field_left_out() -> None:
 
 
 def test_unknown_fields_are_told_or_refused() -> None:
-    asked = json.dumps(USER | {"dry_multiplier": 0.5, "nothing": None}).encode()
-    assert decode(ChatRequest, asked)[1] == ["dry_multiplier"]
-    assert wrong({"dry_multiplier": 0.5}, strict=True).param == "dry_multiplier"
+    asked = json.dumps(USER | {"no_such_field": 0.5, "nothing": None}).encode()
+    assert decode(ChatRequest, asked)[1] == ["no_such_field"]
+    assert wrong({"no_such_field": 0.5}, strict=True).param == "no_such_field"
 
 
 def test_defaults_of_other_servers_ask_for_nothing() -> None:
@@ -151,3 +159,10 @@ with ThreadPoolExecutor(12) as pool:
 """
     for _ in range(5):
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_other_names_of_a_field_are_read() -> None:
+    asked = {"repeat_penalty": 1.1, "dry_range": 0, "mirostat_mode": 2, "typ_p": 0.5, "top_a": 0}
+    body, ignored = decode(ChatRequest, json.dumps(USER | asked).encode())
+    assert (body.repetition_penalty, body.repeat_last_n, ignored) == (1.1, 64, [])
+    assert (body.dry_penalty_last_n, body.mirostat, body.typical_p) == (-1, 2, 0.5)

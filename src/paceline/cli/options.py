@@ -19,6 +19,7 @@ from paceline.core.types import SamplingParams
 from paceline.errors import InvalidOption
 from paceline.registry import table as registry
 from paceline.registry.expressions import check_drafter
+from paceline.sampling.processors import sampler_names
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -156,6 +157,10 @@ class ResourceOptions:
     kv_precision: KvPrecision = None
 
 
+def _said(text: str) -> Any:
+    return typer.Option(help=text)
+
+
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     """How a model's files are followed in chats."""
@@ -198,9 +203,30 @@ class SamplingOptions:
     repetition_penalty: Annotated[
         float | None, typer.Option(help="For tokens in prompt or output; 1 is off.")
     ] = None
+    repeat_last_n: Annotated[int | None, _said("Tokens that penalties look at; -1: all.")] = None
+    dry_multiplier: Annotated[float | None, _said("DRY: taken off what goes on repeating.")] = None
+    dry_base: Annotated[float | None, _said("DRY: growth per repeated token; 1.75.")] = None
+    dry_allowed_length: Annotated[int | None, _said("DRY: repetition that is free; 2.")] = None
+    dry_penalty_last_n: Annotated[int | None, _said("DRY: tokens it looks at; -1: all.")] = None
+    dry_sequence_breakers: Annotated[list[str] | None, _said("DRY: a text; repeatable.")] = None
+    typical_p: Annotated[float | None, _said("Keep the most typical tokens of this mass.")] = None
+    top_n_sigma: Annotated[float | None, _said("Drop logits so many deviations down.")] = None
+    dynatemp_range: Annotated[float | None, _said("How far temperature moves.")] = None
+    dynatemp_exponent: Annotated[float | None, _said("Of the share of entropy; 1.")] = None
+    xtc_probability: Annotated[float | None, _said("XTC: how often it drops tokens.")] = None
+    xtc_threshold: Annotated[float | None, _said("XTC: drops those above but one; 0.1.")] = None
+    mirostat: Annotated[int | None, _said("1 or 2 hold the text's surprise; 0 is off.")] = None
+    mirostat_tau: Annotated[float | None, _said("Mirostat: surprise in bits; 5.")] = None
+    mirostat_eta: Annotated[float | None, _said("Mirostat: rate of adapting; 0.1.")] = None
+    samplers: Annotated[str | None, _said("Their order, parted by ;. Others are off.")] = None
 
     def given(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """Return fields of `SamplingParams` that are given."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        for name, read in ("dry_sequence_breakers", tuple), ("samplers", sampler_names):
+            if name in given:
+                given[name] = read(given[name])
+        return given
 
     def complete(self, params: SamplingParams, engine: Engine) -> SamplingParams:
         """Return parameters with what the model's files ask for where no option says otherwise."""

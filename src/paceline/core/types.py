@@ -300,6 +300,10 @@ class Needs:
 # over a text of any length stay far from overflow, and float64 keeps differences of 1e-9 beside it.
 LARGEST = 1e6
 
+# Order in which samplers apply. Penalties and DRY stand first in any order.
+SAMPLERS: tuple[str, ...] = ("penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p")
+SAMPLERS += ("top_p", "min_p", "xtc")
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -307,7 +311,9 @@ class SamplingParams:
 
     Applied in this order: repetition, presence and frequency penalties, logit bias, banned tokens,
     allowed tokens, end tokens before `min_tokens`, forced tokens (which none of these excludes),
-    temperature, top-k, top-p, min-p.
+    DRY, temperature, top-n-sigma, top-k, typical, top-p, min-p, XTC, mirostat. At temperature 0
+    what stands before the temperature still counts; top-n-sigma, top-k, top-p and min-p never
+    exclude the most likely token; the others are refused.
 
     Attributes:
         temperature: 0 is greedy.
@@ -332,6 +338,11 @@ class SamplingParams:
         allowed_tokens: if not empty, all others are banned.
         keep_stop: the stop string that ended the text stays in it.
         shown_tokens: special tokens that the text shows; it leaves out all others.
+        repeat_last_n: penalties look at the last tokens of prompt and output, so many; -1 at all.
+        dry_multiplier, mirostat, xtc_probability, top_n_sigma, dynatemp_range: 0 is off. These and
+            fields beside them are llama.cpp's (docs/serving.md); -1 of `dry_penalty_last_n` is all.
+        typical_p: retain tokens of typical surprise with this mass, in (0, 1].
+        samplers: names of `SAMPLERS` in another order; those that are not named are off.
     """
 
     temperature: float = 0.0
@@ -356,11 +367,32 @@ class SamplingParams:
     allowed_tokens: tuple[int, ...] = ()
     keep_stop: bool = False
     shown_tokens: tuple[int, ...] = ()
+    repeat_last_n: int = -1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    samplers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         def check(good: bool, name: str, rule: str) -> None:
             if not good:
                 raise InvalidOption(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+        def within(least: float, most: float, *names: str) -> None:
+            for name in names:
+                value = getattr(self, name)
+                check(least <= value <= most, name, f"from {least:g} to {most:g}")
 
         finite = math.isfinite
         check(
@@ -395,10 +427,46 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             check(value is None or value >= 0, name, "0 or more, or None")
+        within(-1, 2**31 - 1, "repeat_last_n", "dry_penalty_last_n")
+        within(0, 2**31 - 1, "dry_allowed_length")
+        within(0, LARGEST, "dry_multiplier", "dynatemp_range", "dynatemp_exponent")
+        within(0, LARGEST, "mirostat_tau", "mirostat_eta")
+        within(-1, LARGEST, "top_n_sigma")
+        within(1, LARGEST, "dry_base")
+        within(0, 1, "xtc_probability", "xtc_threshold")
+        check(0 < self.typical_p <= 1, "typical_p", "in (0, 1]")
+        check(self.mirostat in (0, 1, 2), "mirostat", "0 (off), 1 or 2")
+        words, order = self.dry_sequence_breakers, self.samplers
+        proper = not isinstance(words, str) and all(0 < len(word) <= 40 for word in words)
+        rule = "a tuple of at most 64 strings of 1 to 40 characters"
+        check(proper and len(words) <= 64, "dry_sequence_breakers", rule)
+        early = [name in SAMPLERS[:2] for name in order]
+        known = not isinstance(order, str) and set(order) <= set(SAMPLERS)
+        rule = f"a tuple of {', '.join(SAMPLERS)}, once each, penalties and dry before the others"
+        right = known and len(set(order)) == len(order) and early == sorted(early, reverse=True)
+        check(right, "samplers", rule)
+        needy = {"typical_p": 1, "dynatemp_range": 0, "xtc_probability": 0, "mirostat": 0}
+        for name in needy if self.greedy else ():
+            if getattr(self, name) != needy[name]:
+                raise InvalidOption(
+                    f"{name} has no meaning at temperature 0, which takes the most likely token: "
+                    "raise temperature, or leave it out"
+                )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def preset(self) -> bool:
+        """Whether it asks for more than temperature, top-k, top-p and min-p in that order."""
+        beyond = self.typical_p < 1 or self.top_n_sigma > 0 or self.dynatemp_range > 0
+        return beyond or self.xtc_probability > 0 or self.mirostat > 0 or bool(self.samplers)
+
+
+_FIELDS = SamplingParams.__slots__
+PRESETS: tuple[str, ...] = tuple(_FIELDS[_FIELDS.index("repeat_last_n") :])
+"""Fields of the samplers that presets of other engines name."""
 
 
 @dataclass(frozen=True, slots=True)

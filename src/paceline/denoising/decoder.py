@@ -91,6 +91,17 @@ class DenoisingDecoder:
             raise InvalidOption(
                 "prompt_logprobs have no meaning for a model that fills a canvas: leave them out"
             )
+        ordered = {
+            "dry_multiplier": params.dry_multiplier > 0,
+            "repeat_last_n": params.repeat_last_n >= 0,
+            "xtc_probability": params.xtc_probability > 0,
+            "mirostat": params.mirostat > 0,
+        }
+        for name in filter(ordered.get, ordered):
+            raise InvalidOption(
+                f"{name} is for texts that are written from left to right, and this model fills a "
+                "canvas: leave it out"
+            )
         for index in params.forced_tokens:
             if index >= params.max_new_tokens:
                 raise InvalidOption(

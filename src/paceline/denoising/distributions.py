@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.core.types import Denoises, IntArray, LogitArray, ProbArray
 from paceline.denoising.canvas import Canvas
+from paceline.sampling.processors import listed
 from paceline.sampling.randomness import Draw, Purpose
 from paceline.sampling.sampler import adjusted, peak_of, truncated
 from paceline.sampling.sequence import Sequence
@@ -23,7 +24,7 @@ class Distributions:
     """
 
     def __init__(self, sequence: Sequence, facts: Denoises, ends: frozenset[int]) -> None:
-        params = sequence.params
+        params = listed(sequence.params)
         self.ends = ends
         self.greedy = params.greedy
         self._mask = facts.mask
@@ -38,7 +39,7 @@ class Distributions:
             and not params.banned_tokens
             and not params.allowed_tokens
         )
-        self._truncates = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self._truncates = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.preset
 
     def scores(
         self, logits: LogitArray, canvas: Canvas, places: IntArray, *, hold: bool = False
@@ -60,7 +61,7 @@ class Distributions:
         return x
 
     def __call__(self, scores: ProbArray) -> ProbArray:
-        """Return float64 `[places, vocabulary]`, distributions: temperature, top-k, top-p, min-p.
+        """Return float64 `[places, vocabulary]`, distributions after all samplers.
 
         A place where everything is banned has no distribution: zeros. Raises BadLogits for NaN.
         """

@@ -26,10 +26,10 @@ from paceline.core.types import (
 )
 from paceline.engine.decoder import Commit, Decoder
 from paceline.engine.prefill import Chunk
+from paceline.engine.requests import BreakerTokens, parameters, token_ids
 from paceline.engine.requests import Message as Message
 from paceline.engine.requests import Prepared as Prepared
 from paceline.engine.requests import Prompt as Prompt
-from paceline.engine.requests import parameters, token_ids
 from paceline.engine.scheduler import Limits, Request, Scheduler
 from paceline.engine.stopping import Transcript
 from paceline.engine.turns import turns_of
@@ -143,6 +143,7 @@ class Engine:
         decoder.isolate()
         limits = Limits(max_batch, max_waiting, step_tokens, pool)
         self.scheduler = Scheduler(limits, decoder.memory)
+        self._breakers = BreakerTokens(tokenizer, decoder.target.capabilities.vocab_size)
         capabilities = decoder.target.capabilities
         self._turns = turns_of(decoder.target, capabilities.runtime not in _DIE_IN_FORKS)
         self._mail: dict[int, deque[Event]] = {}  # by request, what its reader has not taken
@@ -283,8 +284,13 @@ class Engine:
                 f"the prompt has {len(ids)} tokens and the context holds {target.max_context}, of "
                 "which one must stay free: shorten the prompt"
             )
+        if resume and params.mirostat:
+            raise InvalidOption(
+                "mirostat follows the surprise of every token, which a resumed answer does not "
+                "bring along: leave out one of the two"
+            )
         made = tuple(ids), params, speculation, constraint, sample, tuple(resume), denoising
-        return Prepared(*made, pooling)
+        return Prepared(*made, pooling, self._breakers.of(params))
 
     def add(
         self, prompt: Prompt | Prepared, params: SamplingParams | None = None, **options: Any
@@ -330,6 +336,7 @@ class Engine:
             constraint=prompt.constraint,
             ends=tuple(self.decoder.stops.ends(params)),
             denoising=prompt.denoising,
+            breakers=prompt.breakers,
         )
         if prompt.pooling is not None:
             sequence.pooled = Pooled(prompt.pooling == "mean")

@@ -318,7 +318,9 @@ class AutoregressiveDecoder:
         rule, position = self.verifier.name, len(sequence.tokens)
         distributions = TreeDistributions(sequence.sampler, draft, output, position, rule)
         try:
-            return self.verifier.verify(draft, distributions, sequence.randomness)
+            verdict = self.verifier.verify(draft, distributions, sequence.randomness)
+            distributions.settle(verdict)
+            return verdict
         except Exception as error:
             self._blame(sequence, error)
             return _NOTHING

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from paceline.core.constraint import Constraint
@@ -13,6 +14,7 @@ from paceline.core.types import UNLIMITED, Denoising, SamplingParams, Speculatio
 from paceline.errors import InvalidOption, PromptError
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
+from paceline.sampling.processors import Breakers
 
 Message = Mapping[str, Any]
 # Text (a user turn, or raw text), chat messages, or token ids.
@@ -31,6 +33,7 @@ class Prepared:
     resume: tuple[int, ...] = ()
     denoising: Denoising | None = None
     pooling: Pooling | None = None
+    breakers: Breakers = field(default_factory=dict)
 
 
 def parameters(
@@ -59,6 +62,49 @@ def parameters(
     if params.allowed_tokens and set(params.allowed_tokens) <= set(params.banned_tokens):
         raise InvalidOption("banned_tokens holds all of allowed_tokens: leave some token")
     return params
+
+
+class BreakerTokens:
+    """Tokens of sequence breakers, as llama.cpp finds them: whole in a token, or begun in one."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._size = vocabulary
+        self._found: dict[str, dict[int, set[tuple[int, ...]]]] = {}
+
+    def of(self, params: SamplingParams) -> Breakers:
+        """Return the breakers of a request; none where DRY is off. Any thread may call this."""
+        joined: dict[int, set[tuple[int, ...]]] = {}
+        for text in params.dry_sequence_breakers if params.dry_multiplier else ():
+            found = self._found.get(text)
+            if found is None:
+                if len(self._found) >= 256:
+                    self._found.clear()
+                found = self._found[text] = self._search(text)
+            for token, tails in found.items():
+                joined.setdefault(token, set()).update(tails)
+        return {token: tuple(sorted(tails)) for token, tails in joined.items()}
+
+    @cached_property
+    def _words(self) -> list[bytes]:
+        return [self._tokenizer.bytes_of(token) for token in range(self._size)]
+
+    def _search(self, text: str) -> dict[int, set[tuple[int, ...]]]:
+        whole = text.encode("utf-8", "surrogatepass")
+        found: dict[int, set[tuple[int, ...]]] = {
+            token: {()} for token, word in enumerate(self._words) if whole in word
+        }
+        for cut in range(1, len(whole)):
+            begun = whole[:cut]
+            heads = [i for i, word in enumerate(self._words) if word.endswith(begun)]
+            # What is left of a character that is cut is no text: such a token begins nothing.
+            rest = whole[cut:].decode("utf-8", "ignore").encode()
+            if heads and rest == whole[cut:]:
+                tail = tuple(self._tokenizer.encode(rest.decode())[:20])
+                for token in heads:
+                    if whole not in self._words[token]:
+                        found.setdefault(token, set()).add(tail)
+        return found
 
 
 def token_ids(

@@ -244,6 +244,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     },
     "bias": {"logit_bias": {0: 1.5, 1: -0.7}},
     "ban": {"banned_tokens": (0,)},
+    "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    "typical": {"typical_p": 0.5, "top_n_sigma": 1.2, "dynatemp_range": 0.4},
+    "mirostat": {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.9},
     TRIMMED: {},
 }
 

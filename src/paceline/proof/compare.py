@@ -117,8 +117,7 @@ def drafter_loop(
         controller = Fixed(budget.nodes, budget.depth)
         stops = StopRules((), target.capabilities.max_context)
         decoder = AutoregressiveDecoder(target, make_drafter(), verifier, controller, stops)
-        sequence = Generation.start(0, prompt, params, constraint=constraint)
-        sequence.randomness = randomness
+        sequence = Generation.start(0, prompt, params, constraint=constraint, randomness=randomness)
         decoder.open(sequence)
         while sequence.finish_reason is None and sequence.stats.target_forwards != steps:
             decoder.step([sequence])

@@ -20,8 +20,9 @@ from paceline.core.types import (
     TokenTree,
 )
 from paceline.errors import OutOfMemory
-from paceline.sampling.distributions import gumbel_max
-from paceline.sampling.randomness import Randomness
+from paceline.proof.oracle import ScriptedRandomness
+from paceline.sampling.distributions import from_dense, gumbel_max
+from paceline.sampling.randomness import Draw, Randomness
 from paceline.sampling.sampler import Sampler
 
 # From a context (prompt and output) to the distribution of the next token.
@@ -64,14 +65,42 @@ def processed(
     prompt: Sequence[int],
     constraint: Constraint | None = None,
 ) -> DistributionOf:
-    """Return the target's distribution: logits through the shipped `Sampler`, cached."""
-    sampler = Sampler(params, prompt, None if constraint is None else constraint.start())
+    """Return the target's distribution: logits through the shipped `Sampler`, cached.
+
+    Under XTC it is the mixture over its draw; not together with mirostat, which then depends on it.
+    """
+    held = None if constraint is None else constraint.start()
+    ways = [Sampler(params, prompt, held, randomness=_Coin(way)) for way in (False, True)]
+    share = params.xtc_probability
+
+    @cache
+    def state(context: tuple[int, ...]) -> float:
+        if len(context) <= len(prompt):
+            return ways[0].mu
+        above = context[:-1]
+        return ways[0].after(state(above), distribution(above), context[-1])
 
     @cache
     def distribution(context: tuple[int, ...]) -> Distribution:
-        return sampler.distribution(logits(context), context[len(prompt) :])
+        mu = state(context) if params.mirostat else None
+        row, path = logits(context), context[len(prompt) :]
+        first, second = (way.distribution(row, path, mu=mu) for way in ways)
+        if not share:
+            return first
+        return from_dense((1 - share) * first.dense() + share * second.dense())
 
     return distribution
+
+
+class _Coin(ScriptedRandomness):
+    # Says the same to every question of yes or no.
+
+    def __init__(self, says: bool) -> None:
+        super().__init__()
+        self._says = says
+
+    def bernoulli(self, probability: float, draw: Draw) -> bool:
+        return self._says
 
 
 class TabularDistributions:

@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     ACCEPT = 2  # whether a drafted token stands
     RESIDUAL = 3  # the correction token after a rejection
     DRAFT = 4  # a drafter's token
+    EXCLUDE = 5  # whether XTC acts at a position
 
 
 class Draw(NamedTuple):

@@ -1,8 +1,12 @@
-"""Logits to next-token distribution at any tree node: penalties, temperature, truncation."""
+"""Logits to next-token distribution at any tree node: penalties, temperature, truncation.
+
+`processors` has what presets of other engines name beyond that.
+"""
 
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
@@ -23,11 +27,13 @@ from paceline.core.types import (
     SamplingParams,
     TokenLogprob,
     TokenTree,
+    Verdict,
 )
 from paceline.errors import BadLogits, InvalidOption, PacelineError
 from paceline.native.sampling import Race
 from paceline.sampling.distributions import one_hot
 from paceline.sampling.gumbel import GumbelNoise, block_maxima, gumbel_argmax, gumbel_race
+from paceline.sampling.processors import Breakers, State, dry_penalties, listed, narrowed
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 
 
@@ -98,11 +104,16 @@ def adjusted(
 
 
 def truncated(
-    logits: LogitArray | ProbArray, params: SamplingParams
+    logits: LogitArray | ProbArray, params: SamplingParams, exclude: bool = False, mu: float = 0.0
 ) -> tuple[IntArray | None, ProbArray]:
-    """Return ascending ids after top-k, top-p, min-p, or None for all, and their log weights."""
+    """Return ascending ids after top-k, top-p, min-p, or None for all, and their log weights.
+
+    Other samplers read `exclude` and `mu`, see `narrowed`.
+    """
     size = len(logits)
     peak = peak_of(logits)
+    if params.preset:
+        return narrowed(logits, params, exclude, mu)
     temperature = params.temperature
     ids: IntArray | None = None
     if 0 < params.top_k < size:
@@ -160,7 +171,7 @@ class Sampler:
     """Next-token distribution of a request, given logits and the path inside a draft.
 
     Tokens that `constraint` forbids after the path are banned. Where it allows end tokens alone,
-    `min_tokens` does not ban them.
+    `min_tokens` does not ban them. `mu` is mirostat's state after the committed tokens.
     """
 
     def __init__(
@@ -169,9 +180,23 @@ class Sampler:
         prompt: Sequence[int],
         constraint: ConstraintState | None = None,
         ends: Sequence[int] = (),
+        randomness: Randomness | None = None,
+        breakers: Breakers | None = None,
     ) -> None:
-        """Bind a request; `ends` are the model's end tokens, if they count."""
+        """Bind a request.
+
+        `ends` are the model's end tokens, if they count; `randomness` draws for XTC, `breakers`
+        are the tokens of `dry_sequence_breakers`.
+        """
+        params = listed(params)
         self.params = params
+        self.mu = 2 * params.mirostat_tau
+        self._randomness = randomness
+        self._breakers = breakers or {}
+        self._dry = params.dry_multiplier > 0 and params.dry_penalty_last_n != 0
+        self._windowed = params.repeat_last_n >= 0
+        self._first = len(prompt)
+        self._text = array("q", prompt if self._dry or self._windowed else ())
         self.constraint = constraint
         self._ends = sorted({*ends, *params.stop_token_ids})
         self._soft = replace(params, temperature=1.0) if params.greedy else params
@@ -186,10 +211,11 @@ class Sampler:
             and not params.banned_tokens
             and not params.allowed_tokens
             and not params.min_tokens
+            and not self._dry
         )
-        truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0 or params.preset
         self._whole = not params.greedy and not truncated
-        self._race = None if params.greedy else Race(params)
+        self._race = None if params.greedy or params.preset else Race(params)
         self._argmax_ids = (
             params.greedy and self._plain and not params.forced_tokens and constraint is None
         )
@@ -199,16 +225,19 @@ class Sampler:
             self.constraint.commit(tokens)
         if not self._plain:
             self._output.update(tokens)
+            if self._dry or self._windowed:
+                self._text.extend(tokens)
         self._generated += len(tokens)
 
     def distribution(
-        self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False
+        self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False, mu: State = None
     ) -> Distribution:
         """Return the distribution of the token after the committed ones and the drafted `path`.
 
         `logits` is float32 `[vocabulary]` at the end of the path. `soft` uses temperature 1 for a
-        greedy request. Raises BadLogits if logits hold NaN, or nothing finite, and InvalidOption if
-        the constraint forbids a forced token.
+        greedy request. `mu` is mirostat's state there; a drafter, which has no logits of the
+        target, leaves out what the path changes of it. Raises BadLogits if logits hold NaN, or
+        nothing finite, and InvalidOption if the constraint forbids a forced token.
         """
         params = self._soft if soft else self.params
         size = len(logits)
@@ -218,8 +247,26 @@ class Sampler:
         x = self._adjusted(logits, path)
         if params.greedy:
             return one_hot(_argmax(x), size)
-        ids, scaled = truncated(x, params)
+        ids, scaled = self._truncated(x, path, mu, params)
         return _softmax(scaled, ids, size)
+
+    def after(self, mu: float, law: Distribution, token: int) -> float:
+        """Return mirostat's state after `token`, drawn from `law` in state `mu`."""
+        p, params = law.prob(token), self.params  # through a token without p no text goes
+        return mu - params.mirostat_eta * (-math.log2(p) - params.mirostat_tau) if p > 0 else mu
+
+    def _truncated(
+        self, x: LogitArray | ProbArray, path: Sequence[int], mu: State, params: SamplingParams
+    ) -> tuple[IntArray | None, ProbArray]:
+        if not params.preset:
+            return truncated(x, params)
+        exclude = False
+        if params.xtc_probability > 0:
+            if self._randomness is None:
+                raise ValueError("XTC draws: give the sampler its randomness")
+            draw = Draw(self._first + self._generated + len(path), Purpose.EXCLUDE)
+            exclude = self._randomness.bernoulli(params.xtc_probability, draw)
+        return truncated(x, params, exclude, self.mu if mu is None else mu)
 
     def proposal(
         self, logits: LogitArray, path: Sequence[int] = (), *, soft: bool = False
@@ -242,28 +289,35 @@ class Sampler:
         return self._argmax_ids
 
     def sample(
-        self, logits: LogitArray, path: Sequence[int], position: int, randomness: Randomness
+        self,
+        logits: LogitArray,
+        path: Sequence[int],
+        position: int,
+        draws: Randomness,
+        mu: State = None,
     ) -> int:
         """Return the Gumbel-max token at an absolute position, without computing a distribution."""
         forced = self._forced(path)
         if forced is not None:
             return forced
         x = self._adjusted(logits, path)
-        if self._race is None:
+        if self.params.greedy:
             return _argmax(x)
-        noise = randomness.noise(Draw(position, Purpose.NOISE))
-        token = self._race.sample(x, noise.key)
-        return self._searched(x, noise) if token is None else token
+        noise = draws.noise(Draw(position, Purpose.NOISE))
+        token = None if self._race is None else self._race.sample(x, noise.key)
+        return self._searched(x, noise, path, mu) if token is None else token
 
-    def _searched(self, logits: LogitArray | ProbArray, noise: GumbelNoise) -> int:
-        # Numpy fallback of the native race.
+    def _searched(
+        self, logits: LogitArray | ProbArray, noise: GumbelNoise, path: Sequence[int], mu: State
+    ) -> int:
+        # In numpy, what the native race cannot decide.
         if self._whole:
             maxima = block_maxima(logits)
             peak, temperature = peak_of(maxima), self.params.temperature
             return gumbel_race(
                 logits, maxima, lambda values: _scaled(values, peak, temperature), noise
             )[0]
-        ids, scaled = truncated(logits, self.params)
+        ids, scaled = self._truncated(logits, path, mu, self.params)
         return gumbel_argmax(np.arange(len(scaled)) if ids is None else ids, scaled, noise)
 
     def _forced(self, path: Sequence[int]) -> int | None:
@@ -279,13 +333,32 @@ class Sampler:
         x: LogitArray | ProbArray = logits
         mask = None if self.constraint is None else self.constraint.mask(path)
         if not self._plain:
-            output = self._output + Counter(path) if path else self._output
-            x = adjusted(logits, self.params, self._prompt, output)
+            prompt, output = self._said(path)
+            x = adjusted(logits, self.params, prompt, output)
+            if self._dry:
+                text = self._recent(path, self.params.dry_penalty_last_n)
+                tokens, penalties = dry_penalties(text, self.params, self._breakers)
+                x[tokens] -= penalties
             if self._generated + len(path) < self.params.min_tokens and not self._must_end(mask):
                 x[self._ends] = -np.inf
         if mask is not None:
             x = np.where(mask, x, x.dtype.type(-np.inf))
         return x
+
+    def _said(self, path: Sequence[int]) -> tuple[IntArray, Counter[int]]:
+        # Ids of the prompt, and counts of the output, that penalties look at.
+        if not self._windowed:
+            return self._prompt, self._output + Counter(path) if path else self._output
+        text = self._recent(path, self.params.repeat_last_n)
+        old = max(0, len(text) - self._generated - len(path))
+        return np.unique(text[:old]), Counter(text[old:].tolist())
+
+    def _recent(self, path: Sequence[int], count: int) -> IntArray:
+        # The last `count` tokens of prompt, output and path; -1 for all.
+        text = self._text[:] if count < 0 else self._text[max(0, len(self._text) - count) :]
+        text.extend(path)
+        whole: IntArray = np.frombuffer(text, np.int64)
+        return whole if count < 0 else whole[max(0, len(whole) - count) :]
 
     def _must_end(self, mask: BoolArray | None) -> bool:
         return mask is not None and np.count_nonzero(mask) == np.count_nonzero(mask[self._ends])
@@ -312,6 +385,8 @@ class TreeDistributions:
         self._argmax_ids = output.argmax if sampler.greedy_argmax else ()
         self._rule = rule
         self._known: dict[tuple[int, bool], Distribution] = {}
+        self._stateful = sampler.params.mirostat > 0
+        self._states = {ROOT: sampler.mu}
         self._paths: dict[int, tuple[int, ...]] = {ROOT: ()}
 
     def distribution(self, node: int) -> Distribution:
@@ -328,16 +403,32 @@ class TreeDistributions:
             return self._argmax_ids[node + 1]
         row, path = self._output.logits[node + 1], self._path(node)
         try:
-            return self._sampler.sample(row, path, position, randomness)
+            return self._sampler.sample(row, path, position, randomness, self._state(node))
         except BadLogits as error:
             raise self._blamed(node, error) from None
+
+    def settle(self, verdict: Verdict) -> None:
+        """Take over mirostat's state behind the tokens of a verdict."""
+        if self._stateful:
+            node = verdict.path[-1] if verdict.path else ROOT
+            self._sampler.mu = self._after(node, verdict.next_token)
+
+    def _after(self, node: int, token: int) -> float:
+        return self._sampler.after(self._state(node), self.distribution(node), token)
+
+    def _state(self, node: int) -> float:
+        # Each node has its own, of the laws and tokens on its path.
+        if self._stateful and node not in self._states:
+            above, token = int(self._draft.parents[node]), int(self._draft.tokens[node])
+            self._states[node] = self._after(above, token)
+        return self._states[node if self._stateful else ROOT]
 
     def _distribution(self, node: int, soft: bool) -> Distribution:
         known = self._known.get((node, soft))
         if known is None:
             row, path = self._output.logits[node + 1], self._path(node)
             try:
-                known = self._sampler.distribution(row, path, soft=soft)
+                known = self._sampler.distribution(row, path, soft=soft, mu=self._state(node))
             except BadLogits as error:
                 raise self._blamed(node, error) from None
             self._known[node, soft] = known

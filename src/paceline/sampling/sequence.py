@@ -20,6 +20,7 @@ from paceline.core.types import (
     Speculation,
     TokenLogprob,
 )
+from paceline.sampling.processors import Breakers
 from paceline.sampling.randomness import KeyedRandomness, Randomness
 from paceline.sampling.sampler import Sampler
 
@@ -88,18 +89,23 @@ class Sequence:
         constraint: Constraint | None = None,
         ends: TokenIds[int] = (),
         denoising: Denoising | None = None,
+        breakers: Breakers | None = None,
+        randomness: Randomness | None = None,
     ) -> Sequence:
         """Create a sequence.
 
-        `stream` separates samples of one request. `ends` are the model's end tokens.
+        `stream` separates samples of one request. `ends` are the model's end tokens, `breakers` the
+        tokens of `dry_sequence_breakers`. `randomness` replaces that of seed and stream.
         """
+        draws = randomness or KeyedRandomness(params.seed, stream)
+        held = None if constraint is None else constraint.start()
         return cls(
             id,
             list(prompt),
             len(prompt),
             params,
-            Sampler(params, prompt, None if constraint is None else constraint.start(), ends),
-            KeyedRandomness(params.seed, stream),
+            Sampler(params, prompt, held, ends, draws, breakers),
+            draws,
             speculation,
             denoising=denoising,
             constraint=constraint,

@@ -14,10 +14,11 @@ from typing import Any
 from msgspec.structs import asdict
 
 from paceline.core.constraint import Constraint
-from paceline.core.types import Denoising, SamplingParams, Speculation
+from paceline.core.types import PRESETS, Denoising, SamplingParams, Speculation
 from paceline.engine.engine import Prepared
 from paceline.errors import PromptError
 from paceline.registry.samplers import make_sampler
+from paceline.sampling.processors import sampler_names
 from paceline.serving.holding import Calls, hold
 from paceline.serving.messages import (
     Notes,
@@ -252,6 +253,7 @@ def _plan(
         if isinstance(body, CompletionRequest)
         else model.style.shown_tokens(model.tokenizer),
     )
+    params = replace(params, **_preset(body))
     asked: dict[str, Any] = {"speculation": _speculation(body), "constraint": constraint}
     asked["resume"] = body.resume_token_ids or ()
     if isinstance(body, Several) and body.prediction is not None:
@@ -325,6 +327,16 @@ def _reason(model: ServedModel, effort: Any, field: str, arguments: Json, notes:
         arguments.setdefault("enable_thinking", effort != "none")
     elif effort != "none" or model.style.think is not None:
         notes.left.append(field)
+
+
+def _preset(body: Body) -> dict[str, Any]:
+    # What samplers of presets ask for, in the words of `SamplingParams`.
+    asked = {name: getattr(body, name) for name in PRESETS}
+    if body.dry_sequence_breakers is not None:
+        asked["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    if body.samplers is not None:
+        asked["samplers"] = sampler_names(body.samplers)
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _several(plan: Plan, body: Several) -> Plan:

@@ -41,6 +41,8 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Tokens = Annotated[list[Token], Meta(max_length=1_000_000)]
+Factor = Annotated[float, Meta(ge=0, le=1_000_000)]
+Last = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stop = Annotated[str, Meta(max_length=1000)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -133,6 +135,22 @@ class Body(Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repeat_last_n: Last | None = None
+    dry_multiplier: Factor | None = None
+    dry_base: Annotated[float, Meta(ge=1, le=1_000_000)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Last | None = None
+    dry_sequence_breakers: Annotated[list[str], Meta(max_length=64)] | None = None
+    typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=1_000_000)] | None = None
+    dynatemp_range: Factor | None = None
+    dynatemp_exponent: Factor | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_tau: Factor | None = None
+    mirostat_eta: Factor | None = None
+    samplers: str | Annotated[list[str], Meta(max_length=64)] | None = None
     logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
     seed: Seed | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=64)] | None = None
@@ -270,7 +288,23 @@ _REFUSED = {
     "prompt": "the server keeps no prompts: send the text itself",
     "web_search_options": "the server does not search: leave it out",
 }
+_NO_SAMPLER = "there is no such sampler: leave it out"
+_REFUSED |= dict.fromkeys(("tfs", "tfs_z", "top_a", "epsilon_cutoff", "eta_cutoff"), _NO_SAMPLER)
+_REFUSED |= dict.fromkeys(("smoothing_factor", "smoothing_curve", "penalty_alpha"), _NO_SAMPLER)
+_REFUSED |= dict.fromkeys(("no_repeat_ngram_size", "encoder_repetition_penalty"), _NO_SAMPLER)
+_REFUSED |= {"guidance_scale": _NO_SAMPLER}
+_ORDER, _RANGE = "name the order in samplers", "use dynatemp_range"
+_REFUSED |= dict.fromkeys(("sampler_order", "sampler_priority", "temperature_last"), _ORDER)
+_REFUSED |= dict.fromkeys(("dynamic_temperature", "dynatemp_low", "dynatemp_high"), _RANGE)
 _NOTHING: tuple[Any, ...] = (None, False, 0, 1, "", "none", [], {})
+# Other names that presets have for a field, and values with another meaning under them.
+_OTHER_NAMES: dict[str, tuple[str, dict[Any, Any]]] = {
+    "repeat_penalty": ("repetition_penalty", {}),
+    "repetition_penalty_range": ("repeat_last_n", {0: -1}),
+    "dry_range": ("dry_penalty_last_n", {0: -1}),
+    "typ_p": ("typical_p", {}),
+    "mirostat_mode": ("mirostat", {}),
+}
 # Fields that may stand in `metadata`, as themselves or as JSON in a text: routers let that through.
 _HIDDEN = ("speculation", "return_token_ids", "resume_token_ids")
 # Defaults of other servers, which their routers send along. With these values they ask for nothing.
@@ -323,6 +357,8 @@ def decode(kind: type[T], data: bytes, strict: bool = False) -> tuple[T, list[st
         if not isinstance(fields, dict):
             raise BadRequest("the body must be a JSON object")
         hidden = _unhidden(fields)
+        if issubclass(kind, Body):
+            _rename(fields)
         ignored = [name for name, value in _unknown(kind, fields) if value is not None]
         body = msgspec.convert(fields, kind)
     except RecursionError as error:
@@ -372,6 +408,22 @@ def _unhidden(fields: Json) -> list[str]:
                 f"metadata.{name}: it is no JSON ({error}): mend it", f"metadata.{name}"
             ) from error
     return names
+
+
+def _rename(fields: Json) -> None:
+    window = fields.get("repeat_penalty") is not None and fields.get("repeat_last_n") is None
+    for name, (meant, values) in _OTHER_NAMES.items():
+        given = fields.pop(name, None)
+        if given is None:
+            continue
+        given = next((other for value, other in values.items() if value == given), given)
+        if fields.get(meant) not in (None, given):
+            raise BadRequest(
+                f"{name}: it is {meant}, which says another value: leave out one", name
+            )
+        fields[meant] = given
+    if window and fields.get("repeat_last_n") is None:
+        fields["repeat_last_n"] = 64  # llama.cpp's and Ollama's
 
 
 def _unknown(kind: type[Struct], fields: Json) -> Iterable[tuple[str, Any]]:

@@ -36,6 +36,7 @@ from paceline.drafters.base import Drafter, DrafterContext, NoDrafter
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.registry import table as registry
 from paceline.sampling.gumbel import GumbelNoise
+from paceline.sampling.processors import State
 from paceline.sampling.randomness import Draw, Purpose, Randomness
 from paceline.sampling.sampler import Sampler, TreeDistributions
 from paceline.sampling.sequence import Sequence
@@ -93,6 +94,7 @@ class _AheadSampler(Sampler):
     def __init__(self, sampler: Sampler) -> None:
         self.params = sampler.params
         self.constraint = sampler.constraint
+        self.mu = sampler.mu
         self._sampler = sampler
         self._drafted: list[int] = []
 
@@ -100,18 +102,23 @@ class _AheadSampler(Sampler):
         self._drafted += tokens
 
     def distribution(
-        self, logits: LogitArray, path: List[int] = (), *, soft: bool = False
+        self, logits: LogitArray, path: List[int] = (), *, soft: bool = False, mu: State = None
     ) -> Distribution:
-        return self._sampler.distribution(logits, (*self._drafted, *path), soft=soft)
+        return self._sampler.distribution(logits, (*self._drafted, *path), soft=soft, mu=mu)
 
     @property
     def greedy_argmax(self) -> bool:
         return self._sampler.greedy_argmax
 
     def sample(
-        self, logits: LogitArray, path: List[int], position: int, randomness: Randomness
+        self,
+        logits: LogitArray,
+        path: List[int],
+        position: int,
+        draws: Randomness,
+        mu: State = None,
     ) -> int:
-        return self._sampler.sample(logits, (*self._drafted, *path), position, randomness)
+        return self._sampler.sample(logits, (*self._drafted, *path), position, draws, mu)
 
 
 class _Nested:

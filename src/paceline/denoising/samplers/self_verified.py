@@ -93,7 +93,9 @@ class Groups:
         self.logprobs: dict[int, TokenLogprob] = {}
         constraint = None if request.constraint is None else request.constraint.start()
         ends = tuple(context.distributions.ends)
-        self._sampler = Sampler(request.params, request.prompt, constraint, ends)
+        self._sampler = Sampler(
+            request.params, request.prompt, constraint, ends, request.randomness
+        )
         self._shift = int(context.facts.shifted)
         self.held = 0
         self.drafts = trees.EMPTY

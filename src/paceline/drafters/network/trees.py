@@ -146,6 +146,7 @@ def draft_sampling(
 def _names_tokens(params: SamplingParams) -> bool:
     # True if the request treats tokens differently, so that logits need the target's ids.
     penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
+    penalties = (*penalties, params.dry_multiplier)
     return bool(any(penalties) or params.logit_bias or params.banned_tokens or params.forced_tokens)
 
 

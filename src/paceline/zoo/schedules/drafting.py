@@ -88,7 +88,7 @@ class Chains:
     ) -> None:
         """Read a request: its first `prompt` tokens are its prompt."""
         cache, begin = self.model.open(), max(0, len(tokens) - self._recent)
-        sampler = Sampler(params, tokens[:prompt])
+        sampler = Sampler(params, tokens[:prompt], randomness=draws)
         text = Text(list(tokens), prompt, sampler, draws, cache, begin)
         self._texts[id] = text
         if self._room(text):
