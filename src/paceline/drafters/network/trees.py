@@ -145,9 +145,9 @@ def draft_sampling(
 
 def _names_tokens(params: SamplingParams) -> bool:
     # True if the request treats tokens differently, so that logits need the target's ids.
-    penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
-    penalties = (*penalties, params.dry_multiplier)
-    return bool(any(penalties) or params.logit_bias or params.banned_tokens or params.forced_tokens)
+    penalties = params.presence_penalty, params.frequency_penalty, params.dry_multiplier
+    penalised = params.repetition_penalty != 1 or any(penalties)
+    return bool(penalised or params.logit_bias or params.banned_tokens or params.forced_tokens)
 
 
 def _paths(ask: DistributionRequest) -> list[tuple[int, ...]]:
