@@ -41,7 +41,7 @@ def both(logits: LogitArray, position: int = 1, **params: Any) -> tuple[int | No
 
 
 def in_numpy(params: SamplingParams, logits: LogitArray, name: bytes) -> int:
-    return Sampler(params, [0])._searched(logits, twin.GumbelNoise(name))
+    return Sampler(params, [0])._searched(logits, twin.GumbelNoise(name), (), None)
 
 
 def like_a_model(size: int, seed: int) -> LogitArray:

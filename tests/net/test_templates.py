@@ -32,8 +32,9 @@ def test_a_template_s_text_is_that_of_transformers(given: dict[str, Any], expect
     messages, tools = given["messages"], given.get("tools")
     arguments = {"continue_final_message": True} if given.get("continue") else {}
     arguments |= given.get("arguments", {})
-    if expected is None:
-        with pytest.raises(PromptError, match="refuses"):
+    refused = given.get("refused", "refuses" if expected is None else None)
+    if refused:  # transformers drops without a word what is refused here
+        with pytest.raises(PromptError, match=refused):
             tokenizer.chat(messages, tools, **arguments)
         return
     ids = tokenizer.chat(messages, tools, **arguments)
@@ -55,7 +56,14 @@ def test_random_templates(block: int) -> None:
                 tokenizer.chat(messages)
             continue
         text, own = expected
-        ids = tokenizer.chat(messages)
+        try:
+            ids = tokenizer.chat(messages)
+        except PromptError:
+            # The template drops the system message without a word: another one changes nothing.
+            other = {**messages[0], "content": f"{messages[0]['content']}, and more"}
+            assert judged(template, [other, *messages[1:]]) == expected, seed
+            seen["dropped"] += 1
+            continue
         assert tokenizer.decode(ids, skip_special=False) == text, seed
         found = [CORE.id_to_token(each) for each in ids if each < len(SPECIAL)]
         if own is None:
@@ -66,5 +74,5 @@ def test_random_templates(block: int) -> None:
         assert not lost or any(each in template for each in ("tojson", "format", "%s")), seed
         seen["spelled"] += text.count(OWN[0]) + text.count(OWN[1]) > len(own)
         seen["own"] += bool(own)
-    assert seen["own"] > 15
+    assert seen["own"] > 15 - seen["dropped"]
     assert seen["spelled"] > 0

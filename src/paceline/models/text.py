@@ -195,7 +195,8 @@ class Tokenizer:
         told = [_message(message, i, _joins(source)) for i, message in enumerate(messages)]
         if continue_final_message:
             told = [*told[:-1], _continued(told)]
-        if told and told[0].get("role") == "system" and not self._shows_system(source):
+        asked = {**given, **self.special_tokens, "add_generation_prompt": add_generation_prompt}
+        if told and told[0].get("role") == "system" and not self._shows_system(source, told, asked):
             told = self._folded(told)
         tags = written.reasoning_tags(source)
         marked = [_traced(message, tags) for message in told]
@@ -316,8 +317,11 @@ class Tokenizer:
                 "them, or give plain text instead of a chat"
             ) from error
 
-    def _shows_system(self, source: str) -> bool:
-        # Unless they are folded, templates may refuse a system message by themselves.
+    def _shows_system(
+        self, source: str, messages: list[dict[str, Any]], given: Mapping[str, Any]
+    ) -> bool:
+        # Unless they are folded, templates may refuse a system message by themselves. One that
+        # shows none of a probe may still show these: then another system message changes the text.
         if source not in self._showing:
             probe = [{"role": role, "content": _CONTINUED * (role == "system")} for role in _PROBED]
             shown: bool | None
@@ -327,7 +331,12 @@ class Tokenizer:
                 shown = None
             self._showing[source] = shown
         shown = self._showing[source]
-        return not self.fold_system if shown is None else shown
+        if shown is not False:
+            return shown or not self.fold_system
+        system, *rest = messages
+        other = {**system, "content": _text(system.get("content")) + _CONTINUED}
+        texts = [self._render(source, [first, *rest], given)[0] for first in (system, other)]
+        return texts[0] != texts[1] or not _text(system.get("content"))
 
     def _folded(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         # The system message in the first user turn.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.registry.loaded import Loaded
     from paceline.training.classifier_metrics import ClassifierMetrics, Figure
     from paceline.zoo.heads.grading import Problem
-    from paceline.zoo.heads.training import Cut, ExampleStore
+    from paceline.zoo.heads.training import ExampleStore
 
 _SAVE_EVERY = 8
 """Prompts between two writes of the examples."""
@@ -60,7 +60,7 @@ def run(job: HeadOptions) -> None:
     if job.draft_model:
         settings["draft_model"] = job.draft_model
     store = ExampleStore(job.examples or job.out.with_suffix(".examples.safetensors"), settings)
-    interrupted, cut = _label(job, loaded, texts, problems, store)
+    interrupted, cut = _label(job, loaded, texts, problems, store), store.cut
     head, quality = train_head(
         job.kind,
         *store.examples(),
@@ -113,15 +113,14 @@ def _label(
     texts: list[str],
     problems: list[Problem],
     store: ExampleStore,
-) -> tuple[bool, Cut]:
-    """Label the prompts that are left, with a progress bar; whether Ctrl-C ended it early, and
-    what was graded before its end."""
+) -> bool:
+    """Label the prompts that are left, with a progress bar; whether Ctrl-C ended it early."""
     from rich.console import Console
     from rich.progress import track
 
     from paceline.cli.output import interruptible
     from paceline.registry import loading
-    from paceline.zoo.heads.training import Cut, RolloutOptions, collect
+    from paceline.zoo.heads.training import RolloutOptions, collect
 
     assert job.ahead is not None
     assert job.new_tokens is not None
@@ -139,7 +138,6 @@ def _label(
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
-    cut = Cut()
     with interruptible() as interrupt:
         try:
             for index in bar:
@@ -156,12 +154,11 @@ def _label(
                     grade=problems[index].grade if problems else None,
                 )
                 store.add(labelled)
-                cut = Cut(*(sum(pair) for pair in zip(cut, labelled.cut, strict=True)))
                 if store.done % _SAVE_EVERY == 0:
                     store.save()
         finally:
             store.save()
-        return bool(interrupt), cut
+        return bool(interrupt)
 
 
 def _lines(job: HeadOptions, quality: ClassifierMetrics, done: int, wanted: int) -> list[str]:

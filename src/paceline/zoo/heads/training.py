@@ -440,8 +440,8 @@ class ExampleStore:
         self._settings = json.dumps(settings, sort_keys=True)
         self._parts: list[Labelled] = []
         self._prompts: list[int] = []
-        # Prompts labelled, from the first on.
-        self.done = 0
+        # Prompts labelled, from the first on, and what of them was graded before its end.
+        self.done, self.cut = 0, UNCUT
         if path.exists():
             self._read()
 
@@ -449,6 +449,7 @@ class ExampleStore:
         self._parts.append(labelled)
         self._prompts += [self.done] * len(labelled.losses)
         self.done += 1
+        self.cut = Cut(*map(sum, zip(self.cut, labelled.cut, strict=True)))
 
     def examples(self) -> tuple[LogitArray, ProbArray, IntArray]:
         """Return features, losses and prompt index of all examples; InvalidOption if none."""
@@ -473,7 +474,7 @@ class ExampleStore:
             "losses": losses,
             "prompts": prompts,
         }
-        metadata = {"settings": self._settings, "done": str(self.done)}
+        metadata = {"settings": self._settings, "done": str(self.done), "cut": json.dumps(self.cut)}
         write_tensors(self.path, tensors, metadata, "give another --examples")
 
     def _read(self) -> None:
@@ -481,9 +482,10 @@ class ExampleStore:
         tensors, metadata = read_tensors(self.path, "labelled examples", advice)
         try:
             settings, done = metadata["settings"], int(metadata["done"])
+            self.cut = Cut(*json.loads(metadata["cut"]))
             labelled = Labelled(tensors["features"], tensors["losses"])
             prompts = tensors["prompts"].tolist()
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InvalidOption(f"{self.path} holds no labelled examples: {advice}") from error
         if settings != self._settings:
             mine, theirs = json.loads(self._settings), json.loads(settings)
