@@ -395,12 +395,12 @@ def test_clients_that_leave_before_they_are_tokenised_hold_nothing(
         go.wait(30)
         return plan_completion(*arguments)
 
-    monkeypatch.setattr("paceline.serving.app.plan_completion", plan)
+    monkeypatch.setattr("paceline.serving.fill.plan_completion", plan)
 
     async def act(service: Service, http: httpx.AsyncClient) -> None:
         while service.gate.closed is not None:
             await asyncio.sleep(0.001)
-        count = service.gate.most
+        count = 64  # more than there are threads
         bodies = [LONG | {"stream": stream}] * count
         asked = [asyncio.ensure_future(http.post(TEXTS, json=body)) for body in bodies]
         while service.gate.sequences < count:
@@ -528,13 +528,13 @@ def test_lines_of_the_log_are_json() -> None:
 
 @pytest.mark.parametrize("text", [True, False])
 def test_logs_go_to_standard_error(text: bool) -> None:
-    names = ("paceline.serving", "uvicorn")
+    names = ("paceline", "uvicorn")
     before = [
         (vars(logging.getLogger(name)), dict(vars(logging.getLogger(name)))) for name in names
     ]
     try:
         set_up(text)
-        [handler] = logging.getLogger("paceline.serving").handlers
+        [handler] = logging.getLogger("paceline").handlers
         assert isinstance(handler.formatter, JsonLines) != text
     finally:
         for now, then in before:

@@ -272,19 +272,18 @@ def _most(*given: int | None) -> int | None:
 
 
 def _room(model: ServedModel, body: Body, prompt: int, most: int | None) -> int:
-    # The most tokens of an answer. What never fits is told in OpenAI's words, which clients read.
+    # The most tokens of an answer: clients ask for more than there is room for. A prompt that never
+    # fits is told in OpenAI's words, which clients read.
     context = model.context
+    if prompt < context:
+        return context - prompt if most is None else min(most, context - prompt)
     what = {ChatRequest: "messages", ResponsesRequest: "input"}.get(type(body), "prompt")
-    longer = f"you requested {prompt + (most or 0)} tokens ({prompt} in the {what}, {most} in the"
-    asked = f"your {what} resulted in {prompt} tokens" if prompt >= context else f"{longer} answer)"
-    if prompt + (most or 0) > context or prompt == context:
-        raise BadRequest(
-            f"This model's maximum context length is {context} tokens. However, {asked}. Please "
-            f"reduce the length of the {what}{'' if prompt >= context else ' or answer'}.",
-            what,
-            code=TOO_LONG,
-        )
-    return context - prompt if most is None else most
+    raise BadRequest(
+        f"This model's maximum context length is {context} tokens. However, your {what} resulted "
+        f"in {prompt} tokens. Please reduce the length of the {what}.",
+        what,
+        code=TOO_LONG,
+    )
 
 
 def _check_length(model: ServedModel, texts: Sequence[str], field: str, contexts: int = 1) -> None:
