@@ -87,9 +87,12 @@ def test_things_that_are_not_models_are_refused(tmp_path: Path) -> None:
         resolve(str(tmp_path))
 
 
+QUIET = SimpleNamespace(set_verbosity_error=lambda: None)
+
+
 def test_hub_ids_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = save_directory(tmp_path / "hub", CONFIG)
-    hub = SimpleNamespace(snapshot_download=lambda *_, **__: str(directory))
+    hub = SimpleNamespace(snapshot_download=lambda *_, **__: str(directory), logging=QUIET)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     assert resolve("org/name").name == "org/name"
 
@@ -98,7 +101,8 @@ def test_hub_failures_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise ConnectionError("offline\nand a long story")
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=fail))
+    failing = {"snapshot_download": fail, "list_repo_files": fail, "logging": QUIET}
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(**failing))
     with pytest.raises(ModelError, match="offline") as caught:
         resolve("org/name")
     assert "\n" not in str(caught.value)
