@@ -101,6 +101,10 @@ def test_a_whole_answer_of_every_part() -> None:
         (HERMES, '<function_call>{"name": "f", "arguments": {"a": 1}}</function_call>'),
         (MISTRAL, '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'),
         (LLAMA, '```json\n{"name": "f", "parameters": {"a": 1}}\n```'),
+        (LLAMA, "f(a=1)"),
+        (LLAMA, "[f(a=1)]"),
+        (LLAMA, "<|python_tag|>f(a=1)"),
+        (LLAMA, "\n[f( a = 1 )]"),
         (LLAMA, '{"name": "f", "parameters": {"a": 1}}'),
         (LLAMA, '\n{"type": "function", "name": "f", "parameters": {"a": 1}}'),
         (LLAMA, '<|python_tag|>{"name": "f", "parameters": {"a": 1}}'),
@@ -125,6 +129,8 @@ def test_a_call_of_every_family(style: Style, text: str) -> None:
         (HERMES, '```json\n{"name":"f"}\n```\n<tool_call>{"name":"f"}\n</tool_call>'),
         (HERMES, '<tool_call>{{"name":"f"}}\n</tool_call>\n<tool_call>{{"name":"f"}}</tool_call>'),
         (LLAMA, '{"name": "f"}; {"name": "f"}'),
+        (LLAMA, "[f(), f()]"),
+        (LLAMA, "f(); f()"),
         (MISTRAL, '[TOOL_CALLS] [{"name":"f"}, {"name":"f"}]'),
         (MISTRAL, '[TOOL_CALLS] [{"name":"f"}] [TOOL_CALLS] [{"name":"f"}]'),
     ],
@@ -180,6 +186,16 @@ def test_calls_behind_a_sentence() -> None:
     for opened, closed in (("<tools>", "</tools>"), ("```json", "```")):
         text = f'I look it up:\n{opened}\n{{"name": "f", "arguments": {{"a": 1}}}}\n{closed}'
         assert parse(HERMES, text) == Answer("", "I look it up:", (("f", '{"a": 1}'),), 1)
+
+
+def test_arguments_that_are_written_as_python() -> None:
+    text = """f(a='it\\'s )', b=[1, {"c": None}], d=true, e=-1.5, f="K\u00f6ln")"""
+    arguments = {"a": "it's )", "b": [1, {"c": None}], "d": True, "e": -1.5, "f": "K\u00f6ln"}
+    found = parse(LLAMA, f"[{text}, get_weather(city='x')]")
+    assert json.loads(found.calls[0][1]) == arguments
+    assert found.calls[1] == ("get_weather", '{"city": "x"}')
+    cut = parse(LLAMA, f"[f(a=1), {text}"[:-3])  # by the limit: nothing of it is handed on
+    assert (cut.calls, cut.whole) == ((("f", '{"a": 1}'),), 1)
 
 
 def test_without_tools_all_is_content() -> None:

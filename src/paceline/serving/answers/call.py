@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 
@@ -144,3 +145,23 @@ class CallReader:
         if self._key == "name":
             self.name = text
         return True
+
+
+class _Words(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant({"true": True, "false": False, "null": None}[node.id])
+
+
+def python_arguments(text: str) -> str | None:
+    """Return the arguments of a call that is written as Python, "f(name=value)", as JSON.
+
+    None if they are no named values; raises SyntaxError if the call is not whole.
+    """
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
+            return None
+        values = {k.arg: ast.literal_eval(_Words().visit(k.value)) for k in call.keywords}
+        return json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, KeyError, RecursionError, MemoryError):
+        return None

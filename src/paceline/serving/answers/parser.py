@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from paceline.serving.answers.call import SPACE, CallReader
-from paceline.serving.answers.style import Style
+from paceline.serving.answers.call import SPACE, CallReader, python_arguments
+from paceline.serving.answers.style import PYTHON_TAG, Style
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,10 @@ class AnswerParser:
     """Parse one answer.
 
     A call is given out once its name and the first character of its arguments are read. What
-    cannot become a call is content, markers included. Doubled braces are read as single ones.
-    White space before a call and after the last one is left out, and so are line breaks next to
-    tags of reasoning.
+    cannot become a call is content, markers included. Doubled braces are read as single ones; a
+    call that is written as Python begins an answer, and is given out when it is whole. White space
+    before a call and after the last one is left out, and so are line breaks next to tags of
+    reasoning.
 
     To parse an answer that continues a message, feed that message first and drop its deltas.
 
@@ -83,6 +84,7 @@ class AnswerParser:
         self._names = frozenset(names)
         own = {style.begin: style.end} if style.begin else {}
         self._marks_of_calls = {**_MARKS, **own} if names else {}
+        self._python = [f"{opened}{name}(" for name in self._names for opened in ("[", "")]
         self._end = style.end  # of the calls that are read
         self._think = style.think or ("", "")
         self._runs = [_run_before(each) for each in (self._marks_of_calls, [self._think[1]])]
@@ -99,6 +101,7 @@ class AnswerParser:
         self._index = 0
         self._call = CallReader()
         self._doubled = False  # braces of the call that is read
+        self._source = ""  # of a call that is written as Python
         self._given = False
         self._state: Callable[[str], None] = self._text
         if style.think is not None:
@@ -158,23 +161,57 @@ class AnswerParser:
             self._space.append(char)
         elif not self._held and char == "{" and self._names and not self._said:
             self._open(char)
-        elif self._marks(char, *self._marks_of_calls):
+        elif self._marks(char, *self._marks_of_calls, *([] if self._said else self._python)):
             if not self._held:
                 self._pending = [*self._space, self._marker]
                 self._space.clear()
                 self._end = self._marks_of_calls.get(self._marker, "")
                 self._state = self._opened
+                if self._marker in self._python:
+                    self._listed = self._marker[0] == "["
+                    self._source, self._state = self._marker.strip("["), self._arguments
         else:
             self._say("content")
 
     def _opened(self, char: str) -> None:
         if char == "{":
             self._open(char)
+        elif (char.isalnum() or char == "_") and (self._source or self._marker == PYTHON_TAG):
+            self._pending += self._space
+            self._space.clear()
+            self._source, self._state = "", self._named
+            self._named(char)
         elif char in SPACE or (char == "[" and not self._listed):
             self._pending.append(char)
             self._listed = self._listed or char == "["
         else:
             self._fail(char)
+
+    def _named(self, char: str) -> None:
+        # The name of a call that is written as Python.
+        self._pending.append(char)
+        self._source += char
+        if self._source in self._python:
+            self._state = self._arguments
+        elif not any(name.startswith(self._source) for name in self._python):
+            self._refuse()
+
+    def _arguments(self, char: str) -> None:
+        # Of such a call, on one line.
+        self._pending.append(char)
+        self._source += char
+        if char not in ")\n":
+            return
+        try:
+            read = None if char == "\n" else python_arguments(self._source)
+        except SyntaxError:
+            return
+        if read is None:
+            self._refuse()
+            return
+        self._give(self._source.partition("(")[0], read)
+        self.calls, self._index, self._given = self.calls + 1, self._index + 1, False
+        self._state = self._after
 
     def _object(self, char: str) -> None:
         call = self._call

@@ -40,8 +40,9 @@ class Style:
         return tuple(ids[marker] for marker in markers if marker in ids)
 
 
+PYTHON_TAG = "<|python_tag|>"
 HERMES = Style()
-LLAMA = Style("<|python_tag|>", "", "", "", "parameters")
+LLAMA = Style(PYTHON_TAG, "", "", "", "parameters")
 BARE = Style("", "", "", "")  # a call is the whole answer
 
 
