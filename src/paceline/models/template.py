@@ -38,7 +38,7 @@ _THINK = (
 
 def reasoning_tags(template: str | None) -> tuple[str, str] | None:
     """Return the tags around a model's reasoning, by its chat template; None if it has none."""
-    return next((tags for tags in _THINK if tags[0] in (template or "")), None)
+    return next((tags for tags in _THINK if tags[1] in (template or "")), None)
 
 
 def _marks(text: str) -> bytes:
