@@ -47,7 +47,7 @@ def mixed(engine: Engine) -> list[tuple[Constraint | None, dict[str, Any] | None
     """Constraints of a batch of eight, and the schemas of what they give."""
     make = engine.grammar
     return [
-        (make.json_schema(PERSON), PERSON),
+        (make.json_schema(PERSON, compact=True), PERSON),
         (None, None),
         (make.regex("[A-Z][a-z]+( [a-z]+){4,9}[.]"), None),
         (make.json_schema(ANSWER), ANSWER),
