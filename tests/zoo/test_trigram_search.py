@@ -200,7 +200,7 @@ def test_the_corpus_comes_from_an_index(tmp_path: Path) -> None:
     assert len(draft(make(), [5, 1, 2], 9)) == 0
     with pytest.raises(InvalidOption, match="no option 'corpus'"):
         make(corpus="x")
-    with pytest.raises(InvalidOption, match="trials must be 1 or more"):
+    with pytest.raises(InvalidOption, match="trials must be from 1"):
         make(trials="0")
     build(np.array([1, 2, 3] * 9, np.int32), tmp_path / "large", 9, "words")
     with pytest.raises(InvalidOption, match="another tokenizer"):
