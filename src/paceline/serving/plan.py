@@ -274,7 +274,7 @@ def _most(*given: int | None) -> int | None:
 def _room(model: ServedModel, body: Body, prompt: int, most: int | None) -> int:
     # The most tokens of an answer: clients ask for more than there is room for. A prompt that never
     # fits is told in OpenAI's words, which clients read.
-    context = model.context
+    context: int = model.context
     if prompt < context:
         return context - prompt if most is None else min(most, context - prompt)
     what = {ChatRequest: "messages", ResponsesRequest: "input"}.get(type(body), "prompt")
