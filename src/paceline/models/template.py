@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 import jinja2
 from jinja2 import meta, nodes
@@ -27,6 +27,7 @@ from paceline.errors import PromptError
 OWN, TOLD, LAST, RECALLED, MIXED = b"o", b"t", b"l", b"r", b"?"
 # What a template may raise while it is read or rendered, beside Jinja's own errors.
 REFUSALS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_PROBE = "\x7f"
 # Tags around the reasoning of models, as templates write them.
 _THINK = (
     ("<think>", "</think>"),
@@ -34,6 +35,11 @@ _THINK = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
+
+
+def system_mark(at: int) -> bytes:
+    """Return the mark of the content of a system message, by its place."""
+    return bytes([128 + at % 128])
 
 
 def reasoning_tags(template: str | None) -> tuple[str, str] | None:
@@ -276,6 +282,7 @@ class ChatTemplate:
 
     Attributes:
         reads: names that it reads of what it is given.
+        takes: contents that it shows: "text", "parts", or "both".
     """
 
     def __init__(self, source: str) -> None:
@@ -288,11 +295,21 @@ class ChatTemplate:
         source = re.sub(r'\{(\{\\?"name\\?": <[^{}]*>\})\}', r"\1", source)
         self.reads = meta.find_undeclared_variables(environment.parse(source))
         self._template = environment.from_string(source)
+        self.takes = "text"
+        if re.search(r"\bfor\s+\w+\s+in\s+[^%]*content", source):  # it goes through parts
+            parts = [{"type": "text", "text": _PROBE}]
+            self.takes = "parts" if self._shows(parts) and not self._shows(_PROBE) else "both"
 
     def render(self, given: Mapping[str, Any]) -> tuple[str, bytes]:
         """Return the text and its marks, of values that are `traced`; raises as `__init__`."""
         out = self._template.render(given)
         return str.__str__(out), _marks(out)
+
+    def _shows(self, content: Any) -> bool:
+        try:
+            return _PROBE in self._template.render(messages=[{"role": "user", "content": content}])
+        except (*REFUSALS, jinja2.TemplateError):
+            return False
 
 
 @functools.lru_cache(maxsize=16)
@@ -337,4 +354,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+    return cast(str, traced(datetime.now().strftime(pattern), OWN))

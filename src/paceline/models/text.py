@@ -10,6 +10,7 @@ import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ _SOME = 64  # messages of which the one that is refused is looked for
 _FLAGS = ("lstrip", "rstrip", "single_word")  # of added tokens
 _LARGE = 10_000  # characters or tokens that take milliseconds
 
-_PROBED = ("system", "user")
+_SYSTEM = ("system", "developer")  # roles of messages that no template may drop
 
 
 class Tokenizer:
@@ -59,9 +60,8 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_template = chat_template
         self.named_templates = dict(named_templates or {})
-        self._showing: dict[str, bool | None] = {}  # None: the template refuses it
         self.fold_system = False
-        """Whether a system message that the template does not take goes to the first user turn."""
+        """Whether a system message that the template does not take goes to the user turn behind."""
         self._begins_chats = begins_chats
 
     @property
@@ -178,10 +178,10 @@ class Tokenizer:
             arguments: of the template, such as `documents` or `enable_thinking`.
 
         Raises:
-            PromptError: there is no template, it refuses the messages, it reads no tools or
-                documents but some are given, arguments of a call are no JSON object, or the message
-                to continue is not an assistant's text. Other arguments that the template does not
-                read change nothing.
+            PromptError: there is no template, it refuses the messages or leaves out a system
+                message, it reads no tools or documents but some are given, arguments of a call are
+                no JSON object, or the message to continue is not an assistant's text. Other
+                arguments that the template does not read change nothing.
         """
         from paceline.models import template as written
 
@@ -192,27 +192,19 @@ class Tokenizer:
         for name in ("tools", "documents"):
             if given.get(name) and not self.reads(name, bool(tools), template):
                 raise PromptError(f"the chat template reads no {name}: leave them out")
-        told = [_message(message, i, _joins(source)) for i, message in enumerate(messages)]
+        takes = self._compiled(source).takes
+        told = [_message(message, i, takes) for i, message in enumerate(messages)]
         if continue_final_message:
             told = [*told[:-1], _continued(told)]
-        asked = {**given, **self.special_tokens, "add_generation_prompt": add_generation_prompt}
-        if told and told[0].get("role") == "system" and not self._shows_system(source, told, asked):
-            told = self._folded(told)
-        tags = written.reasoning_tags(source)
-        marked = [_traced(message, tags) for message in told]
-        if continue_final_message:
-            marked[-1]["content"] = written.traced(told[-1]["content"], written.LAST)
-            if tags is not None:
-                marked[-1]["content"] = written.recalled(marked[-1]["content"], tags)
         values = {
             **written.traced(given, written.TOLD),
             **written.traced(self.special_tokens, written.OWN),
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text, marks = self._render(source, marked, values)
+        told, text, marks = self._rendered(source, told, values, continue_final_message)
         if continue_final_message:
             end = max(marks.rfind(written.LAST), marks.rfind(written.RECALLED)) + 1
-            if told[-1]["content"] == _CONTINUED:
+            if _text(told[-1]["content"]) == _CONTINUED:
                 end -= len(_CONTINUED)
             if end <= 0:
                 raise PromptError("the chat template leaves out the last message: it cannot go on")
@@ -317,39 +309,39 @@ class Tokenizer:
                 "them, or give plain text instead of a chat"
             ) from error
 
-    def _shows_system(
-        self, source: str, messages: list[dict[str, Any]], given: Mapping[str, Any]
-    ) -> bool:
-        # Unless they are folded, templates may refuse a system message by themselves. One that
-        # shows none of a probe may still show these: then another system message changes the text.
-        if source not in self._showing:
-            probe = [{"role": role, "content": _CONTINUED * (role == "system")} for role in _PROBED]
-            shown: bool | None
-            try:
-                shown = _CONTINUED in self._render(source, probe, self.special_tokens)[0]
-            except PromptError:
-                shown = None
-            self._showing[source] = shown
-        shown = self._showing[source]
-        if shown is not False:
-            return shown or not self.fold_system
-        system, *rest = messages
-        other = {**system, "content": _text(system.get("content")) + _CONTINUED}
-        texts = [self._render(source, [first, *rest], given)[0] for first in (system, other)]
-        return texts[0] != texts[1] or not _text(system.get("content"))
+    def _rendered(
+        self, source: str, told: list[dict[str, Any]], values: Mapping[str, Any], goes_on: bool
+    ) -> tuple[list[dict[str, Any]], str, bytes]:
+        # The messages as the template takes them, its text, and the marks of that.
+        from paceline.models import template as written
 
-    def _folded(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        # The system message in the first user turn.
-        system, *rest = messages
+        tags = written.reasoning_tags(source)
+
+        def render(messages: list[dict[str, Any]]) -> tuple[str, bytes]:
+            return self._render(source, _traced(messages, tags, goes_on), values)
+
+        systems = [at for at, each in enumerate(told) if _is_system(each)]
+        try:
+            text, marks = render(told)
+        except PromptError:
+            if not systems or not self.fold_system:
+                raise
+            dropped = systems
+        else:
+            dropped = []
+            for at in systems:
+                if written.system_mark(at) not in marks:
+                    with suppress(PromptError):
+                        dropped += [at] * (render(_changed(told, at))[0] == text)
+            if not dropped:
+                return told, text, marks
         if not self.fold_system:
             raise PromptError(
-                "the chat template leaves out system messages: give none, or ask for them to be "
-                "put into the first user turn (--fold-system)"
+                f"the chat template leaves out system messages (messages[{dropped[0]}]): give "
+                "none, or ask for them to be put into the user turns behind (--fold-system)"
             )
-        if not rest or rest[0].get("role") != "user":
-            raise PromptError("messages[0]: there is no user turn behind it to fold it into")
-        words = [_text(each.get("content")) for each in (system, rest[0])]
-        return [{**rest[0], "content": "\n\n".join(words)}, *rest[1:]]
+        told = _folded(told, dropped)
+        return told, *render(told)
 
     def _encode_rendered(self, text: str, marks: bytes, told: Any) -> list[int]:
         # What others than the template spell goes through a tokenizer that takes it for text.
@@ -399,8 +391,10 @@ class Tokenizer:
 
     @cached_property
     def _special_firsts(self) -> re.Pattern[str]:
-        firsts = {token[0] for token in self.special_ids}
-        return re.compile("|".join(map(re.escape, sorted(firsts))) or r"(?!)")
+        # By some characters, so that a text of nothing but "<" has no place that is looked at.
+        firsts = sorted({token[:4] for token in self.special_ids})
+        hits = (f"{re.escape(each[0])}(?={re.escape(each[1:])})" for each in firsts)
+        return re.compile("|".join(hits) or r"(?!)")
 
     @cached_property
     def _special_sizes(self) -> list[int]:
@@ -540,20 +534,23 @@ def _alphabet() -> dict[str, int]:
 _BYTES = _alphabet()
 
 
-def _message(message: Mapping[str, Any], at: int, join: bool) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], at: int, takes: str) -> dict[str, Any]:
     from paceline.models.template import call_arguments
 
     out, field = dict(message), f"messages[{at}]"
     content = out.get("content")
     if isinstance(content, list | tuple):
+        content = out["content"] = list(content)
         for part in content:
             if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, Mapping) else part
                 raise PromptError(
                     f"{field}: content parts of type {kind!r} are not read: give text"
                 )
-        if join:
+        if takes == "text":
             out["content"] = _text(content)
+    elif isinstance(content, str) and takes == "parts":
+        out["content"] = _part(content)
     if isinstance(out.get("tool_calls"), list | tuple):
         out["tool_calls"] = list(out["tool_calls"])
         for i, call in enumerate(out["tool_calls"]):
@@ -568,24 +565,56 @@ def _message(message: Mapping[str, Any], at: int, join: bool) -> dict[str, Any]:
     return out
 
 
-def _traced(message: Mapping[str, Any], tags: tuple[str, str] | None) -> dict[str, Any]:
-    from paceline.models.template import TOLD, recalled, traced
+def _traced(
+    messages: Sequence[Mapping[str, Any]], tags: tuple[str, str] | None, goes_on: bool
+) -> list[dict[str, Any]]:
+    from paceline.models.template import LAST, TOLD, recalled, system_mark, traced
 
-    out: dict[str, Any] = traced(message, TOLD)
-    if tags is not None and message.get("role") == "assistant" and "content" in out:
-        out["content"] = recalled(out["content"], tags)
+    out: list[dict[str, Any]] = []
+    for at, message in enumerate(messages):
+        each = traced(message, TOLD)
+        if message.get("role") in _SYSTEM:
+            each["content"] = traced(message.get("content"), system_mark(at))
+        elif goes_on and at == len(messages) - 1:
+            each["content"] = traced(message["content"], LAST)
+        if tags is not None and message.get("role") == "assistant" and "content" in each:
+            each["content"] = recalled(each["content"], tags)
+        out.append(each)
     return out
 
 
 def _text(content: Any) -> str:
     if isinstance(content, list | tuple):
         return "\n".join(part["text"] for part in content)
-    return content or ""
+    return content if isinstance(content, str) else ""
 
 
-def _joins(template: str) -> bool:
-    # Templates that do not go through the parts of a content take it as text.
-    return not re.search(r"\bfor\s+\w+\s+in\s+[^%]*content", template)
+def _part(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _is_system(message: Mapping[str, Any]) -> bool:
+    return message.get("role") in _SYSTEM and bool(_text(message.get("content")).strip())
+
+
+def _changed(messages: Sequence[dict[str, Any]], at: int) -> list[dict[str, Any]]:
+    # With another text at a place: what is rendered differs if that text is a switch.
+    parted = isinstance(messages[at]["content"], list)
+    other = {**messages[at], "content": _part(_CONTINUED) if parted else _CONTINUED}
+    return [*messages[:at], other, *messages[at + 1 :]]
+
+
+def _folded(messages: Sequence[dict[str, Any]], systems: Sequence[int]) -> list[dict[str, Any]]:
+    # System messages in the user turns behind them.
+    out = list(messages)
+    for at in reversed(systems):
+        behind = out[at + 1] if at + 1 < len(out) else {}
+        if behind.get("role") != "user":
+            raise PromptError(f"messages[{at}]: there is no user turn behind it to fold it into")
+        words, content = _text(out[at]["content"]) + "\n\n", behind.get("content")
+        content = _part(words) + content if isinstance(content, list) else words + _text(content)
+        out[at : at + 2] = [{**behind, "content": content}]
+    return out
 
 
 def _continued(messages: list[Any]) -> dict[str, Any]:
@@ -594,7 +623,9 @@ def _continued(messages: list[Any]) -> dict[str, Any]:
     content = message.get("content")
     if message.get("role") != "assistant" or message.get("tool_calls") or content is None:
         raise PromptError("only an assistant's text can be continued: end with such a message")
-    return {**message, "content": content if _text(content) else _CONTINUED}
+    if not _text(content):
+        content = _part(_CONTINUED) if isinstance(content, list) else _CONTINUED
+    return {**message, "content": content}
 
 
 def _one_line(error: Exception) -> str:
