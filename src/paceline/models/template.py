@@ -181,15 +181,20 @@ class Traced(str):
 
 def traced(value: Any, mark: bytes) -> Any:
     """Return a copy of a value with a mark on every character of its strings, keys included."""
+    if isinstance(value, str):
+        return value if isinstance(value, Traced) else Traced(value, mark * len(value))
     if isinstance(value, Mapping):
         return {traced(key, mark): traced(each, mark) for key, each in value.items()}
     if isinstance(value, list):
         return [traced(each, mark) for each in value]
     if isinstance(value, tuple):
         return tuple(traced(each, mark) for each in value)
-    if isinstance(value, str) and not isinstance(value, Traced):
-        return Traced(value, mark * len(value))
     return value
+
+
+@functools.lru_cache(maxsize=4096)
+def _own(text: str) -> str:
+    return Traced(text, OWN * len(text))
 
 
 def recalled(content: Any, tags: tuple[str, str]) -> Any:
@@ -257,7 +262,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def own(value: Any) -> Any:
-        return traced(value, OWN)
+        return _own(value) if isinstance(value, str) else traced(value, OWN)
 
 
 def _followed(function: Callable[..., Any]) -> Callable[..., Any]:
