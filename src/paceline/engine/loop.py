@@ -231,7 +231,8 @@ class AutoregressiveDecoder:
 
     def _of_clients(self, sequences: List[Sequence]) -> dict[int, TokenTree]:
         out: dict[int, TokenTree] = {}
-        if None not in self.verifier.accepts:
+        asked = (each.speculation for each in sequences)
+        if None not in self.verifier.accepts or not any(a.draft or a.prediction for a in asked):
             return out
         reach: list[list[float]] = [[]] * len(sequences)
         for place, each in enumerate(sequences):

@@ -30,8 +30,6 @@ from paceline.policy.constants import (
 
 _LOG = logging.getLogger(__name__)
 
-# What forwards of so many sequences take at present, relative to what was measured:
-
 
 class RowPrice:
     """Running least-squares line through recent steps of one number of sequences."""
@@ -153,14 +151,13 @@ class CostModel:
         load.pace *= 1 + 0.1 * (min(max(ratio / load.pace, 0.5), 2.0) - 1)
         self._steps += 1
         below, above, part = self._place(rows)
-        base = self._place(sequences)
-        plain = self._interpolated(base)
+        plain = self._interpolated(self._place(sequences))
         if rows <= self.sizes[-1]:
             relative = min(max(ratio / load.pace, 0.8), 1.25)
             self.seconds[below] *= 1 + (1 - part) * COST_SMOOTHING * (relative - 1)
             self.seconds[above] *= 1 + part * COST_SMOOTHING * (relative - 1)
             self.seconds[:] = accumulate(self.seconds, max)
-        more = self._interpolated((below, above, part)) - self._interpolated(base)
+        more = self._interpolated((below, above, part)) - plain
         load.rows.observe(more / plain, seconds / plain)
         if self.keep is not None and self._steps & (self._steps - 1) == 0 and self._steps >= _KEPT:
             self.keep(self)

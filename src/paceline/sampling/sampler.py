@@ -250,16 +250,14 @@ class Sampler:
         ids, scaled = self._truncated(x, path, mu, params)
         return _softmax(scaled, ids, size)
 
-    def after(self, mu: float, law: Distribution, token: int) -> float:
-        """Return mirostat's state after `token`, drawn from `law` in state `mu`."""
-        p, params = law.prob(token), self.params  # through a token without p no text goes
+    def after(self, mu: float, drawn_from: Distribution, token: int) -> float:
+        """Return mirostat's state after a `token` that was drawn in state `mu`."""
+        p, params = drawn_from.prob(token), self.params  # through a token without p no text goes
         return mu - params.mirostat_eta * (-math.log2(p) - params.mirostat_tau) if p > 0 else mu
 
     def _truncated(
         self, x: LogitArray | ProbArray, path: Sequence[int], mu: State, params: SamplingParams
     ) -> tuple[IntArray | None, ProbArray]:
-        if not params.preset:
-            return truncated(x, params)
         exclude = False
         if params.xtc_probability > 0:
             if self._randomness is None:
@@ -417,7 +415,7 @@ class TreeDistributions:
         return self._sampler.after(self._state(node), self.distribution(node), token)
 
     def _state(self, node: int) -> float:
-        # Each node has its own, of the laws and tokens on its path.
+        # Each node has its own, of the distributions and tokens on its path.
         if self._stateful and node not in self._states:
             above, token = int(self._draft.parents[node]), int(self._draft.tokens[node])
             self._states[node] = self._after(above, token)

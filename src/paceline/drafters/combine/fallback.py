@@ -376,7 +376,6 @@ class FallbackDrafter(CompositeDrafter):
             able.remove(index)
             part, estimates = self.parts[index], self._estimates[index]
             unread = part.unread(alone[0])
-            asked = budget
             asked, tried = budget, False
             if index:
                 beside = any(part for part, *_ in self._asked)
