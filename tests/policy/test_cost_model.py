@@ -353,10 +353,16 @@ def test_drafts_may_end_where_a_further_token_takes_longer_to_draft_than_it_save
     assert controller.budgets(sequences)[0].least == pytest.approx(0.02 / 0.5, rel=0.05)
 
 
-def share_asked(controller: CostModelController, draft_seconds: float, pace: float = 1.0) -> float:
+def share_asked(
+    controller: CostModelController,
+    draft_seconds: float,
+    pace: float = 1.0,
+    scores: bool = True,
+) -> float:
     """Of the last steps of many, in how many drafts were asked for: one token, which half stand."""
     [sequence] = batch(1)
-    draft, truth = scored([ROOT], [0.5]), copy.deepcopy(controller.costs)
+    draft = scored([ROOT], [0.5]) if scores else trees.chain([0])
+    truth = copy.deepcopy(controller.costs)
     generator, asked = np.random.default_rng(0), []
     for _ in range(400):
         [budget] = controller.budgets([sequence])
@@ -378,6 +384,11 @@ def half() -> CostModelController:
 def test_drafts_that_cost_more_than_they_save_are_hardly_asked_for() -> None:
     assert share_asked(half(), 0.2) > 0.98  # but for a plain step to compare with
     assert share_asked(half(), 0.7) < 0.1
+
+
+@pytest.mark.parametrize("scores", [True, False])
+def test_trials_of_dear_drafts_take_a_bounded_share_of_the_time(scores: bool) -> None:
+    assert share_asked(half(), 5.0, scores=scores) <= 0.02  # six steps' time each
 
 
 def test_on_a_machine_that_is_held_up_drafts_save_more_as_they_cost_more() -> None:

@@ -48,6 +48,7 @@ HOPE = 50.0  # drafts for which it is believed that drafting saves a whole step
 # Draft gate:
 GATE_MEMORY = 0.98  # per draft, about 50 count
 DRAFT_OUTLIER = 4.0  # a draft that takes this many times the usual was held up by something else
+LOSS_SHARE = 0.02  # of the time goes into drafts that did not pay; chosen
 RETRY_SOONER = 4  # in a batch some draft is good by chance: the interval shrinks by this only
 LEARN_EVERY = 8  # plain steps per step learned from: ranking logits at each slows decoding
 

@@ -130,15 +130,23 @@ class Chains:
         drafts: List[TokenTree],
         verdicts: List[Verdict],
         draft_seconds: float,
+        costs: CostModel,
     ) -> None:
         """Update acceptance and level cost after a step; `draft_seconds` is its drafting time."""
-        deepest = 0
+        deepest = right = 0
         for sequence, draft, verdict in zip(sequences, drafts, verdicts, strict=True):
             if len(draft):
                 depth = trees.deepest(draft)
                 deepest = max(deepest, depth)
+                right += len(verdict.path)
                 self._reach.learn(sequence.id, depth, len(verdict.path))
         if deepest:
+            roots = len(sequences)
+            plain, drafted = (
+                costs.time(roots, roots),
+                costs.time(roots + sum(map(len, drafts)), roots),
+            )
+            self._gate.lose((draft_seconds + drafted) / plain - 1 - right / roots)
             self._level_seconds += LEVEL_SMOOTHING * (draft_seconds / deepest - self._level_seconds)
 
     def close(self, sequence: Sequence) -> None:
@@ -375,7 +383,8 @@ class CostModelController(Controller):
         if self._idle_step:
             return  # plain decoding
         if not self._scored:
-            self._chains.learn(sequences, drafts, verdicts, draft_seconds / self.costs.pace)
+            spent = draft_seconds / self.costs.pace
+            self._chains.learn(sequences, drafts, verdicts, spent, self.costs)
             return
         self._acceptance.learn(sequences, drafts, verdicts)
         spent = draft_seconds + self._choosing + perf_counter() - begin
@@ -385,6 +394,8 @@ class CostModelController(Controller):
         saved, roots = worth.sizing.saved, len(sequences)
         worth.gate.learn(saved, min(worth.gate.steps * roots, DRAFT_RETRY_SELDOM))
         worth.gate.retry(saved > worth.cost.value, roots)
+        plain = self.costs.time(roots, roots)
+        worth.gate.lose((spent / self.costs.pace - saved) / plain)
 
     def close(self, sequence: Sequence) -> None:
         self._acceptance.close(sequence)

@@ -12,7 +12,14 @@ from typing import Self
 
 from paceline.core.types import Budget
 from paceline.policy.acceptance import DecayedMean
-from paceline.policy.constants import DRAFT_OUTLIER, GATE_MEMORY, LEARN_EVERY, RETRY_SOONER
+from paceline.policy.constants import (
+    BEGIN,
+    DRAFT_OUTLIER,
+    GATE_MEMORY,
+    LEARN_EVERY,
+    LOSS_SHARE,
+    RETRY_SOONER,
+)
 
 
 class DraftGate:
@@ -22,6 +29,8 @@ class DraftGate:
         gain: mean gain of a draft, in the unit of the costs.
         waited: steps since the last draft.
         steps: steps that the last draft stands for.
+        lost: time of drafts beyond what they saved, in plain steps. More than `BEGIN` of it, less
+            `LOSS_SHARE` of each step since, is not risked for drafts that should not pay.
     """
 
     def __init__(self, hope: float, belief: float, first: int, longest: int) -> None:
@@ -32,6 +41,8 @@ class DraftGate:
         self.gain = DecayedMean(GATE_MEMORY, hope, belief)
         self.waited = 0
         self.steps = 1
+        self.lost = 0.0
+        self._judged = False
         self._first, self._interval, self._longest = first, first, longest
 
     @classmethod
@@ -47,9 +58,10 @@ class DraftGate:
     def open(self, cost: float) -> bool:
         """Count a step, and return whether to draft in it at this cost."""
         self.waited += 1
+        self.lost = max(0.0, self.lost - LOSS_SHARE)
         if self.gain.mean >= cost:
             self._interval = min(self._interval, self._first)
-        elif self.waited < self._interval:
+        elif self.waited < self._interval or self.lost > BEGIN:
             return False
         self.steps, self.waited = self.waited, 0
         return True
@@ -61,6 +73,12 @@ class DraftGate:
     def learn(self, gain: float, times: int = 1) -> None:
         """Note the gain of a draft that counts as so many."""
         self.gain.add_run(gain, times)
+
+    def lose(self, steps: float) -> None:
+        """Note what a draft took beyond what it saved; the first has much to make ready."""
+        if self._judged:
+            self.lost = max(0.0, self.lost + steps)
+        self._judged = True
 
     def retry(self, paid: bool, drafts: int = 1) -> None:
         """Set the interval after a step with so many drafts: good drafts come in runs."""
