@@ -3,11 +3,12 @@
     python benchmarks/verifiers.py
     python benchmarks/verifiers.py --real
 
-A *node* here is one at which the rule decides: the root, and every accepted token. The law column
-is the target's processed law at a node (softmax and truncation of its logits), which plain decoding
-computes too; the rule column is everything else. Time is that of the verifying thread, which other
-load on the machine does not stretch. With --real, drafts come from an early exit of the default
-model, and a step is the forward of the draft, as the cost model knows it, plus verification.
+A *node* here is one at which the rule decides: the root, and every accepted token. The column
+`law_ms` is the time of the target's processed distribution at a node (softmax and truncation of its
+logits), which plain decoding computes too; `rule_ms` is everything else. It is time of the
+verifying thread, which other load on the machine does not stretch. With --real, drafts come from an
+early exit of the default model, and a step is the forward of the draft, as the cost model knows it,
+plus verification.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def per_node(rule: Verifier, rows: Logits, top_p: float, trials: int) -> dict[st
         both, verdict = timed(lambda v=verify, distributions=distributions: v(distributions))
         alone, _ = timed(
             lambda v=verify, distributions=distributions: v(distributions)
-        )  # all laws it asks for are known now
+        )  # all distributions it asks for are known now
         figures.append((both - alone, alone, len(verdict.path) + 1))
     return {
         "law_ms": 1000
@@ -143,7 +144,7 @@ def timed(call: Callable[[], T]) -> tuple[float, T]:
 
 
 class Distributions:
-    """The target's laws, with the time that it takes to compute them."""
+    """The target's distributions, with the time that it takes to compute them."""
 
     def __init__(self, distributions: TargetDistributions) -> None:
         self.distributions = distributions
@@ -159,7 +160,7 @@ class Distributions:
 
 
 class Timed(Verifier):
-    """A rule that books the time it takes, and apart from it that of the target's laws."""
+    """A rule that books the time it takes, and apart from it that of the target's distributions."""
 
     def __init__(self, rule: Verifier) -> None:
         self.rule = rule

@@ -1,4 +1,4 @@
-"""How long does a server answer nobody while it reads one large body?
+"""How long does a server give no answer while it reads one large body?
 
     python -m benchmarks.serving.stalls --model smollm2-135m
 

@@ -23,7 +23,7 @@ WRONG = {
     '{"sampler": "filter:weights=/etc/hostname"}': "names a file",
     '{"sampler": "freedave>filter:weights=/nowhere,tau=0.5"}': "names a file",
     '{"sampler": "filter:tau=nan"}': "tau must be 0 or more, and below 1",
-    '{"sampler": "dream:steps=1000000000"}': "steps must be from 1 to 65536",
+    '{"sampler": "dream:steps=1000000000"}': "steps must be from 1 to 1024",
     '{"sampler": "counts:steps=1000000000"}': "steps must be",
     '{"sampler": "remask:rounds=100000>counts"}': "rounds must be from 0 to 64",
     '{"sampler": "tidar:width=100000"}': "width must be from 1 to 32",

@@ -84,9 +84,9 @@ def test_with_an_end_token_it_is_that_of_the_answer_or_is_not_told(sampler, cut)
     target = ending(1)
     # The rule's own distribution of texts, of which the places behind the end are no part.
     whole = enumerated(table(1), sampler.removeprefix("freedave>").removeprefix("speculative>"))
-    law: dict[tuple[int, ...], float] = {}
+    chances: dict[tuple[int, ...], float] = {}
     for text, q in whole.items():
-        law[answer(text)] = law.get(answer(text), 0.0) + q
+        chances[answer(text)] = chances.get(answer(text), 0.0) + q
     told = silent = 0
     for seed in range(40):
         sequence = decode(target, sampler, temperature=1.0, seed=seed, ending=cut)
@@ -98,7 +98,7 @@ def test_with_an_end_token_it_is_that_of_the_answer_or_is_not_told(sampler, cut)
         if found is None:
             silent += 1
         elif not sampler.startswith(("dream", "counts:by=random")):
-            assert exp(found) == pytest.approx(law[text], rel=1e-9)
+            assert exp(found) == pytest.approx(chances[text], rel=1e-9)
             told += 1
     assert silent, "an end token before the last place leaves fills behind it"
     assert told or sampler.startswith(("dream", "counts:by=random"))
@@ -121,8 +121,8 @@ def test_from_left_to_right_every_answer_is_told(sampler, attention):
     for seed in range(40):
         sequence = decode(target, sampler, temperature=1.0, seed=seed)
         text = sequence.generated
-        law = float(target.joint[tuple(text)].sum())
-        assert exp(sequence.stats.log_likelihood) == pytest.approx(law, rel=1e-9)
+        chance = float(target.joint[tuple(text)].sum())
+        assert exp(sequence.stats.log_likelihood) == pytest.approx(chance, rel=1e-9)
         shorter += len(text) < 4
     assert shorter > 10
     assert decode(target, sampler).stats.log_likelihood is None, "greedy"

@@ -1,4 +1,4 @@
-"""One engine in several threads: the texts of each alone, and nobody waits for ever."""
+"""One engine in several threads: the texts of each alone, and no thread waits for ever."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_streams_that_are_held_closed_or_forgotten_elsewhere() -> None:
     held = engine.stream(PROMPTS[0], params(1))
     first = next(held)
     [found] = together(lambda: [engine.generate(PROMPTS[0], params(1)).text for _ in range(3)])
-    assert found == [expected] * 3, "whoever holds a stream holds nobody up"
+    assert found == [expected] * 3, "an open stream holds no other thread up"
     closed = engine.stream(PROMPTS[1], params(2))
     next(closed)
     forgotten = [engine.stream(PROMPTS[2], params(3))]

@@ -86,7 +86,7 @@ def test_what_changes_nothing_is_read_over(tmp_path: Path) -> None:
         "rope.scaling.yarn_ext_factor": -1.0,
         "expert_weights_scale": 0.0,
         "tensor_data_layout": "Meta AI original pth",
-        "some_note": "of nobody",
+        "some_note": "of no meaning",
     }
     source = GGUFSource(save_gguf(tmp_path / "m.gguf", tiny_config(), entries=neutral))
     assert source.config == GGUFSource(save_gguf(tmp_path / "p.gguf", tiny_config())).config

@@ -63,9 +63,9 @@ def test_a_wrong_state_of_mirostat_is_caught(fault: str, monkeypatch: pytest.Mon
 def test_a_sampler_that_forgets_the_path_is_caught(
     params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law: Any = Sampler.distribution
+    own: Any = Sampler.distribution
     monkeypatch.setattr(
-        Sampler, "distribution", lambda self, x, path=(), **more: law(self, x, **more)
+        Sampler, "distribution", lambda self, x, path=(), **more: own(self, x, **more)
     )
     model = TabularModel(3, 3, 21, 0.8)
     propose = random_tree(3, 8, seed=3)

@@ -44,15 +44,15 @@ def listed(params: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in params.items()}
 
 
-@pytest.mark.parametrize("case", TABLE["laws"], ids=lambda case: "-".join(case["params"]))
-def test_laws_are_llama_cpps(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", TABLE["distributions"], ids=lambda case: "-".join(case["params"]))
+def test_distributions_are_llama_cpps(case: dict[str, Any]) -> None:
     sampler = Sampler(SamplingParams(**listed(case["params"])), [0], randomness=_Coin(True))
     for step in case["steps"]:
-        law = sampler.distribution(np.array(step["logits"], np.float32))
-        kept = {str(law.token(i)): p for i, p in enumerate(law.probs.tolist())}
-        assert kept == pytest.approx(step["law"], abs=3e-6)
+        found = sampler.distribution(np.array(step["logits"], np.float32))
+        kept = {str(found.token(i)): p for i, p in enumerate(found.probs.tolist())}
+        assert kept == pytest.approx(step["distribution"], abs=3e-6)
         if "token" in step:
-            sampler.mu = sampler.after(sampler.mu, law, step["token"])
+            sampler.mu = sampler.after(sampler.mu, found, step["token"])
             sampler.commit([step["token"]])
 
 
@@ -82,9 +82,9 @@ def test_typical_is_that_of_transformers(mass: float) -> None:
     left = TypicalLogitsWarper(mass)(torch.zeros(20, 1, dtype=torch.long), torch.tensor(rows))
     sampler = Sampler(SamplingParams(temperature=1, typical_p=mass), [0])
     for row, theirs in zip(rows, left, strict=True):
-        law = sampler.distribution(row).dense()
-        assert np.flatnonzero(law).tolist() == torch.isfinite(theirs).nonzero()[:, 0].tolist()
-        assert law == pytest.approx(torch.softmax(theirs.double(), 0).numpy(), abs=1e-6)
+        found = sampler.distribution(row).dense()
+        assert np.flatnonzero(found).tolist() == torch.isfinite(theirs).nonzero()[:, 0].tolist()
+        assert found == pytest.approx(torch.softmax(theirs.double(), 0).numpy(), abs=1e-6)
 
 
 def test_breakers_are_found_whole_and_begun_in_tokens() -> None:
@@ -155,11 +155,11 @@ def test_extremes_leave_a_token() -> None:
             params = SamplingParams(**{"temperature": temperature} | more)
             sampler = Sampler(params, [0, 1, 0, 1, 0, 1], randomness=_Coin(True))
             for row in rows:
-                law = sampler.distribution(row.astype(np.float32))
-                assert np.isfinite(law.probs).all()
-                assert law.probs.sum() == pytest.approx(1)
-                token = law.token(0)
-                sampler.mu = sampler.after(sampler.mu, law, token)
+                found = sampler.distribution(row.astype(np.float32))
+                assert np.isfinite(found.probs).all()
+                assert found.probs.sum() == pytest.approx(1)
+                token = found.token(0)
+                sampler.mu = sampler.after(sampler.mu, found, token)
                 sampler.commit([token])
 
 

@@ -10,7 +10,7 @@ from tests.helpers import table_engines as engines
 from tests.helpers.serving import Client, Json, run
 
 from paceline.serving import kept
-from paceline.serving.kept import Kept
+from paceline.serving.kept import KeptAnswers
 from paceline.serving.protocol import BadRequest
 
 PATH = "/v1/responses"
@@ -80,7 +80,7 @@ def test_a_server_that_keeps_none_says_so() -> None:
 
 
 def test_count_size_and_age_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = Kept(3)
+    turns = KeptAnswers(3)
     for i in range(4):
         turns.put({"id": str(i)}, [])
         turns.get("0" if i < 3 else "3")

@@ -8,7 +8,7 @@ from typing import Any, Literal, NewType, get_args, get_origin, get_type_hints
 
 from paceline.errors import InvalidOption, PacelineError
 
-# An option that names a file: whoever starts the engine gives it, never a request.
+# An option that names a file: given where the engine is made, never in a request.
 File = NewType("File", str)
 
 # Parser and description by the type that a constructor declares.

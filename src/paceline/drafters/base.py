@@ -142,7 +142,7 @@ class Drafter(ABC):
         """Run the forward that verifies the drafts, prompts beside them included.
 
         Override it to go on from layers that were run for drafting. What it returns must be what
-        `target.forward` would, to the last bit where that promises it.
+        `target.forward` would, to the last bit where that is bit-exact.
         """
         return target.forward(passes)
 

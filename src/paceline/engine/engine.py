@@ -92,10 +92,10 @@ class Event(NamedTuple):
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     fills: tuple[tuple[int, int], ...] = ()
-    progress: Progress | None = None
+    progress: PromptProgress | None = None
 
 
-class Progress(NamedTuple):
+class PromptProgress(NamedTuple):
     """How far a prompt of `total` tokens is read, `seconds` after it came; `cached` were known."""
 
     total: int
@@ -289,8 +289,17 @@ class Engine:
                 "mirostat follows the surprise of every token, which a resumed answer does not "
                 "bring along: leave out one of the two"
             )
-        made = tuple(ids), params, speculation, constraint, sample, tuple(resume), denoising
-        return Prepared(*made, pooling, self._breakers.of(params))
+        return Prepared(
+            tuple(ids),
+            params,
+            speculation,
+            constraint,
+            sample,
+            tuple(resume),
+            denoising,
+            pooling,
+            self._breakers.of(params),
+        )
 
     def add(
         self, prompt: Prompt | Prepared, params: SamplingParams | None = None, **options: Any
@@ -389,13 +398,13 @@ class Engine:
                 mail = self._mail.get(event.request)
                 (self._kept if mail is None else mail).append(event)
 
-    def progress(self) -> dict[int, Progress]:
+    def progress(self) -> dict[int, PromptProgress]:
         """Return how far prompts are read that are not read to their ends, by request."""
         out = {}
         for request in self.scheduler.reading:
             sequence, now = request.sequence, perf_counter() - request.added
             done, known = sequence.cache.length, sequence.stats.cached_tokens
-            out[sequence.id] = Progress(sequence.prompt_length, known, done, now)
+            out[sequence.id] = PromptProgress(sequence.prompt_length, known, done, now)
         return out
 
     def cancel(self, request: int) -> Completion | None:

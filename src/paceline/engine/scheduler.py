@@ -50,7 +50,7 @@ class Limits:
         require(self.pool is None or self.pool >= 1, "pool", self.pool, "1 or more")
 
 
-_PATIENCE = 4  # steps of pools in a row, then one of all: nobody waits longer
+_PATIENCE = 4  # steps of pools in a row, then one of all: no request waits longer
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +77,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._crowded = False  # preempted, and no request has ended since
         self._pooled = 0
-        self._piece = ALONE // 4  # tokens of a chunk while nobody decodes
+        self._piece = ALONE // 4  # tokens of a chunk while no sequence decodes
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._running

@@ -1,4 +1,4 @@
-"""Turns of threads at one model: whoever asked first, one at a time, and whole.
+"""Turns of threads at one model: one at a time, whole, in the order of asking.
 
 Ctrl-C waits for the end of a turn, since half a step would tear a request from its cache. A
 process that was forked off goes on from the last whole turn.
@@ -62,7 +62,7 @@ class Turns:
         held, taken = _Held(), False
         try:
             if wait:
-                with self._asking:  # whoever has just had a turn stands behind the others
+                with self._asking:  # a thread that has just had a turn stands behind the others
                     taken = self._turn.acquire()
             else:
                 taken = self._turn.acquire(blocking=False)

@@ -275,7 +275,7 @@ class Entries:
         return self._metadata.get(key, default[0]) if default else self._metadata[key]
 
     def refuse_unread(self, config: ModelConfig) -> None:
-        """Raise ModelError for an entry that nobody read and that changes what is computed."""
+        """Raise ModelError for an entry that was not read and changes what is computed."""
         same = {
             **_NEUTRAL,
             "attention.value_length": config.head_dim,

@@ -21,10 +21,10 @@ def lark_lines(grammar: str) -> list[str]:
     Every character is a terminal of its own, since a grammar of llama.cpp has no words: what
     follows a character is free of what was read before.
     """
-    return _Reader(grammar).lines
+    return _GbnfReader(grammar).lines
 
 
-class _Reader:
+class _GbnfReader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0

@@ -17,7 +17,7 @@ from paceline.core.types import BoolArray
 from paceline.errors import InvalidOption, RuntimeUnavailable
 from paceline.models.gbnf import lark_lines
 from paceline.models.patterns import Untranslated, terminal
-from paceline.models.schemas import COMPACT, FREE, SPACED, SchemaRules, Style
+from paceline.models.schemas import COMPACT, FREE, SPACED, SchemaRules, Spacing
 from paceline.models.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ class Grammars:
         return Grammar(partial(GrammarState, matcher, ends, self._vocabulary, named), unheld)
 
     def _rules(
-        self, schema: Any, style: Style, named: str, strict: bool, prefix: str = ""
+        self, schema: Any, style: Spacing, named: str, strict: bool, prefix: str = ""
     ) -> SchemaRules:
         rules = SchemaRules(schema, style, named, prefix, self._is_empty)
         if strict and rules.unheld:

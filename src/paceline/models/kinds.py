@@ -29,7 +29,7 @@ def check_file(path: Path) -> None:
         with path.open("rb") as file:
             head = file.read(512)
     except OSError:
-        return  # whoever reads it says why
+        return  # the reader of the file says why
     found = None
     if head.startswith(_POINTER):
         found = _LFS

@@ -89,7 +89,7 @@ _WHOLE_FORMATS = {f"{'u' * (not s)}int{n}": (-(2 ** (n - 1)) * s, 2 ** (n - s) -
                   for n in (8, 16, 32, 64) for s in (0, 1)}  # fmt: skip
 
 
-class Style(NamedTuple):
+class Spacing(NamedTuple):
     """How JSON is spaced: patterns of a comma, a colon, and what stands inside of brackets."""
 
     comma: str
@@ -97,9 +97,9 @@ class Style(NamedTuple):
     inside: str
 
 
-FREE = Style(f"{_BLANK},{_BLANK}", f"{_BLANK}:{_BLANK}", _BLANK)
-COMPACT = Style(",", ":", "")
-SPACED = Style(", ", ": ", "")
+FREE = Spacing(f"{_BLANK},{_BLANK}", f"{_BLANK}:{_BLANK}", _BLANK)
+COMPACT = Spacing(",", ":", "")
+SPACED = Spacing(", ", ": ", "")
 
 
 class _Choice(list[Schema]):
@@ -118,7 +118,7 @@ class SchemaRules:
     def __init__(
         self,
         schema: Schema,
-        style: Style,
+        style: Spacing,
         named: str,
         prefix: str = "",
         is_empty: Callable[[str], bool] = lambda expression: False,

@@ -35,7 +35,7 @@ from paceline.serving.embeddings import EmbeddingAnswer, EmbeddingsRequest, plan
 from paceline.serving.files import UPLOAD, Batches, BatchRequest, Files
 from paceline.serving.fill import InfillAnswer, InfillRequest, plan_filling, plan_infill
 from paceline.serving.http import Gone, error_body, json_response
-from paceline.serving.kept import Kept, listed
+from paceline.serving.kept import KeptAnswers, listed
 from paceline.serving.logs import RequestIds
 from paceline.serving.metrics import Metrics
 from paceline.serving.model import ServedModel
@@ -91,7 +91,7 @@ class Service:
         """Take requests for a model from now on. Called in the event loop."""
         soon = asyncio.get_running_loop().call_soon_threadsafe
         self._model = model
-        model.kept = Kept(self.settings.keep_responses)
+        model.kept = KeptAnswers(self.settings.keep_responses)
         self.worker = self.worker_type(
             ServingCore(model.engine),
             lambda deliveries: soon(self._deliver, deliveries),
@@ -478,7 +478,7 @@ def _application(service: Service, keys: tuple[str, ...]) -> Starlette:
         for each in routes
         if isinstance(each, Route) and each.path.startswith("/v1/")
     ]
-    middleware = [Middleware(RequestIds), Middleware(http.Paths)]
+    middleware = [Middleware(RequestIds), Middleware(http.PlainPaths)]
     if settings.cors_origin:
         middleware.append(
             Middleware(

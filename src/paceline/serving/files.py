@@ -179,7 +179,7 @@ class Batches:
         except asyncio.CancelledError:
             if id not in self._tasks:  # the server ends
                 raise
-        except Exception as error:  # such as a full disk: whoever asks for the batch is told
+        except Exception as error:  # such as a full disk: the batch says so
             _log.exception("batch %s failed", id)
             wrong = {"code": "server_error", "message": str(error), "line": None, "param": None}
             self._turn(batch, "failed", errors={"object": "list", "data": [wrong]})

@@ -94,8 +94,8 @@ def plan_filling(model: ServedModel, body: CompletionRequest) -> Plan:
 def plan_infill(model: ServedModel, body: InfillRequest) -> Plan:
     """Return the plan of a middle as llama.cpp asks for it."""
     own: Json = {name: getattr(body, name) for name in Several.__struct_fields__}
-    sides = body.input_prefix, body.input_suffix
-    ids = fill_prompt(model.tokenizer, *sides, body.input_extra, body.prompt)
+    before, after = body.input_prefix, body.input_suffix
+    ids = fill_prompt(model.tokenizer, before, after, body.input_extra, body.prompt)
     asked = CompletionRequest(**own, prompt=[ids])
     asked.temperature = 0.8 if body.temperature is None else body.temperature
     if body.n_predict is not None and body.n_predict >= 0:

@@ -273,7 +273,7 @@ class Keys:
         return sum(hmac.compare_digest(each, key) for each in tried for key in self._keys) > 0
 
 
-class Paths:
+class PlainPaths:
     """Middleware that reads paths with doubled or trailing slashes as without."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -25,7 +25,7 @@ class Turn(NamedTuple):
     at: float
 
 
-class Kept:
+class KeptAnswers:
     """The latest responses by id. Any thread may use it."""
 
     def __init__(self, count: int = 0) -> None:

@@ -14,7 +14,7 @@ from paceline.engine.memory import capacity
 from paceline.models.config import Pooling
 from paceline.models.text import Tokenizer
 from paceline.serving.answers.style import find_style
-from paceline.serving.kept import Kept
+from paceline.serving.kept import KeptAnswers
 from paceline.serving.protocol import BadRequest
 from paceline.version import __version__
 
@@ -33,7 +33,7 @@ class ServedModel:
         """`weights` is the fingerprint of the model's files; `names` begins with the main one."""
         self.engine = engine
         self.pooling = pooling
-        self.kept = Kept()
+        self.kept = KeptAnswers()
         self.tokenizer = engine.tokenizer
         self.names = tuple(names)
         self.path = path
@@ -76,7 +76,7 @@ class ServedModel:
 def fingerprint(engine: Engine, weights: str) -> str:
     """Return a name for all that the text depends on; equal names mean equal texts.
 
-    Where logits depend on the company in a batch nothing can be promised, so that the name is
+    Where logits depend on the company in a batch texts are not fixed, so that the name is
     this process's own.
     """
     able = engine.decoder.target.capabilities

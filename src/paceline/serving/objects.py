@@ -11,7 +11,7 @@ from time import time
 from typing import Any, ClassVar
 
 from paceline.core.types import TokenLogprob
-from paceline.engine.engine import Completion, Event, Prepared, Progress
+from paceline.engine.engine import Completion, Event, Prepared, PromptProgress
 from paceline.engine.predicted import SOURCE as PREDICTION
 from paceline.models.text import Offsets, StreamDecoder
 from paceline.serving.answers.parser import AnswerParser, Delta
@@ -174,7 +174,7 @@ class Answer:
             out[0]["paceline"] = self._sources(place, event)
         if self.plan.progress and (event.progress or (not choice.told and event.token_ids)):
             total = len(self.plan.prompts[place // self.plan.n].tokens)
-            made = event.progress or Progress(total, event.cached_tokens, total, 0.0)
+            made = event.progress or PromptProgress(total, event.cached_tokens, total, 0.0)
             out.insert(0, self._progress(place, made))
             choice.told = event.progress is None
         if event.fills:
@@ -239,7 +239,7 @@ class Answer:
         rest = read.feed(done.token_ids)[len(done.text) :]
         return next((each for each in self.plan.params.stop if rest.startswith(each)), None)
 
-    def _progress(self, place: int, progress: Progress) -> Json:
+    def _progress(self, place: int, progress: PromptProgress) -> Json:
         # As llama.cpp's server tells it.
         name, nothing = ("text", "") if isinstance(self, TextAnswer) else ("delta", {})
         empty = {"index": place, name: nothing, "logprobs": None, "finish_reason": None}

@@ -145,7 +145,7 @@ class ServingCore:
             self._silent.discard(job)
             try:
                 self.engine.cancel(request)
-            except Exception:  # nobody waits for what it would have returned
+            except Exception:  # its answer has no reader
                 _log.exception("request %d could not be cancelled", request)
         return []
 
@@ -193,7 +193,7 @@ class Worker:
     ) -> None:
         """`deliver` and `lost` are called on the thread, and must not wait.
 
-        `lost` says that the thread has ended by an error: whoever it tells calls `give_up`.
+        `lost` says that the thread has ended by an error: what it calls, calls `give_up`.
         """
         self.core = core
         self.ended = False

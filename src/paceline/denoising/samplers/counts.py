@@ -38,12 +38,11 @@ class Counts(Rule):
         self.ignores_draws, self.scheduled = not self.fresh, steps > 0
 
     def begin(self, canvas: Canvas) -> list[int]:
-        left = len(canvas.masked())
         if not self._steps:
             return []
+        left = len(canvas.masked())
         each, more = divmod(left, self._steps)
-        counts = [each + (step < more) for step in range(self._steps)]
-        return [count for count in counts if count]
+        return [each + (step < more) for step in range(min(self._steps, left))]
 
     def choose(self, view: View, state: list[int]) -> Choice:
         count = state.pop(0) if state else self._per_step

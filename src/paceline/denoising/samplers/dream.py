@@ -10,7 +10,7 @@ from paceline.core.options import within
 from paceline.core.types import IntArray
 from paceline.denoising.canvas import Canvas
 from paceline.denoising.process import Choice, View, best
-from paceline.denoising.samplers.counts import MOST, chances, worth
+from paceline.denoising.samplers.counts import chances, worth
 from paceline.denoising.unmasking import Rule
 from paceline.sampling.randomness import Purpose
 
@@ -37,7 +37,7 @@ class Dream(Rule):
             by: "origin" fills each place independently with this chance; the others the surest.
             alg_temp: above 0 draws places without replacement, by softmax(worth / alg_temp).
         """
-        within("steps", steps, 1, MOST)
+        within("steps", steps, 1, 1024)  # one that fills nothing takes time all the same
         within("alg_temp", alg_temp, 0, 1e6, "0 for the surest places")
         self._times = np.linspace(1, LEAST, steps + 1)
         self._by, self._alg_temp = by, alg_temp
@@ -59,8 +59,11 @@ class Dream(Rule):
         share = 1 - self._times[step + 1] / self._times[step]
         if self._by == "origin":
             return np.flatnonzero(chances(view, step, Purpose.TARGET) < share)
+        count = int(len(view.places) * share)
+        if not count:
+            return np.zeros(0, dtype=np.int64)
         value = worth(view, self._by)
         if self._alg_temp:
             noise = -np.log(-np.log(chances(view, step, Purpose.TARGET)))
             value = value / self._alg_temp + noise
-        return best(value, int(len(view.places) * share))
+        return best(value, count)

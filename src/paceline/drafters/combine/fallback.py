@@ -301,9 +301,8 @@ class _Made(NamedTuple):
 
     def corrected(self) -> TokenTree:
         assert self.draft.scores is not None
-        draft, scores = self.draft, corrected(self.draft.scores.tolist(), self.ratio)
-        named = draft.source, np.array(scores), draft.origins
-        return TokenTree(draft.tokens, draft.parents, draft.sampling, *named)
+        scores = corrected(self.draft.scores.tolist(), self.ratio)
+        return replace(self.draft, scores=np.array(scores))
 
 
 class FallbackDrafter(CompositeDrafter):

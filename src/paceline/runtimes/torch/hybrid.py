@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LONG = 4096
-"""Cached tokens from which this is faster than one mask, on a CPU; on CUDA nobody measured it."""
+"""Cached tokens from which this is faster than one mask, on a CPU; not measured on CUDA."""
 
 
 class Part(NamedTuple):

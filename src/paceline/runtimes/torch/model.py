@@ -164,7 +164,7 @@ class _TorchOps:
         if not experts.used:
             return self.norm(scores.relu().to(x.dtype), f"{name}_norm")
         shares = scores.softmax(-1)
-        # Of equal ones the first, which `topk` does not promise.
+        # Of equal ones the first, which `topk` does not guarantee.
         order = shares.argsort(dim=-1, descending=True, stable=True)[:, : experts.used]
         found = shares.gather(-1, order)
         found = found / found.sum(-1, keepdim=True) if experts.sum_to_one else found

@@ -266,9 +266,11 @@ class HeadOptions:
 
     def sized(self) -> Self:
         """Return the options with lengths: only a whole answer has a grade."""
-        new_tokens, ahead = (512, None) if self.graded else (64, 12)
-        new_tokens = new_tokens if self.new_tokens is None else self.new_tokens
-        ahead = (ahead or new_tokens) if self.ahead is None else self.ahead
+        new_tokens, ahead = self.new_tokens, self.ahead
+        if new_tokens is None:
+            new_tokens = 512 if self.graded else 64
+        if ahead is None:
+            ahead = new_tokens if self.graded else 12
         return replace(self, new_tokens=new_tokens, ahead=ahead)
 
     def check(self) -> None:

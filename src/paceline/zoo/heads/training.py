@@ -482,7 +482,7 @@ class ExampleStore:
         tensors, metadata = read_tensors(self.path, "labelled examples", advice)
         try:
             settings, done = metadata["settings"], int(metadata["done"])
-            self.cut = Cut(*json.loads(metadata["cut"]))
+            self.cut = Cut(*json.loads(metadata.get("cut", "[0, 0, 0]")))
             labelled = Labelled(tensors["features"], tensors["losses"])
             prompts = tensors["prompts"].tolist()
         except (KeyError, TypeError, ValueError) as error:
