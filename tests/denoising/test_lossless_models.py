@@ -21,12 +21,9 @@ from paceline.engine.loop import AutoregressiveDecoder
 from paceline.engine.stopping import StopRules
 from paceline.policy.controller import Fixed
 from paceline.registry.samplers import RegisteredParts
+from paceline.runtimes.torch.target import TorchTarget
 from paceline.sampling.sequence import Sequence
 from paceline.verifiers.matching import Coupled
-
-torch = pytest.importorskip("torch")
-
-from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
 
 MASK, LENGTH = 300, 12
 PROMPTS = ([5, 9, 61, 7, 200], [17, 30, 4])

@@ -67,11 +67,13 @@ LONG["original_max_position_embeddings"] = 64
 )
 def test_frequencies_equal_those_of_transformers(scaling: dict[str, Any] | None) -> None:
     """At the model's own context, which is the longest that is taken."""
-    module = pytest.importorskip("transformers.modeling_rope_utils")
-    transformers = pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     rope = {"rope_theta": 1e4, "rope_type": "default", **(scaling or {})}
     rope["rope_type"] = rope.pop("type", rope["rope_type"])
-    theirs = transformers.LlamaConfig(
+    theirs = LlamaConfig(
         hidden_size=64,
         num_attention_heads=4,
         head_dim=16,
@@ -80,10 +82,9 @@ def test_frequencies_equal_those_of_transformers(scaling: dict[str, Any] | None)
     )
     kind = rope["rope_type"]
     if kind == "default":
-        modeling = pytest.importorskip("transformers.models.llama.modeling_llama")
-        frequencies, factor = modeling.LlamaRotaryEmbedding(theirs).inv_freq, 1.0
+        frequencies, factor = LlamaRotaryEmbedding(theirs).inv_freq, 1.0
     else:
-        frequencies, factor = module.ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=256)
+        frequencies, factor = ROPE_INIT_FUNCTIONS[kind](theirs, "cpu", seq_len=256)
     ours = read(rope_scaling=scaling)
     np.testing.assert_allclose(inverse_frequencies(ours), frequencies.numpy(), rtol=1e-6)
     assert ours.rope_factor == pytest.approx(factor, rel=1e-6)

@@ -11,24 +11,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 from tests.helpers.tiny_model import save_directory, tiny_config
 from tests.models.golden_denoisers import BLOCK, CONFIGS, MASK, PAGE, PROMPT, TOKENS, weights
 from tokenizers import pre_tokenizers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from paceline.core.target import Block  # noqa: E402
-from paceline.core.types import Denoises  # noqa: E402
-from paceline.errors import InvalidOption, ModelError  # noqa: E402
-from paceline.models.source import DirectorySource, resolve  # noqa: E402
-from paceline.models.tokenizer import tokenizer_from_directory  # noqa: E402
-from paceline.models.weights import SafetensorsFiles  # noqa: E402
-from paceline.registry.loading import load_model  # noqa: E402
-from paceline.runtimes.cpu.target import CpuTarget  # noqa: E402
-from paceline.runtimes.reference.target import ReferenceTarget  # noqa: E402
-from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
+from paceline.core.target import Block
+from paceline.core.types import Denoises
+from paceline.errors import InvalidOption, ModelError
+from paceline.models.source import DirectorySource, resolve
+from paceline.models.tokenizer import tokenizer_from_directory
+from paceline.models.weights import SafetensorsFiles
+from paceline.registry.loading import load_model
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.reference.target import ReferenceTarget
+from paceline.runtimes.torch.target import TorchTarget
 
 GOLDEN: dict[str, Any] = json.loads(PAGE.read_text())["cases"]
 RUNTIMES = ("cpu", "torch")

@@ -10,21 +10,20 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from paceline.core.target import Pass  # noqa: E402
-from paceline.core.tree import chain  # noqa: E402
-from paceline.errors import ModelError  # noqa: E402
-from paceline.models.config import ModelConfig  # noqa: E402
-from paceline.models.families import FAMILIES, family_of, hf_config  # noqa: E402
-from paceline.models.gguf import GGUFFile  # noqa: E402
-from paceline.models.source import DirectorySource  # noqa: E402
-from paceline.models.weights import Weights, gguf_weights  # noqa: E402
-from paceline.runtimes.cpu.target import CpuTarget  # noqa: E402
-from paceline.runtimes.reference.target import ReferenceTarget  # noqa: E402
-from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
+from paceline.core.target import Pass
+from paceline.core.tree import chain
+from paceline.errors import ModelError
+from paceline.models.config import ModelConfig
+from paceline.models.families import FAMILIES, family_of, hf_config
+from paceline.models.gguf import GGUFFile
+from paceline.models.source import DirectorySource
+from paceline.models.weights import Weights, gguf_weights
+from paceline.runtimes.cpu.target import CpuTarget
+from paceline.runtimes.reference.target import ReferenceTarget
+from paceline.runtimes.torch.target import TorchTarget
 
 COMMON = {
     "vocab_size": 96,

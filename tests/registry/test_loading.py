@@ -107,7 +107,6 @@ def test_the_first_layers_load_as_a_model_of_their_own(model: str) -> None:
 
 
 def test_a_runtime_that_reads_files_itself_refuses_an_early_exit(model: str) -> None:
-    pytest.importorskip("transformers")
     with pytest.raises(InvalidOption, match="whole models"):
         load_model(model, runtime="transformers", layers=1, progress=False)
 

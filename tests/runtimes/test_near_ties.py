@@ -9,32 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.decoding_loop import decode
+from tests.helpers.tiny_model import named_tensors, save_directory, tiny_config
+from tests.real.prompts import PROMPTS
 
-torch = pytest.importorskip("torch")
-
-from tests.helpers.decoding_loop import decode  # noqa: E402
-from tests.helpers.tiny_model import named_tensors, save_directory, tiny_config  # noqa: E402
-from tests.real.prompts import PROMPTS  # noqa: E402
-
-from paceline.core import tree  # noqa: E402
-from paceline.core.target import Pass, RuntimeOptions, Target  # noqa: E402
-from paceline.core.types import BoolArray, IntArray, SamplingParams  # noqa: E402
-from paceline.drafters.base import Drafter, NoDrafter  # noqa: E402
-from paceline.drafters.draft_model import DraftModel  # noqa: E402
-from paceline.drafters.ngram.prompt_lookup import PromptLookup  # noqa: E402
-from paceline.drafters.statistics.recycling import Recycling  # noqa: E402
-from paceline.engine.engine import Completion  # noqa: E402
-from paceline.engine.loop import AutoregressiveDecoder  # noqa: E402
-from paceline.engine.stopping import StopRules  # noqa: E402
-from paceline.models.source import DirectorySource  # noqa: E402
-from paceline.policy.controller import Fixed  # noqa: E402
-from paceline.registry.loading import load_model, make_engine  # noqa: E402
-from paceline.runtimes.passes import pass_rows  # noqa: E402
-from paceline.runtimes.torch import target as runtime  # noqa: E402
-from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
-from paceline.sampling.sequence import Sequence  # noqa: E402
-from paceline.trees.deterministic import SharedNoise  # noqa: E402
-from paceline.verifiers.matching import Coupled  # noqa: E402
+from paceline.core import tree
+from paceline.core.target import Pass, RuntimeOptions, Target
+from paceline.core.types import BoolArray, IntArray, SamplingParams
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.ngram.prompt_lookup import PromptLookup
+from paceline.drafters.statistics.recycling import Recycling
+from paceline.engine.engine import Completion
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.models.source import DirectorySource
+from paceline.policy.controller import Fixed
+from paceline.registry.loading import load_model, make_engine
+from paceline.runtimes.passes import pass_rows
+from paceline.runtimes.torch import target as runtime
+from paceline.runtimes.torch.target import TorchTarget
+from paceline.sampling.sequence import Sequence
+from paceline.trees.deterministic import SharedNoise
+from paceline.verifiers.matching import Coupled
 
 CONFIG = tiny_config()
 PARAMS = {
@@ -65,7 +62,6 @@ def draft_target() -> TorchTarget:
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
     if request.param == "torch":
         return TorchTarget(CONFIG, named_tensors(CONFIG), precision="fp64")
-    pytest.importorskip("transformers")
     from paceline.runtimes.transformers import TransformersTarget
 
     directory: Path = save_directory(tmp_path_factory.mktemp("tiny"), CONFIG)

@@ -10,33 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tests.helpers.target_contract as contract
+import torch
+import transformers
+from tests.helpers.decoding_loop import decode
+from tests.helpers.table_engines import TOKENIZER
+from tests.helpers.tiny_model import FAMILIES, save_directory, save_gguf, tiny_config
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-import tests.helpers.target_contract as contract  # noqa: E402
-from tests.helpers.decoding_loop import decode  # noqa: E402
-from tests.helpers.table_engines import TOKENIZER  # noqa: E402
-from tests.helpers.tiny_model import FAMILIES, save_directory, save_gguf, tiny_config  # noqa: E402
-
-from paceline.core import tree  # noqa: E402
-from paceline.core.target import Pass, Target  # noqa: E402
-from paceline.core.types import Budget, SamplingParams, TokenTree  # noqa: E402
-from paceline.drafters.base import Drafter, NoDrafter  # noqa: E402
-from paceline.engine.engine import Engine  # noqa: E402
-from paceline.engine.loop import AutoregressiveDecoder  # noqa: E402
-from paceline.engine.stopping import StopRules  # noqa: E402
-from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable  # noqa: E402
-from paceline.models.config import ModelConfig  # noqa: E402
-from paceline.models.source import DirectorySource, GGUFSource, resolve  # noqa: E402
-from paceline.policy.controller import Fixed  # noqa: E402
-from paceline.registry.loading import load_model, make_engine  # noqa: E402
-from paceline.runtimes import passes  # noqa: E402
-from paceline.runtimes import transformers as runtime  # noqa: E402
-from paceline.runtimes.torch.target import TorchTarget  # noqa: E402
-from paceline.runtimes.transformers import Buffers, Shape, TransformersTarget  # noqa: E402
-from paceline.sampling.sequence import Sequence  # noqa: E402
-from paceline.verifiers.matching import Coupled  # noqa: E402
+from paceline.core import tree
+from paceline.core.target import Pass, Target
+from paceline.core.types import Budget, SamplingParams, TokenTree
+from paceline.drafters.base import Drafter, NoDrafter
+from paceline.engine.engine import Engine
+from paceline.engine.loop import AutoregressiveDecoder
+from paceline.engine.stopping import StopRules
+from paceline.errors import InvalidOption, ModelError, RuntimeUnavailable
+from paceline.models.config import ModelConfig
+from paceline.models.source import DirectorySource, GGUFSource, resolve
+from paceline.policy.controller import Fixed
+from paceline.registry.loading import load_model, make_engine
+from paceline.runtimes import passes
+from paceline.runtimes import transformers as runtime
+from paceline.runtimes.torch.target import TorchTarget
+from paceline.runtimes.transformers import Buffers, Shape, TransformersTarget
+from paceline.sampling.sequence import Sequence
+from paceline.verifiers.matching import Coupled
 
 TOLERANCE = 1e-4  # float32: kernels with and without a mask add up in different orders
 
@@ -99,7 +97,6 @@ def test_gguf_models_agree_too(family: Any, tmp_path: Path) -> None:
 
 def test_the_library_s_own_gguf_reader_agrees(tmp_path: Path) -> None:
     """It is what reads GGUF files of architectures that paceline does not know."""
-    pytest.importorskip("accelerate")
     source = GGUFSource(save_gguf(tmp_path / "m.gguf", tiny_config()))
 
     class Unknown(GGUFSource):

@@ -256,7 +256,8 @@ def test_runtimes_give_the_logits_of_the_module(kind: Kind, tmp_path: Path) -> N
 
 
 def test_transformers_reads_the_directory(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     save_denoiser(tmp_path, module(), recipe("full"), _card("full"))
     halved, _ = load_denoiser(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
