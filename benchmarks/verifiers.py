@@ -206,7 +206,7 @@ def real(names: str) -> list[dict[str, Any]]:
             )
             for prompt in BUILT_IN[::6]:
                 engine.generate(prompt.turns[0], params)
-            forward = [target.costs.time(rows) for rows in watch.rows]
+            forward = [target.measured_costs.time(rows) for rows in watch.rows]
             distributions, alone = sum(watch.law_seconds), sum(watch.rule_seconds)
             step = sum(forward) + distributions + alone
             out.append(

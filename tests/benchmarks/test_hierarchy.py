@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+from benchmarks.hierarchy import Seconds, Stack, best_stack, seconds_per_token, tokens_per_round
 
 from paceline.errors import InvalidOption
-from paceline.zoo.hierarchy import Seconds, Stack, best_stack, seconds_per_token, tokens_per_round
 
 
 def line(first: float, each: float) -> Seconds:
