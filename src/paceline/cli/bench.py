@@ -175,7 +175,7 @@ def bench(
             warm_up(engines, work.opening)
         for finished in _run(engines, work, params, cold, records, interrupt):
             if store is not None:
-                store.append(finished)
+                store.add(finished)
             records.update((each.index, each) for each in finished)
     results["resumed_after"] = [] if store is None else store.resumed_after
     ordered = [records[index] for index in sorted(records)]

@@ -71,10 +71,13 @@ def methods(
         "max_new_tokens": max_new_tokens,
         "machine": machine(),
     }
-    kept = Kept(None if out is None else out / "cells.jsonl", about)
-    found = {bench.Cell(*each["cell"]): each["figures"] for each in kept.entries}
+    kept = Kept(
+        None if out is None else out / "cells.jsonl",
+        about,
+        lambda each: (bench.Cell(*each["cell"]), dict(each["figures"])),
+    )
     # What did not run is tried again: weights may have come since.
-    found = {cell: each for cell, each in found.items() if "error" not in each}
+    found = {cell: each for cell, each in dict(kept.entries).items() if "error" not in each}
     wanted = bench.cells(lines, sorted({1, batch}))
     systems = {line.system: line for line in lines}
     left = [cell for cell in wanted if cell not in found]

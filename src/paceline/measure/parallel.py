@@ -117,9 +117,10 @@ class Bench:
         self._canvas, self._left = canvas, left
         self._settings, self._cells = settings, cells
         self._cases, self._room, self._temperature = cases, room, temperature
-        self._kept = Kept(path, about or {})
-        for entry in self._kept.entries:
-            record = Record(**{**entry, "cell": Cell(*entry["cell"])})
+        self._kept = Kept(
+            path, about or {}, lambda each: Record(**{**each, "cell": Cell(*each["cell"])})
+        )
+        for record in self._kept.entries:
             self.records[record.setting, record.cell] = record
 
     @property

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.measure.page import HINT, can_plot, render
+from paceline.measure.results import table
 
 TITLES = (
     "sampler",
@@ -59,49 +60,28 @@ def facts(results: Mapping[str, Any]) -> list[str]:
 
 def results_page(results: Mapping[str, Any]) -> str:
     """Return the page as Markdown."""
-    table = [cells(row, results["spread"]) for row in results["rows"]]
-    out = [f"# Parallel decoding of {results['about']['model']}", ""]
-    out += [line for fact in facts(results) for line in (fact, "")]
-    out += _table(TITLES, table)
-    tasks = list(results["by_task"])
-    out += ["", "Right answers by task:", ""]
     shares: dict[tuple[str, int], list[str]] = {}
-    for name in tasks:
-        for row in results["by_task"][name]:
+    for rows in results["by_task"].values():
+        for row in rows:
             shares.setdefault((row["setting"], row["batch"]), []).append(f"{row['strict']:.0%}")
-    out += _table(
-        ["sampler", "batch", *tasks], [[name, str(b), *mine] for (name, b), mine in shares.items()]
-    )
-    out += ["", "What an ideal model of the marginals does in one step at temperature 1:", ""]
-    out += _table(
-        ["task", "names", "right", "total correlation (nats)"],
-        [
-            [task, str(n), f"{chance:.4f}", f"{nats:.3f}"]
-            for task, n, chance, nats in _forms(results)
-        ],
-    )
-    return "\n".join(out) + "\n"
-
-
-def _forms(results: Mapping[str, Any]) -> Sequence[tuple[str, int, float, float]]:
-    found: Sequence[tuple[str, int, float, float]] = results["closed_forms"]
-    return found
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(titles) + " |", "|" + " --- |" * len(titles)]
-    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+    parts = [
+        f"# Parallel decoding of {results['about']['model']}\n",
+        *(f"{fact}\n" for fact in facts(results)),
+        table(TITLES, [cells(row, results["spread"]) for row in results["rows"]]),
+        "Right answers by task:\n",
+        table(
+            ["sampler", "batch", *results["by_task"]],
+            [[name, batch, *mine] for (name, batch), mine in shares.items()],
+        ),
+        "What an ideal model of the marginals does in one step at temperature 1:\n",
+        table(["task", "names", "right", "total correlation (nats)"], results["closed_forms"]),
+    ]
+    return "\n".join(parts)
 
 
 _FIGURES = (
     ("Accuracy over forwards", "forwards", "forwards per answer", "strict", "right answers"),
-    (
-        "Accuracy over positions",
-        "positions",
-        "rows per answer",
-        "strict",
-        "right answers",
-    ),
+    ("Accuracy over positions", "positions", "rows per answer", "strict", "right answers"),
     ("Accuracy over time", "milliseconds", "milliseconds per answer", "strict", "right answers"),
     ("KL over forwards", "forwards", "forwards per answer", "kl", "KL to the own stream"),
 )
@@ -125,6 +105,6 @@ def page(results: Mapping[str, Any]) -> str:
         titles=TITLES,
         rows=[cells(row, results["spread"]) for row in results["rows"]],
         figures=figures,
-        forms=_forms(results),
+        forms=results["closed_forms"],
         hint=None if can_plot() else HINT,
     )

@@ -68,13 +68,9 @@ def methods(rows: Sequence[Row]) -> list[Method]:
         place, name = len(out), whole["drafter"]
         if whole["rows_per_forward"] <= 1:
             continue
-        style = {
-            "color": _COLOURS[place % len(_COLOURS)],
-            "marker": _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)],
-        }
         mine = {r["category"]: r for r in rows if r["drafter"] == name and r["category"] != "all"}
         label = name if whole["lossless"] else f"{name} (lossy)"
-        out.append(Method(label, whole, mine, style))
+        out.append(Method(label, whole, mine, _style(place)))
     return out
 
 
@@ -165,18 +161,7 @@ def pareto(shown: Sequence[Method]) -> str:
 def scatter(name: str, points: Sequence[tuple[str, int, float, float]], along: str, up: str) -> str:
     """Plot settings, `(label, batch, x, y)`; those of batch 1 are filled."""
     labels = list(dict.fromkeys(label for label, *_ in points))
-    shown = [
-        Method(
-            label,
-            {},
-            {},
-            {
-                "color": _COLOURS[place % len(_COLOURS)],
-                "marker": _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)],
-            },
-        )
-        for place, label in enumerate(labels)
-    ]
+    shown = [Method(label, {}, {}, _style(place)) for place, label in enumerate(labels)]
 
     def draw(axes: Axes) -> None:
         for label, batch, x, y in points:
@@ -188,6 +173,11 @@ def scatter(name: str, points: Sequence[tuple[str, int, float, float]], along: s
         axes.set_ylabel(up)
 
     return _figure(name, shown, draw, 3.2)
+
+
+def _style(place: int) -> dict[str, Any]:
+    marker = _MARKERS[(place + place // len(_COLOURS)) % len(_MARKERS)]
+    return {"color": _COLOURS[place % len(_COLOURS)], "marker": marker}
 
 
 def _cost(method: Method) -> tuple[float, float]:

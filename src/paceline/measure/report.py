@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import numpy as np
 
 from paceline.core.cache import write_atomically
 from paceline.core.metrics import GenerationStats
-from paceline.errors import InvalidOption
-from paceline.measure.machine import dumps
+from paceline.measure.kept import Kept, writing
+from paceline.measure.results import table
 from paceline.measure.run import Record
 
 # The drafter that all others are compared with.
@@ -52,10 +50,10 @@ def rows(records: Sequence[Record], lossless: Mapping[str, bool]) -> list[Row]:
     return out
 
 
-def remarks(table: Sequence[Row]) -> list[str]:
+def remarks(rows: Sequence[Row]) -> list[str]:
     """Warn of rows that are lossy or compare different texts."""
     out = []
-    for row in table:
+    for row in rows:
         if row["category"] == "all" and not row["lossless"]:
             out.append(
                 f"{row['drafter']}: lossy, its verifier does not keep the target's distribution"
@@ -68,19 +66,9 @@ def remarks(table: Sequence[Row]) -> list[str]:
     return out
 
 
-def markdown_table(table: Sequence[Row]) -> str:
-    """Format rows as a Markdown table."""
-    lines = [
-        "| " + " | ".join(titles()) + " |",
-        "|" + "---|" * len(_COLUMNS),
-    ]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in table]
-    return "\n".join(lines) + "\n"
-
-
-def plain_table(table: Sequence[Row]) -> str:
+def plain_table(rows: Sequence[Row]) -> str:
     """Format rows as aligned text."""
-    return aligned([titles(), *map(cells, table)])
+    return aligned([titles(), *map(cells, rows)])
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -238,8 +226,8 @@ def results_page(results: Mapping[str, Any]) -> str:
     """Format results.md."""
     conditions = ", ".join(f"{key} {value}" for key, value in settings(results).items())
     lines = "\n".join(f"- {line}" for line in [*facts(results), *results["remarks"]])
-    table = markdown_table(results["rows"])
-    return f"# Bench\n\n{conditions}\n\n{place(results)}\n\n{table}\n{lines}\n"
+    shown = table(titles(), [cells(row) for row in results["rows"]])
+    return f"# Bench\n\n{conditions}\n\n{place(results)}\n\n{shown}\n{lines}\n"
 
 
 # The directory of a bench:
@@ -248,79 +236,34 @@ _RAW = "prompts.jsonl"
 _RESUMED = "resumed_after"
 
 
-class Store:
+class Store(Kept[Record | None]):
     """`prompts.jsonl`: settings, a record per finished prompt, and a line per resumption."""
 
     def __init__(self, directory: Path, settings: Mapping[str, Any]) -> None:
         """Open a directory, new or left by a run with the same settings; InvalidOption if not."""
-        self._path = directory / _RAW
-        self._directory = directory
-        self.records: list[Record] = []  # of earlier runs
         self.resumed_after: list[int] = []  # finished prompts at each resumption
-        self._appended = False
-        plain = json.loads(dumps(settings))
-        with _writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            good = self._read(plain)
-            # A line cut short by a crash is dropped here, and its prompt is decoded again.
-            write_atomically(self._path, "".join(line + "\n" for line in good))
+        super().__init__(directory / _RAW, settings, self._read)
+        self._directory = directory
+        self.records = [each for each in self.entries if each]  # of earlier runs
+        self._fresh = bool(self.records)
 
-    def append(self, records: Sequence[Record]) -> None:
+    def add(self, records: Sequence[Record]) -> None:
         """Append finished records; InvalidOption if the disk refuses."""
-        lines = [dumps(record.as_dict()) for record in records]
-        if self.records and not self._appended:
+        resumed: list[dict[str, Any]] = []
+        if self._fresh:
             self.resumed_after.append(len(self.records))
-            lines.insert(0, dumps({_RESUMED: len(self.records)}))
-        self._appended = True
-        with _writing(self._directory), self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(line + "\n" for line in lines))
+            resumed = [{_RESUMED: len(self.records)}]
+        self._fresh = False
+        self.append(*resumed, *(each.as_dict() for each in records))
 
     def finish(self, files: Mapping[str, str]) -> None:
         """Write texts by file name, atomically; InvalidOption as for `append`."""
-        with _writing(self._directory):
+        with writing(self._directory):
             for name, text in files.items():
                 write_atomically(self._directory / name, text)
 
-    def _read(self, settings: Mapping[str, Any]) -> list[str]:
-        # Returns the lines to keep.
-        header = dumps({"settings": settings})
-        if not self._path.exists():
-            return [header]
-        lines = self._path.read_text(encoding="utf-8").split("\n")
-        try:
-            earlier = json.loads(lines[0])["settings"]
-            different = sorted(
-                key for key in settings.keys() | earlier if settings.get(key) != earlier.get(key)
-            )
-        except (IndexError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InvalidOption(
-                f"{self._path} is not a bench's: give another --out or remove it"
-            ) from error
-        if different:
-            raise InvalidOption(
-                f"{self._directory} holds a bench with other settings ({', '.join(different)}): "
-                "give another --out, or the same settings to resume"
-            )
-        good = [header]
-        for line in lines[1:]:
-            try:
-                entry = json.loads(line)
-                if _RESUMED in entry:
-                    self.resumed_after.append(int(entry[_RESUMED]))
-                else:
-                    self.records.append(Record.from_dict(entry))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                continue
-            good.append(line)
-        return good
-
-
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InvalidOption(
-            f"cannot write to {directory} ({reason}): give another --out"
-        ) from error
+    def _read(self, entry: dict[str, Any]) -> Record | None:
+        if _RESUMED not in entry:
+            return Record.from_dict(entry)
+        self.resumed_after.append(int(entry[_RESUMED]))
+        return None
