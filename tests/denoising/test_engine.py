@@ -166,8 +166,9 @@ def test_requests_that_make_no_sense_are_refused(models):
         engine.prepare("dog", prompt_logprobs=1)
     with pytest.raises(InvalidOption, match="sampler 'x' is unknown"):
         engine.prepare("dog", denoising=Denoising("x"))
-    with pytest.raises(InvalidOption, match="drafter, verifier, controller"):
-        load(models["block"], sampler="counts", drafter="recycling")
+    for left in ({"drafter": "recycling"}, {"nodes": 4}, {"depth": 2}, {"pool": 8}):
+        with pytest.raises(InvalidOption, match="drafter, verifier, controller, nodes, depth"):
+            load(models["block"], sampler="counts", **left)
     for sampler in ("filter:tau=2", "counts>counts", "credit>guided"):
         with pytest.raises(InvalidOption):  # before anything is loaded
             paceline.load("/nowhere", sampler=sampler)

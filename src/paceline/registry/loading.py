@@ -208,8 +208,16 @@ def make_engine(
     if sampler is None and drafter != "auto" and loaded.target.capabilities.denoises:
         sampler = AUTOREGRESSIVE
     if loaded.target.capabilities.denoises and sampler != AUTOREGRESSIVE:
+        if {drafter, verifier, controller} != {"auto"} or (
+            {nodes, depth, draft_model, step_tokens, pool} != {None}
+        ):
+            raise InvalidOption(
+                "drafter, verifier, controller, nodes, depth, draft_model, step_tokens and pool "
+                f"are for autoregressive decoding, and {loaded.source.name} fills a canvas: leave "
+                f"them out, or use sampler '{AUTOREGRESSIVE}'"
+            )
         limits = {"max_batch": max_batch, "max_waiting": max_waiting, "defaults": defaults}
-        return _canvas_engine(loaded, canvas, (drafter, verifier, controller), draft_model, limits)
+        return _canvas_engine(loaded, canvas, limits)
     _check_autoregressive(loaded, canvas)
     verifier = "coupled" if verifier == "auto" else verifier
     named, settings = split_options(verifier, "verifier")
@@ -298,23 +306,11 @@ def _check_autoregressive(loaded: Loaded, canvas: Denoising) -> None:
         )
 
 
-def _canvas_engine(
-    loaded: Loaded,
-    canvas: Denoising,
-    names: tuple[str, str, str],
-    draft_model: str | None,
-    limits: dict[str, Any],
-) -> Engine:
+def _canvas_engine(loaded: Loaded, canvas: Denoising, limits: dict[str, Any]) -> Engine:
     target = cast(BlockTarget, loaded.target)
     capabilities = target.capabilities
     facts = capabilities.denoises
     assert facts is not None
-    if any(name != "auto" for name in names) or draft_model is not None:
-        raise InvalidOption(
-            f"drafter, verifier, controller and draft_model are for autoregressive decoding, and "
-            f"{loaded.source.name} fills a canvas: leave them out, or use sampler "
-            f"'{AUTOREGRESSIVE}'"
-        )
     stops = StopRules((*loaded.tokenizer.eos_token_ids, *facts.ends), capabilities.max_context)
     decoder = DenoisingDecoder(target, facts, stops, RegisteredParts(), canvas)
     decoder.check(SamplingParams(max_new_tokens=1), None)  # requests come with their own size
