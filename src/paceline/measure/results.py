@@ -148,6 +148,8 @@ def render(data_dir: Path) -> dict[str, str]:
         "# Results\n\nGenerated from [data](data) by `python -m paceline.measure.results`. "
         "What was tried, and what did not help, is in the [journal](../journal.md). "
         "A table that is older than the code says below what has changed since. "
+        "In tables before 2026-11-27 `auto` measured all costs at the first start and asked its "
+        "drafters in a fixed order; today it learns costs, and who drafts, while decoding. "
         "Dates up to 2026-11-24 are those of the first CPU engine, with int8 weights.\n\n"
         + table(columns, overview)
     )

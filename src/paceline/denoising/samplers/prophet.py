@@ -31,6 +31,7 @@ class Prophet(Wrapper):
         done = 1 - len(view.places) / len(view.canvas.block)
         bound = self._bounds[(done >= 1 / 3) + (done >= 2 / 3)]
         second, first = np.partition(view.scores, -2, axis=1)[:, -2:].T
-        if bound == -np.inf or (first - second).mean() >= bound:
+        free = second > -np.inf  # a place with one token left says nothing of the others
+        if bound == -np.inf or not free.any() or (first - second)[free].mean() >= bound:
             return Choice(np.arange(len(view.places)))
         return self.inner.choose(view, state)

@@ -331,7 +331,8 @@ class Scheduled(Drafter):
         self._settle()
         params = sequence.params
         if not self.gumbel_coupled:
-            params = replace(params, temperature=0.0)
+            off: dict[str, Any] = {"typical_p": 1.0, "dynatemp_range": 0.0, "xtc_probability": 0.0}
+            params = replace(params, temperature=0.0, mirostat=0, **off)
         tokens, prompt = list(sequence.tokens), sequence.prompt_length
         self.worker.open(sequence.id, tokens, prompt, params, sequence.randomness)
 
