@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple, Self, TypeVar
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.options import arguments, require
+from paceline.core.options import arguments
 from paceline.core.target import Block, BlockOutput, BlockTarget, Layer, Output, Pass, Target
 from paceline.core.types import (
     ROOT,
@@ -261,11 +261,6 @@ class ExitDrafter(SelfDrafter):
 def top_probability(logits: LogitArray) -> float:
     """Return the softmax probability of the argmax."""
     return min(1.0, float(1 / np.exp(logits - logits.max()).sum()))
-
-
-def not_a_share(name: str, value: float) -> None:
-    """Raise InvalidOption unless a probability is in [0, 1]."""
-    require(0 <= value <= 1, name, value, "from 0 to 1")
 
 
 Item = TypeVar("Item")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.options import arguments
+from paceline.core.options import arguments, within
 from paceline.core.target import Block, BlockOutput, BlockTarget
 from paceline.core.types import Budget, LogitArray, TokenTree
 from paceline.drafters.base import DrafterContext
@@ -25,7 +25,7 @@ from paceline.networks.base import Geometry
 from paceline.networks.kangaroo import Kangaroo
 from paceline.networks.weights import Trained
 from paceline.sampling.sequence import Sequence
-from paceline.zoo.layers.chains import ExitDrafter, GrowingChain, not_a_share
+from paceline.zoo.layers.chains import ExitDrafter, GrowingChain
 
 _CHUNK = 512
 
@@ -120,7 +120,7 @@ class DoubleExit(ExitDrafter):
             InvalidOption: `stop` is no probability.
         """
         super().__init__(target, layers, needs_q)
-        not_a_share("stop", stop)
+        within("stop", stop, 0, 1)
         assert isinstance(trained.network, Kangaroo)
         self._trained, self._stop = trained, stop
         self._shallow = trained.network.exit

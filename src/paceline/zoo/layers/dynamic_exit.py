@@ -16,12 +16,12 @@ from typing import ClassVar
 import numpy as np
 
 from paceline.core import tree as trees
-from paceline.core.options import require
+from paceline.core.options import require, within
 from paceline.core.target import Block, BlockTarget, Output, Pass, Target
 from paceline.core.types import LogitArray, ProbArray, TokenTree, Verdict
 from paceline.errors import OutOfMemory, PacelineError
 from paceline.sampling.sequence import Sequence
-from paceline.zoo.layers.chains import ExitDrafter, GrowingChain, not_a_share, top_probability
+from paceline.zoo.layers.chains import ExitDrafter, GrowingChain, top_probability
 
 
 def tokens_per_layer(chance: ProbArray, exits: ProbArray, layers: int, most: int) -> ProbArray:
@@ -101,7 +101,7 @@ class DynamicExit(ExitDrafter):
         super().__init__(target, layers, needs_q)
         require(1 <= spacing < layers, "spacing", spacing, f"from 1 to {layers - 1}")
         require(every >= 1, "every", every, "1 or more")
-        not_a_share("memory", memory)
+        within("memory", memory, 0, 1)
         self.exits = tuple(range(spacing, layers, spacing))
         self._every, self._memory = every, memory
         self._scratch = target.open()

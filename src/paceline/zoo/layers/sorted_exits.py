@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from paceline.core.options import arguments, require
+from paceline.core.options import arguments, require, within
 from paceline.core.target import Block, BlockTarget, Output, Pass
 from paceline.core.types import Capabilities, LogitArray
 from paceline.drafters.base import DrafterContext
@@ -22,7 +22,7 @@ from paceline.drafters.draft_model import DraftModel
 from paceline.errors import RuntimeUnavailable
 from paceline.trees.base import TreeExpansion
 from paceline.trees.choice import expansion_for
-from paceline.zoo.layers.chains import not_a_share, top_probability
+from paceline.zoo.layers.chains import top_probability
 
 
 class Filled:
@@ -155,7 +155,7 @@ class SortedExits(DraftModel):
             InvalidOption: another vocabulary, or an option is out of range.
         """
         require(1 <= spacing <= layers, "spacing", spacing, f"from 1 to {layers}")
-        not_a_share("confidence", confidence)
+        within("confidence", confidence, 0, 1)
         self.exits = (*range(spacing, layers, spacing), layers)
         self.model = SortedModel(model, self.exits, confidence)
         super().__init__(cast(Any, self.model), vocab_size, growth, recent)

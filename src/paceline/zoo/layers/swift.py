@@ -11,12 +11,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline.core.options import require
+from paceline.core.options import require, within
 from paceline.core.target import Block, BlockTarget, Half, Layer, Output
 from paceline.core.types import BoolArray, TokenTree, Verdict
 from paceline.errors import OutOfMemory
 from paceline.sampling.sequence import Sequence
-from paceline.zoo.layers.chains import GrowingChain, SelfDrafter, not_a_share
+from paceline.zoo.layers.chains import GrowingChain, SelfDrafter
 from paceline.zoo.layers.search import MaskSearch
 
 _HALVES: tuple[Half, Half] = ("attention", "feed-forward")
@@ -70,7 +70,7 @@ class Swift(SelfDrafter):
         super().__init__(target, layers, needs_q)
         require(layers >= 3, "layers", layers, "3 or more: no layer is left to skip")
         for name, share in (("skip", skip), ("stop", stop), ("enough", enough)):
-            not_a_share(name, share)
+            within(name, share, 0, 1)
         for name, count in (("window", window), ("pause", pause), ("bayes", bayes)):
             require(count >= 1, name, count, "1 or more")
         require(trials >= 0 and seed >= 0, "trials and seed", (trials, seed), "0 or more")
