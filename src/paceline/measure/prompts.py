@@ -22,15 +22,18 @@ class BenchPrompt:
     turns: tuple[str, ...]
 
 
-def read_prompts(path: Path) -> list[BenchPrompt]:
-    """Read JSONL with `question_id`, `category`, `turns`; PromptError if malformed or empty."""
+def read_text(path: Path, what: str, advice: str) -> str:
+    """Return the text of a file; PromptError, which ends in `advice`, if it cannot be read."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise PromptError(f"cannot read prompts from {path} ({reason}): give a JSONL file") from (
-            error
-        )
+        raise PromptError(f"cannot read {what} {path} ({reason}): {advice}") from error
+
+
+def read_prompts(path: Path) -> list[BenchPrompt]:
+    """Read JSONL with `question_id`, `category`, `turns`; PromptError if malformed or empty."""
+    lines = read_text(path, "prompts from", "give a JSONL file").split("\n")
     prompts = [_parse(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise PromptError(f"{path} holds no prompts: give a JSONL file with a prompt on each line")

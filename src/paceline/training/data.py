@@ -14,6 +14,7 @@ import numpy as np
 from paceline.core.types import IntArray, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PromptError
+from paceline.measure.prompts import read_text
 from paceline.networks.weights import read_metadata, read_tensors, write_tensors
 
 # Keeps seeds of one data set apart from those of the next seed.
@@ -176,13 +177,7 @@ def read_texts(paths: Sequence[Path]) -> list[str]:
     """
     texts = []
     for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise PromptError(
-                f"cannot read prompts from {path} ({reason}): give a JSONL file"
-            ) from (error)
+        lines = read_text(path, "prompts from", "give a JSONL file").split("\n")
         for number, line in enumerate(lines, 1):
             if line.strip():
                 text = _text(line)

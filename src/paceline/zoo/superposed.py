@@ -23,6 +23,7 @@ from paceline.core.types import LogitArray, ProbArray
 from paceline.drafters.suffix.automaton import ROOT_STATE, Automaton
 from paceline.engine.engine import Engine
 from paceline.errors import InvalidOption, PromptError, RuntimeUnavailable
+from paceline.measure.prompts import read_text
 
 # Cost in nats of a continuation that no n-gram contains.
 MISS = 200.0
@@ -285,11 +286,7 @@ def command(
 
 def _read(path: Path) -> str:
     """The corpus; PromptError if it is unreadable or empty."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise PromptError(f"cannot read {path} ({reason}): give a text file as --corpus") from error
+    text = read_text(path, "the corpus", "give a text file as --corpus")
     if not text.strip():
         raise PromptError(f"{path} is empty: give a text file as --corpus")
     return text

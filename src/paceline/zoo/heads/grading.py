@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import PromptError
+from paceline.measure.prompts import read_text
 
 ASK = "{}\nThink step by step. End with a line 'Answer: NUMBER'."
 ASK_CODE = "{}\nAnswer with one code block that holds the whole function."
@@ -111,11 +112,7 @@ def read_problems(paths: Sequence[Path]) -> list[Problem]:
     """
     out = []
     for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise PromptError(f"cannot read problems from {path} ({reason})") from error
+        lines = read_text(path, "problems from", "give a JSONL file").split("\n")
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
